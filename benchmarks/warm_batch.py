@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.receiver_throughput import fill
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpointing import write_checkpoint
+from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
 from headrace.ledger import Ledger

@@ -13,8 +13,8 @@ from pathlib import Path
 from examples.demo.errors import DemoError
 
 from headrace.devstack.airflow_api import AirflowApi
+from headrace.devstack.guarded_process import GuardedProcess, ProcessSpec, child_environment, tail
 from headrace.devstack.jars import cache_dir
-from headrace.devstack.process import GuardedProcess, ProcessSpec, child_environment, tail
 from headrace.devstack.state import Phase, StackState, read_state
 
 _POLL_SECONDS = 0.2

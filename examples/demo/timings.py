@@ -47,9 +47,10 @@ def timing(batch: BatchRow, tasks: Iterable[Mapping[str, Any]]) -> BatchTiming |
         started, ended = _time(task.get("start_date")), _time(task.get("end_date"))
         if started is None or ended is None:
             return None
-        # A task mapped over the outputs lasts from its first instance's start to its last instance's end.
-        first, last = spans.get(task["task_id"], (started, ended))
-        spans[task["task_id"]] = (min(first, started), max(last, ended))
+        # The group of the outputs' tasks lasts from the first task's start to the last task's end.
+        step = task["task_id"].partition(".")[0]
+        first, last = spans.get(step, (started, ended))
+        spans[step] = (min(first, started), max(last, ended))
     if not all(step in spans for step in STEPS):
         return None
     at = batch.batch_time_ms / 1000

@@ -146,11 +146,9 @@ def _new_prints(stack: DemoStack, read: set[str]) -> Iterator[tuple[int, str]]:
         if run_id in read:
             continue
         for task in api.task_instances(dag_id, run_id):
-            if task["task_id"] == "generate_batch" and task["state"] == "success":
+            if task["task_id"].startswith("generate_batch.") and task["state"] == "success":
                 read.add(run_id)
-                log = api.task_log(
-                    dag_id, run_id, "generate_batch", try_number=task["try_number"], map_index=task["map_index"]
-                )
+                log = api.task_log(dag_id, run_id, task["task_id"], try_number=task["try_number"])
                 yield from printed_batches(log)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from tests.hammer.kinds import Target
 
-from headrace.devstack.processes import processes_of_stack
+from headrace.devstack.stack_processes import processes_of_stack
 
 Group = list[psutil.Process]
 """Processes that are hit together, the one that counts first."""

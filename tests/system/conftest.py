@@ -16,8 +16,8 @@ from tests.system.clicks import DAG_FILE as CLICKS_DAG_FILE
 from tests.system.orders import DAG_FILE, TRANSFORM_FILE, Orders
 
 from headrace.devstack.postgres import PostgresServer
-from headrace.devstack.processes import STACK_VARIABLE, end_stack_processes
 from headrace.devstack.stack import Stack, StackOptions
+from headrace.devstack.stack_processes import STACK_VARIABLE, end_stack_processes
 from headrace.ledger import Ledger
 
 

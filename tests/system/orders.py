@@ -19,8 +19,8 @@ from examples.demo.proof import Place, Proof, prove
 from sqlalchemy import create_engine, text
 
 from headrace.devstack.airflow_api import AirflowApi
-from headrace.devstack.processes import processes_of_stack
 from headrace.devstack.stack import Stack
+from headrace.devstack.stack_processes import processes_of_stack
 from headrace.errors import HeadraceError
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.models import JobRow

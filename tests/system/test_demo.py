@@ -16,7 +16,7 @@ import psutil
 import pytest
 from tests.system.orders import wait_until
 
-from headrace.devstack.processes import processes_of_stack
+from headrace.devstack.stack_processes import processes_of_stack
 from headrace.devstack.state import Phase, read_state
 
 pytestmark = pytest.mark.timeout(1200)

@@ -73,7 +73,7 @@ def _allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool) -
     for _ in range(_CONFLICTS):
         absorb = batches.absorbable(context.name, batch_time_ms) if takes_over else []
         blocks = context.ledger.allocations.blocks_of(context.name, batch_time_ms, absorb=absorb)
-        drawn.append(draw_up(context.stream, batch_time_ms, blocks))
+        drawn.append(make_manifest(context.stream, batch_time_ms, blocks))
         try:
             batch = _take(context, drawn[-1], blocks=len(blocks), absorb=absorb)
         except AllocationConflictError as error:
@@ -85,7 +85,7 @@ def _allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool) -
 
 
 def _take(context: StreamContext, manifest: Manifest, *, blocks: int, absorb: list[int]) -> BatchRow:
-    written, sha256 = write_beside(context.storage, manifest)
+    written, sha256 = write_manifest(context.storage, manifest)
     return context.ledger.allocations.allocate(
         context.name,
         manifest.batch_time_ms,
@@ -96,7 +96,7 @@ def _take(context: StreamContext, manifest: Manifest, *, blocks: int, absorb: li
     )
 
 
-def write_beside(folder: LogStorage, manifest: Manifest) -> tuple[Manifest, str]:
+def write_manifest(folder: LogStorage, manifest: Manifest) -> tuple[Manifest, str]:
     """Write a manifest into the stream's folder, under another name if its own is taken by a different manifest.
 
     The different manifest was left by an allocation that crashed before its transaction (for example under another
@@ -138,7 +138,9 @@ def restore_manifest(context: StreamContext, batch: BatchRow) -> bool:
             return True
     except StoredFileMissingError:
         pass
-    manifest = draw_up(stream, batch.batch_time_ms, ledger.allocations.blocks_of(stream.name, batch.batch_time_ms))
+    manifest = make_manifest(
+        stream, batch.batch_time_ms, ledger.allocations.blocks_of(stream.name, batch.batch_time_ms)
+    )
     if batch.built:
         manifest = replace(manifest, built=_built_ranges(ledger.batches.inputs(stream.name, batch.batch_time_ms)))
     data = replace(manifest, interval_ms=batch.interval_ms).to_bytes()
@@ -157,7 +159,7 @@ def _built_ranges(inputs: Iterable[BatchInputRow]) -> dict[str, tuple[RecordedRa
     return {input_id: tuple(ranges) for input_id, ranges in built.items()}
 
 
-def draw_up(stream: Stream, batch_time_ms: int, blocks: list[StoredBlock]) -> Manifest:
+def make_manifest(stream: Stream, batch_time_ms: int, blocks: list[StoredBlock]) -> Manifest:
     """Make the manifest of these blocks. It has every input of the stream, also inputs without blocks."""
     by_input: dict[str, list[ManifestBlock]] = defaultdict(list)
     for block in blocks:

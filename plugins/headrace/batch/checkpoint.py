@@ -1,13 +1,10 @@
 """A checkpoint file: the state of a stream that is in neither the log nor the manifests (rule 10 of the design).
 
-Together with these and the history files (`headrace.batch.history`), a checkpoint is enough to rebuild a lost ledger.
-It holds the definition, the topics' incarnations, the positions, the gaps, the writers' epochs, and the batches that no
-history file holds in their present state. It is a sealed document (`headrace.batch.sealed_document`) in the stream's
-``checkpoints`` folder. It is named by the time it was written, so the newest name is the newest state, whichever batch
-was run last.
-
-This headrace also reads version 1, which had no history: every batch that was not cleaned was in the checkpoint,
-without replays and gaps.
+Together with these and the history files (`headrace.batch.history_files`), a checkpoint is enough to rebuild a lost
+ledger. It holds the definition, the topics' incarnations, the positions, the gaps, the writers' epochs, and the batches
+that no history file holds in their present state. It is a document with a checksum (`headrace.batch.checksummed_json`)
+in the stream's ``checkpoints`` folder. It is named by the time it was written, so the newest name is the newest state,
+whichever batch was run last.
 """
 
 from __future__ import annotations
@@ -17,13 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
 from headrace.errors import HeadraceError
 from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import LogStorage
 
 VERSION = 2
-READABLE = (1, VERSION)
 FOLDER = "checkpoints"
 _NAME = re.compile(rf"{FOLDER}/\d{{13}}-\d+\.json")
 KEEP = 10
@@ -46,7 +42,6 @@ class Checkpoint:
     written_at_ms: int
     batch_time_ms: int
     state: Mapping[str, Any]
-    version: int = VERSION
 
     @property
     def path(self) -> str:
@@ -57,9 +52,9 @@ class Checkpoint:
         """Write the checkpoint into the stream's folder, atomically and durably."""
         storage.write_atomically(
             self.path,
-            seal(
+            encode_document(
                 {
-                    "version": self.version,
+                    "version": VERSION,
                     "stream": self.stream,
                     "written_at_ms": self.written_at_ms,
                     "batch_time_ms": self.batch_time_ms,
@@ -126,12 +121,11 @@ def read_checkpoint(storage: LogStorage, path: str) -> Checkpoint:
 
 
 def _read(storage: LogStorage, path: str) -> Checkpoint:
-    fields = unseal(storage.read(path))
+    fields = decode_document(storage.read(path))
     version = fields.get("version")
-    if version not in READABLE:
+    if version != VERSION:
         raise CheckpointVersionError(
-            f"The checkpoint {storage.url}/{path} is of version {version}, this headrace reads versions "
-            f"{' and '.join(map(str, READABLE))}.",
+            f"The checkpoint {storage.url}/{path} is of version {version}, this headrace reads version {VERSION}.",
             remedy="Use the headrace that wrote it, or a newer one.",
         )
-    return Checkpoint(fields["stream"], fields["written_at_ms"], fields["batch_time_ms"], fields["state"], version)
+    return Checkpoint(fields["stream"], fields["written_at_ms"], fields["batch_time_ms"], fields["state"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from headrace.batch.manifest import LOG_FOLDER, manifest_path
-from headrace.batch.removal import Removed, remove_old
+from headrace.batch.old_batches import Removed, remove_old_batches
 from headrace.clock import time_text
 from headrace.ledger.errors import BatchStateError
 from headrace.ledger.states import BatchState
@@ -55,8 +55,8 @@ def clean_up(context: StreamContext) -> Cleaned:
 
     Each step can be repeated after a crash. Also deletes log files without an accepted block, and events that are older
     than a week and than the remember window. Removes batches that are older than the stream's history
-    (`headrace.batch.removal`). Deletes incomplete files of killed writers after a day. It looks for these once an hour,
-    because the stream's folder has files of each batch.
+    (`headrace.batch.old_batches`). Deletes incomplete files of killed writers after a day. It looks for these once an
+    hour, because the stream's folder has files of each batch.
 
     Raises:
         StorageError: a segment could not be deleted; it and those after it stay for the next cleanup.
@@ -83,7 +83,7 @@ def clean_up(context: StreamContext) -> Cleaned:
     marked, manifests = _mark_cleaned(context, before_ms)
     leftovers = manifests + _sweep(context, log)
     # A run may leave old batches to the next run: they do not slow down new batches.
-    removed = remove_old(context, needed_ms=before_ms)
+    removed = remove_old_batches(context, needed_ms=before_ms)
     partial = 0
     if _begins_an_hour(context):
         partial = context.storage.remove_partial_writes(PARTIAL_WRITE_SECONDS)

@@ -5,14 +5,13 @@ Spark reads this file and needs neither the ledger nor its credentials. The same
 allocators of one batch time write the same file. If their manifests differ, for example by the times they absorb, no
 file is overwritten: the second name also contains a hash of the contents, and the ledger says which one counts.
 
-On disk it is a sealed document (`headrace.batch.sealed_document`) that holds ``version``, ``stream``,
+On disk it is a document with a checksum (`headrace.batch.checksummed_json`) that holds ``version``, ``stream``,
 ``batch_time_ms``, ``interval_ms``, ``segments`` (paths below the log's root) and ``inputs``, by id: ``partitions``
 as [topic, topic id, partition, incarnation] and ``blocks`` as [segment's index, offset, length, records, payload
 bytes, [[partition's index, from, until, records], …]].
 
-A batch that was built from Kafka by timestamps (`headrace.batch.building`) has no blocks: its inputs hold
-``ranges`` as [partition's index, from, until], whose records are not counted. Its manifest is of version 2, so that a
-headrace that does not support ranges refuses it instead of treating it as empty. All others are of version 1.
+A batch that was built from Kafka by timestamps (`headrace.batch.build_from_kafka`) has no blocks: its inputs hold
+``ranges`` as [partition's index, from, until], whose records are not counted.
 """
 
 from __future__ import annotations
@@ -22,16 +21,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 from headrace.kafka.offset_ranges import RecordedRange
 from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage, open_storage
 
 VERSION = 1
-VERSION_WITH_RANGES = 2
 FOLDER = "manifests"
 LOG_FOLDER = "log"
 _RESTORE = (
@@ -131,9 +128,9 @@ class Manifest:
         """The file's bytes, the same for the same allocation."""
         segments = sorted({block.handle.segment for blocks in self.inputs.values() for block in blocks})
         place = {segment: index for index, segment in enumerate(segments)}
-        return seal(
+        return encode_document(
             {
-                "version": VERSION_WITH_RANGES if any(self.built.values()) else VERSION,
+                "version": VERSION,
                 "stream": self.stream,
                 "batch_time_ms": self.batch_time_ms,
                 "interval_ms": self.interval_ms,
@@ -153,16 +150,15 @@ class Manifest:
             ManifestError: the bytes are damaged, not a manifest, or of a version that this headrace does not read.
         """
         try:
-            fields = unseal(data)
+            fields = decode_document(data)
         except DocumentDamagedError as error:
             raise ManifestError(
                 f"The manifest {uri} is damaged: {error}.",
                 remedy=_RESTORE,
             ) from None
-        if fields.get("version") not in (VERSION, VERSION_WITH_RANGES):
+        if fields.get("version") != VERSION:
             raise ManifestError(
-                f"The manifest {uri} is of version {fields.get('version')}, this headrace reads versions {VERSION} "
-                f"and {VERSION_WITH_RANGES}.",
+                f"The manifest {uri} is of version {fields.get('version')}, this headrace reads version {VERSION}.",
                 remedy="Run the batch with the headrace that allocated it, or a newer one.",
             )
         try:

@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.batch_time import milliseconds
-from headrace.cli.elasticsearch_outputs import MAX_RETRY_SECONDS, elasticsearch_outputs, registered, transport_to
+from headrace.cli.elasticsearch_outputs import administration_of, elasticsearch_outputs, registered
 from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import print_json
-from headrace.cli.replayed_index import AliasSwapRefusedError, ReplayedIndex
 from headrace.clock import time_text
+from headrace.errors import HeadraceError
+from headrace.ledger.states import BatchState
 
 if TYPE_CHECKING:
-    from headrace.elasticsearch.aliases import IndexAlias
-    from headrace.stream import ElasticsearchOutput
+    from headrace.ledger import Ledger
 
 _REPORTED = 10
+_NO_END_MS = 2**62
 
 alias = typer.Typer(add_completion=False, no_args_is_help=True, help="Move the alias that a stream writes through.")
 
 
-@dataclasses.dataclass
-class Swap:
-    """What a swap would do, or has done. Times are batch times, in epoch milliseconds; the range includes ``until_ms``.
-
-    ``missing``: batches of the range that the output has written and the replay has not completed. ``abandoned``: such
-    batches that were abandoned since and cannot be replayed; they are not in ``missing``. ``to_run_again``: batches
-    after the range that the new index lacks, and batches that are being written.
-    """
-
-    stream: str
-    output: str
-    replay: str
-    alias: str
-    old_index: str
-    new_index: str
-    from_ms: int
-    until_ms: int
-    missing: list[int]
-    abandoned: list[int]
-    to_run_again: list[int]
-    older_batches: bool
-    swapped: bool = False
+class AliasSwapRefusedError(HeadraceError):
+    """The alias is not moved: the new index lacks batches, or there is no such replay."""
 
 
 @alias.callback()
@@ -60,100 +39,90 @@ def swap(
     output: Annotated[str, typer.Argument(help="The id of the stream's Elasticsearch output; its index is an alias.")],
     *,
     to: Annotated[str, typer.Option("--to", help="The index that the replay has written.", metavar="INDEX")],
-    replay: Annotated[str, typer.Option(help="The replay's name, as its DAG has it.", metavar="NAME")],
+    replay: Annotated[str, typer.Option(help="The name of the replay, as given to replay_dag.", metavar="NAME")],
     ledger: LedgerUrl,
-    since: Annotated[
-        str | None, typer.Option("--from", help="The first batch time to check; by default the replay's first.")
-    ] = None,
     until: Annotated[
         str | None,
-        typer.Option(help="The last batch time to check; by default the stream's newest. Run later ones again then."),
+        typer.Option(help="The last batch time that the new index must have; by default the stream's newest."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only what would be done is told.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move the alias of an output to the index that a replay wrote, in one step.
+    """Move the alias of an output to the index that a replay wrote, in one request.
 
-    Refused while the replay lacks batches that the output has written: readers would miss their documents.
+    Refused if the index lacks a batch that the output has written since the replay's first one. Batches after --until
+    that the index lacks are listed: run them again after the move.
     """
     with opened(ledger) as found:
         (declared,) = elasticsearch_outputs(registered(found, name), output)
-        with _index_alias(declared) as index_alias:
-            move = index_alias.plan(to)
-            known = ReplayedIndex(found, name, output, replay, to)
-            from_ms = known.first_ms if since is None else milliseconds(since, "--from")
-            until_ms = known.newest_ms if until is None else milliseconds(until, "--until")
-            known.check(from_ms, until_ms)
-            plan = Swap(
-                name, output, replay, move.alias, move.old, move.new, from_ms, until_ms,
-                missing=known.missing(from_ms, until_ms),
-                abandoned=known.abandoned(from_ms, until_ms),
-                to_run_again=known.to_run_again(from_ms, until_ms),
-                older_batches=bool(known.missing(0, from_ms - 1)),
-            )  # fmt: skip
-            if plan.missing:
-                _refuse(plan, as_json=as_json)
-            if yes and move.old != move.new:
-                index_alias.move(move)
-                plan.swapped = True
-                # Batches that were written during the move may be in the old index, also batches of the range.
-                moved = ReplayedIndex(found, name, output, replay, to)
-                plan.to_run_again = sorted({*plan.to_run_again, *moved.to_run_again(from_ms, from_ms - 1)})
+        until_ms = _NO_END_MS if until is None else milliseconds(until, "--until")
+        first_ms = _first_ms(found, name, replay)
+        missing, _ = _lacking(found, name, output, replay, to)
+        if too_many := [each for each in missing if first_ms <= each <= until_ms]:
+            raise AliasSwapRefusedError(
+                f"Index {to!r} lacks {len(too_many)} batch(es) that output {output!r} of {name!r} has written and "
+                f"replay {replay!r} has not completed there: {_times(too_many)}.",
+                remedy="Backfill the replay's DAG over them. Or give --until with a time before "
+                f"{time_text(too_many[0])}, and run the batches after it again when the alias has moved.",
+            )
+        # It is not known into which index these are written now.
+        running = [row.batch_time_ms for row in found.batches.page(name, _NO_END_MS, [BatchState.RUNNING])]
+        with administration_of(declared, max_retry_seconds=0) as administration:
+            old = administration.move_alias(declared.index, to)
+        missing, abandoned = _lacking(found, name, output, replay, to)
+    batches = {
+        "not_replayed": [each for each in missing if each < first_ms],
+        "abandoned": [each for each in abandoned if each >= first_ms],
+        "run_again": sorted({each for each in [*missing, *running] if each >= first_ms}),
+    }
     if as_json:
-        print_json(plan)
-    else:
-        _report(plan)
+        print_json({"alias": declared.index, "old_index": old, "new_index": to, **batches})
+        return
+    typer.echo(f"{declared.index} points to {to}" + (" already." if old == to else f"; it pointed to {old}."))
+    for kind, explanation in (
+        ("not_replayed", f"are older than the replay, so their documents are not in {to}"),
+        ("abandoned", f"were abandoned after they were written, so their documents are not in {to}"),
+        ("run_again", f"are not in {to}, or may not be. Run them again: backfill the batch DAG over completed runs"),
+    ):
+        if batches[kind]:
+            typer.echo(f"{len(batches[kind])} batch(es) {explanation}: {_times(batches[kind])}.")
 
 
-@contextmanager
-def _index_alias(output: ElasticsearchOutput) -> Iterator[IndexAlias]:
-    from headrace.clock import SystemClock
-    from headrace.elasticsearch.aliases import IndexAlias
-    from headrace.elasticsearch.options import IndexingOptions
-
-    options = IndexingOptions(
-        connection=output.connection, hosts=output.hosts, index=output.index, max_retry_seconds=MAX_RETRY_SECONDS
-    )
-    with transport_to(output) as transport:
-        yield IndexAlias(transport, options, clock=SystemClock())
-
-
-def _refuse(plan: Swap, *, as_json: bool) -> None:
-    if as_json:
-        print_json(plan)
-    raise AliasSwapRefusedError(
-        f"Replay {plan.replay!r} has not completed {len(plan.missing)} batch(es) that {plan.stream!r} has written "
-        f"from {time_text(plan.from_ms)} to {time_text(plan.until_ms)}: {_times(plan.missing)}.",
-        remedy=f"Backfill the replay's DAG over them. Or give --until with a time before {time_text(plan.missing[0])}, "
-        "and run the batches after it again once the alias is moved: they write through it.",
-    )
-
-
-def _report(plan: Swap) -> None:
-    old, new = plan.old_index, plan.new_index
-    span = f"{time_text(plan.from_ms)} to {time_text(plan.until_ms)}"
-    if old == new:
-        typer.echo(f"{plan.alias} means {new} already.")
-    elif plan.swapped:
-        typer.echo(f"{plan.alias} means {new}, which holds the batches of {span}; it was {old}.")
-    else:
-        typer.echo(f"{plan.alias} means {old}; {new} holds the batches of {span}.")
-    if plan.older_batches:
-        typer.echo(f"Batches before {time_text(plan.from_ms)} were not replayed: their documents are not in {new}.")
-    if plan.abandoned:
-        typer.echo(
-            f"{len(plan.abandoned)} batch(es) were abandoned after they were written, and are not in {new}: "
-            f"{_times(plan.abandoned)}. Their documents are in {old} alone."
+def _first_ms(ledger: Ledger, stream_name: str, replay: str) -> int:
+    """The replay's first batch time."""
+    rows = ledger.replays.between(stream_name, replay, 0, _NO_END_MS)
+    if not rows:
+        raise AliasSwapRefusedError(
+            f"Stream {stream_name!r} has no replay {replay!r}.", remedy="Give the name that replay_dag was given."
         )
-    if plan.to_run_again:
-        typer.echo(
-            f"{len(plan.to_run_again)} batch(es) are not in {new}, or may not be: {_times(plan.to_run_again)}. "
-            "Run them again once the alias is moved: backfill the stream's batch DAG over them, reprocessing completed."
+    return rows[0].batch_time_ms
+
+
+def _lacking(ledger: Ledger, stream_name: str, output: str, replay: str, index: str) -> tuple[list[int], list[int]]:
+    """The batch times that the output has written and the replay has not written, or not completed, into ``index``.
+
+    Those that can be replayed come first; then those that cannot, because they were abandoned.
+    """
+    from headrace.stream import Stream
+
+    rows = ledger.replays.between(stream_name, replay, 0, _NO_END_MS)
+    completed = {row.batch_time_ms for row in rows if row.state is BatchState.COMPLETED}
+    by_definition = ledger.replays.written_by(stream_name, replay, output, 0, _NO_END_MS)
+    into_index = {
+        definition: any(
+            each.id == output and getattr(each, "index", None) == index for each in Stream.from_json(definition).outputs
         )
-    if not plan.swapped and old != new:
-        typer.echo("Nothing is changed yet; --yes moves the alias.")
+        for definition in set(by_definition.values())
+    }
+    there = {time_ms for time_ms, definition in by_definition.items() if into_index[definition]} & completed
+    lacking = {
+        time_ms: state
+        for time_ms, state in ledger.batches.written(stream_name, output, 0, _NO_END_MS).items()
+        if time_ms not in there
+    }
+    missing = sorted(time_ms for time_ms, state in lacking.items() if state is not BatchState.ABANDONED)
+    return missing, sorted(lacking.keys() - set(missing))
 
 
 def _times(times: Sequence[int]) -> str:
-    reported = ", ".join(time_text(at_ms) for at_ms in times[:_REPORTED])
+    reported = ", ".join(time_text(time_ms) for time_ms in times[:_REPORTED])
     return reported if len(times) <= _REPORTED else f"{reported} and so on to {time_text(times[-1])}"

@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli.output import duration_text, print_json, print_table
 from headrace.clock import time_text
-from headrace.failure import TAKEN_UP
+from headrace.errors import TAKEN_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -142,7 +142,7 @@ def _who_takes(ledger: Ledger, name: str) -> str:
         since = "yet" if newest is None else f"since {time_text(newest.allocated_at_ms)}"
         return (
             f"No batch was allocated {since}: is the batch DAG paused, or do its runs wait or fail before they "
-            "allocate one (their logs say why)? Its next run takes them, or triggers runs for them."
+            "allocate one (their logs say why)? Its next runs take them."
         )
     return "They are on their way: the next runs of the batch DAG take them."
 

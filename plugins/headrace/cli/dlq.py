@@ -1,10 +1,11 @@
-"""`headrace dlq`: list, show and replay dead letters: what Elasticsearch permanently refused."""
+"""`headrace dlq`: list, show and replay dead letters, the documents that Elasticsearch refused permanently."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,43 +15,45 @@ from headrace.cli.dlq_display import plan, report_counts, report_letter, report_
 from headrace.cli.elasticsearch_outputs import (
     MAX_RETRY_SECONDS,
     NoSuchOutputError,
+    administration_of,
     elasticsearch_outputs,
     registered,
-    transport_to,
 )
 from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import print_json
 
 if TYPE_CHECKING:
     from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter
-    from headrace.elasticsearch.dead_letter_replay import LetterReader
     from headrace.elasticsearch.options import IndexingOptions
-    from headrace.elasticsearch.transport import Transport
     from headrace.stream import ElasticsearchOutput, Stream
 
 dlq = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Dead letters: list them, show one, index them after all."
+    add_completion=False, no_args_is_help=True, help="Dead letters: list them, show one, or index them again."
 )
 
-OutputId = Annotated[str | None, typer.Option(help="The Elasticsearch output's id, where the stream has several.")]
+OutputId = Annotated[
+    str | None, typer.Option(help="The id of the Elasticsearch output; needed if the stream has several.")
+]
 IndexName = Annotated[
-    str | None, typer.Option("--index", help="The index that a replay of the stream wrote, instead of the output's.")
+    str | None, typer.Option("--index", help="Letters for this index, which a replay of the stream wrote.")
 ]
-Batch = Annotated[str | None, typer.Option(help="Of this batch time alone: epoch milliseconds or ISO 8601.")]
-Since = Annotated[str | None, typer.Option("--from", help="From this batch time on.")]
-Until = Annotated[str | None, typer.Option(help="Until this batch time, which is among them.")]
-ReasonType = Annotated[str | None, typer.Option("--reason", help="With this type of reason, as list tells them.")]
-Topic = Annotated[str | None, typer.Option(help="Of this topic's records.")]
-Partition = Annotated[int | None, typer.Option(help="Of this partition's records.", min=0)]
+Batch = Annotated[str | None, typer.Option(help="Only this batch time: epoch milliseconds or ISO 8601.")]
+Since = Annotated[str | None, typer.Option("--from", help="Only batch times from this one on.")]
+Until = Annotated[str | None, typer.Option(help="Only batch times up to this one, inclusive.")]
+ReasonType = Annotated[
+    str | None, typer.Option("--reason", help="Only letters with this type of reason, as shown by list.")
+]
+Topic = Annotated[str | None, typer.Option(help="Only records of this topic.")]
+Partition = Annotated[int | None, typer.Option(help="Only records of this partition.", min=0)]
 Offset = Annotated[
-    str | None, typer.Option(help="Of this offset, or of a range: 100-199, both among them.", metavar="OFFSET[-OFFSET]")
+    str | None, typer.Option(help="Only this offset, or this range, inclusive: 100-199.", metavar="OFFSET[-OFFSET]")
 ]
-Replayed = Annotated[bool, typer.Option("--replayed", help="Those too that were replayed since.")]
+Replayed = Annotated[bool, typer.Option("--replayed", help="Include letters that were replayed.")]
 
 
 @dlq.callback()
 def _group() -> None:
-    """Dead letters: list them, show one, index them after all."""
+    """Dead letters: list them, show one, or index them again."""
 
 
 @dlq.command("list")
@@ -68,7 +71,9 @@ def list_(
     partition: Partition = None,
     offset: Offset = None,
     replayed: Replayed = False,
-    limit: Annotated[int, typer.Option(help="How many of each output, the newest batch first.", min=1)] = 20,
+    limit: Annotated[
+        int, typer.Option(help="How many letters to list for each output, newest batch first.", min=1)
+    ] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Count dead letters by reason, and list the newest."""
@@ -78,7 +83,7 @@ def list_(
     )
     reported: list[dict[str, Any]] = []
     for declared in _outputs(stream, output, index):
-        with _opened(stream, declared) as (_, _, kept):
+        with _letters_of(stream, declared) as kept:
             found, reasons = list(kept.find(wanted, limit, contents=False)), kept.reasons(wanted)
         if as_json:
             letters = [{"id": letter.id, **letter.fields} for letter in found]
@@ -94,17 +99,17 @@ def list_(
 @dlq.command()
 def show(
     name: StreamName,
-    letter_id: Annotated[str, typer.Argument(help="The letter's id, as list tells it.", metavar="ID")],
+    letter_id: Annotated[str, typer.Argument(help="The letter's id, as shown by list.", metavar="ID")],
     *,
     ledger: LedgerUrl,
     output: OutputId = None,
     index: IndexName = None,
-    value: Annotated[bool, typer.Option("--value", help="Nothing but the record's value, as its bytes.")] = False,
+    value: Annotated[bool, typer.Option("--value", help="Write only the record's value, as bytes.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show everything that a dead letter holds."""
+    """Show all fields of a dead letter."""
     stream = _stream(ledger, name)
-    with _opened(stream, _one_output(stream, output, index)) as (_, _, kept):
+    with _letters_of(stream, _one_output(stream, output, index)) as kept:
         letter = kept.get(letter_id)
     if value:
         if letter.record is None:
@@ -123,7 +128,7 @@ def replay(
     *,
     ledger: LedgerUrl,
     letter_id: Annotated[
-        list[str] | None, typer.Option("--id", help="This letter; may be given several times.")
+        list[str] | None, typer.Option("--id", help="Only this letter; may be given several times.")
     ] = None,
     output: OutputId = None,
     index: IndexName = None,
@@ -134,35 +139,39 @@ def replay(
     topic: Topic = None,
     partition: Partition = None,
     offset: Offset = None,
-    transform: Annotated[
-        bool,
-        typer.Option("--transform", help="Make the documents anew, by decoder and transform; otherwise as they were."),
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Replay the letters; otherwise only print what would be done.")
     ] = False,
-    master: Annotated[str, typer.Option(help="The Spark master for --transform.")] = "local[2]",
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only what would be done is told.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Index dead letters again after the mapping was corrected, or the transform (--transform).
+    """Index the documents of dead letters again, after the index was corrected (a mapping, a field limit).
 
-    A document or newer version that is already in the index stays. The exit code is 1 if letters remain dead.
+    A document or newer version that is already in the index stays. The exit code is 1 if letters remain. After the
+    decoder or the transform was corrected, run the letters' batches again instead.
     """
     from headrace.clock import SystemClock
-    from headrace.elasticsearch.dead_letter_replay import AsTheyWere, DeadLetterReplay
-    from headrace.elasticsearch.targets import TargetIndex
+    from headrace.elasticsearch.cluster import Cluster
+    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+    from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay
+    from headrace.elasticsearch.transport import ElasticsearchTransport
 
     stream = _stream(ledger, name)
     declared = _one_output(stream, output, index)
     wanted = _filter(
         stream, batch, since, until, offset, reason=reason, topic=topic, partition=partition, ids=tuple(letter_id or ())
     )
-    with _opened(stream, declared) as (transport, options, kept):
-        reader = _through_transform(stream, declared, master) if transform else AsTheyWere()
-        replaying = DeadLetterReplay(transport, options, kept, reader, clock=SystemClock())
+    options = _options(stream, declared)
+    transport = ElasticsearchTransport(
+        Cluster.of(declared), connections=1, timeout_seconds=declared.request_timeout_seconds
+    )
+    with administration_of(declared) as administration, contextlib.closing(transport):
+        kept = DeadLetterIndex(administration, options)
+        replaying = DeadLetterReplay(transport, options, kept, clock=SystemClock())
         if not yes:
             planned = plan(kept.find(wanted), replaying.cannot)
             print_json(planned) if as_json else report_plan(planned)
             return
-        TargetIndex(transport, options, clock=SystemClock()).concrete()
+        administration.concrete_index(options.index)
         counts = replaying.replay(kept.find(wanted))
     print_json(counts.to_dict()) if as_json else report_counts(counts)
     if counts.replayed < counts.letters:
@@ -229,28 +238,17 @@ def _offsets(text: str | None) -> tuple[int | None, int | None]:
     return int(first), int(last or first)
 
 
-@contextmanager
-def _opened(
-    stream: Stream, output: ElasticsearchOutput
-) -> Iterator[tuple[Transport, IndexingOptions, DeadLetterIndex]]:
-    from headrace.clock import SystemClock
-    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+def _options(stream: Stream, output: ElasticsearchOutput) -> IndexingOptions:
     from headrace.elasticsearch.options import IndexingOptions
-    from headrace.elasticsearch.output_options import sink_options
 
     # The letters have their batch time. The one in the options is used only for new ids, and none are made here.
-    options = IndexingOptions.from_strings(sink_options(output, stream=stream.name, batch_time_ms=0))
-    options = options.model_copy(update={"max_retry_seconds": min(options.max_retry_seconds, MAX_RETRY_SECONDS)})
-    with transport_to(output) as transport:
-        yield transport, options, DeadLetterIndex(transport, options, clock=SystemClock())
+    options = IndexingOptions.of(output, stream_name=stream.name, batch_time_ms=0)
+    return replace(options, max_retry_seconds=min(options.max_retry_seconds, MAX_RETRY_SECONDS))
 
 
-def _through_transform(stream: Stream, output: ElasticsearchOutput, master: str) -> LetterReader:
-    from headrace.spark.letter_reading import ThroughTheTransform
-    from headrace.spark.sessions import classic_session
+@contextlib.contextmanager
+def _letters_of(stream: Stream, output: ElasticsearchOutput) -> Iterator[DeadLetterIndex]:
+    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
 
-    return ThroughTheTransform(
-        stream,
-        output,
-        lambda: classic_session(f"headrace dlq {stream.name}", master=master, conf={"spark.ui.enabled": "false"}),
-    )
+    with administration_of(output) as administration:
+        yield DeadLetterIndex(administration, _options(stream, output))

@@ -38,7 +38,7 @@ def report_list(output: str, index: str, reasons: Mapping[str, int], letters: li
         ],
     )
     if len(letters) < total:
-        typer.echo(f"These are {len(letters):,} of them; --limit tells more.")
+        typer.echo(f"These are {len(letters):,} of them; --limit lists more.")
 
 
 def report_letter(letter: StoredLetter) -> None:
@@ -92,18 +92,16 @@ def report_counts(counts: ReplayCounts) -> None:
     reported = ", ".join(f"{number:,} {what}" for what, number in outcomes.items() if number)
     if reported:
         typer.echo(f"Documents: {reported}.")
-    if counts.without_documents:
-        typer.echo(f"The transform makes no document of {counts.without_documents:,} of them.")
     if counts.refused:
         typer.echo(f"{counts.refused:,} were refused again: {_counted(counts.refused_because)}")
     if counts.written_anew:
-        typer.echo(f"{counts.written_anew:,} were dead-lettered anew meanwhile, and were left as they are.")
+        typer.echo(f"{counts.written_anew:,} were rewritten by a batch meanwhile, and were not changed.")
     _report_left(counts.left_because)
 
 
 def _report_left(reasons: Mapping[str, int]) -> None:
     for why, number in reasons.items():
-        typer.echo(f"{number:,} cannot be: {why}.")
+        typer.echo(f"{number:,} cannot be replayed: {why}.")
 
 
 def _counted(reasons: Mapping[str, int]) -> str:

@@ -1,15 +1,13 @@
-"""Finds a stream's Elasticsearch outputs and connects to their clusters, for commands."""
+"""Finds a stream's Elasticsearch outputs and their clusters, for commands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.elasticsearch.transport import ElasticsearchTransport
+    from headrace.elasticsearch.administration import Administration
     from headrace.ledger import Ledger
     from headrace.stream import ElasticsearchOutput, Stream
 
@@ -44,16 +42,11 @@ def elasticsearch_outputs(stream: Stream, output: str | None) -> list[Elasticsea
     return found
 
 
-@contextmanager
-def transport_to(output: ElasticsearchOutput) -> Iterator[ElasticsearchTransport]:
-    """A transport to the output's cluster. Raises the errors of looking up its connection."""
+def administration_of(output: ElasticsearchOutput, *, max_retry_seconds: float = MAX_RETRY_SECONDS) -> Administration:
+    """The administration of the output's cluster, to be closed. Raises the errors of looking up its connection."""
+    from headrace.elasticsearch.administration import Administration
     from headrace.elasticsearch.cluster import Cluster
-    from headrace.elasticsearch.options import IndexingOptions
-    from headrace.elasticsearch.transport import ElasticsearchTransport
 
-    where = IndexingOptions(connection=output.connection, hosts=output.hosts, index=output.index)
-    transport = ElasticsearchTransport(Cluster.of(where), connections=1, timeout_seconds=output.request_timeout_seconds)
-    try:
-        yield transport
-    finally:
-        transport.close()
+    return Administration.of(
+        Cluster.of(output), timeout_seconds=output.request_timeout_seconds, max_retry_seconds=max_retry_seconds
+    )

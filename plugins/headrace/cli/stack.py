@@ -20,8 +20,8 @@ from rich.console import Console
 
 from headrace.cli.stack_display import Progress, login_line, stack_table
 from headrace.devstack.errors import LocalStackError, StackRunningError
-from headrace.devstack.processes import end_stack_processes
 from headrace.devstack.stack import SERVICES, StackOptions
+from headrace.devstack.stack_processes import end_stack_processes
 from headrace.devstack.state import Phase, StackState, read_state, write_state
 from headrace.devstack.supervisor import RESTART_SIGNAL, supervise
 

@@ -103,7 +103,7 @@ def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool)
     folder = open_storage(storage).below(name)
     if not folder.paths():
         raise typer.BadParameter(f"{folder.url} holds nothing of a stream: is {storage} its storage?")
-    write_stop_request(folder, reason, at_ms=SystemClock().now_ms())
+    write_stop_request(folder, reason, requested_ms=SystemClock().now_ms())
     if as_json:
         print_json({"stream": name, "requested_in": folder.url})
     else:
@@ -255,7 +255,7 @@ def _oldest(unfinished: dict[str, Any] | None) -> str | None:
 
 
 def _slow_runs(ledger: Ledger, row: StreamRow) -> str | None:
-    from headrace.batch.pace import slow_runs
+    from headrace.batch.stream_status import slow_runs
     from headrace.stream import Stream
 
     found = slow_runs(ledger, row.name, coalesces=Stream.from_json(row.definition).coalesces)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, TaskGroup
 
 from headrace.dags.declared_once import declare_once
-from headrace.dags.defaults import START_DATE, batch_retries, describe, tags
+from headrace.dags.defaults import START_DATE, describe, tags
 from headrace.dags.params import batch_params
 from headrace.dags.received_schedule import received_schedule
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
@@ -16,6 +16,7 @@ from headrace.operators.checkpoint import CheckpointOperator
 from headrace.operators.cleanup import CleanupOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.runs.retries import batch_retries
 from headrace.sensors.blocks_ready import BlocksReadySensor
 from headrace.stream.state import STATE_STEP
 from headrace.timetables.micro_batch import MicroBatchTimetable
@@ -59,7 +60,7 @@ def batch_dag(
         run takes them over if the stream coalesces; otherwise each gets a run. It has no effect if ``start_date`` is
         given (every interval since then gets a run), or if the stream has a ``trigger``.
     :param single_task: whether one task, ``micro_batch``, runs the whole batch (``MicroBatchOperator``). Otherwise each
-        of its parts is a task, and each output an instance of ``generate_batch``.
+        of its parts is a task, and each output a task ``generate_batch.<output id>``.
     :param options: passed on to ``DAG``; ``default_args`` are merged.
 
     Raises:
@@ -95,9 +96,10 @@ def _tasks(stream: Stream) -> None:
     if stream.state is not None:
         # An output may be computed from the state, so the state is updated first, once for all outputs.
         before = before >> WalSparkSubmitOperator(task_id="update_state", stream=stream, step=STATE_STEP)
-    generate_batch = WalSparkSubmitOperator.partial(
-        task_id="generate_batch", stream=stream, map_index_template="{{ task.step }}"
-    ).expand(step=[output.id for output in stream.outputs])
+    # A group also for a single output: its task keeps its id, and its history, when the stream gets another output.
+    with TaskGroup("generate_batch") as generate_batch:
+        for output in stream.outputs:
+            WalSparkSubmitOperator(task_id=output.id, stream=stream, step=output.id)
     # Teardowns run after a failed batch too, and the tasks before them determine the run's state: a failed output fails
     # the run. The last teardown counts as well, and fails if a checkpoint is missing. (If the checkpoint counted,
     # Airflow would ignore the outputs before it.)

@@ -1,12 +1,10 @@
-"""Settings that the DAGs of all streams share: start date, retries, tags, and the description of a stream."""
+"""Settings that the DAGs of all streams share: start date, tags, and the description of a stream."""
 
 from __future__ import annotations
 
-import math
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from headrace.dags.retry_policy import BoundedRetryPolicy
 from headrace.stream import ElasticsearchOutput, ForeachBatchOutput, KafkaOutput, ParquetOutput
 
 if TYPE_CHECKING:
@@ -15,26 +13,6 @@ if TYPE_CHECKING:
 # Airflow needs a start date to schedule a DAG. It has to be the same at every parse, or the DAG would change at every
 # parse. The timetable decides which batches are run.
 START_DATE = datetime(2020, 1, 1, tzinfo=UTC)
-
-
-def batch_retries(stream: Stream) -> dict[str, Any]:
-    """Retries of a batch's tasks: one, after 5 s. So a failed run shows soon, and a later run takes its batch up."""
-    return {
-        "retries": 1,
-        "retry_policy": BoundedRetryPolicy(stream.retry_for_ms / 1000),
-        "retry_delay": timedelta(seconds=5),
-    }
-
-
-def replay_retries(stream: Stream) -> dict[str, Any]:
-    """Retries of a replay's tasks, for half an hour, because no later run takes its batches up."""
-    return {
-        **batch_retries(stream),
-        "retries": 30,
-        "retry_policy": BoundedRetryPolicy(math.inf),
-        "retry_exponential_backoff": 2.0,
-        "max_retry_delay": timedelta(minutes=1),
-    }
 
 
 def tags(stream: Stream, kind: str) -> list[str]:

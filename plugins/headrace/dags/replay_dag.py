@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, TaskGroup
 
-from headrace.dags.defaults import START_DATE, describe, replay_retries, tags
+from headrace.dags.defaults import START_DATE, describe, tags
 from headrace.dags.params import outputs_param, parameters_param
 from headrace.operators.replay_batch import ReplayBatchOperator
+from headrace.runs.retries import replay_retries
 from headrace.stream.errors import StreamDefinitionError
 from headrace.stream.replays import replayed
 from headrace.timetables.micro_batch import MicroBatchTimetable
@@ -54,26 +55,24 @@ def replay_dag(
     if not _NAME.match(name):
         raise StreamDefinitionError(f"{name!r} is no name for a replay: letters, digits, and _ . - between them.")
     replay = replayed(stream, outputs, transform=transform)
-    default_args = {**replay_retries(stream), **options.pop("default_args", {})}
-    with DAG(
-        dag_id=dag_id or f"{stream.name}_replay_{name}",
-        description=f"Runs batches of stream {stream.name} again: {name}",
-        doc_md=_DOC.format(name=stream.name, replay=name, stream=describe(replay)),
-        schedule=MicroBatchTimetable(stream.batch_interval, automatic=False),
-        start_date=START_DATE,
-        catchup=False,
-        max_active_runs=options.pop("max_active_runs", stream.limits.max_concurrent_batches),
-        dagrun_timeout=None,
-        default_args=default_args,
-        params={"outputs": outputs_param(replay), **parameters_param(replay), **options.pop("params", {})},
-        tags=[*tags(stream, "replay"), *options.pop("tags", [])],
-        **options,
-    ) as dag:
-        ReplayBatchOperator.partial(
-            task_id="replay_batch",
-            stream=stream,
-            replay=replay,
-            target=name,
-            map_index_template="{{ task.step }}",
-        ).expand(step=[output.id for output in replay.outputs])
+    default_args = {**replay_retries(), **options.pop("default_args", {})}
+    with (
+        DAG(
+            dag_id=dag_id or f"{stream.name}_replay_{name}",
+            description=f"Runs batches of stream {stream.name} again: {name}",
+            doc_md=_DOC.format(name=stream.name, replay=name, stream=describe(replay)),
+            schedule=MicroBatchTimetable(stream.batch_interval, automatic=False),
+            start_date=START_DATE,
+            catchup=False,
+            max_active_runs=options.pop("max_active_runs", stream.limits.max_concurrent_batches),
+            dagrun_timeout=None,
+            default_args=default_args,
+            params={"outputs": outputs_param(replay), **parameters_param(replay), **options.pop("params", {})},
+            tags=[*tags(stream, "replay"), *options.pop("tags", [])],
+            **options,
+        ) as dag,
+        TaskGroup("replay_batch"),
+    ):
+        for output in replay.outputs:
+            ReplayBatchOperator(task_id=output.id, stream=stream, replay=replay, target=name, step=output.id)
     return dag

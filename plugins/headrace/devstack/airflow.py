@@ -19,9 +19,8 @@ from typing import Any, Self
 
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.errors import LocalStackError
-from headrace.devstack.ports import LOOPBACK, free_port
-from headrace.devstack.process import GuardedProcess, ProcessSpec, child_environment
-from headrace.devstack.server import Server
+from headrace.devstack.guarded_process import GuardedProcess, ProcessSpec, child_environment
+from headrace.devstack.server import LOOPBACK, Server, free_port
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 USER = "admin"

@@ -139,19 +139,19 @@ class AirflowApi:
             time.sleep(_POLL_SECONDS)
 
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
-        """The run's task instances, with `task_id`, `map_index`, `state`, `try_number`."""
+        """The run's task instances, with `task_id`, `state`, `try_number`."""
         return list(
             self.request("GET", f"{_run(dag_id, run_id)}/taskInstances", params={"limit": 100})["task_instances"]
         )
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        """Task id to state, for a run without mapped tasks."""
+        """The state of each of the run's tasks, by task id."""
         return {task["task_id"]: task["state"] for task in self.task_instances(dag_id, run_id)}
 
-    def task_log(self, dag_id: str, run_id: str, task_id: str, *, try_number: int = 1, map_index: int = -1) -> str:
+    def task_log(self, dag_id: str, run_id: str, task_id: str, *, try_number: int = 1) -> str:
         """The log of one try of a task, one line for each event."""
         path = f"{_run(dag_id, run_id)}/taskInstances/{quote(task_id)}/logs/{try_number}"
-        content = self.request("GET", path, params={"map_index": map_index, "full_content": True})["content"]
+        content = self.request("GET", path, params={"full_content": True})["content"]
         if isinstance(content, str):
             return content
         return "\n".join(_line(event) for event in content)
@@ -178,9 +178,7 @@ class AirflowApi:
         parts = ["Tasks: " + ", ".join(f"{task['task_id']}={task['state']}" for task in tasks)]
         for task in tasks:
             if task["state"] in ("failed", "up_for_retry", "running"):
-                log = self.task_log(
-                    dag_id, run_id, task["task_id"], try_number=task["try_number"], map_index=task["map_index"]
-                )
+                log = self.task_log(dag_id, run_id, task["task_id"], try_number=task["try_number"])
                 parts.append(f"--- {task['task_id']}, try {task['try_number']}:\n" + "\n".join(log.splitlines()[-30:]))
         return "\n".join(parts)
 

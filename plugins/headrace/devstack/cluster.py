@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from headrace.devstack.errors import LocalStackError
-from headrace.devstack.ports import LOOPBACK, free_port
-from headrace.devstack.process import ProcessSpec, child_environment
-from headrace.devstack.server import Server
+from headrace.devstack.guarded_process import ProcessSpec, child_environment
+from headrace.devstack.server import LOOPBACK, Server, free_port
 
 
 class SparkMaster(Server):

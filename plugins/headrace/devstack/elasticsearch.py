@@ -6,11 +6,10 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from headrace.devstack.guarded_process import ProcessSpec, child_environment
 from headrace.devstack.jars import ELASTICSEARCH_VERSION, bundle_jars
 from headrace.devstack.java import find_java
-from headrace.devstack.ports import LOOPBACK, free_port
-from headrace.devstack.process import ProcessSpec, child_environment
-from headrace.devstack.server import Server
+from headrace.devstack.server import LOOPBACK, Server, free_port
 
 
 class ElasticsearchServer(Server):

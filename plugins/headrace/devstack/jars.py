@@ -23,7 +23,7 @@ from pathlib import Path
 
 from headrace.devstack.errors import JarsError, UnsupportedPlatformError
 from headrace.devstack.java import find_java
-from headrace.devstack.locks import exclusive
+from headrace.devstack.shared_files import exclusive
 from headrace.errors import HeadraceError
 
 LOCK_FILE = Path(__file__).with_name("jars.lock.json")

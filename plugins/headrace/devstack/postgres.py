@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, LiteralString
 
 from headrace.devstack.errors import LocalStackError
+from headrace.devstack.guarded_process import ProcessSpec, child_environment
 from headrace.devstack.jars import bundle_jars, cache_dir, postgres_bundle
-from headrace.devstack.locks import exclusive
-from headrace.devstack.ports import LOOPBACK, free_port
-from headrace.devstack.process import ProcessSpec, child_environment
-from headrace.devstack.server import Server
-from headrace.devstack.state import write_atomically
+from headrace.devstack.server import LOOPBACK, Server, free_port
+from headrace.devstack.shared_files import exclusive, write_atomically
 
 if TYPE_CHECKING:
     from psycopg import sql

@@ -16,10 +16,9 @@ from headrace.devstack.airflow import DATABASE_SETTINGS, USER, Airflow
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.errors import LocalStackError
 from headrace.devstack.kafka import KafkaServer
-from headrace.devstack.ports import LOOPBACK, free_port, is_free
 from headrace.devstack.postgres import PostgresServer
-from headrace.devstack.processes import STACK_VARIABLE, ProcessRef
-from headrace.devstack.server import Server
+from headrace.devstack.server import LOOPBACK, Server, free_port, is_free
+from headrace.devstack.stack_processes import STACK_VARIABLE, ProcessRef
 from headrace.devstack.state import (
     Login,
     Phase,

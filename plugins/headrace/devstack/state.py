@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from enum import StrEnum
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
 from headrace.devstack.errors import LocalStackError
-from headrace.devstack.processes import ProcessRef
+from headrace.devstack.shared_files import write_atomically
+from headrace.devstack.stack_processes import ProcessRef
 
 STATE_FILE = "stack.json"
 
@@ -114,15 +113,3 @@ def remembered_ports(data: Path) -> dict[str, int]:
 def remember_ports(data: Path, ports: dict[str, int]) -> None:
     """Keep ``ports`` for the next start."""
     write_atomically(data / "ports.json", json.dumps(ports, indent=2))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` to a temporary file beside ``path``, readable by its owner alone, and rename it to ``path``."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -13,11 +13,10 @@ import numpy as np
 
 from headrace.clock import Clock
 from headrace.elasticsearch.bulk_bodies import PreparedRows
-from headrace.elasticsearch.conflicts import Conflicts
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import ElasticsearchRefusedError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retrying import RetryBudget
+from headrace.elasticsearch.retry_budget import RetryBudget
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport
 from headrace.elasticsearch.verdicts import (
     Item,
@@ -29,6 +28,7 @@ from headrace.elasticsearch.verdicts import (
     judge_response,
     refusal,
 )
+from headrace.elasticsearch.version_conflicts import VersionConflicts
 
 DOCUMENT_TOO_LARGE = "document_too_large"
 
@@ -100,8 +100,8 @@ class BulkSender:
             jitter=self._jitter,
         )
 
-    def conflicts(self, counts: IndexingCounts) -> Conflicts:
-        return Conflicts(self._transport, self._index, self._options, counts)
+    def conflicts(self, counts: IndexingCounts) -> VersionConflicts:
+        return VersionConflicts(self._transport, self._index, self._options, counts)
 
     def post(self, body: bytes) -> Response:
         return self._transport.request("POST", self._path, body)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
-
-from elastic_transport import NodeConfig
 
 from headrace.connections import Connection, resolve
 from headrace.elasticsearch.errors import IndexingOptionsError
-from headrace.elasticsearch.options import IndexingOptions
 
 DEFAULT_PORT = 9200
 
@@ -45,6 +42,16 @@ class Node:
         return f"{self.scheme}://{self.host}:{self.port}{self.path_prefix}"
 
 
+class ClusterSettings(Protocol):
+    """What an output, or the options of a write, say of the cluster: an Airflow connection's id, or the hosts' URLs."""
+
+    @property
+    def connection(self) -> str | None: ...
+
+    @property
+    def hosts(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """An Elasticsearch cluster and the credentials for it, which its repr does not show.
@@ -63,11 +70,11 @@ class Cluster:
     http_compress: bool = False
 
     @classmethod
-    def of(cls, options: IndexingOptions) -> Self:
-        """The cluster that the options name. Resolves the connection, if there is one, at the time of the call."""
-        if options.connection:
-            return cls.from_connection(resolve(options.connection))
-        return cls(nodes=tuple(_node(host, default_scheme="http") for host in options.hosts))
+    def of(cls, settings: ClusterSettings) -> Self:
+        """The cluster of an output. Resolves the connection, if there is one, at the time of the call."""
+        if settings.connection:
+            return cls.from_connection(resolve(settings.connection))
+        return cls(nodes=tuple(_node(host, default_scheme="http") for host in settings.hosts))
 
     @classmethod
     def from_connection(cls, connection: Connection) -> Self:
@@ -86,7 +93,7 @@ class Cluster:
         if not connection.host:
             raise IndexingOptionsError(
                 f"Connection {connection.id!r} has no host.",
-                remedy="Name Elasticsearch's host, or several with commas.",
+                remedy="Give the host of Elasticsearch, or several separated by commas.",
             )
         scheme = connection.schema or "http"
         if scheme not in ("http", "https"):
@@ -109,34 +116,14 @@ class Cluster:
             http_compress=_boolean(extra.get("http_compress", False), "http_compress", connection.id),
         )
 
-    def node_configs(self, *, connections_per_node: int, timeout_seconds: float) -> list[NodeConfig]:
-        """The nodes in the form that the official client's transport expects."""
-        return [
-            NodeConfig(
-                scheme=node.scheme,
-                host=node.host,
-                port=node.port,
-                path_prefix=node.path_prefix,
-                headers={"authorization": self.authorization} if self.authorization else {},
-                connections_per_node=connections_per_node,
-                request_timeout=timeout_seconds,
-                http_compress=self.http_compress,
-                verify_certs=self.verify_certs if node.scheme == "https" else None,
-                ca_certs=self.ca_certs if node.scheme == "https" else None,
-                client_cert=self.client_cert if node.scheme == "https" else None,
-                client_key=self.client_key if node.scheme == "https" else None,
-                ssl_assert_fingerprint=self.ssl_assert_fingerprint if node.scheme == "https" else None,
-            )
-            for node in self.nodes
-        ]
-
 
 def _node(text: str, *, default_scheme: str, default_port: int = DEFAULT_PORT, prefix: str = "") -> Node:
     parts = urlsplit(text if "://" in text else f"{default_scheme}://{text}")
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         # The text may hold a credential, so it is not repeated.
         raise IndexingOptionsError(
-            "One of the hosts is no http or https URL without credentials.", remedy="Write it as https://host:9200."
+            "One of the hosts is not an http or https URL, or holds credentials.",
+            remedy="Write it as https://host:9200.",
         )
     return Node(parts.scheme, parts.hostname, parts.port or default_port, parts.path.rstrip("/") or prefix)
 
@@ -145,7 +132,7 @@ def _authorization(connection: Connection, extra: Mapping[str, Any]) -> str | No
     given = [name for name in ("api_key", "bearer_token") if extra.get(name)] + (["login"] if connection.login else [])
     if len(given) > 1:
         raise IndexingOptionsError(
-            f"Connection {connection.id!r} has more than one credential: {', '.join(given)}.", remedy="Leave one."
+            f"Connection {connection.id!r} has more than one credential: {', '.join(given)}.", remedy="Keep one."
         )
     if extra.get("api_key"):
         key = extra["api_key"]

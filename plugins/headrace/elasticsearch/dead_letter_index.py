@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
-from headrace.clock import Clock
-from headrace.elasticsearch.dead_letters import MAPPINGS
-from headrace.elasticsearch.errors import DeadLetterMissingError
+from headrace.elasticsearch.dead_letters import MAPPINGS, OriginalRecord
+from headrace.elasticsearch.errors import DeadLetterMissingError, ElasticsearchRefusedError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.originals import OriginalRecord
-from headrace.elasticsearch.retrying import RetryBudget, request_with_retries
-from headrace.elasticsearch.transport import Response, Transport
 from headrace.elasticsearch.verdicts import Reason, item_reason, refusal
+
+if TYPE_CHECKING:
+    from elasticsearch import Elasticsearch
+
+    from headrace.elasticsearch.administration import Administration
 
 PAGE = 100
 """Letters that are read or updated at once. Each may be as large as a Kafka message."""
@@ -119,10 +118,9 @@ class StoredLetter:
 class DeadLetterIndex:
     """The dead letters of one stream's output. ``options`` are the output's; they name the stream."""
 
-    def __init__(self, transport: Transport, options: IndexingOptions, *, clock: Clock) -> None:
-        self._transport = transport
+    def __init__(self, administration: Administration, options: IndexingOptions) -> None:
+        self._administration = administration
         self._options = options
-        self._clock = clock
 
     def reasons(self, letters: LetterFilter) -> dict[str, int]:
         """The number of letters by type of reason, the most frequent first; empty if there is no index.
@@ -133,7 +131,7 @@ class DeadLetterIndex:
         """
         self._refresh()
         counted = {"reasons": {"terms": {"field": "reason.type", "size": _REASONS_REPORTED}}}
-        found = self._search("", {"size": 0, "query": self._query(letters), "aggs": counted})
+        found = self._search(size=0, query=self._query(letters), aggs=counted)
         if found is None or "aggregations" not in found:
             return {}
         return {bucket["key"]: bucket["doc_count"] for bucket in found["aggregations"]["reasons"]["buckets"]}
@@ -148,33 +146,35 @@ class DeadLetterIndex:
         """
         self._refresh()
         for ids in _pages(self._ids(letters, limit), PAGE):
-            body: dict[str, Any] = {"query": self._query(replace(letters, ids=ids)), "size": len(ids)}
-            body |= {"seq_no_primary_term": True, "_source": True if contents else {"excludes": list(_CONTENTS)}}
-            found = self._search("", body)
+            found = self._search(
+                size=len(ids),
+                query=self._query(replace(letters, ids=ids)),
+                seq_no_primary_term=True,
+                source=True if contents else {"excludes": list(_CONTENTS)},
+            )
             hits = {} if found is None else {hit["_id"]: hit for hit in found["hits"]["hits"]}
             for hit in (hits[id_] for id_ in ids if id_ in hits):
                 yield StoredLetter(hit["_id"], hit["_seq_no"], hit["_primary_term"], hit["_source"])
 
     def _ids(self, letters: LetterFilter, limit: int | None) -> list[str]:
+        from elasticsearch.helpers import scan
+
         sort = [{"batch_time": "desc"}, {"topic": "asc"}, {"partition": "asc"}, {"offset": "asc"}]
-        size = IDS_PAGE if limit is None else min(limit, IDS_PAGE)
-        body = {"query": self._query(letters), "sort": sort, "size": size, "_source": False}
-        found = self._search(f"&scroll={_KEPT_OPEN}", body)
-        ids: list[str] = []
-        scroll = None
-        try:
-            while found is not None and (limit is None or len(ids) < limit):
-                scroll = found["_scroll_id"]
-                hits = found["hits"]["hits"]
-                ids += [hit["_id"] for hit in hits]
-                if len(hits) < size:
-                    break
-                more = {"scroll": _KEPT_OPEN, "scroll_id": scroll}
-                found = self._parsed(self._request("POST", "/_search/scroll", more))
-        finally:
-            if scroll is not None:
-                self._request("DELETE", "/_search/scroll", {"scroll_id": scroll})
-        return ids[:limit]
+
+        def read(client: Elasticsearch) -> list[str]:
+            hits = scan(
+                client,
+                index=self._name,
+                query={"query": self._query(letters), "sort": sort, "_source": False},
+                size=IDS_PAGE if limit is None else min(limit, IDS_PAGE),
+                scroll=_KEPT_OPEN,
+                preserve_order=True,
+                request_timeout=self._options.request_timeout_seconds,
+                allow_partial_search_results=False,
+            )
+            return [hit["_id"] for hit in islice(hits, limit)]
+
+        return self._ask(read, missing_is_none=True) or []
 
     def withdraw(self, batch_time_ms: int, attempt: int) -> int:
         """Delete the letters of the batch and this index that attempts before ``attempt`` wrote.
@@ -194,7 +194,7 @@ class DeadLetterIndex:
                 {"delete": {"_id": letter.id, "if_seq_no": letter.seq_no, "if_primary_term": letter.primary_term}}
                 for letter in some
             ]
-            withdrawn += len(some) - len(self._changed_since(some, actions, ""))
+            withdrawn += len(some) - len(self._changed_since(some, actions, refresh=False))
         return withdrawn
 
     def get(self, id_: str) -> StoredLetter:
@@ -207,15 +207,15 @@ class DeadLetterIndex:
         for letter in self.find(every, limit=1):
             return letter
         raise DeadLetterMissingError(
-            f"There is no dead letter {id_!r} of output {self._options.output!r} in {self._options.dead_letters!r}.",
+            f"There is no dead letter {id_!r} of output {self._options.output_id!r} in {self._name!r}.",
             remedy="See headrace dlq list --replayed.",
         )
 
     def prepare_notes(self) -> None:
         """Add the mappings of the replay's fields, which an index of an earlier version lacks."""
         names = ("document_id", "version", "value_is_document", "timestamp", "replayed_at")
-        mapping = {"properties": {name: MAPPINGS["properties"][name] for name in names}}
-        self._parsed(self._request("PUT", f"{self._path}/_mapping", mapping))
+        properties = {name: MAPPINGS["properties"][name] for name in names}
+        self._ask(lambda client: client.indices.put_mapping(index=self._name, properties=properties))
 
     def note(self, notes: Sequence[tuple[StoredLetter, Mapping[str, Any]]]) -> list[StoredLetter]:
         """Update fields of letters. Returns the letters left unchanged because they were rewritten or deleted since."""
@@ -225,15 +225,13 @@ class DeadLetterIndex:
         for letter, changed in notes:
             action = {"_id": letter.id, "if_seq_no": letter.seq_no, "if_primary_term": letter.primary_term}
             lines += [{"update": action}, {"doc": changed}]
-        return self._changed_since([letter for letter, _ in notes], lines, "?refresh=true")
+        return self._changed_since([letter for letter, _ in notes], lines, refresh=True)
 
     def _changed_since(
-        self, letters: Sequence[StoredLetter], lines: Sequence[dict[str, Any]], parameters: str
+        self, letters: Sequence[StoredLetter], lines: Sequence[dict[str, Any]], *, refresh: bool
     ) -> list[StoredLetter]:
         """Send one action for each letter. Returns the letters that were rewritten or deleted since they were read."""
-        body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-        path = f"{self._path}/_bulk{parameters}"
-        answer = self._parsed(request_with_retries(self._transport, self._retry_budget(), "POST", path, body))
+        answer = self._ask(lambda client: client.bulk(index=self._name, operations=lines, refresh=refresh))
         moved = []
         for letter, entry in zip(letters, answer["items"], strict=True):
             (item,) = entry.values()
@@ -244,43 +242,27 @@ class DeadLetterIndex:
         return moved
 
     def _query(self, letters: LetterFilter) -> dict[str, Any]:
-        return letters.query(self._options.stream, self._options.output)
+        return letters.query(self._options.stream_name, self._options.output_id)
 
     @property
     def _name(self) -> str:
-        return self._options.dead_letters
-
-    @property
-    def _path(self) -> str:
-        return f"/{quote(self._name, safe='')}"
+        return self._options.dead_letter_index
 
     def _refresh(self) -> None:
-        # The response is ignored: without the privilege to refresh, letters written in the last second may be missing.
-        self._request("POST", f"{self._path}/_refresh")
+        # Without the privilege to refresh, letters written in the last second may be missing.
+        with contextlib.suppress(ElasticsearchRefusedError):
+            self._ask(lambda client: client.indices.refresh(index=self._name), missing_is_none=True)
 
-    def _search(self, parameters: str, body: dict[str, Any]) -> Any:
+    def _search(self, **search: Any) -> Any:
         """The search's answer; None if there is no such index. A shard that does not answer is an error."""
-        path = f"{self._path}/_search?allow_partial_search_results=false{parameters}"
-        response = self._request("POST", path, body)
-        return None if response.status == 404 else self._parsed(response)
-
-    def _parsed(self, response: Response) -> Any:
-        parsed = response.json()
-        if response.status != 200 or not isinstance(parsed, dict):
-            raise refusal(response.status, Reason(*response.error()), self._name)
-        return parsed
-
-    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Response:
-        data = None if body is None else json.dumps(body).encode()
-        return request_with_retries(self._transport, self._retry_budget(), method, path, data)
-
-    def _retry_budget(self) -> RetryBudget:
-        return RetryBudget(
-            f"Asking for the dead letters in {self._name!r}",
-            max_seconds=self._options.max_retry_seconds,
-            clock=self._clock,
-            cancelled=threading.Event(),
+        return self._ask(
+            lambda client: client.search(index=self._name, allow_partial_search_results=False, **search),
+            missing_is_none=True,
         )
+
+    def _ask(self, request: Callable[[Elasticsearch], Any], *, missing_is_none: bool = False) -> Any:
+        purpose = f"Asking for the dead letters in {self._name!r}"
+        return self._administration.ask(purpose, self._name, request, missing_is_none=missing_is_none)
 
 
 def _decoded(text: Any) -> bytes | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 from urllib.parse import quote
 
 import numpy as np
@@ -16,13 +17,20 @@ import pyarrow as pa
 from headrace.elasticsearch.bulk_bodies import PreparedRows
 from headrace.elasticsearch.bulk_sender import DOCUMENT_TOO_LARGE, BulkSender
 from headrace.elasticsearch.counts import IndexingCounts
-from headrace.elasticsearch.dead_letters import MAPPINGS, DeadLetter, dead_letter
+from headrace.elasticsearch.dead_letters import MAPPINGS, DeadLetter, OriginalRecord, dead_letter
 from headrace.elasticsearch.errors import DeadLettersRefusedError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.originals import OriginalRecords
-from headrace.elasticsearch.retrying import request_with_retries
+from headrace.elasticsearch.retry_budget import request_with_retries
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason
+
+
+class OriginalRecords(Protocol):
+    """Looks up records by their position in Kafka. Called from one thread, only for dead letters."""
+
+    def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord | None:
+        """The record, or None if it is no longer available; the dead letter is then written without it."""
+        ...
 
 
 class DeadLetterWriter:
@@ -101,7 +109,7 @@ class DeadLetterWriter:
 
     def _refused(self, reason: Reason) -> DeadLettersRefusedError:
         return DeadLettersRefusedError(
-            f"A dead letter was refused by index {self._options.dead_letters!r}: {reason}.",
+            f"A dead letter was refused by index {self._options.dead_letter_index!r}: {reason}.",
             remedy="Let headrace create that index, or give it the mapping that it would have created; "
             "then run the batch again.",
         )
@@ -117,7 +125,7 @@ class DeadLetterWriter:
     def _ensure_index(self) -> None:
         if self._index_ensured:
             return
-        path = f"/{quote(self._options.dead_letters, safe='')}"
+        path = f"/{quote(self._options.dead_letter_index, safe='')}"
         retry_budget = self._sender.retry_budget()
         if request_with_retries(self._transport, retry_budget, "HEAD", path).status != 200:
             # The answer is ignored: another task may have created the index, or the user may index but not create.

@@ -21,7 +21,6 @@ from headrace.elasticsearch import columns
 from headrace.elasticsearch.bulk_bodies import REJECTED_BEFORE, document_column
 from headrace.elasticsearch.document_ids import MAX_ID_BYTES, identify, record_ids, row_parts
 from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
-from headrace.elasticsearch.originals import OriginalRecord
 from headrace.elasticsearch.verdicts import Reason
 
 MAPPINGS: dict[str, Any] = {
@@ -56,6 +55,16 @@ MAPPINGS: dict[str, Any] = {
 transform ``value_is_document`` is true. A letter too large for a request has none of these and no ``value``, only the
 value's size in ``value_bytes``. ``document_id`` and ``version`` are those of the rejected document. ``replayed_at`` is
 present once the letter was replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalRecord:
+    """A record's key, value, headers and time as read from Kafka."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +116,9 @@ class DeadLetter:
         """The dead letter as JSON in one line."""
         value = self.original.value if self.original else None
         fields: dict[str, Any] = {
-            "stream": options.stream,
-            "output": options.output,
-            "batch_time": options.batch_time,
+            "stream": options.stream_name,
+            "output": options.output_id,
+            "batch_time": options.batch_time_ms,
             "attempt": options.attempt,
             "index": options.index,
             "topic": self.topic,
@@ -154,7 +163,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         )
     rejected_before = reason.type == REJECTED_BEFORE
     document_id, version = _identity(batch, row, options)
-    # No two rows of a batch have the same id (`CollisionCheck`), except rows of one key with different versions.
+    # No two rows of a batch have the same id (`DuplicateIdCheck`), except rows of one key with different versions.
     has_own_id = (
         document_id is not None
         and options.version_from is None
@@ -168,7 +177,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         reason,
         original,
         document,
-        tuple(part for part in (options.stream, options.output, options.index) if part),
+        tuple(part for part in (options.stream_name, options.output_id, options.index) if part),
         _row_id(batch, row, options),
         task=0 if has_own_id else options.task,
         document_id=None if rejected_before else document_id,
@@ -185,10 +194,10 @@ def _row_id(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> str:
     names = batch.schema.names
     one = batch.slice(row, 1)
     if any(name not in names or not one.column(name).is_valid()[0].as_py() for name in columns.COORDINATES):
-        return f"row+{_digest(options.batch_time, one.to_pylist())}"
+        return f"row+{_digest(options.batch_time_ms, one.to_pylist())}"
     record = str(record_ids(one)[0])
     if options.document_id is DocumentIdKind.COLUMNS:
-        return f"{record}+row+{_digest(options.batch_time, one.to_pylist())}"
+        return f"{record}+row+{_digest(options.batch_time_ms, one.to_pylist())}"
     if options.document_id is DocumentIdKind.KEY and document_column(batch) == columns.DOCUMENT:
         return f"{record}+key+{_digest(one.column(columns.KEY).to_pylist())}"
     if options.id_columns:

@@ -113,8 +113,8 @@ def _refuse_restarted_offsets(batch: pa.RecordBatch, options: IndexingOptions) -
     incarnation = incarnations(batch)
     if incarnation is not None and pc.max(incarnation).as_py() > 1:
         raise UnsuitableRowsError(
-            f"A topic of index {options.index!r} was deleted and created again, so its offsets began anew: as versions "
-            "they would let older documents win.",
+            f"A topic of index {options.index!r} was deleted and created again, so its offsets started again: as "
+            "versions they would let older documents replace newer ones.",
             remedy="Name a column that only grows with version_from, or index into a new index.",
         )
 
@@ -130,7 +130,7 @@ def _column_values(
     if null is not None:
         parts = [pc.fill_null(part, null) for part in parts]
     if options.id_batch_time:
-        parts.append(pa.array([str(options.batch_time)] * batch.num_rows, pa.large_string()))
+        parts.append(pa.array([str(options.batch_time_ms)] * batch.num_rows, pa.large_string()))
     if len(parts) == 1:
         return parts[0]
     # Escaped, so that ("a+b", "c") and ("a", "b+c") have different ids.
@@ -144,7 +144,7 @@ def _text(column: Any, rejected: dict[int, Reason]) -> Any:
         column = column.dictionary_decode()
     if pa.types.is_nested(column.type):
         raise UnsuitableRowsError(
-            f"A column of type {column.type} cannot be a document id.", remedy="Choose its fields."
+            f"A column of type {column.type} cannot be a document id.", remedy="Use its fields instead."
         )
     if pa.types.is_timestamp(column.type):
         # In UTC, whatever the session's time zone is: the id must be the same in every run.
@@ -174,7 +174,7 @@ def _reject_unusable_ids(ids: Any, options: IndexingOptions, rejected: dict[int,
 
 def _versions(batch: pa.RecordBatch, options: IndexingOptions, rejected: dict[int, Reason]) -> Any:
     if options.versioned_by_batch:
-        return pa.array([options.batch_time] * batch.num_rows, pa.int64())
+        return pa.array([options.batch_time_ms] * batch.num_rows, pa.int64())
     name = options.version_from or columns.OFFSET
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 
 
 class IndexingError(HeadraceError):
@@ -20,7 +19,7 @@ class UnsuitableRowsError(IndexingError):
     failure = Failure.CODE
 
 
-class CollidingIdsError(IndexingError):
+class DuplicateIdsError(IndexingError):
     """Rows of one batch have the same id, so that all but one of them would be lost."""
 
     failure = Failure.CODE
@@ -34,6 +33,10 @@ class ForeignDocumentsError(IndexingError):
 
 class UnsuitableTargetError(IndexingError):
     """The index is not one concrete index, so ids would not be unique in it (rule 7)."""
+
+
+class IndexNotWritableError(IndexingError):
+    """An index has a block on writes, or the user lacks a privilege on it."""
 
 
 class ElasticsearchUnavailableError(IndexingError):
@@ -56,10 +59,6 @@ class TooManyDeadLettersError(IndexingError):
 
 class DeadLetterMissingError(IndexingError):
     """There is no such dead letter."""
-
-
-class LettersNotReplayableError(IndexingError):
-    """The output's documents cannot be made from a dead letter's record alone."""
 
 
 class DocumentsUnaccountedError(IndexingError):

@@ -13,13 +13,12 @@ import pyarrow as pa
 from headrace.clock import Clock, SystemClock
 from headrace.elasticsearch.bulk_bodies import PreparedRows, prepare_rows
 from headrace.elasticsearch.bulk_sender import BulkSender, SentRequest
-from headrace.elasticsearch.collisions import CollisionCheck
 from headrace.elasticsearch.columns import check_columns
 from headrace.elasticsearch.counts import IndexingCounts
-from headrace.elasticsearch.dead_letter_writer import DeadLetterWriter
+from headrace.elasticsearch.dead_letter_writer import DeadLetterWriter, OriginalRecords
 from headrace.elasticsearch.document_ids import identify
+from headrace.elasticsearch.duplicate_ids import DuplicateIdCheck
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.originals import OriginalRecords
 from headrace.elasticsearch.transport import Transport
 
 
@@ -38,15 +37,17 @@ class Indexer:
         clock: Clock | None = None,
         seed: int = 0,
     ) -> None:
-        """``seed`` must be equal for all tasks of the write (see ``CollisionCheck``)."""
+        """``seed`` must be equal for all tasks of the write (see ``DuplicateIdCheck``)."""
         self._options = options
         self._cancelled = threading.Event()
         clock = clock or SystemClock()
         self._sender = BulkSender(transport, options.index, options, clock=clock, cancelled=self._cancelled)
-        to_dead_letters = BulkSender(transport, options.dead_letters, options, clock=clock, cancelled=self._cancelled)
+        to_dead_letters = BulkSender(
+            transport, options.dead_letter_index, options, clock=clock, cancelled=self._cancelled
+        )
         self._dead_letter_writer = DeadLetterWriter(transport, to_dead_letters, options, originals)
         self._counts = IndexingCounts()
-        self._collisions = CollisionCheck(options, seed)
+        self._duplicates = DuplicateIdCheck(options, seed)
         self._in_flight: dict[Future[SentRequest], PreparedRows] = {}
 
     def index(self, batches: Iterable[pa.RecordBatch]) -> IndexingCounts:
@@ -74,12 +75,12 @@ class Indexer:
 
     def digests(self) -> Any:
         """The digests of all rows' ids, for ``repeated_digests`` (uint64 array)."""
-        return self._collisions.digests()
+        return self._duplicates.digests()
 
     def _index_batch(self, batch: pa.RecordBatch, pool: ThreadPoolExecutor) -> None:
         check_columns(batch.schema.names, self._options)
         identities = identify(batch, self._options)
-        self._collisions.take(batch, identities)
+        self._duplicates.take(batch, identities)
         preparation = prepare_rows(batch, self._options, identities=identities)
         self._counts.rows += batch.num_rows
         self._counts.ignored_tombstones += preparation.ignored_tombstones

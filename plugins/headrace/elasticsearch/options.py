@@ -1,16 +1,33 @@
-"""The options of the "elasticsearch" sink. Spark passes every option as a string; they are parsed and checked here."""
+"""The options of one write to an index: one value, which Spark passes to the sink as one JSON document.
+
+They are made from the stream's definition, which has validated the settings, so they are not validated again. This
+module imports no definition at run time: Spark's Python workers import it, and need only the value.
+"""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, ValidationError, model_validator
+from typing import TYPE_CHECKING, Any, Self
 
 from headrace.elasticsearch.errors import IndexingOptionsError
-from headrace.stream.index_names import check_index_name, dead_letters_of
+
+if TYPE_CHECKING:
+    from headrace.stream.inputs import KafkaInput
+    from headrace.stream.outputs import ElasticsearchOutput
+
+LOG = "log"
+KAFKA = "kafka"
+
+VERSION = "version"
+"""The name of the prepared column with the values of ``version_from``."""
+
+
+def id_column(number: int) -> str:
+    """The name of a prepared column of ``id_columns``, numbered from 0."""
+    return f"id_{number}"
 
 
 class DocumentIdKind(StrEnum):
@@ -49,30 +66,19 @@ class TombstonePolicy(StrEnum):
     DEAD_LETTER = "dead_letter"
 
 
-def _comma_separated(value: Any) -> Any:
-    if isinstance(value, str):
-        return tuple(part for part in (part.strip() for part in value.split(",")) if part)
-    return value
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_comma_separated)]
-
-_SECRETS = frozenset({"password", "login", "user", "username", "api_key", "apikey", "token", "bearer_token"})
-
-
-class IndexingOptions(BaseModel):
-    """The options of the "elasticsearch" sink. ``from_strings`` reads them from Spark's strings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexingOptions:
+    """How and where the rows of one write are indexed. ``of`` makes the options of a stream's output."""
 
     connection: str | None = None
     """An Airflow connection's id, resolved in the process that plans the write: the only source of credentials."""
-    hosts: Names = ()
-    """Instead of a connection: the nodes' URLs, comma-separated, without credentials."""
+    hosts: tuple[str, ...] = ()
+    """Instead of a connection: the nodes' URLs, without credentials."""
     index: str
     """One concrete index, or an alias of exactly one that does not roll over. Elasticsearch creates a missing one."""
+    dead_letter_index: str
     document_id: DocumentIdKind = DocumentIdKind.RECORD
-    id_columns: Names = ()
+    id_columns: tuple[str, ...] = ()
     """The columns of column ids; with record ids the columns that distinguish the rows of one record."""
     id_batch_time: bool = False
     """Whether each column id ends with the batch time: for aggregates, which have one row per group and batch. If not,
@@ -84,62 +90,103 @@ class IndexingOptions(BaseModel):
     existing id is an update, not a repetition."""
     tombstones: TombstonePolicy | None = None
     """By default "delete" for key ids, "dead_letter" for the others."""
-    dead_letter_index: str = ""
-    """By default the index's name with the suffix "-dead-letters"."""
 
-    bulk_bytes: int = Field(5 * 1024 * 1024, ge=1, le=100 * 1024 * 1024)
+    bulk_bytes: int = 5 * 1024 * 1024
     """The largest size of a request in bytes; a larger single document is a request of its own."""
-    bulk_actions: int = Field(5000, ge=1, le=100_000)
-    requests_in_flight: int = Field(2, ge=1, le=64)
+    bulk_actions: int = 5000
+    requests_in_flight: int = 2
     """The number of requests that one task keeps in flight."""
-    max_retry_seconds: float = Field(30.0, ge=0)
+    max_retry_seconds: float = 30.0
     """How long a request may make no progress before the task fails."""
-    request_timeout_seconds: float = Field(60.0, gt=0)
+    request_timeout_seconds: float = 60.0
     refresh: bool = False
     """Whether to refresh the index once, after all tasks."""
-    check_index: bool = True
-    """Whether to check before and after the write that the target is one concrete index. Needs the privilege
-    view_index_metadata on it."""
 
-    stream: str = ""
-    """The stream's name. With the output's id and the batch time (ms) it is for reports and dead letters."""
-    output: str = ""
-    batch_time: int | None = None
+    stream_name: str = ""
+    output_id: str = ""
+    batch_time_ms: int | None = None
     attempt: int | None = None
     """The number of the attempt at the batch, for dead letters."""
     task: int = 0
     """The number of this task within the write, to distinguish dead letters of otherwise equal rows."""
-    withdraw_letters: bool = False
-    """Whether to delete, when all tasks have succeeded, the letters that earlier attempts at the batch wrote and this
-    one did not: their rows are not dead letters any more."""
-    report: str | None = None
-    """The URI to which the counts of all tasks are written as JSON when they have succeeded (see ``reports``)."""
-    manifest: str | None = None
-    """The URI of the batch's manifest, used to find the records of dead letters of transformed rows."""
-    originals: Literal["log", "kafka"] = "log"
-    """Where these records are read: in the log, or in Kafka if the log no longer has the batch, or never had it."""
-    inputs: str | None = None
-    """The stream's inputs (``KafkaInput``) as a JSON list, to read records from Kafka."""
     written_before: bool = False
     """Whether an earlier attempt may have written this batch to this output. If so, an existing document with other
     contents is taken as that attempt's and kept; if not, it is another record's, and the write fails."""
-    earlier: Json[dict[Literal["log", "kafka"], tuple[str, ...]]] | None = None
-    """For a window, the manifests of its other batches: a JSON object with a list for each place of their records."""
+    withdraw_letters: bool = False
+    """Whether to delete, when all tasks have succeeded, the letters that earlier attempts at the batch wrote and this
+    one did not: their rows are not dead letters any more."""
+    report: str = ""
+    """The URI to which the counts of all tasks are written as JSON when they have succeeded; the sink needs it."""
+    manifests: tuple[tuple[str, str], ...] = ()
+    """The manifests in which the records of dead letters of transformed rows are looked up, in this order. Each is the
+    place of its records, `LOG` or `KAFKA`, and its URI."""
+    inputs: tuple[dict[str, Any], ...] = ()
+    """The stream's inputs (``KafkaInput``) as JSON values, if a manifest's records are in Kafka."""
 
     @classmethod
-    def from_strings(cls, options: Mapping[str, str]) -> Self:
-        """Parse options as Spark passes them. Names are case-insensitive; ``save("name")`` sets the index.
+    def of(
+        cls,
+        output: ElasticsearchOutput,
+        *,
+        stream_name: str,
+        batch_time_ms: int | None,
+        attempt: int | None = None,
+        report: str = "",
+        manifests: Sequence[tuple[str, str]] = (),
+        inputs: Sequence[KafkaInput] = (),
+        written_before: bool = False,
+        withdraw_letters: bool = False,
+    ) -> Self:
+        """The options for writing rows of ``headrace.spark.documents.prepare_documents`` to an output."""
+        ids = output.document_ids
+        in_kafka = any(place == KAFKA for place, _ in manifests)
+        return cls(
+            connection=output.connection,
+            hosts=output.hosts,
+            index=output.index,
+            dead_letter_index=output.dead_letters,
+            document_id=DocumentIdKind(ids.kind),
+            id_columns=tuple(id_column(number) for number in range(len(id_sources(output)))),
+            id_batch_time=ids.kind == "columns" and ids.with_batch_time,
+            version_from=VERSION if ids.kind == "key" and ids.version_from else None,
+            write_method=None if output.write_method is None else WriteMethod(output.write_method),
+            tombstones=None if output.tombstones is None else TombstonePolicy(output.tombstones),
+            bulk_bytes=output.bulk_bytes,
+            bulk_actions=output.bulk_actions,
+            requests_in_flight=output.requests_in_flight,
+            max_retry_seconds=output.max_retry_seconds,
+            request_timeout_seconds=output.request_timeout_seconds,
+            refresh=output.refresh,
+            stream_name=stream_name,
+            output_id=output.id,
+            batch_time_ms=batch_time_ms,
+            attempt=attempt,
+            written_before=written_before,
+            withdraw_letters=withdraw_letters and attempt is not None,
+            report=report,
+            manifests=tuple(manifests),
+            inputs=tuple(source.model_dump(mode="json") for source in inputs) if in_kafka else (),
+        )
 
-        Raises IndexingOptionsError. Its text never repeats a value.
-        """
-        given: dict[str, Any] = {name.lower(): value for name, value in options.items()}
-        path = given.pop("path", None)
-        if path:
-            given.setdefault("index", path)
+    def to_json(self) -> str:
+        """The options as a JSON object. It holds no secret: credentials are in the connection only."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Parse what ``to_json`` made. Raises IndexingOptionsError, whose text repeats no value."""
         try:
-            return cls.model_validate(given)
-        except ValidationError as error:
-            raise IndexingOptionsError(_describe(error)) from None
+            fields: dict[str, Any] = json.loads(text)
+            for name, parse in _PARSERS.items():
+                if fields.get(name) is not None:
+                    fields[name] = parse(fields[name])
+            return cls(**fields)
+        except (ValueError, TypeError, AttributeError):
+            raise IndexingOptionsError(
+                "The options of the elasticsearch sink are not those of this version of headrace.",
+                remedy="Install the same version of headrace where batches start and in the Spark application, and "
+                "start the receiver job again.",
+            ) from None
 
     def for_task(self, task: int, earlier_tries: int) -> Self:
         """The options for one task of a write. ``earlier_tries``: how often Spark has tried this task before.
@@ -147,12 +194,11 @@ class IndexingOptions(BaseModel):
         An earlier try may have written documents. ``max_retry_seconds`` is halved with each try, so all tries together
         wait for less than twice ``max_retry_seconds``, however often Spark tries.
         """
-        return self.model_copy(
-            update={
-                "task": task,
-                "written_before": self.written_before or earlier_tries > 0,
-                "max_retry_seconds": self.max_retry_seconds / 2**earlier_tries,
-            }
+        return replace(
+            self,
+            task=task,
+            written_before=self.written_before or earlier_tries > 0,
+            max_retry_seconds=self.max_retry_seconds / 2**earlier_tries,
         )
 
     @property
@@ -164,7 +210,7 @@ class IndexingOptions(BaseModel):
     def versioned_by_batch(self) -> bool:
         """Whether the batch time is the version. Then ids recur from batch to batch, and the newest batch's document
         stays even if an older batch is run again later."""
-        return self._ids_recur and self.batch_time is not None
+        return self._ids_recur and self.batch_time_ms is not None
 
     @property
     def ids_imply_source(self) -> bool:
@@ -183,86 +229,26 @@ class IndexingOptions(BaseModel):
 
     @property
     def tombstone_policy(self) -> TombstonePolicy:
+        """``tombstones`` or its default."""
         if self.tombstones is not None:
             return self.tombstones
         return TombstonePolicy.DELETE if self.document_id is DocumentIdKind.KEY else TombstonePolicy.DEAD_LETTER
 
-    @property
-    def dead_letters(self) -> str:
-        """The dead-letter index's name."""
-        return self.dead_letter_index or dead_letters_of(self.index)
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        for problem in (
-            *self._cluster_problems(),
-            *self._id_problems(),
-            *self._index_problems(),
-            *self._original_problems(),
-        ):
-            raise ValueError(problem)
-        return self
-
-    def _original_problems(self) -> list[str]:
-        if self.originals == "kafka" and not (self.manifest and self.inputs):
-            return ["originals=kafka needs 'manifest' and 'inputs'"]
-        if self.earlier and self.earlier.get("kafka") and not self.inputs:
-            return ["'earlier' batches in Kafka need 'inputs'"]
-        return []
-
-    def _cluster_problems(self) -> list[str]:
-        if bool(self.connection) == bool(self.hosts):
-            return ["give either 'connection' (an Airflow connection's id) or 'hosts'"]
-        if any("@" in host for host in self.hosts):
-            return ["'hosts' may hold no credentials, since options are shown in plans; use 'connection'"]
-        return []
-
-    def _id_problems(self) -> list[str]:
-        problems = []
-        by_columns = self.document_id is DocumentIdKind.COLUMNS
-        if by_columns and not self.id_columns:
-            problems.append("document_id=columns needs 'id_columns'")
-        if self.id_columns and self.document_id is DocumentIdKind.KEY:
-            problems.append("'id_columns' go with document_id=columns or record: a key has one document")
-        if self.withdraw_letters and (self.attempt is None or self.batch_time is None):
-            problems.append("'withdraw_letters' needs 'batch_time' and 'attempt'")
-        if self.id_batch_time and (not by_columns or self.batch_time is None):
-            problems.append("'id_batch_time' goes with document_id=columns, and needs 'batch_time'")
-        if self.version_from and self.document_id is DocumentIdKind.RECORD:
-            problems.append("'version_from' means nothing for record ids: a record has one version")
-        if self.tombstones is TombstonePolicy.DELETE and self.document_id is not DocumentIdKind.KEY:
-            problems.append("tombstones=delete goes with document_id=key: a tombstone has nothing but its key")
-        if self.write_method is WriteMethod.CREATE and self._ids_recur:
-            problems.append("write_method=create with column ids needs 'id_batch_time' or 'version_from'")
-        return problems
-
-    def _index_problems(self) -> list[str]:
-        problems = []
-        for option, name in (("index", self.index), ("dead_letter_index", self.dead_letters)):
-            try:
-                check_index_name(name)
-            except ValueError as error:
-                problems.append(f"{option!r} {error}")
-        if self.dead_letters == self.index:
-            problems.append("'dead_letter_index' has to differ from 'index'")
-        return problems
+def id_sources(output: ElasticsearchOutput) -> tuple[str, ...]:
+    """The transform's columns whose values become the option ``id_columns``."""
+    ids = output.document_ids
+    if ids.kind == "record":
+        return ids.rows
+    return ids.columns if ids.kind == "columns" else ()
 
 
-def _describe(error: ValidationError) -> str:
-    problems = []
-    for detail in error.errors(include_url=False, include_context=False, include_input=False):
-        name = str(detail["loc"][0]) if detail["loc"] else ""
-        if detail["type"] == "extra_forbidden":
-            problems.append(_unknown(name))
-        elif detail["type"] == "missing":
-            problems.append(f"{name!r} is missing")
-        else:
-            problems.append(f"{name!r}: {detail['msg']}" if name else detail["msg"].removeprefix("Value error, "))
-    return f"The elasticsearch sink's options do not make sense: {'; '.join(problems)}."
-
-
-def _unknown(name: str) -> str:
-    if name in _SECRETS:
-        return f"{name!r} may not be an option, since options are shown in plans: put it into the connection"
-    near = difflib.get_close_matches(name, IndexingOptions.model_fields, n=1)
-    return f"{name!r} is no option" + (f" (is {near[0]!r} meant?)" if near else "")
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "hosts": tuple,
+    "id_columns": tuple,
+    "document_id": DocumentIdKind,
+    "write_method": WriteMethod,
+    "tombstones": TombstonePolicy,
+    "manifests": lambda manifests: tuple((str(place), str(uri)) for place, uri in manifests),
+    "inputs": tuple,
+}

@@ -1,20 +1,38 @@
-"""Sends one HTTP request to Elasticsearch. It does not retry: ``retrying`` and ``bulk_sender`` do.
+"""Sends one HTTP request to Elasticsearch: the small transport of the write path. It does not retry.
 
-It uses the official client's transport (TLS, credentials, a pool of nodes that skips dead ones for a while) with its
-retries turned off, so that nothing is retried by two layers. Bodies are sent as given: the client's NDJSON serializer
-would copy each of them twice.
+Spark starts new Python workers for each batch, so what they import delays every batch. The official client takes half a
+second to import, because it also loads its asynchronous transports; urllib3 alone takes a tenth of that. Bodies are
+sent as given: the official client would copy each of them twice. Administration uses the official client
+(``administration``).
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import hmac
 import json
+import random
+import socket
+import ssl
+import threading
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import elastic_transport
+import urllib3
+from urllib3.exceptions import HTTPError, SSLError
 
-from headrace.elasticsearch.cluster import Cluster
-from headrace.elasticsearch.errors import ElasticsearchRefusedError
+from headrace.elasticsearch.cluster import Cluster, Node
+from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexingOptionsError
+
+LONGEST_PAUSE_SECONDS = 30.0
+"""The longest time for which a node that does not answer is left out."""
+
+UNTRUSTED = ("certificate_verify_failed", "fingerprint")
+"""One of these is in the text of an error about an untrusted certificate, in lower case."""
+
+_HASHES = {32: "md5", 40: "sha1", 64: "sha256"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +51,15 @@ class Response:
 
     def error(self) -> tuple[str, str]:
         """The type and the reason of an error answer; "unknown" and the body's beginning if it has no such form."""
-        parsed = self.json()
-        error = parsed.get("error") if isinstance(parsed, dict) else None
-        if isinstance(error, dict):
-            return str(error.get("type", "unknown")), str(error.get("reason", ""))
-        text = error if isinstance(error, str) else self.body[:300].decode("utf-8", "replace")
-        return "unknown", text
+        return error_of(self.json(), self.body[:300].decode("utf-8", "replace"))
+
+
+def error_of(parsed: Any, text: str) -> tuple[str, str]:
+    """The type and the reason of an error, from the parsed answer; ("unknown", ``text``) if it has no such form."""
+    error = parsed.get("error") if isinstance(parsed, dict) else None
+    if isinstance(error, dict):
+        return str(error.get("type", "unknown")), str(error.get("reason", ""))
+    return "unknown", error if isinstance(error, str) else text
 
 
 class NoAnswerError(Exception):
@@ -55,65 +76,212 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class _AsBytes(elastic_transport.Serializer):
-    """Passes bodies through unchanged in both directions."""
-
-    mimetype = "application/json"
-
-    def dumps(self, data: Any) -> bytes:
-        return bytes(data)
-
-    def loads(self, data: bytes) -> Any:
-        return data
-
-
-_PASS_THROUGH = dict.fromkeys(
-    ("application/json", "application/x-ndjson", "application/*", "text/*"),
-    _AsBytes(),
-)
-
-
 class ElasticsearchTransport:
-    """The transport to a real cluster."""
+    """The transport to a real cluster. It uses the nodes in turn, and leaves one that does not answer out for a while.
+
+    Raises IndexingOptionsError if a certificate's file cannot be read or a fingerprint is none.
+    """
 
     def __init__(self, cluster: Cluster, *, connections: int, timeout_seconds: float) -> None:
         """``connections`` is per node, ``timeout_seconds`` for each whole request."""
-        self._timeout_seconds = timeout_seconds
-        self._where = ", ".join(map(str, cluster.nodes))
-        self._transport = elastic_transport.Transport(
-            cluster.node_configs(connections_per_node=connections, timeout_seconds=timeout_seconds),
-            serializers=_PASS_THROUGH,
-            max_retries=0,
-            retry_on_status=(),
-            retry_on_timeout=False,
+        self._nodes = _Nodes(
+            [_NodePool(node, _pool(cluster, node, connections, timeout_seconds)) for node in cluster.nodes]
         )
+        self._compress = cluster.http_compress
+        self._headers = {"accept": "application/json", "user-agent": "headrace"}
+        if cluster.authorization:
+            self._headers["authorization"] = cluster.authorization
+        if cluster.http_compress:
+            self._headers["accept-encoding"] = "gzip"
 
     def request(self, method: str, path: str, body: bytes | None = None) -> Response:
-        headers = {"accept": "application/json"}
+        headers = dict(self._headers)
         if body is not None:
-            headers["content-type"] = (
-                "application/x-ndjson" if path.partition("?")[0].endswith("_bulk") else "application/json"
-            )
+            bulk = path.partition("?")[0].endswith("_bulk")
+            headers["content-type"] = "application/x-ndjson" if bulk else "application/json"
+            if self._compress:
+                headers["content-encoding"] = "gzip"
+                body = gzip.compress(body)
+        chosen = self._nodes.choose()
         try:
-            answer = self._transport.perform_request(method, path, body=body, headers=headers)
-        except elastic_transport.TlsError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error) or "ingerprint" in str(error) or "doesn't match" in str(error):
+            # No redirect is followed: it would send the credentials to another address.
+            answer = chosen.pool.urlopen(
+                method, chosen.node.path_prefix + path, body=body, headers=headers, retries=False, redirect=False
+            )
+        except HTTPError as error:
+            self._nodes.failed(chosen)
+            if isinstance(error, SSLError) and any(sign in str(error).lower() for sign in UNTRUSTED):
                 raise ElasticsearchRefusedError(
-                    f"Elasticsearch's certificate is not trusted: {error}.",
+                    f"The certificate of Elasticsearch at {chosen.node} is not trusted: {error}.",
                     remedy="Give the authority's certificate as ca_certs in the connection's extra.",
                 ) from error
-            raise self._no_answer(error) from error
-        except elastic_transport.TransportError as error:
-            raise self._no_answer(error) from error
-        return Response(answer.meta.status, answer.body or b"")
+            raise NoAnswerError(f"no answer from {chosen.node}: {error}") from error
+        if answer.status in _NODE_AWAY:
+            self._nodes.failed(chosen)
+        else:
+            self._nodes.answered(chosen)
+        return Response(answer.status, answer.data)
 
     def close(self) -> None:
-        self._transport.close()
+        self._nodes.close()
 
-    def _no_answer(self, error: elastic_transport.TransportError) -> NoAnswerError:
-        """The error with the address and the innermost cause, which the client's own text omits."""
-        cause: BaseException = error.errors[0] if error.errors else error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        text = str(error) if str(cause) in str(error) else f"{error}: {cause}"
-        return NoAnswerError(f"no answer from {self._where}: {text}")
+
+# Another node, or the same one later, may answer otherwise.
+_NODE_AWAY = frozenset({502, 503, 504})
+
+
+@dataclass(slots=True, eq=False)
+class _NodePool:
+    node: Node
+    pool: urllib3.HTTPConnectionPool
+    failures: int = 0
+    """Failures since the last answer."""
+    left_out_until: float = 0.0
+
+
+class _Nodes:
+    """The nodes of a cluster. The n-th failure in a row, counted from 0, leaves a node out for min(30 s, 1 s * 2^n)."""
+
+    def __init__(self, nodes: list[_NodePool]) -> None:
+        # Not every task begins with the same node.
+        self._nodes = random.sample(nodes, len(nodes))
+        self._turn = 0
+        self._lock = threading.Lock()
+
+    def choose(self) -> _NodePool:
+        """The next node that is not left out; if all are, the one whose time ends first."""
+        if len(self._nodes) == 1:
+            return self._nodes[0]
+        with self._lock:
+            now = time.monotonic()
+            usable = [node for node in self._nodes if node.left_out_until <= now]
+            if not usable:
+                return min(self._nodes, key=lambda node: node.left_out_until)
+            self._turn += 1
+            return usable[self._turn % len(usable)]
+
+    def failed(self, node: _NodePool) -> None:
+        with self._lock:
+            pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** min(node.failures, 10))
+            node.failures += 1
+            node.left_out_until = time.monotonic() + pause
+
+    def answered(self, node: _NodePool) -> None:
+        if node.failures:
+            with self._lock:
+                node.failures, node.left_out_until = 0, 0.0
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.pool.close()
+
+
+def _pool(cluster: Cluster, node: Node, connections: int, timeout_seconds: float) -> urllib3.HTTPConnectionPool:
+    common: dict[str, Any] = {
+        "port": node.port,
+        "timeout": urllib3.Timeout(total=timeout_seconds),
+        "maxsize": connections,
+        # A thread waits for a free connection; requests_in_flight limits the threads to as many.
+        "block": True,
+    }
+    if node.scheme == "http":
+        return urllib3.HTTPConnectionPool(node.host, **common)
+    try:
+        context = _tls_context(cluster)
+    except (OSError, ValueError) as error:
+        raise IndexingOptionsError(
+            f"A certificate or key of the connection to {node} cannot be used: {error}.",
+            remedy="The files ca_certs, client_cert and client_key have to be on every host on which batches and "
+            "executors run.",
+        ) from error
+    if cluster.ssl_assert_fingerprint:
+        return _FingerprintPool(node, cluster.ssl_assert_fingerprint, _tls_context(cluster), context, **common)
+    return urllib3.HTTPSConnectionPool(
+        node.host,
+        ssl_context=context,
+        cert_reqs="CERT_REQUIRED" if cluster.verify_certs else "CERT_NONE",
+        **common,
+    )
+
+
+def _tls_context(cluster: Cluster) -> ssl.SSLContext:
+    # The system's authorities are trusted besides those of ca_certs, or of certifi.
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if cluster.ssl_assert_fingerprint or not cluster.verify_certs:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif cluster.ca_certs:
+        context.load_verify_locations(cluster.ca_certs)
+    else:
+        import certifi
+
+        context.load_verify_locations(certifi.where())
+    if cluster.client_cert:
+        context.load_cert_chain(cluster.client_cert, cluster.client_key)
+    return context
+
+
+class _FingerprintPool(urllib3.HTTPSConnectionPool):
+    """Trusts the node if a certificate of its chain has the fingerprint: its own, or that of its authority.
+
+    Elasticsearch prints the fingerprint of its authority at its first start; urllib3 compares only the node's own. A
+    node may send a certificate that has not signed its own. So a first handshake only finds the certificate, and every
+    connection that sends a request is verified against it. Names and dates are not checked.
+    """
+
+    def __init__(
+        self, node: Node, fingerprint: str, look: ssl.SSLContext, trusting: ssl.SSLContext, **settings: Any
+    ) -> None:
+        self._fingerprint = fingerprint.replace(":", "").lower()
+        if len(self._fingerprint) not in _HASHES or not set(self._fingerprint) <= set("0123456789abcdef"):
+            raise IndexingOptionsError(
+                "'ssl_assert_fingerprint' in the connection's extra is not a fingerprint.",
+                remedy="Give the SHA-256 of a certificate as 64 hexadecimal digits.",
+            )
+        self._look = look
+        self._trusting = trusting
+        self._found = False
+        self._finding = threading.Lock()
+        super().__init__(node.host, ssl_context=trusting, cert_reqs="CERT_REQUIRED", assert_hostname=False, **settings)
+
+    def _validate_conn(self, conn: Any) -> None:
+        """Connect. Called before each request."""
+        if conn.is_closed:
+            with self._finding:
+                if not self._found:
+                    self._find_certificate(conn.timeout)
+                    self._found = True
+        super()._validate_conn(conn)
+
+    def _find_certificate(self, timeout: Any) -> None:
+        """Make the certificate with the fingerprint the only one that is trusted. Raises SSLError or OSError."""
+        with (
+            socket.create_connection((self.host, self.port or 443), timeout) as plain,
+            self._look.wrap_socket(plain, server_hostname=self.host) as encrypted,
+        ):
+            chain = _chain(encrypted)
+        algorithm = _HASHES[len(self._fingerprint)]
+        for certificate in chain:
+            if hmac.compare_digest(hashlib.new(algorithm, certificate).hexdigest(), self._fingerprint):
+                self._trusting.load_verify_locations(cadata=certificate)
+                self._trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+                self._trusting.verify_mode = ssl.CERT_REQUIRED
+                return
+        found = ", ".join(hashlib.new(algorithm, certificate).hexdigest() for certificate in chain)
+        raise SSLError(f"no certificate of the node has the fingerprint {self._fingerprint}; they have {found}")
+
+
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name.
+_NO_CHECK_TIME = 0x200000
+# OpenSSL's X509_FILETYPE_ASN1.
+_DER = 2
+
+
+def _chain(encrypted: ssl.SSLSocket) -> list[bytes]:
+    """The certificates that the node has sent, in DER."""
+    reading: Any = encrypted
+    if hasattr(reading, "get_unverified_chain"):
+        return list(reading.get_unverified_chain())
+    # Python before 3.13 has it only there.
+    return [certificate.public_bytes(_DER) for certificate in reading._sslobj.get_unverified_chain()]

@@ -217,5 +217,5 @@ def refusal(status: int, reason: Reason, index: str) -> ElasticsearchRefusedErro
     else:
         remedy = next((remedy for sign, remedy in _REMEDIES if sign.search(str(reason))), _ANY_REMEDY)
     return ElasticsearchRefusedError(
-        f"Elasticsearch refuses to index into {index!r} with {status}, {reason}.", remedy=remedy
+        f"Elasticsearch refuses a request for index {index!r} with {status}, {reason}.", remedy=remedy
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.batch.checkpoint import Checkpoint, CheckpointError, checkpoint_paths, read_newest
-from headrace.batch.history import HistoryError, history_numbers, history_path, read_history
+from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import time_text
 from headrace.fsck.coverage import partition_text

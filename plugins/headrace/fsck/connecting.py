@@ -5,24 +5,17 @@ Each check has a time limit, leaves nothing changed, and names the address or pa
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from confluent_kafka import KafkaException
 
-from headrace.clock import SystemClock
 from headrace.connections import CONNECTION_PREFIX
 from headrace.elasticsearch.cluster import Cluster
-from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.output_options import sink_options
-from headrace.elasticsearch.targets import TargetIndex
-from headrace.elasticsearch.transport import ElasticsearchTransport, NoAnswerError
 from headrace.errors import HeadraceError
 from headrace.kafka.admin_questions import AdminQuestions
 from headrace.kafka.errors import TopicsNotFoundError
@@ -34,7 +27,6 @@ from headrace.wal.storage import LogStorage, open_storage
 
 # The limit for an answer: a person waits for it.
 _SECONDS = 5.0
-_WRITE_PRIVILEGES = ("create_doc", "index", "view_index_metadata")
 
 
 class ConditionIgnoredError(HeadraceError):
@@ -177,49 +169,13 @@ def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
 
 
 def _elasticsearch(name: str, output: ElasticsearchOutput) -> Checked:
+    from headrace.elasticsearch.administration import Administration
+
     where = ", ".join(output.hosts) or f"connection {output.connection}"
     try:
-        given = {**sink_options(output), "max_retry_seconds": "0", "request_timeout_seconds": str(_SECONDS)}
-        options = IndexingOptions.from_strings(given)
-        cluster = Cluster.of(options)
+        cluster = Cluster.of(output)
     except HeadraceError as error:
         return Checked(name, where, error.what, error.remedy)
     where = f"{', '.join(map(str, cluster.nodes))}, index {output.index}"
-    transport = ElasticsearchTransport(cluster, connections=1, timeout_seconds=_SECONDS)
-    try:
-        return _checked(name, where, lambda: _look_at_index(transport, options))
-    except NoAnswerError as error:
-        return Checked(name, where, f"There is {error}.")
-    finally:
-        transport.close()
-
-
-def _look_at_index(transport: ElasticsearchTransport, options: IndexingOptions) -> None:
-    """Raises HeadraceError or NoAnswerError."""
-    transport.request("GET", "/")
-    TargetIndex(transport, options, clock=SystemClock()).concrete()
-    path = f"/{quote(options.index, safe='')}/_settings?filter_path=*.settings.index.blocks"
-    blocks: Any = transport.request("GET", path).json()
-    if isinstance(blocks, dict) and "error" not in blocks:
-        for index, found in blocks.items():
-            settings = found.get("settings", {}).get("index", {}).get("blocks", {})
-            if on := sorted(block for block, value in settings.items() if str(value).lower() == "true"):
-                raise HeadraceError(
-                    f"Index {index} has the block {', '.join(on)}.",
-                    remedy="Take it off; Elasticsearch sets read_only_allow_delete itself where a disk is full.",
-                )
-    names = [options.index, options.dead_letters]
-    asked = {"index": [{"names": names, "privileges": list(_WRITE_PRIVILEGES)}]}
-    answer = transport.request("POST", "/_security/user/_has_privileges", json.dumps(asked).encode())
-    # A cluster without security does not have this API, and does not answer 200.
-    reported = answer.json() if answer.status == 200 else None
-    if isinstance(reported, dict) and reported.get("has_all_requested") is False:
-        lacking = sorted(
-            f"{privilege} on {index}"
-            for index, privileges in reported.get("index", {}).items()
-            for privilege, held in privileges.items()
-            if not held
-        )
-        raise HeadraceError(
-            f"The user {reported.get('username')} lacks {', '.join(lacking)}.", remedy="Grant it these privileges."
-        )
+    with Administration.of(cluster, timeout_seconds=_SECONDS, max_retry_seconds=0) as administration:
+        return _checked(name, where, lambda: administration.check_writable(output.index, output.dead_letters))

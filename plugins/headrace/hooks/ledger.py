@@ -123,8 +123,9 @@ def register(ledger: Ledger, stream: Stream) -> int:
 def _dag_version_ms() -> int | None:
     """The creation time of the DAG version that this task runs, in milliseconds since the epoch; None outside a task.
 
-    Airflow identifies DAG versions by UUIDs of version 7, which begin with the time. The factories put the definition's
-    digest into the DAG's documentation, so that each definition has its own DAG version.
+    Airflow identifies DAG versions by UUIDs of version 7, which begin with the time. A task has no other value that
+    orders the versions of its DAG. The factories put the definition's digest into the DAG's documentation, so that each
+    definition has its own DAG version.
     """
     try:
         version = get_current_context()["ti"].dag_version_id

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 
 
 class ReplayError(HeadraceError):

@@ -103,5 +103,5 @@ def _key(partition: TopicPartition) -> tuple[str, int]:
     return partition.topic, partition.partition
 
 
-def _times(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
-    return batch.column("timestamp").cast(pa.int64()).to_numpy()  # type: ignore[no-any-return]
+def _times(records: pa.RecordBatch) -> np.ndarray[Any, Any]:
+    return records.column("timestamp").cast(pa.int64()).to_numpy()  # type: ignore[no-any-return]

@@ -359,9 +359,9 @@ class KafkaRangeReader:
         return self._questions
 
 
-def _rows_of(batch: pa.RecordBatch, run: RangeRun) -> np.ndarray[Any, Any]:
+def _rows_of(records: pa.RecordBatch, run: RangeRun) -> np.ndarray[Any, Any]:
     topic, partition = run.key
-    mine = pc.and_(pc.equal(batch.column("partition"), partition), pc.equal(batch.column("topic"), topic))
+    mine = pc.and_(pc.equal(records.column("partition"), partition), pc.equal(records.column("topic"), topic))
     return mine.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 

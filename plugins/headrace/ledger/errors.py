@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 
 if TYPE_CHECKING:
     from headrace.ledger.models import BatchRow

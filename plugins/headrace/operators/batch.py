@@ -9,37 +9,27 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.timetables.batch_time import batch_time_of_run
+from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow.sdk import Context
-
-    from headrace.ledger import Ledger
     from headrace.stream import Stream
-    from headrace.wal.storage import LogStorage
 
 
 class BatchStep:
-    """The batch time of a run, and the ledger and storage of its stream. Mixed into operators."""
+    """Opens a stream for a task. Mixed into operators."""
 
     stream: Stream
     revision: int | None = None
-    """The ledger's revision number of the stream's definition; None until the ledger is open."""
-
-    def batch_time_ms(self, context: Context, ledger: Ledger) -> int:
-        """This run's batch time, in milliseconds since the epoch."""
-        return batch_time_of_run(context, self.stream, ledger)
+    """The ledger's revision number of the stream's definition; None until the stream is open."""
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[Ledger, LogStorage]]:
-        """Register the stream in the ledger; yield the ledger and the stream's storage."""
-        from headrace.wal.storage import open_storage
-
+    def opened(self) -> Iterator[StreamContext]:
+        """The stream, registered in its ledger, for the length of a ``with`` block."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
             self.revision = register(ledger, self.stream)
-            yield ledger, open_storage(self.stream.storage.url)
+            yield StreamContext(self.stream, ledger)
 
 
 class BatchStepOperator(BatchStep, BaseOperator):

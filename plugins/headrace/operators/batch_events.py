@@ -16,11 +16,8 @@ from headrace.runs.identity import run_identity
 from headrace.timetables.micro_batch import to_ms
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-    from headrace.ledger import Ledger
     from headrace.ledger.models import BatchOutputRow, BatchRow
-    from headrace.runs.identity import RunIdentity
+    from headrace.runs.batch_run import BatchRun
     from headrace.stream import Stream
 
 # Allowed clock difference: a run's start is by Airflow's clock, a batch's completion by the ledger's.
@@ -41,7 +38,7 @@ def batch_alias(stream: Stream | str) -> AssetAlias:
     return AssetAlias(f"{_name(stream)}_batches", group="headrace")
 
 
-def emit_batch_events(context: Context, ledger: Ledger, stream: str, batch_time_ms: int) -> list[int]:
+def emit_batch_events(run: BatchRun) -> list[int]:
     """Emit, with this task's success, the event of the run's batch if this run completed it, and the event of each
     earlier batch that this run completed. Returns their batch times, in order.
 
@@ -49,42 +46,45 @@ def emit_batch_events(context: Context, ledger: Ledger, stream: str, batch_time_
     ``outlets=[batch_alias(stream)]``. Airflow stores the events and the task's success in one transaction: a task that
     dies before that emits them in its next try.
     """
-    run = run_identity(context)
+    name = run.stream.name
     reported = []
-    for at_ms in (*_completed_ahead(context, ledger, stream, batch_time_ms), batch_time_ms):
-        numbers = _numbers_of_own(run, ledger, stream, at_ms)
+    for batch_time_ms in (*_completed_earlier(run), run.batch_time_ms):
+        numbers = _numbers_of_own(run, batch_time_ms)
         if numbers is not None:
-            context["outlet_events"][batch_alias(stream)].add(batch_asset(stream), extra=numbers)
-            reported.append(at_ms)
+            run.context["outlet_events"][batch_alias(name)].add(batch_asset(name), extra=numbers)
+            reported.append(batch_time_ms)
     return reported
 
 
-def _completed_ahead(context: Context, ledger: Ledger, stream: str, batch_time_ms: int) -> list[int]:
+def _completed_earlier(run: BatchRun) -> list[int]:
     """The earlier batch times that have completed since the run began. This run may have completed some of them."""
     from headrace.ledger.states import EventKind
 
-    began = context["dag_run"].start_date
+    began = run.context["dag_run"].start_date
     since_ms = 0 if began is None else to_ms(began) - _CLOCKS_APART_MS
-    most = _MOST_AHEAD if ledger.streams.get(stream).ordered else _MOST_TAKEN_UP
-    completed = ledger.events.latest(stream, [EventKind.BATCH_COMPLETED], limit=most)
+    most = _MOST_AHEAD if run.stream.is_ordered else _MOST_TAKEN_UP
+    completed = run.ledger.events.latest(run.stream.name, [EventKind.BATCH_COMPLETED], limit=most)
     times = {event.batch_time_ms for event in completed if event.at_ms >= since_ms and event.batch_time_ms is not None}
-    return sorted(time_ms for time_ms in times if time_ms < batch_time_ms)
+    return sorted(time_ms for time_ms in times if time_ms < run.batch_time_ms)
 
 
-def _numbers_of_own(run: RunIdentity, ledger: Ledger, stream: str, batch_time_ms: int) -> dict[str, Any] | None:
+def _numbers_of_own(run: BatchRun, batch_time_ms: int) -> dict[str, Any] | None:
     """The batch's numbers if it is complete and this run, since it was last cleared, made the attempt that recorded
     its last output; else None."""
     from headrace.ledger.states import BatchState
+    from headrace.runs.steps_to_run import attempts_without_replays
 
-    batch = ledger.batches.find(stream, batch_time_ms)
+    batches = run.ledger.batches
+    batch = batches.find(run.stream.name, batch_time_ms)
     if batch is None or batch.state is not BatchState.COMPLETED:
         return None
-    outputs = ledger.attempts.outputs(stream, batch_time_ms)
+    outputs = run.ledger.attempts.outputs(run.stream.name, batch_time_ms)
     if not outputs:
         return None
     last = max(outputs, key=lambda output: (output.recorded_at_ms, output.attempt)).attempt
-    attempts = [attempt for attempt in ledger.attempts.of_batch(stream, batch_time_ms) if not attempt.target]
-    if not any(run.made(attempt.attributes) for attempt in attempts if attempt.number == last):
+    attempts = attempts_without_replays(run.ledger, batch)
+    identity = run_identity(run.context)
+    if not any(identity.made(attempt.attributes) for attempt in attempts if attempt.number == last):
         return None
     return _numbers(batch, outputs, tried=len(attempts))
 

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 from headrace.clock import time_text
 from headrace.operators.batch import BatchStepOperator
 from headrace.operators.batch_events import batch_alias, emit_batch_events
-from headrace.stream_context import StreamContext
+from headrace.runs.batch_run import BatchRun
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.ledger import Ledger
     from headrace.stream import Stream
-    from headrace.wal.storage import LogStorage
 
 
 class CheckpointOperator(BatchStepOperator):
@@ -34,50 +32,52 @@ class CheckpointOperator(BatchStepOperator):
 
     def execute(self, context: Context) -> Any:
         """Write the checkpoint."""
-        with self.opened() as (ledger, storage):
-            batch_time_ms = self.batch_time_ms(context, ledger)
-            write_checkpoint_after(self.stream, ledger, storage, batch_time_ms, self.log)
-            warn_of_what_is_left(self.stream, ledger, batch_time_ms, self.log)
-            emit_batch_events(context, ledger, self.stream.name, batch_time_ms)
+        with self.opened() as stream_context:
+            run = BatchRun.of(context, stream_context)
+            checkpoint_after(run, self.log)
+            emit_batch_events(run)
 
 
-def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, log: Any) -> None:
-    """Write the stream's checkpoint if the batch is allocated and a checkpoint is due; log the result."""
-    from headrace.batch.checkpointing import write_checkpoint
+def checkpoint_after(run: BatchRun, log: Any) -> None:
+    """Write the stream's checkpoint if the batch is allocated and a checkpoint is due. Log the result, and what is left
+    of the batch."""
+    from headrace.batch.checkpoint_writer import write_checkpoint
 
-    if ledger.batches.find(stream.name, batch_time_ms) is None:
-        log.info("Batch %s was not allocated, so there is nothing to checkpoint.", time_text(batch_time_ms))
+    at = time_text(run.batch_time_ms)
+    if run.find_batch() is None:
+        log.info("Batch %s was not allocated, so there is nothing to checkpoint.", at)
         return
-    written = write_checkpoint(StreamContext(stream, ledger, storage=storage.below(stream.name)), batch_time_ms)
+    written = write_checkpoint(run.stream_context, run.batch_time_ms)
     if written is None:
-        log.info("No checkpoint is due at batch %s; the next one covers it.", time_text(batch_time_ms))
+        log.info("No checkpoint is due at batch %s; the next one covers it.", at)
     else:
-        log.info("Checkpoint %s/%s", stream.folder_url, written.path)
+        log.info("Checkpoint %s/%s", run.stream.folder_url, written.path)
+    _warn_of_steps_left(run, log)
 
 
-def warn_of_what_is_left(stream: Stream, ledger: Ledger, batch_time_ms: int, log: Any) -> None:
+def _warn_of_steps_left(run: BatchRun, log: Any) -> None:
     """Warn of the steps that the batch still needs and that no live attempt is running, and of how to run them."""
     from headrace.ledger.states import AttemptState, BatchState
-    from headrace.runs.steps_to_run import live_attempts
+    from headrace.runs.steps_to_run import attempts_without_replays
 
-    batch = ledger.batches.find(stream.name, batch_time_ms)
+    batch = run.find_batch()
     if batch is None or batch.state not in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
         return
-    now_ms = ledger.now_ms()
+    now_ms = run.ledger.now_ms()
     seen_to = {
         row.output_id
-        for row in ledger.attempts.outputs(stream.name, batch_time_ms)
+        for row in run.ledger.attempts.outputs(batch.stream, batch.batch_time_ms)
         if row.state is AttemptState.COMPLETED
     }
-    for attempt in live_attempts(ledger, batch):
+    for attempt in attempts_without_replays(run.ledger, batch):
         if attempt.alive(now_ms):
             seen_to.update(attempt.outputs)
-    required = batch.steps or batch.required or stream.steps
-    left = [step for step in stream.steps if step in required and step not in seen_to]
+    required = batch.steps or batch.required or run.stream.steps
+    left = [step for step in run.stream.steps if step in required and step not in seen_to]
     if left:
         log.warning(
-            "Batch %s is not complete, %s left to do: %s. Clear what failed of this run; what it did not ask for is "
-            "done by a run without `outputs` of any other date from %s until %s.",
-            time_text(batch_time_ms), "one step is" if len(left) == 1 else f"{len(left)} steps are", ", ".join(left),
-            time_text(batch_time_ms - batch.interval_ms), time_text(batch_time_ms),
+            "Batch %s is not complete, %s left to do: %s. Clear what failed of this run. What it did not ask for is "
+            "done by a run without `outputs`, with any other date from %s until %s.",
+            time_text(batch.batch_time_ms), "one step is" if len(left) == 1 else f"{len(left)} steps are",
+            ", ".join(left), time_text(batch.batch_time_ms - batch.interval_ms), time_text(batch.batch_time_ms),
         )  # fmt: skip

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.operators.batch import BatchStepOperator
-from headrace.stream_context import StreamContext
+from headrace.runs.batch_run import BatchRun
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.batch.cleanup import Cleaned
-    from headrace.ledger import Ledger
-    from headrace.stream import Stream
-    from headrace.wal.storage import LogStorage
 
 
 class BatchNotCheckpointedError(HeadraceError):
@@ -37,11 +34,11 @@ class CleanupOperator(BatchStepOperator):
 
     def execute(self, context: Context) -> Any:
         """Clean up, then check that this batch is checkpointed if a checkpoint was due."""
-        with self.opened() as (ledger, storage):
-            clean_up_after(self.stream, ledger, storage, self.batch_time_ms(context, ledger), self.log)
+        with self.opened() as stream_context:
+            clean_up_after(BatchRun.of(context, stream_context), self.log)
 
 
-def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, log: Any) -> None:
+def clean_up_after(run: BatchRun, log: Any) -> None:
     """Delete what no batch needs any more, if the batch is allocated; log what was deleted.
 
     Raises:
@@ -49,20 +46,15 @@ def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, batch_ti
     """
     from headrace.batch.cleanup import clean_up
 
-    batch = ledger.batches.find(stream.name, batch_time_ms)
+    at, batch = time_text(run.batch_time_ms), run.find_batch()
     if batch is None:
-        log.info("Batch %s was not allocated, so there is nothing to clean up after it.", time_text(batch_time_ms))
+        log.info("Batch %s was not allocated, so there is nothing to clean up after it.", at)
         return
-    log.info(
-        "Cleanup after batch %s: %s.",
-        time_text(batch_time_ms),
-        _account(clean_up(StreamContext(stream, ledger, storage=storage.below(stream.name)))),
-    )
-    due = batch_time_ms % stream.checkpoint_interval_ms == 0
+    log.info("Cleanup after batch %s: %s.", at, _account(clean_up(run.stream_context)))
+    due = run.batch_time_ms % run.stream.checkpoint_interval_ms == 0
     if due and batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
         raise BatchNotCheckpointedError(
-            f"Batch {time_text(batch_time_ms)} of stream {stream.name!r} completed without a checkpoint, "
-            "so its log is kept.",
+            f"Batch {at} of stream {run.stream.name!r} completed without a checkpoint, so its log is kept.",
             remedy="See why the checkpoint failed (the task 'checkpoint' has its own log), and clear it.",
         )
 

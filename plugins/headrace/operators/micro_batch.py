@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from headrace.operators.allocate_blocks import allocate_for_run
+from headrace.operators.allocate_blocks import allocate_blocks
 from headrace.operators.batch_events import batch_alias, emit_batch_events
-from headrace.operators.checkpoint import warn_of_what_is_left, write_checkpoint_after
+from headrace.operators.checkpoint import checkpoint_after
 from headrace.operators.cleanup import clean_up_after
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.runs.batch_run import BatchRun
+from headrace.runs.batch_time import NothingToRun
 from headrace.runs.request import run_request
-from headrace.timetables.batch_time import NothingToRun, begin_run
 from headrace.triggers.blocks_ready import BlocksReadyTrigger, report_what_was_found
-from headrace.triggers.first_look import look_before_deferring
 from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.ledger import Ledger
     from headrace.stream import Stream
-    from headrace.wal.storage import LogStorage
 
 
 class MicroBatchOperator(WalSparkSubmitOperator):
@@ -37,7 +34,6 @@ class MicroBatchOperator(WalSparkSubmitOperator):
 
     :param stream: the stream.
     :param grace: how long to wait for blocks, see ``BlocksReadySensor``.
-    :param claim_missed: whether to trigger runs for earlier batch times that have none, see ``AllocateBlocksOperator``.
 
     For the other parameters see ``WalSparkSubmitOperator``.
     """
@@ -47,37 +43,33 @@ class MicroBatchOperator(WalSparkSubmitOperator):
         *,
         stream: Stream,
         grace: timedelta | None = None,
-        claim_missed: bool = True,
         outlets: Any = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(stream=stream, outlets=[batch_alias(stream), *outlets], **kwargs)
         self.grace = grace
-        self.claim_missed = claim_missed
 
     def run_step(self, context: Context) -> Any:
         """Determine the run's batch, wait for its blocks, then run the batch."""
         run_request(context, self.stream)  # Refuse an invalid request before any wait.
-        with self.opened() as (ledger, storage):
-            awaited = FirstReceiverTrigger.awaited(context, self.stream, ledger)
+        with self.opened() as stream_context:
+            ledger = stream_context.ledger
+            awaited = FirstReceiverTrigger.awaited(context, stream_context)
             if awaited is not None and self.deferrable:
                 self.defer(trigger=awaited, method_name="receiver_began")
             if awaited is not None:
                 check_began(awaited.look_until_it_fires(ledger), self.stream)
             try:
-                batch_time_ms = begin_run(context, self.stream, ledger)
+                run = BatchRun.begin(context, stream_context)
             except NothingToRun as nothing:
                 raise AirflowSkipException(f"Nothing to run: {nothing}.") from None
             trigger = BlocksReadyTrigger.of(
-                self.stream, batch_time_ms, waiting_since_ms=ledger.now_ms(), grace=self.grace
+                self.stream, run.batch_time_ms, waiting_since_ms=ledger.now_ms(), grace=self.grace
             )
-            found = look_before_deferring(trigger, ledger)
+            found = trigger.look_before_deferring(ledger)
             if found is None and self.deferrable:
                 self.defer(trigger=trigger, method_name="blocks_are_ready")
-            while found is None:
-                time.sleep(trigger.poll_interval)
-                found = trigger.look(ledger)
-            return self._do(ledger, storage, batch_time_ms, context, found)
+            return self._with_blocks(run, found or trigger.look_until_it_fires(ledger))
 
     def receiver_began(self, context: Context, event: dict[str, Any]) -> Any:
         """Called after the deferral: the stream's first receiver has begun, or the wait for it timed out."""
@@ -86,47 +78,42 @@ class MicroBatchOperator(WalSparkSubmitOperator):
 
     def blocks_are_ready(self, context: Context, event: dict[str, Any]) -> Any:
         """Called after the deferral: the trigger has found the blocks ready, or the wait has failed."""
-        return self._until_done(context, lambda context: self._with_blocks(context, event))
+        return self._until_done(context, lambda context: self._after_deferral(context, event))
 
-    def _with_blocks(self, context: Context, found: dict[str, Any]) -> Any:
-        with self.opened() as (ledger, storage):
-            return self._do(ledger, storage, self.batch_time_ms(context, ledger), context, found)
+    def _after_deferral(self, context: Context, found: dict[str, Any]) -> Any:
+        with self.opened() as stream_context:
+            return self._with_blocks(BatchRun.of(context, stream_context), found)
 
     def run_again(self, context: Context) -> Any:
         """Continue after a wait: the batch is allocated, so run its steps."""
-        with self.opened() as (ledger, storage):
-            return self._run(ledger, storage, self.batch_time_ms(context, ledger), context)
+        with self.opened() as stream_context:
+            return self._run(BatchRun.of(context, stream_context))
 
-    def _do(
-        self, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context, found: dict[str, Any]
-    ) -> Any:
+    def _with_blocks(self, run: BatchRun, found: dict[str, Any]) -> Any:
         report_what_was_found(found, self.stream, self.log)
-        allocate_for_run(
-            self.stream, ledger, storage, batch_time_ms, context, claim_missed=self.claim_missed, log=self.log
-        )
-        return self._run(ledger, storage, batch_time_ms, context)
+        allocate_blocks(run, self.log)
+        return self._run(run)
 
-    def _run(self, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context) -> Any:
+    def _run(self, run: BatchRun) -> Any:
         try:
-            self.run_batch(ledger, storage, batch_time_ms, context)
+            self.run_batch(run)
         except Exception:
             try:
-                self._conclude(ledger, storage, batch_time_ms)
+                self._conclude(run)
             except Exception:
                 # The batch's own failure is the one to raise.
                 self.log.exception("After the batch failed, its stream was not checkpointed and cleaned up.")
             raise
-        self._conclude(ledger, storage, batch_time_ms)
-        emit_batch_events(context, ledger, self.stream.name, batch_time_ms)
-        batch = ledger.batches.get(self.stream.name, batch_time_ms)
+        self._conclude(run)
+        emit_batch_events(run)
+        batch = run.ledger.batches.get(self.stream.name, run.batch_time_ms)
         return {
-            "batch_time_ms": batch_time_ms,
+            "batch_time_ms": batch.batch_time_ms,
             "state": batch.state.value,
             "records": batch.records,
             "blocks": batch.blocks,
         }
 
-    def _conclude(self, ledger: Ledger, storage: LogStorage, batch_time_ms: int) -> None:
-        write_checkpoint_after(self.stream, ledger, storage, batch_time_ms, self.log)
-        warn_of_what_is_left(self.stream, ledger, batch_time_ms, self.log)
-        clean_up_after(self.stream, ledger, storage, batch_time_ms, self.log)
+    def _conclude(self, run: BatchRun) -> None:
+        checkpoint_after(run, self.log)
+        clean_up_after(run, self.log)

@@ -8,9 +8,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.clock import time_text
 from headrace.operators.attachment import holder
-from headrace.operators.spark_attempt import LEASE_MS, SparkAttemptOperator
+from headrace.operators.spark_attempt import FIRST_LEASE_MS, SparkAttemptOperator
+from headrace.runs.batch_time import NoBatchTimeError, end_of_interval_ms
 from headrace.runs.request import run_request
-from headrace.timetables.batch_time import NoBatchTimeError, end_of_interval_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -53,8 +53,8 @@ class ReplayBatchOperator(SparkAttemptOperator):
             batch_time_ms = end_of_interval_ms(context, self.stream.batch_interval)
         except NoBatchTimeError as error:
             raise AirflowFailException(str(error)) from error
-        with self.opened() as (ledger, _):
-            self._replay(ledger, batch_time_ms, context, request)
+        with self.opened() as stream_context:
+            self._replay(stream_context.ledger, batch_time_ms, context, request)
 
     def _replay(self, ledger: Ledger, batch_time_ms: int, context: Context, request: RunRequest) -> None:
         batch = self._batch(ledger, batch_time_ms)
@@ -71,7 +71,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
             outputs=(self.step,),
             holder=holder(context),
             way=way,
-            lease_ms=LEASE_MS[way],
+            lease_ms=FIRST_LEASE_MS[way],
             attributes=request.attributes,
         )
         self.run_attempt(ledger, attempt, batch, context)

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from headrace.clock import time_text
-from headrace.errors import HeadraceError
-from headrace.failure import FAILURE, Failure
+from headrace.errors import FAILURE, Failure, HeadraceError
 from headrace.operators.batch import BatchStep
 from headrace.operators.links import SparkUiLink
 from headrace.operators.submit_arguments import submit_options
 from headrace.runs.environment import child_environment, secret_key
 from headrace.runs.receiver_job import awaited_application, missing_application
 from headrace.runs.replacement import replace_older_job
-from headrace.runs.spark_need import needs_of
 from headrace.runs.waiting import in_triggerer, poll_seconds
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ Way = Literal["connect", "submit"]
 
 # The process that runs an attempt renews its lease. The first lease has to last until that process is up (1 s for a
 # plain process, 14 s for spark-submit, both more on a busy machine). A process that died keeps the slot for as long.
-LEASE_MS: Mapping[Way, int] = {"connect": 30_000, "submit": 90_000}
+FIRST_LEASE_MS: Mapping[Way, int] = {"connect": 30_000, "submit": 90_000}
 # How long a terminated batch process may take to cancel its Spark jobs, in seconds.
 _TERMINATION_GRACE = 15.0
 _TAIL_LINES = 40
@@ -62,11 +60,11 @@ class _LookAgain(BaseException):
         self.waited = waited
 
 
-class BatchFailedError(HeadraceError):
-    """Spark did not complete the batch."""
+class BatchTaskError(HeadraceError):
+    """The task did not complete its steps of the batch."""
 
 
-class AttemptFencedInSparkError(BatchFailedError):
+class AttemptFencedInSparkError(BatchTaskError):
     """Another attempt took over from this one."""
 
 
@@ -157,14 +155,14 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
     def wait(self, reason: str, *, waiting_for: str, otherwise: Exception | None = None) -> NoReturn:
         """Wait for ``slot_poll``, then run the step again: deferred, or in place.
 
-        Raises ``otherwise`` (by default BatchFailedError) after waiting for the same ``waiting_for`` for
+        Raises ``otherwise`` (by default BatchTaskError) after waiting for the same ``waiting_for`` for
         ``slot_timeout``.
         """
         if waiting_for != self._waiting_for:
             self._waiting_for, self._waiting_since = waiting_for, self._waited
             self.log.info("%s", reason)
         if self._waited - self._waiting_since >= self.slot_timeout.total_seconds():
-            raise otherwise or BatchFailedError(f"Waited for {self.slot_timeout}: {reason}")
+            raise otherwise or BatchTaskError(f"Waited for {self.slot_timeout}: {reason}")
         waited = {
             "waited": self._waited + self.slot_poll.total_seconds(),
             "waiting_for": self._waiting_for,
@@ -180,6 +178,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         """Wait for a receiver job that is starting or due, if the steps need Spark: a separate application would
         compete with it for the machine, and be ready later. A job of an older version is asked to stop, so that the
         next one replaces it."""
+        from headrace.runs.steps_to_run import needs_of
+
         replaced = replace_older_job(ledger, self.stream.name)
         waited = self._waited - self._waiting_since if self._waiting_for == _APPLICATION else 0.0
         if self.way != "connect" or waited >= self.start_timeout.total_seconds():
@@ -245,9 +245,11 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         """Run a begun attempt to its end. An attempt that has nothing to write completes without Spark.
 
         Raises:
-            BatchFailedError: it did not complete; the failure is recorded in the ledger.
+            BatchTaskError: it did not complete; the failure is recorded in the ledger.
             AttemptFencedInSparkError: another attempt took over.
         """
+        from headrace.runs.steps_to_run import needs_of
+
         steps, at = ", ".join(attempt.outputs), time_text(batch.batch_time_ms)
         needs = needs_of(ledger, self.written, batch.batch_time_ms, attempt.outputs)
         if not needs.process:
@@ -287,7 +289,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                 self._run_process()
             state = _row(ledger, attempt).state
             if state is not AttemptState.COMPLETED:
-                raise BatchFailedError(
+                raise BatchTaskError(
                     f"Spark ended without an error, but attempt {attempt.number} at batch "
                     f"{time_text(attempt.batch_time_ms)} "
                     f"is {state.value}."
@@ -312,7 +314,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                 # spark-submit's last lines may come from the JVM alone; a plain process's last lines show the cause.
                 cause = row.error if reported and attempt.way == "submit" else None
                 if cause or failure is not Failure.PASSING:
-                    failed = BatchFailedError(f"{cause}\n{error}" if cause else str(error))
+                    failed = BatchTaskError(f"{cause}\n{error}" if cause else str(error))
                     failed.failure = failure
                     raise failed from error
             raise
@@ -339,8 +341,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                 last.append(line.rstrip())
         if process.returncode:
             lines = "\n".join(last)
-            raise BatchFailedError(
-                f"The batch's process {_ending(process.returncode)}. The last of what it said:\n{lines}"
+            raise BatchTaskError(
+                f"The batch's process {_ending(process.returncode)}. The last lines of its output:\n{lines}"
             )
 
     def _get_hook(self) -> StreamSparkSubmitHook:
@@ -387,7 +389,7 @@ def _cause(error: BaseException) -> str:
 def _ending(code: int) -> str:
     """An exit code of ``headrace.spark.batch_command`` in words."""
     if code == _EXIT_FENCED:
-        return "gave way to a newer attempt at the batch"
+        return "ended because a newer attempt at the batch began"
     if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        return "was told to end"
+        return "was asked to end"
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from headrace.clock import time_text
-from headrace.failure import TAKEN_UP, Failure
+from headrace.errors import TAKEN_UP, Failure
 from headrace.operators.attachment import holder
 from headrace.operators.spark_attempt import (
-    LEASE_MS,
+    FIRST_LEASE_MS,
     AttemptFencedInSparkError,
-    BatchFailedError,
+    BatchTaskError,
     SparkAttemptOperator,
 )
-from headrace.runs.identity import goes_on_by_itself
-from headrace.runs.request import run_request
+from headrace.runs.batch_run import BatchRun
 from headrace.stream.parameters import ATTRIBUTE
-from headrace.stream_context import StreamContext
+from headrace.timetables.micro_batch import from_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from airflow.sdk import Context
 
-    from headrace.ledger import Ledger
     from headrace.ledger.models import Attempt, BatchRow
-    from headrace.runs.request import RunRequest
     from headrace.runs.steps_to_run import StepsToRun
-    from headrace.wal.storage import LogStorage
 
 
 # The attribute of an attempt that holds the try number of its task.
@@ -39,30 +34,15 @@ _TRY = "try_number"
 _SLOT_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A DAG run as seen by its task, with the ledger and storage that the task has opened.
-
-    ``goes_on_by_itself``: other runs follow without anybody's request, and continue where this one ends.
-    """
-
-    context: Context
-    request: RunRequest
-    ledger: Ledger
-    storage: LogStorage
-    goes_on_by_itself: bool
-
-
-class EarlierBatchFailedError(BatchFailedError):
+class EarlierBatchFailedError(BatchTaskError):
     """In a stream whose batches run in order, an earlier batch did not complete."""
 
 
 class WalSparkSubmitOperator(SparkAttemptOperator):
     """Runs a batch's steps: reads its allocated blocks from the log, transforms them, writes the outputs.
 
-    A step is an output, or the update of the stream's state. With ``step`` the task runs that one alone, so that
-    ``partial(…).expand(step=[…])`` shows each step in Airflow and retries each separately. Without ``step`` the task
-    runs all steps in one process.
+    A step is an output, or the update of the stream's state. With ``step`` the task runs that one alone, so that each
+    step is a task that Airflow shows and retries separately. Without ``step`` the task runs all steps in one process.
 
     There are two ways to run a batch in Spark. ``connect`` runs it in the receiver job's warm application, over Spark
     Connect (about a second until it works); ``submit`` gives it its own application by spark-submit. Both run the same
@@ -97,35 +77,34 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     def run_step(self, context: Context) -> Any:
         """Run what is left of the batch."""
-        with self.opened() as (ledger, storage):
-            self.run_batch(ledger, storage, self.batch_time_ms(context, ledger), context)
+        with self.opened() as stream_context:
+            self.run_batch(BatchRun.of(context, stream_context))
 
-    def run_batch(self, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context) -> None:
+    def run_batch(self, run: BatchRun) -> None:
         """Run the batch's steps, or defer until it is their turn; then run the steps of earlier batches that failed.
 
         Raises:
-            BatchFailedError: a step failed.
+            BatchTaskError: a step failed.
         """
-        run = _Run(context, run_request(context, self.stream), ledger, storage, goes_on_by_itself(context))
         if run.goes_on_by_itself:
             # The next run takes the batch up, so this run must not delay it.
             self.slot_timeout = min(self.slot_timeout, timedelta(milliseconds=self.stream.retry_for_ms))
         self._others_until = time.monotonic() + self.stream.retry_for_ms / 1000
-        self._run_batch(run, batch_time_ms)
+        self._run_own_batch(run)
         if run.goes_on_by_itself and not self.stream.is_ordered:
-            self._take_up_failed(run, batch_time_ms)
+            self._take_up_failed(run)
 
-    def _run_batch(self, run: _Run, batch_time_ms: int) -> None:
+    def _run_own_batch(self, run: BatchRun) -> None:
         from headrace.ledger.errors import AlreadyCompletedError
         from headrace.ledger.states import BatchState
 
-        batch = self._batch(run.ledger, batch_time_ms)
+        batch, at = self._batch(run), time_text(run.batch_time_ms)
         if batch.state in (BatchState.ABANDONED, BatchState.ABSORBED):
-            self.log.info("Batch %s is %s, so there is nothing to run.", time_text(batch_time_ms), batch.state.value)
+            self.log.info("Batch %s is %s, so there is nothing to run.", at, batch.state.value)
             return
-        left = self._left(run, batch_time_ms)
+        left = self._left(run, batch)
         if not left.steps and (batch.state is BatchState.COMPLETED or not any(map(run.request.wants, self._steps))):
-            self._report_why_nothing_is_left(run, batch_time_ms)
+            self._report_why_nothing_is_left(run)
             return
         # If nothing is left but the batch is not completed, an attempt died after recording its last output. Beginning
         # another attempt makes the ledger notice that the batch is complete.
@@ -143,17 +122,19 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     # --- what failed before
 
-    def _take_up_failed(self, run: _Run, batch_time_ms: int) -> None:
+    def _take_up_failed(self, run: BatchRun) -> None:
         """Run this task's steps of earlier batches that failed, oldest first, for a bounded time. Their result does not
         affect the run's own batch, which is done.
 
         A passing error ends the loop: the output may be unavailable again.
         """
         from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError
-        from headrace.runs.failed_batches import failed_batches
+        from headrace.runs.retries import failed_batches
 
-        for failed in failed_batches(run.ledger, self.stream, batch_time_ms, self._steps):
+        for failed in failed_batches(run.stream_context, run.batch_time_ms, self._steps):
             time_ms = failed.batch.batch_time_ms
+            if failed.batch.started_at_ms is None and self._own_run_waits(run, failed.batch):
+                continue
             attributes = {**self._given(run, failed.batch), TAKEN_UP: True}
             begin = self._beginning(
                 run, failed.batch, failed.steps, force=False, unattended=True, attributes=attributes
@@ -172,6 +153,13 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 if getattr(error, "failure", Failure.PASSING) is Failure.PASSING:
                     return
 
+    def _own_run_waits(self, run: BatchRun, batch: BatchRow) -> bool:
+        """Whether a run for the batch's interval is queued or running. It runs the batch itself; a backfill's run would
+        otherwise repeat what this one has done."""
+        ti, start_ms = run.context["ti"], batch.batch_time_ms - batch.interval_ms
+        waiting = ti.get_dr_count(dag_id=ti.dag_id, logical_dates=[from_ms(start_ms)], states=["queued", "running"])
+        return waiting > 0
+
     def _when_a_slot_is_free(self, begin: Callable[[], Attempt]) -> Attempt | None:
         """Begin an attempt when a slot is free; None if the time for other runs' batches is over first. The tasks of
         other outputs may still run another batch."""
@@ -188,44 +176,44 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     def _steps(self) -> tuple[str, ...]:
         return self.stream.steps if self.step is None else (self.step,)
 
-    def _left(self, run: _Run, batch_time_ms: int) -> StepsToRun:
+    def _left(self, run: BatchRun, batch: BatchRow) -> StepsToRun:
         """Those of this task's steps that the run still has to do."""
         from headrace.runs.steps_to_run import find_steps_to_run
 
-        return find_steps_to_run(run.ledger, self._batch(run.ledger, batch_time_ms), run.request, self._steps)
+        return find_steps_to_run(run.ledger, batch, run.request, self._steps)
 
-    def _report_why_nothing_is_left(self, run: _Run, batch_time_ms: int) -> None:
+    def _report_why_nothing_is_left(self, run: BatchRun) -> None:
         steps = ", ".join(self._steps)
         if not any(map(run.request.wants, self._steps)):
             self.log.info("This run does not ask for %s.", steps)
             return
         self.log.info(
             "Batch %s has %s done. To do it again, trigger a run with reprocess, or clear the run that did it.",
-            time_text(batch_time_ms), steps,
+            time_text(run.batch_time_ms), steps,
         )  # fmt: skip
 
-    def _batch(self, ledger: Ledger, batch_time_ms: int) -> BatchRow:
-        batch = ledger.batches.find(self.stream.name, batch_time_ms)
+    def _batch(self, run: BatchRun) -> BatchRow:
+        batch = run.find_batch()
         if batch is None:
-            raise BatchFailedError(
-                f"Batch {time_text(batch_time_ms)} of stream {self.stream.name!r} has no blocks allocated.",
+            raise BatchTaskError(
+                f"Batch {time_text(run.batch_time_ms)} of stream {self.stream.name!r} has no blocks allocated.",
                 remedy="Clear the task 'allocate_blocks' of this run, and those after it.",
             )
         return batch
 
     # --- turns
 
-    def _await_other_runs(self, run: _Run, batch: BatchRow, steps: tuple[str, ...]) -> None:
+    def _await_other_runs(self, run: BatchRun, batch: BatchRow, steps: tuple[str, ...]) -> None:
         """Wait while an attempt of another run at these steps is alive. An attempt of an earlier try of this run is not
         waited for: it gets fenced.
 
         Raises:
             AttemptFencedInSparkError: a later try of this run runs these steps, so this try is a zombie.
         """
-        from headrace.runs.steps_to_run import live_attempts
+        from headrace.runs.steps_to_run import attempts_without_replays
 
         now_ms = run.ledger.now_ms()
-        for row in live_attempts(run.ledger, batch):
+        for row in attempts_without_replays(run.ledger, batch):
             if not row.alive(now_ms) or not set(row.outputs) & set(steps):
                 continue
             if row.attributes.get("run_id") not in (None, run.request.run.run_id):
@@ -240,7 +228,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     def _beginning(
         self,
-        run: _Run,
+        run: BatchRun,
         batch: BatchRow,
         steps: tuple[str, ...] | None,
         *,
@@ -258,7 +246,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 batch.batch_time_ms,
                 holder=holder(run.context),
                 way=way,
-                lease_ms=LEASE_MS[way],
+                lease_ms=FIRST_LEASE_MS[way],
                 outputs=steps,
                 force=force,
                 unattended=unattended,
@@ -268,7 +256,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
         return begin
 
-    def _in_its_turn(self, run: _Run, batch: BatchRow, begin: Callable[[], Attempt]) -> Attempt:
+    def _in_its_turn(self, run: BatchRun, batch: BatchRow, begin: Callable[[], Attempt]) -> Attempt:
         """Begin an attempt at the batch when it is its turn. Run the batches that come first, or wait for them."""
         from headrace.ledger.errors import NotItsTurnError, SlotBusyError
 
@@ -282,7 +270,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             except SlotBusyError as error:
                 self.wait(str(error), waiting_for=f"slot of {error.busy}", otherwise=error)
 
-    def _check_time_for_others(self, run: _Run, batch: BatchRow, error: Exception) -> None:
+    def _check_time_for_others(self, run: BatchRun, batch: BatchRow, error: Exception) -> None:
         """Fail a run that other runs follow when its time for earlier batches is over. The next run continues, and
         allocates the batch times that have ended meanwhile without more delay.
 
@@ -295,7 +283,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 f"for {self.stream.retry_for_ms / 1000:g} s, and more come first. {error}"
             )
 
-    def _run_earlier(self, run: _Run, batch_time_ms: int) -> bool:
+    def _run_earlier(self, run: BatchRun, batch_time_ms: int) -> bool:
         """Allocate, or run, the earliest unfinished batch time before this one. Returns whether there was one."""
         from headrace.batch.allocation import allocate
 
@@ -309,12 +297,12 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 )
                 # Only allocated in this pass; the next one checks it again, as the tasks of the other outputs get here
                 # at the same time.
-                allocate(StreamContext(self.stream, run.ledger, storage=run.storage.below(self.stream.name)), first_ms)
+                allocate(run.stream_context, first_ms)
                 return True
             if earlier.alive:
                 reason = f"Batch {time_text(first_ms)} comes before {time_text(batch_time_ms)} and is running."
                 self.wait(reason, waiting_for=f"batch {first_ms}")
-            self._await_mending(run, first_ms, batch_time_ms)
+            self._await_repair(run, first_ms, batch_time_ms)
             self.log.info(
                 "Batch %s comes before %s and is %s, and nobody runs it: it is run first, here.",
                 time_text(first_ms), time_text(batch_time_ms), earlier.state.value,
@@ -323,13 +311,13 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             return True
         return False
 
-    def _await_mending(self, run: _Run, first_ms: int, batch_time_ms: int) -> None:
+    def _await_repair(self, run: BatchRun, first_ms: int, batch_time_ms: int) -> None:
         """Fail if the earlier batch failed by the user's code, or finally, and nothing has changed since: no run should
-        repeat it in vain. A run that somebody asked for waits instead until that is repaired."""
-        from headrace.runs.failed_batches import is_held_back
-        from headrace.runs.steps_to_run import live_attempts
+        repeat it for nothing. A run that somebody asked for waits instead until that is repaired."""
+        from headrace.runs.retries import is_held_back
+        from headrace.runs.steps_to_run import attempts_without_replays
 
-        tried = live_attempts(run.ledger, run.ledger.batches.get(self.stream.name, first_ms))
+        tried = attempts_without_replays(run.ledger, run.ledger.batches.get(self.stream.name, first_ms))
         if not tried or not is_held_back(self.stream, tried[-1]):
             return
         reason = (
@@ -344,12 +332,12 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     def _way_out(self, batch_time_ms: int) -> str:
         return (
-            "Mend what makes it fail: later runs run it again once the stream's definition or code has changed, or "
+            "Correct what makes it fail: later runs run it again once the stream's definition or code has changed, or "
             "clear its run. If the batch can never succeed, give it up: "
             f"`headrace batches abandon {self.stream.name} {time_text(batch_time_ms)} --reason WHY`."
         )
 
-    def _run_ahead(self, run: _Run, batch: BatchRow) -> None:
+    def _run_ahead(self, run: BatchRun, batch: BatchRow) -> None:
         """Run what is left of another run's batch, unless another task has begun it in the meantime."""
         from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError
 
@@ -371,18 +359,18 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 remedy=self._way_out(batch.batch_time_ms),
             ) from error
 
-    def _ahead(self, run: _Run, batch: BatchRow) -> dict[str, Any]:
+    def _ahead(self, run: BatchRun, batch: BatchRow) -> dict[str, Any]:
         """The attributes of an attempt that is made in place of another run's."""
         from headrace.runs.steps_to_run import AHEAD
 
-        return {**self._given(run, batch), AHEAD: True}
+        return {**self._given(run, batch), AHEAD: run.request.is_backfill}
 
-    def _given(self, run: _Run, batch: BatchRow) -> dict[str, Any]:
+    def _given(self, run: BatchRun, batch: BatchRow) -> dict[str, Any]:
         """The attributes of an attempt at another run's batch: this run's identity, and the parameters of the batch's
         last attempt, limited to those that the stream still declares."""
-        from headrace.runs.steps_to_run import live_attempts
+        from headrace.runs.steps_to_run import attempts_without_replays
 
-        tried = live_attempts(run.ledger, batch)
+        tried = attempts_without_replays(run.ledger, batch)
         given = tried[-1].attributes.get(ATTRIBUTE) if tried else None
         known = {name: value for name, value in (given or {}).items() if name in self.stream.parameters}
         return {**run.request.run.attributes, **({ATTRIBUTE: known} if known else {})}

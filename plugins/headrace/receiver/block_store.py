@@ -114,20 +114,20 @@ class BlockStore:
 
     def _store_block(self, chunks: Sequence[RecordChunk], cut_time_ms: int, gone: Sequence[TopicPartition]) -> None:
         """``gone``: partitions whose records are dropped."""
-        batch, ranges = combine(chunks)
+        records, ranges = combine(chunks)
         if gone:
-            batch, ranges = self._without(batch, ranges, gone)
+            records, ranges = self._without(records, ranges, gone)
         while ranges:
             try:
-                if batch is None:
+                if records is None:
                     self._advance(ranges)
                 else:
-                    self._store(batch, ranges, cut_time_ms, chunks[0].event_time_ms)
+                    self._store(records, ranges, cut_time_ms, chunks[0].event_time_ms)
                 break
             except PartitionNotAssignedError as error:
                 # The partition was taken away by force. If a frame was written, it stays an intent.
                 logger.warning("%s", error)
-                batch, ranges = self._without(batch, ranges, [error.partition])
+                records, ranges = self._without(records, ranges, [error.partition])
         self._next_offsets.update((each.partition, each.until_offset) for each in ranges)
         self._kafka.commits.note(ranges)
 
@@ -174,7 +174,7 @@ class BlockStore:
             self.advance(each.partition, each.from_offset, each.until_offset, None)
 
     def _store(
-        self, batch: pa.RecordBatch, ranges: tuple[OffsetRange, ...], cut_time_ms: int, event_time_ms: int | None
+        self, records: pa.RecordBatch, ranges: tuple[OffsetRange, ...], cut_time_ms: int, event_time_ms: int | None
     ) -> None:
         last: Exception | None = None
         failures = full = 0
@@ -183,7 +183,7 @@ class BlockStore:
                 self._wait(_FIRST_WAIT_SECONDS * 2 ** (failures - 1))
             try:
                 frame = self._writer.write(
-                    batch,
+                    records,
                     ranges,
                     cut_time_ms=cut_time_ms,
                     last_accepted_sequence=self._last_accepted,
@@ -196,7 +196,7 @@ class BlockStore:
                     cut_time_ms=cut_time_ms,
                     handle=frame.handle,
                     ranges=ranges,
-                    records=batch.num_rows,
+                    records=records.num_rows,
                     payload_bytes=frame.payload_bytes,
                     event_time_ms=event_time_ms,
                 )
@@ -207,7 +207,7 @@ class BlockStore:
                 if is_out_of_space(error):
                     # Not this receiver's failure: a restarted receiver would have the same problem, and would first
                     # have to read everything again.
-                    self._await_room(error, batch.nbytes, full)
+                    self._await_room(error, records.nbytes, full)
                     full += 1
                     continue
                 failures += 1
@@ -216,7 +216,7 @@ class BlockStore:
                 self._pausing.stored(frame.payload_bytes)
                 return
         raise StoreFailedError(
-            f"A block of {batch.num_rows} records could not be stored in {STORE_TRIES} tries: {last}.",
+            f"A block of {records.num_rows} records could not be stored in {STORE_TRIES} tries: {last}.",
             remedy="Its records are read from Kafka again; check the log's disk or object store.",
         ) from last
 
@@ -273,9 +273,9 @@ class BlockStore:
                 seconds = min(5.0, seconds * 2)
 
     def _without(
-        self, batch: pa.RecordBatch | None, ranges: tuple[OffsetRange, ...], dropped: Sequence[TopicPartition]
+        self, records: pa.RecordBatch | None, ranges: tuple[OffsetRange, ...], dropped: Sequence[TopicPartition]
     ) -> tuple[pa.RecordBatch | None, tuple[OffsetRange, ...]]:
         self._counts.dropped_records += sum(each.records for each in ranges if each.partition in dropped)
-        if batch is None:
+        if records is None:
             return None, tuple(each for each in ranges if each.partition not in dropped)
-        return without(batch, ranges, dropped)
+        return without(records, ranges, dropped)

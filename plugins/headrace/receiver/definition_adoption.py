@@ -56,39 +56,39 @@ class Unadopted:
         )
 
 
-def unadopted(ledger: Ledger, stream: str) -> Unadopted | None:
+def unadopted(ledger: Ledger, stream_name: str) -> Unadopted | None:
     """Return what the live receiver job has not adopted of the stream's newest definition; None if nothing, or no job.
 
     Raises:
         StreamNotFoundError: there is no such stream.
     """
-    job = ledger.jobs.current(stream)
+    job = ledger.jobs.current(stream_name)
     if job is None or not job.alive(ledger.now_ms()):
         return None
-    row, running = ledger.streams.get(stream), job.attributes.get(REVISION)
+    row, running = ledger.streams.get(stream_name), job.attributes.get(REVISION)
     if running is None or running == row.revision:
         return None
     try:
-        before = Stream.from_json(ledger.streams.at_revision(stream, running).definition)
+        before = Stream.from_json(ledger.streams.at_revision(stream_name, running).definition)
         after = Stream.from_json(row.definition)
     except (RevisionNotFoundError, StreamDefinitionError):
         # The revision is from before the ledger was rebuilt, or of another headrace version, which replaces the job.
         return None
     differences = tuple(receiving_differences(before, after))
-    return Unadopted(stream, job.epoch, running, row.revision, differences) if differences else None
+    return Unadopted(stream_name, job.epoch, running, row.revision, differences) if differences else None
 
 
-def record_unadopted(ledger: Ledger, stream: str, revision: int) -> None:
+def record_unadopted(ledger: Ledger, stream_name: str, revision: int) -> None:
     """Append an event if the receiver job has not adopted this revision; once for each job and revision."""
-    job = ledger.jobs.current(stream)
+    job = ledger.jobs.current(stream_name)
     if job is None or revision in (job.attributes.get(REVISION), job.attributes.get(_NOTED)):
         return
-    found = unadopted(ledger, stream)
+    found = unadopted(ledger, stream_name)
     if found is None or found.newest != revision:
         return
-    ledger.jobs.note(stream, found.epoch, {_NOTED: revision})
+    ledger.jobs.note(stream_name, found.epoch, {_NOTED: revision})
     payload = {"epoch": found.epoch, "running": found.running, "newest": found.newest}
-    ledger.events.append(stream, EventKind.DEFINITION_NOT_ADOPTED, {**payload, "differences": found.differences})
+    ledger.events.append(stream_name, EventKind.DEFINITION_NOT_ADOPTED, {**payload, "differences": found.differences})
 
 
 def receiving_differences(before: Stream, after: Stream) -> Iterator[str]:

@@ -347,12 +347,12 @@ class ReceiverTracker:
         return TrackerReport(TrackerEnd.STOPPED, reason)
 
 
-def write_stop_request(folder: LogStorage, reason: str, *, at_ms: int) -> None:
+def write_stop_request(folder: LogStorage, reason: str, *, requested_ms: int) -> None:
     """Request that the job of the stream with this folder stops, if its ledger does not answer.
 
     Usually the ledger orders a job to stop. A job whose ledger is lost could store nothing more, and would run on.
     """
-    folder.write_atomically(STOP_REQUEST_PATH, json.dumps({"at_ms": at_ms, "reason": reason}).encode())
+    folder.write_atomically(STOP_REQUEST_PATH, json.dumps({"requested_ms": requested_ms, "reason": reason}).encode())
 
 
 def find_stop_request(folder: LogStorage, *, since_ms: int) -> str | None:
@@ -364,7 +364,7 @@ def find_stop_request(folder: LogStorage, *, since_ms: int) -> str | None:
         if not folder.exists(STOP_REQUEST_PATH):
             return None
         found = json.loads(folder.read(STOP_REQUEST_PATH))
-        return str(found["reason"]) if int(found["at_ms"]) > since_ms else None
+        return str(found["reason"]) if int(found["requested_ms"]) > since_ms else None
     except (HeadraceError, OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("It is unknown whether the job is asked to stop: %s", error)
         return None

@@ -4,10 +4,9 @@ clean``), a new run may have the same id, as a backfill's does."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -18,13 +17,12 @@ class RunIdentity:
     """A DAG run since it was last cleared. Attempts record it, so that the run can find its own attempts.
 
     ``clear_number`` is how often it was cleared. ``started`` is when it began after that (ISO 8601), None if Airflow
-    does not report it. ``existed_ms`` is the earliest time at which the run is known to have existed.
+    does not report it.
     """
 
     run_id: str
     clear_number: int = 0
     started: str | None = None
-    existed_ms: int | None = field(default=None, compare=False)
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -45,23 +43,12 @@ class RunIdentity:
         """Whether this run made the attempt with these attributes, since it was last cleared."""
         return self.clear_of(attributes) == self.clear_number
 
-    def existed(self, at_ms: int) -> bool:
-        """Whether the run existed at this time, as far as is known."""
-        return self.existed_ms is None or self.existed_ms <= at_ms
-
 
 def run_identity(context: Context) -> RunIdentity:
     """The run that the task of this context belongs to."""
     run = context["dag_run"]
-    # Airflow does not give a task the creation time of its run. The run's task instances are created with it, and their
-    # ids (UUID 7) begin with the time; a task that is tried again has a new id.
-    known = [_made_ms(context["ti"].id)]
-    started = None
-    if run.start_date is not None:
-        started = run.start_date.astimezone(UTC).isoformat()
-        known.append(_to_ms(run.start_date))
-    times = [at_ms for at_ms in known if at_ms is not None]
-    return RunIdentity(run.run_id, run.clear_number or 0, started, min(times, default=None))
+    started = None if run.start_date is None else run.start_date.astimezone(UTC).isoformat()
+    return RunIdentity(run.run_id, run.clear_number or 0, started)
 
 
 def of_schedule(context: Mapping[str, Any]) -> bool:
@@ -72,11 +59,3 @@ def of_schedule(context: Mapping[str, Any]) -> bool:
 def goes_on_by_itself(context: Mapping[str, Any]) -> bool:
     """Whether other runs follow the task's run by themselves: the schedule or an asset event started it."""
     return of_schedule(context) or bool(context["dag_run"].run_type == "asset_triggered")
-
-
-def _made_ms(task_instance_id: UUID) -> int | None:
-    return task_instance_id.int >> 80 if task_instance_id.version == 7 else None
-
-
-def _to_ms(time: datetime) -> int:
-    return int(time.timestamp() * 1000)

@@ -91,7 +91,7 @@ def _check_names(conf: Mapping[str, Any], params: Mapping[str, Any]) -> None:
         raise RunRequestError(
             f"The run's conf has {', '.join(map(repr, unknown))}, which means nothing here; it may have "
             f"{', '.join(sorted(known))}.",
-            remedy="Mend the name, or declare one of your own in the DAG's params.",
+            remedy="Correct the name, or declare one of your own in the DAG's params.",
         )
 
 

@@ -1,20 +1,23 @@
-"""Determines which steps of a batch a DAG run has to do: those that are left, and those that it has to repeat."""
+"""Determines which steps of a batch a DAG run has to do, and what these need: Spark, a process, or nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.ledger.states import AttemptState, BatchState
+from headrace.ledger.states import STATE_STEP, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow
     from headrace.runs.request import RunRequest
+    from headrace.stream import Stream
 
 AHEAD = "ahead"
-"""The attribute of an attempt that the run of a later batch time made, before the batch's own run could."""
+"""The attribute of an attempt that the run of a later batch time made, before the batch's own run could. It is true if
+that run was a backfill's: the backfill's own run for the batch then counts the attempt as its first work, and does not
+repeat it. A scheduled run's attempt is not the work of a backfill."""
 
 REPEATS = "repeats"
 """The attribute of an attempt that repeats steps that were done. The other tasks of its run then repeat theirs too,
@@ -35,13 +38,13 @@ class StepsToRun:
 
 def find_steps_to_run(ledger: Ledger, batch: BatchRow, request: RunRequest, steps: Iterable[str]) -> StepsToRun:
     """Those of ``steps`` that the run has to do, according to the ledger. See `steps_to_run`."""
-    attempts = live_attempts(ledger, batch)
+    attempts = attempts_without_replays(ledger, batch)
     records = ledger.attempts.outputs(batch.stream, batch.batch_time_ms)
     return steps_to_run(steps, request=request, batch=batch, attempts=attempts, records=records)
 
 
-def live_attempts(ledger: Ledger, batch: BatchRow) -> list[AttemptRow]:
-    """All attempts at the batch itself, oldest first, without those of its replays; "live" as opposed to a replay."""
+def attempts_without_replays(ledger: Ledger, batch: BatchRow) -> list[AttemptRow]:
+    """All attempts at the batch itself, oldest first, without those of its replays."""
     return [row for row in ledger.attempts.of_batch(batch.stream, batch.batch_time_ms) if not row.target]
 
 
@@ -72,6 +75,32 @@ def steps_to_run(
     return StepsToRun(tuple(found), repeats)
 
 
+@dataclass(frozen=True, slots=True)
+class StepNeeds:
+    """``spark``: some step reads or makes rows. ``process``: some step needs Spark, or prints. ``counts``: the counts
+    to record for each step if no process is needed."""
+
+    spark: bool
+    process: bool
+    counts: Mapping[str, Mapping[str, Any]]
+
+
+def needs_of(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable[str]) -> StepNeeds:
+    """What these steps of an allocated batch need."""
+    from headrace.spark.batch_plan import plan_outputs
+    from headrace.stream import ConsoleOutput
+    from headrace.stream_context import StreamContext
+
+    steps = tuple(steps)
+    plans = plan_outputs(StreamContext(stream, ledger), batch_time_ms, steps)
+    # The state is updated without records too: keys time out, and a version of the state is written.
+    spark = STATE_STEP in steps or any(plan.needs_spark for plan in plans)
+    # A console output prints its heading for a batch without records too.
+    prints = any(isinstance(plan.output, ConsoleOutput) and plan.skipped is None for plan in plans)
+    counts = {plan.output.id: {"skipped": plan.skipped} if plan.skipped else {"records": 0} for plan in plans}
+    return StepNeeds(spark, spark or prints, counts)
+
+
 class _History:
     """The attempts at a batch, as one run sees them."""
 
@@ -83,10 +112,9 @@ class _History:
 
     def _clear(self, row: AttemptRow) -> int | None:
         run = self._request.run
-        if row.attributes.get(AHEAD) and not self._request.reprocess:
-            # The attempt was made in place of the batch's own run. It counts as this run's first work if the run
-            # already existed then and waited. A run created later (a backfill over completed batches) has done nothing.
-            return 0 if run.clear_number or run.existed(row.started_at_ms) else None
+        if AHEAD in row.attributes and not self._request.reprocess:
+            # The attempt was made in place of the batch's own run, and counts as the first work of that run.
+            return 0 if run.clear_number or row.attributes[AHEAD] == self._request.is_backfill else None
         return run.clear_of(row.attributes)
 
     def is_of_this_clear(self, number: int) -> bool:

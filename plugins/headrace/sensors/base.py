@@ -10,13 +10,12 @@ from airflow.sdk import BaseSensorOperator
 
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.runs.waiting import in_triggerer, poll_seconds
+from headrace.stream_context import StreamContext
 from headrace.triggers.base import LedgerTrigger
-from headrace.triggers.first_look import look_before_deferring
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.ledger import Ledger
     from headrace.stream import Stream
 
 
@@ -49,19 +48,19 @@ class LedgerSensor(BaseSensorOperator):
         self.trigger_poll_interval = trigger_poll_interval
 
     @abc.abstractmethod
-    def make_trigger(self, context: Context, ledger: Ledger) -> LedgerTrigger:
-        """Return the trigger whose `look` this sensor calls. The stream is registered in the ledger."""
+    def make_trigger(self, context: Context, stream_context: StreamContext) -> LedgerTrigger:
+        """Return the trigger whose `look` this sensor calls. The stream is registered in its ledger."""
 
     def execute(self, context: Context) -> Any:
         """Register the stream, then `wait`."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
             register(ledger, self.stream)
-            return self.wait(context, ledger)
+            return self.wait(context, StreamContext(self.stream, ledger))
 
-    def wait(self, context: Context, ledger: Ledger) -> Any:
-        """Check the condition; defer, or poke, until it holds. The stream is registered in the ledger."""
-        trigger = self.make_trigger(context, ledger)
-        payload = look_before_deferring(trigger, ledger, None if self.deferrable else 0.0)
+    def wait(self, context: Context, stream_context: StreamContext) -> Any:
+        """Check the condition; defer, or poke, until it holds. The stream is registered in its ledger."""
+        trigger, ledger = self.make_trigger(context, stream_context), stream_context.ledger
+        payload = trigger.look_before_deferring(ledger) if self.deferrable else trigger.look(ledger)
         if payload is not None:
             return self.found(context, payload)
         if not self.deferrable:
@@ -71,7 +70,7 @@ class LedgerSensor(BaseSensorOperator):
     def poke(self, context: Context) -> bool:
         """Check the condition once, for a sensor that does not defer."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
-            payload = self.make_trigger(context, ledger).look(ledger)
+            payload = self.make_trigger(context, StreamContext(self.stream, ledger)).look(ledger)
         if payload is not None:
             self.found(context, payload)
         return payload is not None

@@ -5,16 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from headrace.runs.batch_time import NothingToRun, begin_run
 from headrace.runs.request import run_request
 from headrace.sensors.base import LedgerSensor
-from headrace.timetables.batch_time import NothingToRun, begin_run
 from headrace.triggers.blocks_ready import BlocksReadyTrigger, report_what_was_found
 from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.ledger import Ledger
+    from headrace.stream_context import StreamContext
 
 
 class BlocksReadySensor(LedgerSensor):
@@ -44,7 +44,7 @@ class BlocksReadySensor(LedgerSensor):
     def __init__(self, *, grace: timedelta | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.grace = grace
-        self._at_ms: int | None = None
+        self._batch_time_ms: int | None = None
         self._waiting_since_ms: int | None = None
 
     def execute(self, context: Context) -> Any:
@@ -57,25 +57,25 @@ class BlocksReadySensor(LedgerSensor):
         check_began(event, self.stream)
         return self.execute(context)
 
-    def wait(self, context: Context, ledger: Ledger) -> Any:
-        awaited = FirstReceiverTrigger.awaited(context, self.stream, ledger)
+    def wait(self, context: Context, stream_context: StreamContext) -> Any:
+        awaited = FirstReceiverTrigger.awaited(context, stream_context)
         if awaited is not None and self.deferrable:
             self.defer(trigger=awaited, method_name="receiver_began")
         if awaited is not None:
-            check_began(awaited.look_until_it_fires(ledger), self.stream)
+            check_began(awaited.look_until_it_fires(stream_context.ledger), self.stream)
         try:
-            return super().wait(context, ledger)
+            return super().wait(context, stream_context)
         except NothingToRun as nothing:
             raise nothing.skip(self) from None
 
-    def make_trigger(self, context: Context, ledger: Ledger) -> BlocksReadyTrigger:
-        if self._at_ms is None:
-            self._at_ms = begin_run(context, self.stream, ledger)
+    def make_trigger(self, context: Context, stream_context: StreamContext) -> BlocksReadyTrigger:
+        if self._batch_time_ms is None:
+            self._batch_time_ms = begin_run(context, stream_context)
         if self._waiting_since_ms is None:
-            self._waiting_since_ms = ledger.now_ms()
+            self._waiting_since_ms = stream_context.ledger.now_ms()
         return BlocksReadyTrigger.of(
             self.stream,
-            self._at_ms,
+            self._batch_time_ms,
             waiting_since_ms=self._waiting_since_ms,
             grace=self.grace,
             poll_interval=self.trigger_poll_interval,

@@ -10,7 +10,7 @@ from headrace.triggers.receivers_receiving import ReceiversReceivingTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.ledger import Ledger
+    from headrace.stream_context import StreamContext
 
 
 class KafkaReceiverSensor(LedgerSensor):
@@ -27,11 +27,16 @@ class KafkaReceiverSensor(LedgerSensor):
         super().__init__(**kwargs)
         self.max_silence = max_silence
 
-    def make_trigger(self, context: Context, ledger: Ledger) -> ReceiversReceivingTrigger:  # noqa: ARG002 - the contract
+    def make_trigger(
+        self,
+        context: Context,  # noqa: ARG002 - the contract
+        stream_context: StreamContext,
+    ) -> ReceiversReceivingTrigger:
+        stream = stream_context.stream
         return ReceiversReceivingTrigger(
-            ledger=self.stream.ledger,
-            stream=self.stream.name,
-            receivers=self.stream.receivers,
+            ledger=stream.ledger,
+            stream=stream.name,
+            receivers=stream.receivers,
             max_silence_ms=int(self.max_silence * 1000),
             poll_interval=self.trigger_poll_interval,
         )

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.batch.stream_status import WARNING
 from headrace.elasticsearch.errors import ForeignDocumentsError
-from headrace.errors import HeadraceError
-from headrace.failure import FAILURE, TRIED_WITH, Failure
+from headrace.errors import FAILURE, TRIED_WITH, Failure, HeadraceError
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
 from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frames

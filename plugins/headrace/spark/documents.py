@@ -1,4 +1,4 @@
-"""Turns any DataFrame into the rows that the Elasticsearch sink accepts, and writes them.
+"""Makes of any DataFrame the rows that the Elasticsearch sink accepts: their columns are the document and its id.
 
 The columns are built by Spark's own expressions (``to_json`` in the JVM). They are SQL text, which works the same in
 classic sessions and over Spark Connect.
@@ -6,20 +6,13 @@ classic sessions and over Spark Connect.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 
 from headrace.elasticsearch import columns
-from headrace.elasticsearch.collisions import colliding
-from headrace.elasticsearch.counts import EXAMPLES
-from headrace.elasticsearch.document_ids import identify
-from headrace.elasticsearch.errors import CollidingIdsError, UnsuitableRowsError
-from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.output_options import ID_PREFIX, VERSION, id_columns, sink_options
-from headrace.elasticsearch.reports import IndexingReport
+from headrace.elasticsearch.errors import UnsuitableRowsError
+from headrace.elasticsearch.options import VERSION, id_column, id_sources
 from headrace.spark.incarnations import lacks_incarnation, needs_incarnation
 from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
 
@@ -27,7 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.spark.incarnations import BatchIncarnations
-    from headrace.stream.inputs import KafkaInput
 
 _BESIDE = (columns.ORIGINAL_KEY, columns.ORIGINAL_VALUE, columns.ORIGINAL_HEADERS, columns.REJECTED_BECAUSE)
 
@@ -56,72 +48,6 @@ def prepare_documents(
     if incarnations is not None and lacks_incarnation(types):
         beside.append(f"CAST({_incarnation(incarnations, output)} AS INT) AS {columns.INCARNATION}")
     return df.selectExpr(*beside, _document_expression(types, output))
-
-
-def write_documents(
-    df: DataFrame,
-    output: ElasticsearchOutput,
-    *,
-    report: str,
-    stream: str = "",
-    batch_time_ms: int | None = None,
-    attempt: int | None = None,
-    manifest: str | None = None,
-    read_again: Sequence[KafkaInput] = (),
-    earlier: Mapping[str, Sequence[str]] | None = None,
-    inputs: Sequence[KafkaInput] = (),
-    incarnations: BatchIncarnations | None = None,
-    written_before: bool = False,
-    withdraw_letters: bool = False,
-) -> IndexingReport:
-    """Shape the rows, write them, and return the report with their outcomes.
-
-    ``report`` is the URI of a file, new for every attempt, that the writing application and this process can access.
-    ``written_before``: whether an earlier attempt may have written documents of this batch to this output.
-    ``withdraw_letters``: delete the dead letters that attempts before ``attempt`` wrote and this one does not write.
-    For the other parameters see ``output_options.sink_options``.
-
-    Raises:
-        UnsuitableRowsError: see ``prepare_documents``.
-        CollidingIdsError: rows of the batch have the same id.
-        ForeignDocumentsError: the index holds documents of another source under ids of the batch.
-    """
-    from headrace.spark.elasticsearch_sink import FORMAT, ElasticsearchDataSource
-
-    df.sparkSession.dataSource.register(ElasticsearchDataSource)
-    options = sink_options(
-        output,
-        stream=stream,
-        batch_time_ms=batch_time_ms,
-        attempt=attempt,
-        report=report,
-        manifest=manifest,
-        read_again=read_again,
-        earlier=earlier,
-        inputs=inputs,
-        written_before=written_before,
-    )
-    if attempt is not None and withdraw_letters:
-        options["withdraw_letters"] = "true"
-    prepared = prepare_documents(df, output, incarnations=incarnations)
-    prepared.write.format(FORMAT).options(**options).mode("append").save()
-    written = IndexingReport.load(report)
-    if written.collisions:
-        raise _colliding(prepared, IndexingOptions.from_strings(options))
-    written.check_foreign()
-    return written
-
-
-def _colliding(prepared: DataFrame, options: IndexingOptions) -> CollidingIdsError:
-    """The error with examples of colliding ids, which are queried here: the sink's tasks only count collisions."""
-    of_ids = {*columns.needed_columns(options), columns.INCARNATION}
-    names = [name for name in prepared.columns if name in of_ids]
-    examples: list[str] = []
-    # A transform that is not deterministic may give no such rows now. A failing query must not replace the error.
-    with contextlib.suppress(Exception):
-        found = prepared.groupBy(*names).count().where("count > 1").limit(EXAMPLES).toArrow().combine_chunks()
-        examples = [text for batch in found.to_batches() for text in identify(batch, options).ids.to_pylist()]
-    return colliding(options.index, options.document_id, examples)
 
 
 def _named_columns(output: ElasticsearchOutput) -> list[str]:
@@ -159,9 +85,9 @@ def _check_named_columns(types: dict[str, DataType], output: ElasticsearchOutput
 
 def _id_expressions(output: ElasticsearchOutput) -> list[str]:
     ids = output.document_ids
-    named = id_columns(output)
+    named = id_sources(output)
     if named:
-        return [f"{_quoted(name)} AS {ID_PREFIX}{index}" for index, name in enumerate(named)]
+        return [f"{_quoted(name)} AS {id_column(number)}" for number, name in enumerate(named)]
     if isinstance(ids, KeyIds) and ids.version_from:
         return [f"{_quoted(ids.version_from)} AS {VERSION}"]
     return []

@@ -1,11 +1,11 @@
 """The "elasticsearch" data source: writes a DataFrame's rows as documents. Repeated writes give no duplicates.
 
     spark.dataSource.register(ElasticsearchDataSource)
-    (prepare_documents(df, output).write.format("elasticsearch").mode("append")
-        .options(connection="es", index="clicks").save())
+    rows.write.format(FORMAT).option(OPTION, options.to_json()).mode("append").save()
 
 The rows' columns are in ``headrace.elasticsearch.columns``, the options in ``headrace.elasticsearch.options``;
-`write_documents` in ``headrace.spark.documents`` combines them. It works in classic sessions and over Spark Connect.
+`write_documents` in ``headrace.spark.outputs.elasticsearch`` makes both. It works in classic sessions and over Spark
+Connect.
 
 The connection is resolved in the environment of the process that plans the write (the driver, or the Connect server's
 application). Its secrets are sent to executors inside the pickled writer, and are in no option and no plan.
@@ -15,39 +15,39 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pydantic import TypeAdapter
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.cluster import Cluster
-from headrace.elasticsearch.collisions import colliding, repeated_digests
 from headrace.elasticsearch.columns import check_columns
+from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.counts import IndexingCounts
-from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+from headrace.elasticsearch.duplicate_ids import repeated_digests
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, IndexingOptionsError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer
-from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.reports import IndexingReport
-from headrace.elasticsearch.targets import ConcreteIndex, TargetIndex
+from headrace.elasticsearch.options import KAFKA, IndexingOptions
 from headrace.elasticsearch.transport import ElasticsearchTransport
-from headrace.elasticsearch.write_warnings import warnings_beside
-from headrace.kafka.range_reader import RangeClients
+from headrace.elasticsearch.write_report import IndexingReport, warnings_beside
 from headrace.spark.original_records import (
     BatchOriginalRecords,
     KafkaOriginalRecords,
     ManifestOriginalRecords,
     WindowOriginalRecords,
 )
-from headrace.stream.inputs import KafkaInput
+
+if TYPE_CHECKING:
+    from headrace.kafka.range_reader import RangeClients
 
 FORMAT = "elasticsearch"
+OPTION = "indexing"
+"""The sink's only option: the JSON of `IndexingOptions`."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class ElasticsearchDataSource(DataSource):
             raise IndexingOptionsError(
                 "The elasticsearch sink cannot overwrite an index.", remedy='Use mode("append").'
             )
-        options = IndexingOptions.from_strings(_given(self.options))
+        options = IndexingOptions.from_json(self.options.get(OPTION, ""))
         check_columns(schema.names, options)
         writer = ElasticsearchWriter(options, Cluster.of(options), _kafka_clients(options))
         with warnings_beside(options.report):
@@ -88,6 +88,9 @@ class ElasticsearchWriter(DataSourceArrowWriter):
     def __init__(
         self, options: IndexingOptions, cluster: Cluster, kafka: Mapping[str, RangeClients] | None = None
     ) -> None:
+        if not options.report:
+            # Duplicate ids and foreign documents are reported there only, so nobody would learn of them.
+            raise IndexingOptionsError("A write of the elasticsearch sink needs a report, and the options name none.")
         self._options = options
         self._cluster = cluster
         self._kafka = kafka or {}
@@ -96,14 +99,13 @@ class ElasticsearchWriter(DataSourceArrowWriter):
 
     def look_at_index(self) -> None:
         """Refuse an index in which ids are not unique."""
-        if self._options.check_index:
-            self._index_before = self._index_now()
-            letters = self._options.dead_letters
-            if self._index_before is not None and self._index_before.name == letters:
-                raise UnsuitableTargetError(
-                    f"{self._options.index!r} is an alias of {letters!r}, the index of its own dead letters.",
-                    remedy="Name another dead_letter_index.",
-                )
+        self._index_before = self._index_now()
+        letters = self._options.dead_letter_index
+        if self._index_before is not None and self._index_before.name == letters:
+            raise UnsuitableTargetError(
+                f"{self._options.index!r} is an alias of {letters!r}, the index of its own dead letters.",
+                remedy="Name another dead_letter_index.",
+            )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Index one task's rows. On return every row has its outcome and every dead letter is written."""
@@ -125,41 +127,37 @@ class ElasticsearchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Called after all tasks have succeeded: check that the index is still the same, and report the counts.
 
-        With the option ``report``, the reader of the report raises CollidingIdsError and ForeignDocumentsError;
-        without it this method does.
+        The reader of the report raises DuplicateIdsError and ForeignDocumentsError.
         """
         total = IndexingCounts()
         digests = []
         for message in messages:
             if not isinstance(message, TaskCounts):
-                raise DocumentsUnaccountedError("A task of the write told nothing of its rows.", remedy="Run it again.")
+                raise DocumentsUnaccountedError(
+                    "A task of the write returned no counts.", remedy="Run the batch again."
+                )
             total.add(message.counts)
             digests.append(message.digests)
         total.check()
         concrete = self._index_after()
-        collisions = repeated_digests(digests)
-        if not (collisions or total.foreign):
+        duplicates = repeated_digests(digests)
+        if not (duplicates or total.foreign):
             total.letters_withdrawn = self._withdraw_letters()
         if self._options.refresh:
             self._target().refresh()
         options = self._options
         report = IndexingReport(
-            stream=options.stream,
-            output=options.output,
-            batch_time_ms=options.batch_time,
+            stream=options.stream_name,
+            output=options.output_id,
+            batch_time_ms=options.batch_time_ms,
             index=options.index,
             concrete_index=concrete,
-            dead_letter_index=options.dead_letters,
+            dead_letter_index=options.dead_letter_index,
             tasks=len(messages),
             counts=total,
-            collisions=collisions,
+            duplicates=duplicates,
         )
-        if options.report:
-            report.write(options.report)
-        else:
-            report.check_foreign()
-            if report.collisions:
-                raise colliding(options.index, options.document_id, ())
+        report.write(options.report)
         logger.info("Indexed into %s: %s", options.index, total.to_dict())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -173,32 +171,31 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         return f"ElasticsearchWriter({self._options.index!r})"
 
     def _originals(self) -> BatchOriginalRecords | None:
-        if not self._options.manifest:
+        if not self._options.manifests:
             return None
-        manifests: list[tuple[str, str]] = [(self._options.originals, self._options.manifest)]
-        for where, uris in (self._options.earlier or {}).items():
-            manifests += [(where, uri) for uri in uris]
         return WindowOriginalRecords(
             [
-                KafkaOriginalRecords(uri, self._kafka) if where == "kafka" else ManifestOriginalRecords(uri)
-                for where, uri in manifests
+                KafkaOriginalRecords(uri, self._kafka) if place == KAFKA else ManifestOriginalRecords(uri)
+                for place, uri in self._options.manifests
             ]
         )
 
     def _withdraw_letters(self) -> int:
         options = self._options
-        if not options.withdraw_letters or options.batch_time is None or options.attempt is None:
+        if not options.withdraw_letters or options.batch_time_ms is None or options.attempt is None:
             return 0
-        transport = self._transport(1)
-        try:
-            letters = DeadLetterIndex(transport, options, clock=SystemClock())
-            return letters.withdraw(options.batch_time, options.attempt)
-        finally:
-            transport.close()
+        # Only a batch that was tried before has such letters, so other batches do not import the official client.
+        from headrace.elasticsearch.administration import Administration
+        from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+
+        with Administration.of(
+            self._cluster,
+            timeout_seconds=options.request_timeout_seconds,
+            max_retry_seconds=options.max_retry_seconds,
+        ) as administration:
+            return DeadLetterIndex(administration, options).withdraw(options.batch_time_ms, options.attempt)
 
     def _index_after(self) -> str | None:
-        if not self._options.check_index:
-            return None
         before, now = self._index_before, self._index_now()
         if before is not None and now != before:
             if now is not None and now.name == before.name:
@@ -206,7 +203,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
             else:
                 after = None if now is None else now.name
                 what = (
-                    f"{self._options.index!r} came to mean {after!r} instead of {before.name!r}; some of its documents "
+                    f"{self._options.index!r} was moved from {before.name!r} to {after!r}; some of its documents "
                     "may be in both"
                 )
             raise UnsuitableTargetError(
@@ -229,8 +226,8 @@ class ElasticsearchWriter(DataSourceArrowWriter):
 
 def _kafka_clients(options: IndexingOptions) -> dict[str, RangeClients]:
     """The Kafka settings by input id, to read the records of dead letters; empty if the log has all records."""
-    return KafkaOriginalRecords.clients_of(TypeAdapter(list[KafkaInput]).validate_json(options.inputs or "[]"))
+    if not options.inputs:
+        return {}
+    from headrace.stream.inputs import KafkaInput
 
-
-def _given(options: MutableMapping[str, str]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in options.items()}
+    return KafkaOriginalRecords.clients_of([KafkaInput.model_validate(each) for each in options.inputs])

@@ -11,8 +11,7 @@ import re
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 
 # Spark's errors about what the transform made: its plan, or the data in it.
 _VERDICTS = frozenset(

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.batch.manifest import Manifest
 from headrace.blocks import BlockHandle
-from headrace.elasticsearch.originals import OriginalRecord, OriginalRecords
+from headrace.elasticsearch.dead_letter_writer import OriginalRecords
+from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.offset_ranges import RangeRun, RecordedRange
-from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
-from headrace.stream.inputs import KafkaInput
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
+
+if TYPE_CHECKING:
+    # Not imported in Spark's workers, unless a record is read in Kafka.
+    from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
+    from headrace.stream.inputs import KafkaInput
 
 BLOCKS_KEPT = 4
 """Dead letters come in the order of their records, so the next record is probably in the block of the last one."""
@@ -120,6 +124,8 @@ class KafkaOriginalRecords:
 
         Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError.
         """
+        from headrace.kafka.range_reader import RangeClients
+
         return {source.id: RangeClients.of(source).for_offsets(OFFSETS_AT_ONCE) for source in inputs}
 
     def close(self) -> None:
@@ -152,8 +158,8 @@ class KafkaOriginalRecords:
             raise RangesGoneError(
                 f"Kafka no longer has the record at offset {offset} of {topic}-{partition}, which the batch read: "
                 "compaction removed it.",
-                remedy="Its dead letter cannot be written. Mend the transform or the output, so that it is accepted, "
-                "and run the batch again; it reads what Kafka has.",
+                remedy="Its dead letter cannot be written. Correct the transform or the output, so that the record is "
+                "accepted, and run the batch again; it reads what Kafka has.",
             )
         return record
 
@@ -172,6 +178,8 @@ class KafkaOriginalRecords:
 
     def _read(self, input_id: str, taken: RecordedRange, offset: int) -> tuple[RecordedRange, pa.RecordBatch | None]:
         """Read the first records from ``offset`` on. Returns them with the offset range that they cover."""
+        from headrace.kafka.range_reader import KafkaRangeReader
+
         until = min(taken.until_offset, offset + OFFSETS_AT_ONCE)
         run = RangeRun(taken.partition, offset, (until,), (None,))
         reader = self._readers.get(input_id)

@@ -148,7 +148,7 @@ class ReceiverJob:
     def _track(self, lease: JobLease) -> int:
         if self._launcher is None:
             raise RuntimeError("the application was not started")
-        report = ReceiverTracker(StreamContext(self._stream, self._ledger), self._launcher, lease).run()
+        report = ReceiverTracker(self._context, self._launcher, lease).run()
         logger.info("the receivers have ended: %s (%s)", report.end, report.reason)
         if report.end is TrackerEnd.LOST:
             self._end(JobState.FAILED, report.reason, EXIT_NOT_OURS)

@@ -29,8 +29,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.blocks import BlockHandle
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 from headrace.spark.source_options import SourceOptions
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, LogVersionError, PayloadError, WalError
 from headrace.wal.reader import read_blocks

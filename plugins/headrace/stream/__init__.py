@@ -1,9 +1,8 @@
 """What a user writes: the definition of a stream, with its inputs, outputs, windows, state and limits."""
 
-from headrace.stream.batch_trigger import BatchTrigger
-from headrace.stream.dead_letter_limit import DeadLetterLimit
 from headrace.stream.definition import Stream
 from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.fields import BatchTrigger
 from headrace.stream.inputs import (
     BytesDecoder,
     JsonDecoder,
@@ -12,7 +11,7 @@ from headrace.stream.inputs import (
     StartingTimestamp,
     Utf8Decoder,
 )
-from headrace.stream.limits import Backpressure, Limits
+from headrace.stream.limits import Backpressure, DeadLetterLimit, Limits
 from headrace.stream.outputs import (
     ColumnIds,
     ConsoleOutput,

@@ -5,33 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Self, cast
-from urllib.parse import urlsplit
+from typing import Any, Self, cast
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import model_validator
 
-from headrace.connections import CONNECTION_PREFIX
-from headrace.stream.batch_trigger import BatchTrigger
 from headrace.stream.errors import StreamDefinitionError
-from headrace.stream.inputs import KafkaInput
-from headrace.stream.limits import Limits
-from headrace.stream.model import Duration, Identifier, Part, milliseconds
-from headrace.stream.order import reasons_for_order
-from headrace.stream.outputs import ElasticsearchOutput, KafkaOutput, Output
+from headrace.stream.fields import StreamFields
+from headrace.stream.outputs import Output
 from headrace.stream.problems import problems
-from headrace.stream.references import check_reference, is_reference, load_reference
-from headrace.stream.secrets import url_holds_secret
-from headrace.stream.spark import SparkSettings
-from headrace.stream.state import STATE_STEP, State
-from headrace.stream.storage import Storage
-
-# The least default of limits.retry_for; it is three batch intervals if those are longer.
-_RETRY_FOR = timedelta(seconds=30)
+from headrace.stream.references import is_reference, load_reference
 
 
-class Stream(Part):
+class Stream(StreamFields):
     """Kafka topics, cut into batches, transformed and written to outputs.
 
     The definition is data: `to_json` and `from_json` carry it to another machine unchanged. The constructor refuses a
@@ -41,201 +27,12 @@ class Stream(Part):
         StreamDefinitionError: a field is missing, unknown or wrong, or the fields do not fit together.
     """
 
-    name: Identifier
-    inputs: tuple[KafkaInput, ...]
-    outputs: tuple[Output, ...]
-    transform: str | None = Field(
-        default=None, description='"module:function", given a DataFrame for each input by its id, returns one.'
-    )
-    batch_interval: Duration
-    block_interval: Duration = timedelta(milliseconds=200)
-    checkpoint_interval: Duration | None = Field(default=None, description="By default the batch interval.")
-    remember: Duration | None = Field(
-        default=None,
-        description="How long the log keeps a batch's blocks after it is checkpointed; by default the batch interval, "
-        "and what the longest window reaches back.",
-    )
-    batch_by: Literal["arrival", "timestamp"] = Field(
-        default="arrival",
-        description="Whether a record's batch is that of the time when it was stored in the log, or of its timestamp "
-        "in Kafka (of the latest one so far in its partition).",
-    )
-    allowed_lateness: Duration = Field(
-        default=timedelta(seconds=10),
-        description="How long a batch by timestamp waits, after its interval has ended, for records of a partition "
-        "that has nothing newer. What comes later joins the next batch that is open, and is counted as late.",
-    )
-    coalesce: bool | None = Field(
-        default=None,
-        description="Whether a run of the schedule takes over all batch times that have ended and have no batch, as "
-        "one batch, so that a stream that fell behind catches up; otherwise each batch time is a batch of its own. By "
-        "default batch times are taken over by arrival, unless there are windows, and not by timestamp.",
-    )
-    trigger: BatchTrigger | None = Field(
-        default=None, description="Start batches by what has been received, in place of the clock. Includes coalesce."
-    )
-    state: State | None = None
-    ordered: bool | None = Field(
-        default=None,
-        description="Run one batch at a time, in the order of batch times. Windows, state, and documents that a later "
-        "batch replaces need it and have it without being asked.",
-    )
-    parameters: dict[str, JsonValue] = Field(
-        default_factory=dict,
-        description="What transforms find in batch.parameters; a DAG run's conf may give others of these names.",
-    )
-    storage: Storage
-    ledger: str = Field(description='A SQLAlchemy URL without a password, or "connection:<Airflow connection id>".')
-    limits: Limits = Limits()
-    spark: SparkSettings = SparkSettings()
-
-    @field_validator("inputs", "outputs", mode="before")
-    @classmethod
-    def _one_is_a_list(cls, value: object) -> object:
-        return value if isinstance(value, (list, tuple)) else (value,)
-
-    @field_validator("storage", mode="before")
-    @classmethod
-    def _storage_by_its_url(cls, value: object) -> object:
-        return {"url": str(value)} if isinstance(value, (str, Path)) else value
-
-    @field_validator("transform")
-    @classmethod
-    def _transform_is_a_reference(cls, value: str | None) -> str | None:
-        return None if value is None else check_reference(value)
-
-    @field_validator("ledger")
-    @classmethod
-    def _ledger_holds_no_secret(cls, value: str) -> str:
-        if value.startswith(CONNECTION_PREFIX):
-            if not value.removeprefix(CONNECTION_PREFIX):
-                raise ValueError("names no connection after connection:")
-            return value
-        if url_holds_secret(value):
-            raise ValueError(
-                "holds a password, and the definition is stored in clear; put the URL into an Airflow connection and "
-                "write connection:<its id>, or leave the password to PGPASSWORD or a pgpass file"
-            )
-        parts = urlsplit(value)
-        if parts.scheme.split("+")[0] not in ("sqlite", "postgresql"):
-            raise ValueError("must be a sqlite:/// or postgresql+psycopg:// URL, or connection:<Airflow connection id>")
-        if parts.scheme.startswith("sqlite") and not parts.path.startswith("//"):
-            raise ValueError("must name the file by its absolute path: sqlite:////folder/ledger.db")
-        return value
-
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         found = list(problems(self))
         if found:
             raise ValueError("; ".join(found))
         return self
-
-    @property
-    def batch_interval_ms(self) -> int:
-        """Milliseconds from one batch time to the next."""
-        return milliseconds(self.batch_interval)
-
-    @property
-    def block_interval_ms(self) -> int:
-        """Milliseconds after which a receiver cuts a block."""
-        return milliseconds(self.block_interval)
-
-    @property
-    def checkpoint_interval_ms(self) -> int:
-        """Milliseconds from one checkpoint to the next."""
-        return milliseconds(self.checkpoint_interval or self.batch_interval)
-
-    @property
-    def remember_ms(self) -> int:
-        """Milliseconds for which the log keeps the blocks of a batch after its checkpoint.
-
-        With windows, at least the reach of the longest window plus one batch interval, as Spark derives it.
-        """
-        asked = milliseconds(self.remember or self.batch_interval)
-        windows = self.window_ms
-        return asked if windows == 0 else max(asked, windows + self.batch_interval_ms)
-
-    @property
-    def window_ms(self) -> int:
-        """Milliseconds that the longest window, of an output or of the state, reaches back; 0 without windows.
-
-        An output's window reaches back to the end of the window before it, if that is earlier than its own start.
-        """
-        interval_ms = self.batch_interval_ms
-        lengths = [output.window.reach_ms(interval_ms) for output in self.outputs if output.window is not None]
-        if self.state is not None and self.state.window is not None:
-            lengths.append(milliseconds(self.state.window))
-        return max(lengths, default=0)
-
-    @property
-    def allowed_lateness_ms(self) -> int:
-        """Milliseconds that a batch by timestamp waits for partitions without newer records."""
-        return milliseconds(self.allowed_lateness)
-
-    @property
-    def retry_for_ms(self) -> int:
-        """Milliseconds for which a run of the schedule waits for its batch's turn and retries batches that failed
-        before."""
-        return milliseconds(self.limits.retry_for or max(_RETRY_FOR, 3 * self.batch_interval))
-
-    @property
-    def coalesces(self) -> bool:
-        """Whether runs of the schedule, or of the trigger, take over the batch times that have no run."""
-        if self.trigger is not None:
-            return True
-        # A window is written at every batch time. The window of a batch time without its own batch would be missing.
-        return self.batch_by == "arrival" and not self.window_ms if self.coalesce is None else self.coalesce
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether batches run one at a time, in the order of batch times (rule 6 of the design)."""
-        return bool(self.ordered) or any(reasons_for_order(self))
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """The ids of a batch's steps: the update of the state, if there is one, then each output."""
-        return (*(() if self.state is None else (STATE_STEP,)), *(output.id for output in self.outputs))
-
-    @property
-    def receivers(self) -> int:
-        """The number of receivers of all inputs together."""
-        return sum(source.receivers for source in self.inputs)
-
-    @property
-    def folder_url(self) -> str:
-        """The stream's own folder in its storage: log/, manifests/, checkpoints/, reports/ and state/ are below it."""
-        return f"{self.storage.url.rstrip('/')}/{self.name}"
-
-    @property
-    def connection_ids(self) -> tuple[str, ...]:
-        """The ids of the Airflow connections of inputs, outputs and ledger, each once."""
-        named = [source.connection for source in self.inputs]
-        named += [output.connection for output in self.outputs if isinstance(output, ElasticsearchOutput | KafkaOutput)]
-        if self.ledger.startswith(CONNECTION_PREFIX):
-            named.append(self.ledger.removeprefix(CONNECTION_PREFIX))
-        return tuple(dict.fromkeys(name for name in named if name is not None))
-
-    def input(self, input_id: str) -> KafkaInput:
-        """The input with this id; KeyError names the ones there are."""
-        for source in self.inputs:
-            if source.id == input_id:
-                return source
-        raise KeyError(f"stream {self.name} has no input {input_id!r}, but {', '.join(i.id for i in self.inputs)}")
-
-    def output(self, output_id: str) -> Output:
-        """The output with this id; KeyError names the ones there are."""
-        for output in self.outputs:
-            if output.id == output_id:
-                return output
-        raise KeyError(f"stream {self.name} has no output {output_id!r}, but {', '.join(o.id for o in self.outputs)}")
-
-    def transform_of(self, output: Output) -> str | None:
-        """The reference of the output's transform: its own, or the stream's."""
-        return output.transform or self.transform
-
-    def group_of(self, source: KafkaInput) -> str:
-        """The consumer group under which lag tools see the input."""
-        return source.group or f"headrace-{self.name}-{source.id}"
 
     def load_transform(self, output: Output | None = None) -> Callable[..., Any] | None:
         """Import the transform of an output, or the stream's own.

@@ -109,16 +109,18 @@ class KafkaInput(Part):
     bootstrap_servers: str | None = None
     topics: tuple[str, ...] = ()
     topic_pattern: str | None = None
-    group: str | None = Field(default=None, description="For lag tools only; positions are the ledger's.")
+    group: str | None = Field(
+        default=None, description="A consumer group for lag tools only: the positions are in the ledger."
+    )
     receivers: PositiveInt = 1
     preferred_hosts: tuple[str, ...] = Field(
-        default=(), description="Where receivers had best run: one host for all, or one for each."
+        default=(), description="Hosts on which the receivers should run: one for all, or one for each."
     )
     key_decoder: Decoder = BytesDecoder()
     value_decoder: Decoder = BytesDecoder()
     starting_offsets: Literal["earliest", "latest"] | StartingTimestamp | StartingOffsets = "earliest"
     on_lost_offsets: Literal["fail", "reset"] = Field(
-        default="fail", description="What a partition does whose next offset Kafka no longer has."
+        default="fail", description="What happens to a partition whose next offset Kafka no longer has."
     )
     client: dict[str, str | int | float | bool] = Field(default_factory=dict)
 
@@ -165,7 +167,7 @@ class KafkaInput(Part):
         if refused:
             raise ValueError(
                 f"{', '.join(refused)} cannot be set here: offsets, assignment and delivery are headrace's own, and "
-                "security settings belong into the Kafka connection. "
+                "security settings belong in the Kafka connection. "
                 f"Allowed are {', '.join(sorted(CLIENT_SETTINGS))}"
             )
         return value

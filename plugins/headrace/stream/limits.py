@@ -1,10 +1,10 @@
-"""The limits of a stream: memory, disk, rate, time and concurrency (rule 12 of the design)."""
+"""The limits of a stream: memory, disk, rate, time, concurrency (rule 12 of the design) and dead letters."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from headrace.stream.model import Duration, Part
 
@@ -53,5 +53,32 @@ class Limits(Part):
     max_concurrent_batches: PositiveInt = 1
     """Batches of the stream that run at the same time."""
     history: Duration | None = timedelta(days=30)
-    """How long the ledger and the stream's folder keep a finished batch; None: for ever. Older batches cannot be run or
+    """How long the ledger and the stream's folder keep a finished batch; None: forever. Older batches cannot be run or
     replayed again, not even from Kafka."""
+
+
+class DeadLetterLimit(Part):
+    """Bounds on the dead letters of one batch in one output, all tasks together. A batch with more of them fails.
+
+    Records without a value do not count: ``tombstones`` of the output decides what happens to them.
+
+    By default a batch fails when more than 100 rows and more than half of its rows are rejected. Damaged records are a
+    small part of a healthy stream; if most are rejected, the mapping, the decoder or the transform is wrong. In a batch
+    of a few records a share means nothing, so up to 100 letters never fail a batch.
+    """
+
+    number: NonNegativeInt | None = Field(default=None, description="The maximum number of letters; None: no maximum.")
+    share: float = Field(
+        default=0.5, ge=0, le=1, description="The maximum number of letters as a share of the rows; 1: no maximum."
+    )
+    tolerated: NonNegativeInt = Field(
+        default=100, description="Up to this number of letters, the share is not checked."
+    )
+
+    def passed(self, letters: int, rows: int) -> str | None:
+        """Text that names the bound that ``letters`` of ``rows`` exceed; None if they exceed none."""
+        if self.number is not None and letters > self.number:
+            return f"more than the {self.number:,} of dead_letter_limit.number"
+        if letters > self.tolerated and letters > self.share * rows:
+            return f"more than the {self.share:.0%} of dead_letter_limit.share"
+        return None

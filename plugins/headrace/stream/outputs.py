@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
-from headrace.stream.dead_letter_limit import DeadLetterLimit
 from headrace.stream.index_names import check_dead_letter_index, check_host, check_index_name, dead_letters_of
+from headrace.stream.limits import DeadLetterLimit
 from headrace.stream.model import Identifier, Part
 from headrace.stream.references import check_reference
 from headrace.stream.secrets import check_servers, url_holds_secret
@@ -68,17 +68,7 @@ class _Output(Part):
     transform: str | None = Field(
         default=None, description='"module:function" of this output alone; by default the stream\'s transform.'
     )
-    window: Window | None = Field(default=None, description="Read the batches of the last while, not this one alone.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_the_retries_of_earlier_versions(cls, fields: Any) -> Any:
-        """Drops the field ``retries``, which definitions in older ledgers and checkpoints hold, if it is null."""
-        if isinstance(fields, dict) and "retries" in fields:
-            if fields["retries"] is not None:
-                raise ValueError("has retries, which outputs no longer have: set limits.retry_for")
-            return {name: value for name, value in fields.items() if name != "retries"}
-        return fields
+    window: Window | None = Field(default=None, description="Also read the records of earlier batches.")
 
     @field_validator("transform")
     @classmethod
@@ -105,8 +95,9 @@ class ElasticsearchOutput(_Output):
     )
     write_method: Literal["create", "index"] | None = Field(
         default=None,
-        description="create leaves a document that is there, so that a repeat changes nothing; index replaces it, for "
-        "a transform that has changed. By default create, and index for ids of columns without the batch time.",
+        description="create keeps an existing document, so that a repeated batch changes nothing; index replaces it, "
+        "for example after the transform has changed. By default create; index for ids of columns without the batch "
+        "time.",
     )
     dead_letter_index: str | None = None
     dead_letter_limit: DeadLetterLimit = DeadLetterLimit()
@@ -141,7 +132,7 @@ class ElasticsearchOutput(_Output):
         check_dead_letter_index(self.index, self.dead_letter_index)
         recurring = isinstance(self.document_ids, ColumnIds) and not self.document_ids.with_batch_time
         if self.write_method == "create" and recurring:
-            raise ValueError('write_method "create" would keep the first value of an id for ever; use "index"')
+            raise ValueError('write_method "create" would keep the first value of each id forever; use "index"')
         if self.tombstones == "delete" and not isinstance(self.document_ids, KeyIds):
             raise ValueError(
                 'tombstones "delete" needs document_ids by key: no other id is shared with the document to delete'

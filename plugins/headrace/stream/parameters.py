@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
-
-if TYPE_CHECKING:
-    from headrace.stream.definition import Stream
+from headrace.errors import Failure, HeadraceError
+from headrace.stream.definition import Stream
 
 ATTRIBUTE = "parameters"
 """The attribute of an attempt that holds the parameters given by its run."""

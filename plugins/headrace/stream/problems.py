@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING
 
+from headrace.stream.fields import StreamFields
 from headrace.stream.model import milliseconds
-from headrace.stream.order import reasons_for_order
 from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds, RecordIds
 from headrace.stream.state import STATE_STEP
 
-if TYPE_CHECKING:
-    from headrace.stream.definition import Stream
 
-
-def problems(stream: Stream) -> Iterator[str]:
+def problems(stream: StreamFields) -> Iterator[str]:
     """Yields each problem between fields that are valid by themselves, with the field and the remedy."""
     yield from _missing_or_double(stream)
     yield from _shared_index_problems(stream)
@@ -46,7 +42,7 @@ def problems(stream: Stream) -> Iterator[str]:
         )
 
 
-def _missing_or_double(stream: Stream) -> Iterator[str]:
+def _missing_or_double(stream: StreamFields) -> Iterator[str]:
     if not stream.inputs:
         yield "inputs: there is none; name a KafkaInput"
     if not stream.outputs:
@@ -73,7 +69,7 @@ def _missing_or_double(stream: Stream) -> Iterator[str]:
                 )
 
 
-def _topics_read_twice(stream: Stream) -> Iterator[str]:
+def _topics_read_twice(stream: StreamFields) -> Iterator[str]:
     for first, second in combinations(stream.inputs, 2):
         topics = first.topics_shared_with(second)
         if topics:
@@ -83,7 +79,7 @@ def _topics_read_twice(stream: Stream) -> Iterator[str]:
             )
 
 
-def _letters_among_documents(stream: Stream) -> Iterator[str]:
+def _letters_among_documents(stream: StreamFields) -> Iterator[str]:
     """Dead letters in an index of documents: they would be read as documents, and refused by its mapping."""
     indexing = [output for output in stream.outputs if isinstance(output, ElasticsearchOutput)]
     for letters, documents in permutations(indexing, 2):
@@ -94,7 +90,7 @@ def _letters_among_documents(stream: Stream) -> Iterator[str]:
             )
 
 
-def _shared_index_problems(stream: Stream) -> Iterator[str]:
+def _shared_index_problems(stream: StreamFields) -> Iterator[str]:
     outputs = [output for output in stream.outputs if isinstance(output, ElasticsearchOutput)]
     for first, second in combinations(outputs, 2):
         if first.index == second.index and first.shares_cluster(second) and not _ids_differ(first, second):
@@ -116,7 +112,7 @@ def _ids_differ(first: ElasticsearchOutput, second: ElasticsearchOutput) -> bool
     return one.kind != other.kind
 
 
-def _interval_problems(stream: Stream) -> Iterator[str]:
+def _interval_problems(stream: StreamFields) -> Iterator[str]:
     block = (stream.block_interval, "block_interval")
     batch = (stream.batch_interval, "batch_interval")
     multiples: list[tuple[str, timedelta | None, tuple[timedelta, str]]] = [
@@ -135,7 +131,7 @@ def _interval_problems(stream: Stream) -> Iterator[str]:
             yield f"{field}: {milliseconds(value)} ms is no multiple of {of} ({milliseconds(unit)} ms); make it one"
 
 
-def _window_problems(stream: Stream) -> Iterator[str]:
+def _window_problems(stream: StreamFields) -> Iterator[str]:
     if not stream.coalesces:
         return
     for output in stream.outputs:
@@ -146,8 +142,8 @@ def _window_problems(stream: Stream) -> Iterator[str]:
             )
 
 
-def _order_problems(stream: Stream) -> Iterator[str]:
-    reasons = list(reasons_for_order(stream))
+def _order_problems(stream: StreamFields) -> Iterator[str]:
+    reasons = list(stream.reasons_for_order())
     if stream.ordered is False and reasons:
         yield f"ordered: {reasons[0]}, so batches cannot run in any order; leave ordered out"
     if stream.is_ordered and stream.limits.max_concurrent_batches > 1:

@@ -39,7 +39,7 @@ def load_reference(reference: str, what: str) -> object:
     except Exception as error:
         raise StreamDefinitionError(
             f"The {what} {reference} cannot be imported: its module raises {type(error).__name__}: {error}.",
-            remedy=f"Mend the module: python -c 'import {module_name}' shows where.",
+            remedy=f"Correct the module: python -c 'import {module_name}' shows where.",
         ) from error
     try:
         return getattr(module, attribute)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headrace.stream.definition import Stream
 from headrace.stream.errors import StreamDefinitionError
 from headrace.stream.model import Part
 from headrace.stream.outputs import ElasticsearchOutput, KafkaOutput, Output, ParquetOutput
-
-if TYPE_CHECKING:
-    from headrace.stream.definition import Stream
 
 
 def replayed(stream: Stream, outputs: Mapping[str, Mapping[str, Any]], *, transform: str | None = None) -> Stream:
@@ -26,8 +24,6 @@ def replayed(stream: Stream, outputs: Mapping[str, Mapping[str, Any]], *, transf
         StreamDefinitionError: an output is unknown or would write where the stream itself writes, a field is wrong,
             or the stream has state, which only its own batches may update.
     """
-    from headrace.stream.definition import Stream
-
     if stream.state is not None:
         raise StreamDefinitionError(
             f"Stream {stream.name!r} cannot be replayed: each batch starts from the state that the one before left.",

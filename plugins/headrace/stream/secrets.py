@@ -33,7 +33,7 @@ def check_servers(value: str | None) -> str | None:
     if value is not None and "@" in value:
         raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
     if value is not None and not all(_SERVER.fullmatch(server.strip()) for server in value.split(",")):
-        raise ValueError("are no addresses; write host:9092, or several of them with commas")
+        raise ValueError("are not addresses; write host:9092, or several with commas")
     return value
 
 

@@ -51,9 +51,9 @@ class SparkSettings(Part):
     """
 
     master: str | None = Field(
-        default=None, description="None: this machine, with a task slot for each core and one for each receiver."
+        default=None, description="By default this machine, with a task slot for each core and one for each receiver."
     )
-    connection: str | None = Field(default=None, description="An Airflow connection of type spark, in place of master.")
+    connection: str | None = Field(default=None, description="An Airflow connection of type spark, instead of master.")
     conf: dict[str, str] = Field(default_factory=dict)
     py_files: tuple[str, ...] = ()
     run_batches: Literal["connect", "submit"] = "connect"
@@ -69,7 +69,7 @@ class SparkSettings(Part):
             raise ValueError(f"{', '.join(map(_name_here, streaming))}: headrace reads no setting of Spark Streaming")
         strange = sorted(name for name in value if not _SETTING.fullmatch(name))
         if strange:
-            raise ValueError(f"{', '.join(map(repr, strange))} is no Spark setting: they begin with spark.")
+            raise ValueError(f"{', '.join(map(repr, strange))} is not a Spark setting: settings begin with spark.")
         broken = sorted(name for name, text in value.items() if _CONTROL.search(text))
         if broken:
             raise ValueError(f"{', '.join(broken)} holds a control character")
@@ -77,7 +77,7 @@ class SparkSettings(Part):
         if secret:
             raise ValueError(
                 f"{', '.join(secret)} holds a secret by its name or value; the definition is stored in clear, and its "
-                "settings stand on spark-submit's command line; put it into the cluster's spark-defaults.conf, or give "
+                "settings are on spark-submit's command line; put it into the cluster's spark-defaults.conf, or give "
                 "it through the environment or a credentials provider"
             )
         return value

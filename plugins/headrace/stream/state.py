@@ -49,8 +49,10 @@ class State(Part):
     keys: tuple[str, ...] = Field(min_length=1)
     returns: Literal["state", "changes"] = "state"
     timeout: Duration | None = None
-    window: Duration | None = Field(default=None, description='How far back "leaving" lies.')
-    snapshot_every: PositiveInt = Field(default=10, description="Versions from one whole table to the next.")
+    window: Duration | None = Field(default=None, description='The length of the window that "leaving" leaves.')
+    snapshot_every: PositiveInt = Field(
+        default=10, description="Versions from one full table to the next; those between hold only the changes."
+    )
     initial: str | None = Field(
         default=None,
         description='"module:function" that is given the Spark session and returns the table before the first batch.',

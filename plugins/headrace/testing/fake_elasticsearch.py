@@ -10,10 +10,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from headrace.elasticsearch.transport import NoAnswerError, Response
+from headrace.elasticsearch.transport import NoAnswerError, Response, Transport
+
+if TYPE_CHECKING:
+    from elasticsearch import Elasticsearch
 
 MAX_ID_BYTES = 512
 
@@ -143,6 +147,33 @@ class FakeElasticsearch:
         if action.verb == "delete":
             return {"status": 200 if existed else 404, "result": "deleted" if existed else "not_found"}
         return {"status": 200 if existed else 201, "result": "updated" if existed else "created"}
+
+
+def official_client(transport: Transport) -> Elasticsearch:
+    """The official client, whose requests a fake transport answers instead of a server."""
+    from elastic_transport import ApiResponseMeta, BaseNode, ConnectionError, HttpHeaders
+    from elasticsearch import Elasticsearch
+
+    class Node(BaseNode):
+        _CLIENT_META_HTTP_CLIENT = ("fake", "1")
+
+        def perform_request(
+            self,
+            method: str,
+            target: str,
+            body: bytes | None = None,
+            headers: HttpHeaders | None = None,  # noqa: ARG002
+            request_timeout: Any = None,  # noqa: ARG002
+        ) -> Any:
+            try:
+                answer = transport.request(method, target, body)
+            except NoAnswerError as error:
+                raise ConnectionError(str(error)) from error
+            told = HttpHeaders({"content-type": "application/json", "x-elastic-product": "Elasticsearch"})
+            meta = ApiResponseMeta(answer.status, "1.1", told, 0.0, self.config)
+            return SimpleNamespace(meta=meta, body=answer.body)
+
+    return Elasticsearch(["http://fake:9200"], node_class=Node, max_retries=0, retry_on_status=())
 
 
 def parse_bulk(body: bytes) -> list[Action]:

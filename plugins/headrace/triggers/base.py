@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +17,9 @@ from headrace.runs.waiting import poll_seconds
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
 
+FIRST_LOOK_SECONDS = 1.0
+"""How long a task polls in place before it defers, in seconds: a deferral and resume costs 2.2 s."""
+_FIRST_LOOK_EVERY = 0.1
 # The longest pause after a ledger did not answer, in seconds. The pause starts at the poll interval and doubles.
 _LONGEST_PAUSE = 30.0
 
@@ -52,6 +56,19 @@ class LedgerTrigger(BaseTrigger):
     @abc.abstractmethod
     def look(self, ledger: Ledger) -> dict[str, Any] | None:
         """Called in a thread at each poll. Returns the event's payload, or None to poll again."""
+
+    def look_before_deferring(self, ledger: Ledger) -> dict[str, Any] | None:
+        """Poll `look` in this thread for ``FIRST_LOOK_SECONDS``, at least once. Returns its payload, or None."""
+        deadline = time.monotonic() + FIRST_LOOK_SECONDS
+        while (payload := self.look(ledger)) is None and time.monotonic() <= deadline:
+            time.sleep(_FIRST_LOOK_EVERY)
+        return payload
+
+    def look_until_it_fires(self, ledger: Ledger) -> dict[str, Any]:
+        """Poll `look` in this thread, for a task that does not defer. Returns its payload."""
+        while (payload := self.look(ledger)) is None:
+            time.sleep(self.poll_interval)
+        return payload
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll until there is an event, and yield it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
     from headrace.ledger import Ledger
     from headrace.stream import Stream
+    from headrace.stream_context import StreamContext
 
 MOST_WAITED = timedelta(minutes=5)
 """How long a run waits for the stream's first receiver, before it fails."""
@@ -33,7 +33,7 @@ def check_began(event: dict[str, Any], stream: Stream) -> None:
     """
     if not event["began"]:
         raise NoReceiverError(
-            f"Waited for {MOST_WAITED} in vain: {event['reason']}.",
+            f"No receiver has begun within {MOST_WAITED}: {event['reason']}.",
             remedy=f"Unpause the DAG {stream.name}_receiver, and see the log of its task.",
         )
 
@@ -48,23 +48,18 @@ class FirstReceiverTrigger(LedgerTrigger):
         super().__init__(
             ledger=ledger, stream=stream, poll_interval=poll_interval, interval_ms=interval_ms, until_ms=until_ms
         )
-        self._said = ""
+        self._reported = ""
 
     @classmethod
-    def awaited(cls, context: Context, stream: Stream, ledger: Ledger) -> FirstReceiverTrigger | None:
+    def awaited(cls, context: Context, stream_context: StreamContext) -> FirstReceiverTrigger | None:
         """The trigger that a scheduled run has to wait for before its batch is determined, if the stream has not begun
         to receive; else None. Requested runs do not wait, nor do batches by timestamp, whose records may be older."""
+        stream, ledger = stream_context.stream, stream_context.ledger
         if not of_schedule(context) or stream.batch_by != "arrival":
             return None
         until_ms = ledger.now_ms() + MOST_WAITED // timedelta(milliseconds=1)
         trigger = cls(ledger=stream.ledger, stream=stream.name, interval_ms=stream.batch_interval_ms, until_ms=until_ms)
         return None if trigger.look(ledger) is not None else trigger
-
-    def look_until_it_fires(self, ledger: Ledger) -> dict[str, Any]:
-        """Poll until the trigger fires; for a task that waits without deferring. Returns the payload."""
-        while (event := self.look(ledger)) is None:
-            time.sleep(self.poll_interval)
-        return event
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:
         now_ms = ledger.now_ms()
@@ -72,8 +67,8 @@ class FirstReceiverTrigger(LedgerTrigger):
         if beginning.at_ms is None:
             if now_ms >= self.parameters["until_ms"]:
                 return {"began": False, "reason": beginning.reason}
-            if beginning.reason != self._said:
-                self._said = beginning.reason
+            if beginning.reason != self._reported:
+                self._reported = beginning.reason
                 self.log.info("Waiting for the stream's first receiver: %s.", beginning.reason)
             return None
         interval_ms = self.parameters["interval_ms"]

@@ -105,7 +105,7 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
             return None
         if awaited:
             self.log.warning(
-                "No run has claimed what was waiting %d s ago, so this is said again.",
+                "No run has claimed what was waiting %d s ago, so the event is repeated.",
                 (now_ms - self._fired.at_ms) // 1000,
             )
         self._fired = Fired(found.through_ms, now_ms)
@@ -147,7 +147,7 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
         try:
             kept: Any = await self.asset_state_store.aget(_FIRED)
         except Exception as error:
-            self.log.warning("It is not known for what was fired before, so that may be said again: %s", error)
+            self.log.warning("The last event is unknown, so it may be repeated: %s", error)
             return
         if isinstance(kept, dict):
             self._fired = Fired(int(kept["through_ms"]), int(kept["at_ms"]))

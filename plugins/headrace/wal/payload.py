@@ -33,16 +33,16 @@ RECORD_SCHEMA: pa.Schema = pa.schema(
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
-def encode(batch: pa.RecordBatch, codec: Codec = "zstd") -> pa.Buffer:
-    """Encode the batch (``RECORD_SCHEMA``; ``topic`` may be dictionary-encoded) as compressed bytes.
+def encode(records: pa.RecordBatch, codec: Codec = "zstd") -> pa.Buffer:
+    """Encode the records (``RECORD_SCHEMA``; ``topic`` may be dictionary-encoded) as compressed bytes.
 
     Raises PayloadError when a column is missing, surplus or of another type.
     """
-    _check(batch.schema)
+    _check(records.schema)
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
-        stream.write_batch(batch)
+    with pa.ipc.new_stream(sink, records.schema, options=options) as stream:
+        stream.write_batch(records)
     return sink.getvalue()
 
 

@@ -130,7 +130,7 @@ class WriteAheadLogWriter:
 
     def write(
         self,
-        batch: pa.RecordBatch,
+        records: pa.RecordBatch,
         ranges: Sequence[OffsetRange],
         *,
         cut_time_ms: int,
@@ -139,16 +139,16 @@ class WriteAheadLogWriter:
     ) -> WrittenFrame:
         """Append a block (``RECORD_SCHEMA``); it is durable, file and directory, when this returns.
 
-        ``ranges`` must hold as many records as ``batch``. ``last_accepted_sequence`` is the newest of this writer's
+        ``ranges`` must hold as many records as ``records``. ``last_accepted_sequence`` is the newest of this writer's
         sequences that the ledger has accepted, None before the first. ``event_time_ms``: as in `BlockInfo`.
 
         Raises WriteFailedError when the block is not durable: the segment is given up and the sequence is not used
         again. The block may be written again; it gets a new segment and sequence. Raises PayloadError and
         FrameTooLongError with nothing written.
         """
-        if sum(r.records for r in ranges) != batch.num_rows:
-            raise ValueError(f"ranges of {sum(r.records for r in ranges)} records, a block of {batch.num_rows}")
-        payload = encode(batch, self._codec)
+        if sum(r.records for r in ranges) != records.num_rows:
+            raise ValueError(f"ranges of {sum(r.records for r in ranges)} records, a block of {records.num_rows}")
+        payload = encode(records, self._codec)
         with self._lock:
             if self._is_closed:
                 raise ValueError("write to a closed log")
@@ -160,8 +160,8 @@ class WriteAheadLogWriter:
                 last_accepted_sequence=last_accepted_sequence,
                 cut_time_ms=cut_time_ms,
                 ranges=tuple(ranges),
-                records=batch.num_rows,
-                raw_bytes=batch.nbytes,
+                records=records.num_rows,
+                raw_bytes=records.nbytes,
                 event_time_ms=event_time_ms,
             )
             self._roll_if_due(payload.size)

@@ -1,4 +1,4 @@
-"""Outputs as mapped tasks, and batches in order, under a real Airflow with toys in place of Spark.
+"""Outputs as tasks, and batches in order, under a real Airflow with toys in place of Spark.
 
 The tests are steps of one story, in order: starting an Airflow costs half a minute.
 """
@@ -24,9 +24,9 @@ def finished(installation, dag_id=BATCHES, state=("success", "failed")):
 
 
 def states(installation, run) -> dict[str, str]:
-    """Task, or output of the mapped one, to state."""
-    tasks = installation.api.task_instances(BATCHES, run["dag_run_id"])
-    return {task["rendered_map_index"] or task["task_id"]: task["state"] for task in tasks}
+    """Task, or the id of the output that it writes, to state."""
+    tasks = installation.api.task_states(BATCHES, run["dag_run_id"])
+    return {task_id.removeprefix("generate_batch."): state for task_id, state in tasks.items()}
 
 
 def batch_time(installation, run) -> int:
@@ -117,7 +117,7 @@ def test_while_an_output_is_away_runs_are_red_and_when_it_is_back_all_is_caught_
             "checkpoint": "success",
             "cleanup": "success",
         }
-    log = installation.api.task_log(BATCHES, failed[0]["dag_run_id"], "generate_batch", map_index=1)
+    log = installation.api.task_log(BATCHES, failed[0]["dag_run_id"], "generate_batch.lake")
     assert "the transform said no" in log
     times = [batch_time(installation, run) for run in failed]
     assert len(set(times)) == len(times)
@@ -164,7 +164,7 @@ def test_a_run_may_ask_for_one_output(installation, done):
     assert after["search"] == before["search"]
     assert after["lake"][1] > before["lake"][1]
     assert set(states(installation, asking).values()) == {"success"}
-    log = installation.api.task_log(BATCHES, run_id, "generate_batch", map_index=0)
+    log = installation.api.task_log(BATCHES, run_id, "generate_batch.search")
     assert "does not ask for search" in log
 
 
@@ -188,7 +188,7 @@ def test_in_order_one_run_at_a_time_and_nobody_waits_for_ever(installation, unti
         attempts = [ledger.attempts.of_batch("visits", batch.batch_time_ms) for batch in done]
     # The state, then the output: nothing was done twice.
     assert {tuple(step for row in rows for step in row.outputs) for rows in attempts} == {("state", "search")}
-    ahead = [row.batch_time_ms for rows in attempts for row in rows if row.attributes.get("ahead")]
+    ahead = [row.batch_time_ms for rows in attempts for row in rows if "ahead" in row.attributes]
     assert ahead[:2] == [batch.batch_time_ms for batch in done[:2]]
     # The schedule goes on meanwhile.
     assert not [run for run in installation.api.runs(ORDERED) if run["state"] == "failed"]

@@ -45,7 +45,7 @@ def test_the_receiver_dag_starts_the_job_and_waits_deferred(installation, until)
     assert "http://127.0.0.1:4040" in installation.api.xcom(RECEIVER, run["dag_run_id"], "receive", "_link_SparkUiLink")
 
 
-def test_times_before_the_first_run_are_claimed_and_others_follow_by_the_clock(installation, until):
+def test_times_before_the_first_run_are_run_by_later_runs_and_others_follow_by_the_clock(installation, until):
     # Until there are times that no run of the schedule will be about: at each parse, the first run becomes a later one.
     until(lambda: _missed_by_the_schedule(installation), what="a batch time before the schedule's first")
     installation.api.unpause(BATCHES)
@@ -59,8 +59,10 @@ def test_times_before_the_first_run_are_claimed_and_others_follow_by_the_clock(i
         assert end - start == INTERVAL
         assert start.timestamp() % INTERVAL.total_seconds() == 0
         assert run["logical_date"] == run["data_interval_start"]
-    assert any(run["dag_run_id"].startswith("claimed__") for run in runs)
+    assert {run["run_type"] for run in runs} == {"scheduled"}
     with installation.ledger() as ledger:
+        first = ledger.batches.page("flights", oldest_first=True)[0]
+        assert first.batch_time_ms < min(map(_batch_time, runs))
         # Every offset from the first on, in one batch each.
         reached = 0
         for batch in ledger.batches.page("flights", oldest_first=True):
@@ -99,11 +101,11 @@ def test_a_failed_batch_fails_its_run_though_checkpoint_and_cleanup_run(installa
     assert installation.api.task_states(BATCHES, failed["dag_run_id"]) == {
         "await_blocks": "success",
         "allocate_blocks": "success",
-        "generate_batch": "failed",
+        "generate_batch.elasticsearch": "failed",
         "checkpoint": "success",
         "cleanup": "success",
     }
-    log = installation.api.task_log(BATCHES, failed["dag_run_id"], "generate_batch", map_index=0)
+    log = installation.api.task_log(BATCHES, failed["dag_run_id"], "generate_batch.elasticsearch")
     assert "the transform said no" in log
 
 

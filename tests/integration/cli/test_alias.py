@@ -12,12 +12,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app
-from headrace.clock import SystemClock, time_text
-from headrace.elasticsearch.aliases import IndexAlias
+from headrace.clock import time_text
+from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.cluster import Cluster
-from headrace.elasticsearch.errors import UnsuitableTargetError
-from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.transport import ElasticsearchTransport, NoAnswerError, Response
+from headrace.elasticsearch.errors import ElasticsearchRefusedError, UnsuitableTargetError
+from headrace.elasticsearch.transport import ElasticsearchTransport
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
@@ -40,8 +39,8 @@ class Shop:
             storage=folder / "storage",
             ledger=f"sqlite:///{folder}/ledger.db",
         )
-        self.options = IndexingOptions(hosts=(url,), index=self.live, max_retry_seconds=10)
-        self.transport = ElasticsearchTransport(Cluster.of(self.options), connections=1, timeout_seconds=30)
+        self.cluster = Cluster.of(self.stream.outputs[0])  # type: ignore[arg-type]
+        self.transport = ElasticsearchTransport(self.cluster, connections=1, timeout_seconds=30)
         self.ask("PUT", f"/{self.old}", {"aliases": {self.live: {"filter": {"term": {"kind": "click"}}}}})
         self.ask("PUT", f"/{self.new}")
         with Ledger.open(self.stream.ledger) as ledger:
@@ -70,7 +69,10 @@ class Shop:
         arguments = ["alias", "swap", "shop", "elasticsearch", "--to", to or self.new, "--replay", "v2"]
         return CliRunner().invoke(app, [*arguments, "--ledger", self.stream.ledger, *options])
 
-    def means(self) -> list[str]:
+    def administration(self) -> Administration:
+        return Administration.of(self.cluster, timeout_seconds=30, max_retry_seconds=10)
+
+    def points_to(self) -> list[str]:
         return sorted(self.ask("GET", f"/_alias/{self.live}"))
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
@@ -90,100 +92,79 @@ def shop(elasticsearch: str, tmp_path: Path) -> Iterator[Shop]:
     made.transport.close()
 
 
-def test_nothing_is_moved_before_it_is_said(shop: Shop) -> None:
-    shop.replay(*TIMES)
-    result = shop.swap()
-    assert result.exit_code == 0, result.output
-    assert "--yes" in result.output
-    assert shop.means() == [shop.old]
-
-
 def test_the_alias_moves_with_its_filter(shop: Shop) -> None:
     shop.replay(*TIMES)
-    reported = json.loads(shop.swap("--yes", "--json").stdout)
-    assert (reported["swapped"], reported["from_ms"], reported["until_ms"], reported["missing"]) == (
-        True,
-        10_000,
-        30_000,
-        [],
-    )
-    assert shop.means() == [shop.new]
+    reported = json.loads(shop.swap("--json").stdout)
+    assert (reported["old_index"], reported["new_index"]) == (shop.old, shop.new)
+    assert (reported["run_again"], reported["abandoned"], reported["not_replayed"]) == ([], [], [])
+    assert shop.points_to() == [shop.new]
     held = shop.ask("GET", f"/_alias/{shop.live}")[shop.new]["aliases"][shop.live]
     assert held == {"filter": {"term": {"kind": "click"}}}
-    again = shop.swap("--yes")
+    again = shop.swap()
     assert again.exit_code == 0
     assert "already" in again.output
 
 
 def test_a_replay_that_lacks_batches_is_refused_by_their_names(shop: Shop) -> None:
     shop.replay(20_000)
-    result = shop.swap("--yes")
+    result = shop.swap()
     assert result.exit_code == 1
-    assert "has not completed 1 batch(es)" in result.output
+    assert "lacks 1 batch(es)" in result.output
     assert time_text(30_000) in result.output
-    assert json.loads(shop.swap("--json").stdout)["missing"] == [30_000]
-    assert shop.means() == [shop.old]
+    assert shop.points_to() == [shop.old]
 
 
-def test_later_batches_may_be_left_to_run_again_and_earlier_ones_are_told(shop: Shop) -> None:
+def test_batches_after_until_are_to_be_run_again_and_those_before_the_replay_are_named(shop: Shop) -> None:
     shop.replay(20_000)
-    result = shop.swap("--yes", "--until", "1970-01-01T00:00:20Z")
+    result = shop.swap("--until", "1970-01-01T00:00:20Z")
     assert result.exit_code == 0, result.output
-    assert shop.means() == [shop.new]
-    assert f"1 batch(es) are not in {shop.new}, or may not be: {time_text(30_000)}" in result.output
-    assert f"Batches before {time_text(20_000)} were not replayed" in result.output
+    assert shop.points_to() == [shop.new]
+    assert f"1 batch(es) are not in {shop.new}, or may not be" in result.output
+    assert time_text(30_000) in result.output
+    assert f"1 batch(es) are older than the replay, so their documents are not in {shop.new}" in result.output
 
 
 def test_an_index_that_the_replay_did_not_write_is_refused(shop: Shop) -> None:
     shop.replay(*TIMES, index="another")
-    result = shop.swap("--yes")
+    result = shop.swap()
     assert result.exit_code == 1
-    assert "into 'another', not into" in result.output
+    assert "lacks 3 batch(es)" in result.output
     assert "no replay 'v3'" in shop.swap("--replay", "v3").output
-    assert shop.means() == [shop.old]
+    assert shop.points_to() == [shop.old]
 
 
 def test_only_an_alias_of_one_index_is_moved_and_only_to_an_index(shop: Shop) -> None:
-    shop.replay(*TIMES)
-    clock = SystemClock()
-    with pytest.raises(UnsuitableTargetError, match="is an index itself"):
-        IndexAlias(shop.transport, shop.options.model_copy(update={"index": shop.old}), clock=clock).plan(shop.new)
-    with pytest.raises(UnsuitableTargetError, match="neither an index nor an alias"):
-        IndexAlias(shop.transport, shop.options.model_copy(update={"index": "nowhere"}), clock=clock).plan(shop.new)
-    for wrong in ("nowhere", shop.live):
-        with pytest.raises(UnsuitableTargetError, match="not the name of an index"):
-            IndexAlias(shop.transport, shop.options, clock=clock).plan(wrong)
+    with shop.administration() as administration:
+        with pytest.raises(UnsuitableTargetError, match="is an index itself"):
+            administration.move_alias(shop.old, shop.new)
+        with pytest.raises(UnsuitableTargetError, match="neither an index nor an alias"):
+            administration.move_alias("nowhere", shop.new)
+        for wrong in ("nowhere", shop.live):
+            with pytest.raises(UnsuitableTargetError, match="not the name of an index"):
+                administration.move_alias(shop.live, wrong)
 
 
-def test_an_answer_that_is_lost_costs_nothing(shop: Shop) -> None:
-    class Losing:
-        lost = False
-
-        def request(self, method: str, path: str, body: bytes | None = None) -> Response:
-            answer = shop.transport.request(method, path, body)
-            if path == "/_aliases" and not self.lost:
-                self.lost = True
-                raise NoAnswerError("timed out")
-            return answer
-
-        def close(self) -> None:
-            pass
-
-    index_alias = IndexAlias(Losing(), shop.options, clock=SystemClock())
-    index_alias.move(index_alias.plan(shop.new))
-    assert shop.means() == [shop.new]
-
-
-def test_an_alias_that_somebody_else_moved_is_left_to_them(shop: Shop) -> None:
-    index_alias = IndexAlias(shop.transport, shop.options, clock=SystemClock())
-    planned = index_alias.plan(shop.new)
+def test_an_alias_that_somebody_else_moves_meanwhile_is_left_to_them(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = f"{shop.new}-other"
     shop.ask("PUT", f"/{other}")
     actions = [{"remove": {"index": shop.old, "alias": shop.live}}, {"add": {"index": other, "alias": shop.live}}]
-    shop.ask("POST", "/_aliases", {"actions": actions})
+    ask = Administration.ask
+
+    def moved_before_the_request(self: Administration, purpose: str, index: str, request: Any, **options: Any) -> Any:
+        answer = ask(self, purpose, index, request, **options)
+        if purpose.startswith("Moving") and shop.points_to() == [shop.old]:
+            shop.ask("POST", "/_aliases", {"actions": actions})
+        return answer
+
+    monkeypatch.setattr(Administration, "ask", moved_before_the_request)
     try:
-        with pytest.raises(UnsuitableTargetError, match="does not mean"):
-            index_alias.move(planned)
-        assert shop.means() == [other]
+        with (
+            shop.administration() as administration,
+            pytest.raises(ElasticsearchRefusedError, match="aliases_not_found"),
+        ):
+            administration.move_alias(shop.live, shop.new)
+        assert shop.points_to() == [other]
     finally:
         shop.ask("DELETE", f"/{other}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,18 +15,17 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app
-from headrace.clock import SystemClock
+from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
 from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.output_options import sink_options
 from headrace.elasticsearch.transport import ElasticsearchTransport
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, KeyIds, Stream
+from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 
 BATCHES = (1_700_000_010_000, 1_700_000_020_000)
 N_IS_A_LONG = {"mappings": {"properties": {"n": {"type": "long"}}}}
@@ -52,9 +49,8 @@ class Shop:
             }
         )
         self.url = url
-        self.transport = ElasticsearchTransport(
-            Cluster.of(IndexingOptions(hosts=(url,), index=self.index)), connections=2, timeout_seconds=30
-        )
+        self.cluster = Cluster.of(self.stream.outputs[0])  # type: ignore[arg-type]
+        self.transport = ElasticsearchTransport(self.cluster, connections=2, timeout_seconds=30)
         self.ask("PUT", f"/{self.index}", N_IS_A_LONG)
         self.declare(self.stream)
 
@@ -89,8 +85,8 @@ class Shop:
             }
         )
         assert isinstance(output, ElasticsearchOutput)
-        options = sink_options(output, stream="shop", batch_time_ms=batch_time_ms, attempt=attempt)
-        counts: IndexingCounts = Indexer(self.transport, IndexingOptions.from_strings(options)).index([rows])
+        options = IndexingOptions.of(output, stream_name="shop", batch_time_ms=batch_time_ms, attempt=attempt)
+        counts: IndexingCounts = Indexer(self.transport, options).index([rows])
         return counts
 
     def dlq(self, command: str, *arguments: str) -> Result:
@@ -181,7 +177,7 @@ def test_letters_are_listed_and_counted(shop: Shop) -> None:
         ("--partition 1", []),
     ],
 )
-def test_a_list_is_narrowed(shop: Shop, narrowing: str, offsets: list[int]) -> None:
+def test_a_list_is_restricted_by_its_options(shop: Shop, narrowing: str, offsets: list[int]) -> None:
     assert shop.listed(*narrowing.split()) == [f"clicks+0+{offset}" for offset in offsets]
 
 
@@ -202,7 +198,7 @@ def test_a_letter_is_shown_with_all_it_holds(shop: Shop) -> None:
     assert shop.dlq("show", "nothing").exit_code == 1
 
 
-def test_nothing_is_replayed_before_it_is_said(shop: Shop) -> None:
+def test_nothing_is_replayed_without_yes(shop: Shop) -> None:
     shop.mend()
     assert shop.reported("replay")["to_replay"] == 4
     assert "--yes" in shop.dlq("replay").output
@@ -210,7 +206,7 @@ def test_nothing_is_replayed_before_it_is_said(shop: Shop) -> None:
     assert len(shop.listed()) == 4
 
 
-def test_a_mended_mapping_takes_them_and_what_is_no_document_stays(shop: Shop) -> None:
+def test_a_corrected_mapping_accepts_the_documents_and_a_letter_without_a_document_stays(shop: Shop) -> None:
     shop.mend()
     result = shop.dlq("replay", "--yes")
     assert result.exit_code == 1
@@ -222,7 +218,7 @@ def test_a_mended_mapping_takes_them_and_what_is_no_document_stays(shop: Shop) -
     assert len(shop.listed("--replayed")) == 4
 
 
-def test_without_mending_they_are_refused_again_and_keep_what_they_hold(shop: Shop) -> None:
+def test_without_a_correction_letters_are_refused_again_and_keep_their_contents(shop: Shop) -> None:
     before = shop.documents("-dead-letters")
     reported = shop.reported("replay", "--yes")
     assert (reported["replayed"], reported["refused"]) == (0, 4)
@@ -231,7 +227,7 @@ def test_without_mending_they_are_refused_again_and_keep_what_they_hold(shop: Sh
     assert shop.dlq("replay", "--yes").exit_code == 1
 
 
-def test_a_replay_that_was_stopped_before_its_notes_changes_nothing_the_second_time(shop: Shop) -> None:
+def test_a_replay_that_stopped_before_it_marked_its_letters_can_be_repeated(shop: Shop) -> None:
     shop.mend()
     shop.reported("replay", "--yes", "--batch", str(BATCHES[1]))
     assert shop.listed() == ["clicks+0+1", "clicks+0+2"]
@@ -253,7 +249,7 @@ def test_letters_are_chosen_by_their_ids(shop: Shop) -> None:
     assert shop.listed() == ["clicks+0+11", "clicks+0+2"]
 
 
-def test_a_letter_that_a_batch_wrote_anew_is_a_letter_again(shop: Shop) -> None:
+def test_a_replayed_letter_that_a_batch_writes_again_is_open_again(shop: Shop) -> None:
     shop.mend()
     shop.reported("replay", "--yes")
     shop.ask("DELETE", f"/{shop.index}")
@@ -302,7 +298,9 @@ def test_an_aggregates_document_that_is_there_is_not_written_over(make_shop: Any
     assert [shop.letter(row) for row in shop.listed("--replayed")] == [id_]
 
 
-def test_a_letter_written_anew_meanwhile_is_not_noted(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_letter_that_a_batch_rewrites_during_the_replay_is_not_marked(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shop.mend()
     index = DeadLetterReplay._index
 
@@ -317,66 +315,6 @@ def test_a_letter_written_anew_meanwhile_is_not_noted(shop: Shop, monkeypatch: p
     assert shop.listed("--reason", "document_parsing_exception") == ["clicks+0+10"]
 
 
-TRANSFORM = """
-from pyspark.sql import functions as F
-
-
-def mended(records):
-    return records.select(
-        "topic", "partition", "offset", "incarnation", F.col("value.n").cast("bigint").alias("n"),
-        F.date_format("timestamp", "yyyy").alias("year"),
-    ).where("n <> 5 OR n IS NULL")
-"""
-
-
-@pytest.mark.slow
-def test_a_mended_decoder_and_transform_make_new_documents_of_them(make_shop: Any, tmp_path: Path) -> None:
-    shop = make_shop()
-    shop.write(b'{"n": "1x"}', b"junk", b'{"n": "3x"}', None, b'{"n": "5x"}')
-    # As a transform leaves it that made two rows of the record, both of which were rejected.
-    second = shop.documents("-dead-letters")[shop.letter("clicks+0+0")]
-    shop.ask("PUT", f"/{shop.index}-dead-letters/_doc/{quote(shop.letter('clicks+0+0/2'), safe='')}", second)
-    (tmp_path / "dlq_mended.py").write_text(TRANSFORM)
-    shop.declare(
-        shop.stream.model_copy(
-            update={
-                "transform": "dlq_mended:mended",
-                "spark": shop.stream.spark.model_copy(update={"py_files": (str(tmp_path / "dlq_mended.py"),)}),
-                "inputs": (
-                    KafkaInput(
-                        bootstrap_servers="localhost:9", topics="clicks", value_decoder=JsonDecoder(fields="n STRING")
-                    ),
-                ),
-            }
-        )
-    )
-    (tmp_path / "dlq_mended.py").write_text(
-        TRANSFORM.replace('F.col("value.n")', 'F.regexp_extract(F.col("value.n"), "[0-9]+", 0)')
-    )
-    # In a process of its own, with which its Spark goes.
-    command = [sys.executable, "-m", "headrace.cli.main", "dlq", "replay", "shop", "--ledger", shop.stream.ledger]
-    command += ["--yes", "--transform", "--master", "local[1]", "--json"]
-    replayed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert replayed.returncode == 1, replayed.stderr
-    reported = json.loads(replayed.stdout)
-    assert shop.documents() == {
-        "clicks+0+0": {"n": 1, "year": "2023"},
-        "clicks+0+2": {"n": 3, "year": "2023"},
-        "clicks+0+3": {"year": "2023"},
-    }
-    assert (reported["letters"], reported["replayed"], reported["refused"], reported["without_documents"]) == (
-        6,
-        5,
-        1,
-        1,
-    )
-    assert (reported["documents"]["created"], reported["documents"]["repeated"]) == (3, 0), "a record is read once"
-    assert reported["refused_because"] == {"rejected": 1}
-    letter = shop.reported("show", shop.letter("clicks+0+1"))
-    assert (letter["reason"]["type"], letter["value_text"]) == ("rejected", "junk")
-    assert shop.listed() == ["clicks+0+1"]
-
-
 def test_letters_of_a_replays_index_are_chosen_by_its_name_and_go_nowhere_else(make_shop: Any) -> None:
     common = f"common-{uuid.uuid4().hex[:8]}"
     shop = make_shop(output={"dead_letter_index": common})
@@ -389,7 +327,9 @@ def test_letters_of_a_replays_index_are_chosen_by_its_name_and_go_nowhere_else(m
     try:
         reported = shop.reported("replay", "--yes")
         assert (reported["replayed"], reported["left"]) == (0, 1)
-        assert list(reported["left_because"]) == [f"it was to be in index {copy!r}: name that with --index"]
+        assert list(reported["left_because"]) == [
+            f"its document belongs in index {copy!r}: give that index with --index"
+        ]
         assert shop.reported("replay", "--index", copy)["to_replay"] == 1
     finally:
         shop.ask("DELETE", f"/{common}")
@@ -399,8 +339,8 @@ def test_letters_that_a_later_attempt_did_not_write_are_withdrawn_and_no_others(
     (output,) = shop.stream.outputs
 
     def letters(**given: Any) -> DeadLetterIndex:
-        options = sink_options(output, stream="shop", batch_time_ms=BATCHES[0], **given)
-        return DeadLetterIndex(shop.transport, IndexingOptions.from_strings(options), clock=SystemClock())
+        options = IndexingOptions.of(output, stream_name="shop", batch_time_ms=BATCHES[0], **given)
+        return DeadLetterIndex(Administration.of(shop.cluster, timeout_seconds=30, max_retry_seconds=10), options)
 
     assert letters().withdraw(BATCHES[0], 9) == 0, "letters that do not tell their attempt stay"
     for attempt, values in ((1, [b'{"n": "one"}', b"junk", b"other"]), (2, [b"junk"])):
@@ -411,7 +351,7 @@ def test_letters_that_a_later_attempt_did_not_write_are_withdrawn_and_no_others(
     assert shop.listed("--offset", "30-39") == ["clicks+0+30"]
 
 
-def test_what_others_wrote_does_nothing_to_a_terminal(shop: Shop) -> None:
+def test_control_characters_in_a_letter_are_escaped_in_a_terminal(shop: Shop) -> None:
     shop.write(b'\x1b[2J{"n": 1}', first=20)
     assert "field [n] of type [long]" in shop.dlq("list").output
     text = shop.dlq("show", shop.letter("clicks+0+20")).output

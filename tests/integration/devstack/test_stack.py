@@ -18,9 +18,9 @@ import psycopg
 import pytest
 
 from headrace.devstack.airflow_api import AirflowApi
+from headrace.devstack.guarded_process import child_environment
 from headrace.devstack.postgres import USER, PostgresServer
-from headrace.devstack.process import child_environment
-from headrace.devstack.processes import processes_of_stack
+from headrace.devstack.stack_processes import processes_of_stack
 from headrace.devstack.state import Phase, StackState
 
 _POSTGRES_ALONE = ["--without", "airflow", "--without", "kafka", "--without", "elasticsearch"]

@@ -12,10 +12,10 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.concrete_index import TargetIndex
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.targets import TargetIndex
 from headrace.elasticsearch.transport import ElasticsearchTransport, Response
 
 Rows = Callable[..., pa.RecordBatch]
@@ -27,14 +27,13 @@ class RealIndex:
     def __init__(self, url: str, name: str) -> None:
         self.url = url
         self.name = name
-        self.transport = ElasticsearchTransport(
-            Cluster.of(IndexingOptions(hosts=(url,), index=name)), connections=4, timeout_seconds=30
-        )
+        self.transport = ElasticsearchTransport(Cluster.of(self.options()), connections=4, timeout_seconds=30)
 
-    def options(self, **options: str) -> IndexingOptions:
-        return IndexingOptions.from_strings({"hosts": self.url, "index": self.name, **options})
+    def options(self, **options: Any) -> IndexingOptions:
+        fixed = {"hosts": [self.url], "index": self.name, "dead_letter_index": f"{self.name}-dead-letters"}
+        return IndexingOptions.from_json(json.dumps({**fixed, **options}))
 
-    def index(self, *batches: pa.RecordBatch, **options: str) -> IndexingCounts:
+    def index(self, *batches: pa.RecordBatch, **options: Any) -> IndexingCounts:
         return Indexer(self.transport, self.options(**options)).index(batches)
 
     def target(self) -> TargetIndex:

@@ -15,10 +15,10 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.cluster import Cluster, Node
+from headrace.elasticsearch.concrete_index import TargetIndex
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, ElasticsearchUnavailableError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.targets import TargetIndex
 from headrace.elasticsearch.transport import ElasticsearchTransport, NoAnswerError
 from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
@@ -92,8 +92,9 @@ def server() -> Iterator[Server]:
         yield one
 
 
-def index(rows: Any, *nodes: Node, authorization: str | None = None, timeout: float = 5, **options: str) -> Any:
-    chosen = IndexingOptions.from_strings({"hosts": "unused", "index": "clicks", "max_retry_seconds": "10", **options})
+def index(rows: Any, *nodes: Node, authorization: str | None = None, timeout: float = 5, **options: Any) -> Any:
+    fixed = {"index": "clicks", "dead_letter_index": "clicks-dead-letters", "max_retry_seconds": 10}
+    chosen = IndexingOptions.from_json(json.dumps({**fixed, **options}))
     cluster = Cluster(nodes, authorization=authorization)
     transport = ElasticsearchTransport(cluster, connections=2, timeout_seconds=timeout)
     try:
@@ -159,7 +160,7 @@ PASSING: dict[str, Step] = {
 
 
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
-def test_passing_faults_pass(server: Server, rows: Any, fault: Step) -> None:
+def test_a_request_is_sent_again_after_a_temporary_fault(server: Server, rows: Any, fault: Step) -> None:
     server.script = [fault, fault]
     counts = index(rows([b'{"n": 1}', b'{"n": 2}']), server.node)
     assert (counts.created, counts.retries) == (2, 2)
@@ -178,18 +179,18 @@ def test_a_server_that_is_down_ends_the_task(rows: Any) -> None:
         unused.bind(("127.0.0.1", 0))
         node = Node("http", "127.0.0.1", unused.getsockname()[1])
     with pytest.raises(ElasticsearchUnavailableError, match="Nothing was dropped"):
-        index(rows([b"{}"]), node, max_retry_seconds="0.3")
+        index(rows([b"{}"]), node, max_retry_seconds=0.3)
 
 
 def test_another_node_takes_over(server: Server, rows: Any) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         dead = Node("http", "127.0.0.1", unused.getsockname()[1])
-    counts = index(rows([b'{"n": 1}'] * 50), dead, server.node, bulk_actions="5")
+    counts = index(rows([b'{"n": 1}'] * 50), dead, server.node, bulk_actions=5)
     assert counts.created == 50
 
 
-def test_the_clients_own_retries_are_off(server: Server) -> None:
+def test_the_transport_itself_does_not_retry(server: Server) -> None:
     transport = ElasticsearchTransport(Cluster((server.node,)), connections=1, timeout_seconds=5)
     server.script = [says(503), hang_up]
     assert transport.request("POST", "/clicks/_bulk", b"{}\n").status == 503
@@ -228,7 +229,7 @@ UNAUTHORISED: dict[str, tuple[Step, str]] = {
 
 
 @pytest.mark.parametrize(("fault", "remedy"), UNAUTHORISED.values(), ids=UNAUTHORISED)
-def test_who_is_not_let_in_is_told_at_once_and_no_document_is_a_dead_letter(
+def test_refused_credentials_fail_the_batch_at_once_and_make_no_dead_letter(
     server: Server, rows: Any, fault: Step, remedy: str
 ) -> None:
     server.script = [fault]
@@ -246,14 +247,14 @@ def test_credentials_that_end_in_the_middle_of_a_batch_lose_nothing(server: Serv
     batch = rows([b'{"n": 1}'] * 100)
     server.script = [goes_on, goes_on, goes_on, says(401, "security_exception")]
     with pytest.raises(ElasticsearchRefusedError, match="login"):
-        index(batch, server.node, bulk_actions="10", requests_in_flight="1")
+        index(batch, server.node, bulk_actions=10, requests_in_flight=1)
     written = len(server.fake.documents("clicks"))
     assert 30 <= written < 100
     counts = index(batch, server.node)
     assert (counts.repeated, counts.created, counts.dead_lettered) == (written, 100 - written, 0)
 
 
-def test_who_may_not_write_dead_letters_fails_the_batch(server: Server, rows: Any) -> None:
+def test_a_batch_fails_if_its_dead_letters_may_not_be_written(server: Server, rows: Any) -> None:
     def created(handler: Handler) -> None:
         handler.answer(200, b"{}")
 
@@ -264,8 +265,8 @@ def test_who_may_not_write_dead_letters_fails_the_batch(server: Server, rows: An
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_who_may_not_ask_about_the_index_is_told_before_the_first_row(server: Server, status: int) -> None:
-    options = IndexingOptions.from_strings({"hosts": "unused", "index": "clicks"})
+def test_a_missing_privilege_is_reported_before_the_first_row(server: Server, status: int) -> None:
+    options = IndexingOptions(index="clicks", dead_letter_index="clicks-dead-letters")
     transport = ElasticsearchTransport(Cluster((server.node,)), connections=1, timeout_seconds=5)
     server.script = [says(status, "security_exception")]
     with pytest.raises(ElasticsearchRefusedError, match="'clicks' with"):
@@ -273,7 +274,7 @@ def test_who_may_not_ask_about_the_index_is_told_before_the_first_row(server: Se
     transport.close()
 
 
-def test_credentials_are_sent_and_never_told(server: Server, rows: Any) -> None:
+def test_credentials_are_sent_and_are_in_no_error(server: Server, rows: Any) -> None:
     server.script = [says(401, "security_exception")]
     with pytest.raises(ElasticsearchRefusedError) as caught:
         index(rows([b"{}"]), server.node, authorization="ApiKey hunter2")
@@ -285,11 +286,11 @@ def test_credentials_are_sent_and_never_told(server: Server, rows: Any) -> None:
         error = error.__cause__ or error.__context__
 
 
-def test_a_login_page_is_no_success(server: Server, rows: Any) -> None:
+def test_a_login_page_is_not_taken_as_success(server: Server, rows: Any) -> None:
     def login(handler: Handler) -> None:
         handler.read()
         handler.answer(200, b"<html>please log in</html>", "text/html")
 
     server.script = [login] * 50
     with pytest.raises(ElasticsearchUnavailableError, match="please log in"):
-        index(rows([b"{}"]), server.node, max_retry_seconds="0.2")
+        index(rows([b"{}"]), server.node, max_retry_seconds=0.2)

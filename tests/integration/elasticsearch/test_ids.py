@@ -144,7 +144,7 @@ class TestSupersededAndRepeated:
 
     def test_several_values_of_a_key_in_one_batch(self, real: Any) -> None:
         batch = records(*((0, offset, b"k", {"n": offset}) for offset in range(50)), (0, 50, b"l", None))
-        counts = real.index(batch, **KEYS, bulk_actions="7", requests_in_flight="4")
+        counts = real.index(batch, **KEYS, bulk_actions=7, requests_in_flight=4)
         assert real.documents() == {"k": {"n": 49}}
         assert counts.indexed + counts.superseded == 50
         again = real.index(batch, **KEYS)
@@ -157,17 +157,17 @@ class TestAggregatesOutOfOrder:
 
     sums: ClassVar = {10_000: {"a": 1, "b": 2}, 20_000: {"a": 3}}
 
-    def run(self, real: Any, batch_time_ms: int, **options: str) -> Any:
+    def run(self, real: Any, batch_time_ms: int, **options: Any) -> Any:
         groups = self.sums[batch_time_ms]
         documents = [json.dumps({"word": word, "count": count}) for word, count in groups.items()]
         batch = pa.record_batch({"word": list(groups), "document": documents})
-        by_word = {"document_id": "columns", "id_columns": "word", "batch_time": str(batch_time_ms)}
+        by_word = {"document_id": "columns", "id_columns": ["word"], "batch_time_ms": batch_time_ms}
         return real.index(batch, **by_word, **options)
 
     @pytest.mark.parametrize("order", [(10_000, 20_000), (20_000, 10_000), (20_000, 10_000, 10_000, 20_000, 10_000)])
     def test_with_the_batch_time_each_has_its_own(self, real: Any, order: tuple[int, ...]) -> None:
         for batch_time_ms in order:
-            self.run(real, batch_time_ms, id_batch_time="true")
+            self.run(real, batch_time_ms, id_batch_time=True)
         counts = {id_: document["count"] for id_, document in real.documents().items()}
         assert counts == {"a+10000": 1, "b+10000": 2, "a+20000": 3}
 
@@ -209,10 +209,10 @@ class Slow:
 class OldAttempt:
     """An attempt that writes beside the one that took its place, a request at a time."""
 
-    def __init__(self, real: Any, batch: pa.RecordBatch, **options: str) -> None:
+    def __init__(self, real: Any, batch: pa.RecordBatch, **options: Any) -> None:
         self._slow = Slow(real.transport)
         self.counts: list[Any] = []
-        self._indexer = Indexer(self._slow, real.options(bulk_actions="10", requests_in_flight="1", **options))
+        self._indexer = Indexer(self._slow, real.options(bulk_actions=10, requests_in_flight=1, **options))
         self._thread = threading.Thread(target=lambda: self.counts.append(self._indexer.index([batch])))
         self._thread.start()
 
@@ -235,7 +235,7 @@ class OldAttempt:
 def old_attempt(real: Any) -> Iterator[Any]:
     made: list[OldAttempt] = []
 
-    def make(batch: pa.RecordBatch, **options: str) -> OldAttempt:
+    def make(batch: pa.RecordBatch, **options: Any) -> OldAttempt:
         made.append(OldAttempt(real, batch, **options))
         return made[-1]
 
@@ -250,7 +250,7 @@ class TestAnOldAttemptStillWritingWhileTheNewOneRuns:
     def test_records_are_there_once_and_counted_once(self, real: Any, old_attempt: Any) -> None:
         old = old_attempt(self.batch)
         old.let_through(3)
-        new = real.index(self.batch, bulk_actions="10")
+        new = real.index(self.batch, bulk_actions=10)
         assert (new.repeated, new.created) == (30, 70)
         before = real.versions()
         assert old.end().repeated == 70
@@ -260,7 +260,7 @@ class TestAnOldAttemptStillWritingWhileTheNewOneRuns:
     def test_keys_hold_their_latest_values(self, real: Any, old_attempt: Any) -> None:
         old = old_attempt(self.batch, **KEYS)
         old.let_through(5)
-        real.index(self.batch, **KEYS, bulk_actions="10")
+        real.index(self.batch, **KEYS, bulk_actions=10)
         before = real.versions()
         late = old.end()
         assert (late.superseded + late.repeated, late.dead_lettered) == (50, 0)
@@ -268,16 +268,16 @@ class TestAnOldAttemptStillWritingWhileTheNewOneRuns:
         assert {document["n"] for document in real.documents().values()} == set(range(60, 100))
 
     def test_and_what_a_later_batch_wrote_meanwhile_stays(self, real: Any, old_attempt: Any) -> None:
-        columns = {"document_id": "columns", "id_columns": "word"}
+        columns = {"document_id": "columns", "id_columns": ["word"]}
         words = [f"w{n}" for n in range(50)]
 
         def sums(count: int) -> pa.RecordBatch:
             return pa.record_batch({"word": words, "document": [json.dumps({"count": count})] * len(words)})
 
-        old = old_attempt(sums(1), **columns, batch_time="10000")
+        old = old_attempt(sums(1), **columns, batch_time_ms=10000)
         old.let_through(2)
-        real.index(sums(1), **columns, batch_time="10000")
-        real.index(sums(2), **columns, batch_time="20000")
+        real.index(sums(1), **columns, batch_time_ms=10000)
+        real.index(sums(2), **columns, batch_time_ms=20000)
         assert old.end().superseded == 30
         assert {document["count"] for document in real.documents().values()} == {2}
 

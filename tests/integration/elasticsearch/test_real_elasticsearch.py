@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from headrace.clock import SystemClock
+from headrace.elasticsearch.concrete_index import TargetIndex
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     ElasticsearchUnavailableError,
     UnsuitableTargetError,
 )
-from headrace.elasticsearch.targets import TargetIndex
 
 
 def concrete(real: Any) -> str | None:
@@ -23,18 +23,18 @@ def concrete(real: Any) -> str | None:
 
 def test_running_again_changes_nothing(real: Any, rows: Any) -> None:
     batch = rows([json.dumps({"n": n}).encode() for n in range(1000)])
-    first = real.index(batch, bulk_actions="100")
+    first = real.index(batch, bulk_actions=100)
     before = real.versions()
-    second = real.index(batch, bulk_actions="100")
+    second = real.index(batch, bulk_actions=100)
     assert (first.created, first.requests, second.repeated, second.indexed) == (1000, 10, 1000, 0)
     assert real.versions() == before
     assert real.documents()["t+0+7"] == {"n": 7}
 
 
-def test_documents_of_a_changed_transform_replace_when_told_to(real: Any, rows: Any) -> None:
+def test_documents_of_a_changed_transform_replace_others_with_write_method_index(real: Any, rows: Any) -> None:
     real.index(rows([b'{"n": 1}']))
     assert real.index(rows([b'{"n": 2}'])).foreign == 1, "nothing says that the batch was run before"
-    assert real.index(rows([b'{"n": 2}']), written_before="true").kept == 1
+    assert real.index(rows([b'{"n": 2}']), written_before=True).kept == 1
     assert real.index(rows([b'{"n": 2}']), write_method="index").updated == 1
     assert real.documents() == {"t+0+0": {"n": 2}}
 
@@ -109,7 +109,7 @@ def test_a_value_against_the_mapping_is_a_dead_letter_once(real: Any, rows: Any)
     real.ask("PUT", f"/{real.name}", {"mappings": {"properties": {"n": {"type": "long"}}}})
     batch = rows([b'{"n": 1}', b'{"n": "many"}'])
     for _ in range(2):
-        counts = real.index(batch, stream="s", batch_time="1700000000000")
+        counts = real.index(batch, stream_name="s", batch_time_ms=1700000000000)
         assert counts.dead_lettered == 1
         assert list(counts.dead_letter_reasons) == ["document_parsing_exception"]
     (letter,) = real.documents(f"{real.name}-dead-letters").values()
@@ -126,7 +126,7 @@ def test_odd_keys_are_ids(real: Any, rows: Any) -> None:
     assert set(real.documents()) == set(keys)
 
 
-def test_the_index_is_looked_at(real: Any) -> None:
+def test_the_concrete_index_is_found_and_a_rollover_alias_is_refused(real: Any) -> None:
     assert concrete(real) is None
     real.ask("PUT", f"/{real.name}-1", {"aliases": {real.name: {}}})
     assert concrete(real) == f"{real.name}-1"
@@ -151,14 +151,14 @@ def test_a_data_stream_that_a_template_made_is_found(real: Any, rows: Any) -> No
         real.transport.request("DELETE", template)
 
 
-def test_a_blocked_index_is_not_waited_for_for_ever(real: Any, rows: Any) -> None:
+def test_a_blocked_index_is_waited_for_for_a_bounded_time(real: Any, rows: Any) -> None:
     real.ask("PUT", f"/{real.name}", {"settings": {"index.blocks.read_only_allow_delete": True}})
     with pytest.raises(ElasticsearchUnavailableError, match="flood-stage"):
-        real.index(rows([b"{}"]), max_retry_seconds="0.3")
+        real.index(rows([b"{}"]), max_retry_seconds=0.3)
     real.ask("PUT", f"/{real.name}/_settings", {"index.blocks.read_only_allow_delete": None})
 
 
-def test_a_closed_index_is_no_reason_for_dead_letters(real: Any, rows: Any) -> None:
+def test_a_closed_index_fails_the_batch_and_makes_no_dead_letters(real: Any, rows: Any) -> None:
     real.ask("PUT", f"/{real.name}")
     real.ask("POST", f"/{real.name}/_close")
     with pytest.raises(ElasticsearchRefusedError, match="Open the index"):

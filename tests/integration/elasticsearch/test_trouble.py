@@ -84,7 +84,7 @@ def test_a_fault_of_the_index_fails_the_batch_and_leaves_no_dead_letter(real: An
         named = None if body is None else json.loads(json.dumps(body).replace('"I"', f'"{real.name}"'))
         real.ask(method, path.replace("I", real.name), named)
     with pytest.raises(ElasticsearchRefusedError, match=remedy):
-        real.index(rows([b'{"n": 1}', b'{"n": 2}']), max_retry_seconds="5")
+        real.index(rows([b'{"n": 1}', b'{"n": 2}']), max_retry_seconds=5)
     assert not real.ask("GET", f"/{real.name}-dead-letters*/_settings")
 
 
@@ -102,7 +102,7 @@ def test_a_read_only_index_is_waited_for_and_nothing_is_lost(real: Any, rows: An
     real.ask("PUT", f"/{real.name}", {"settings": {block: True}})
     path = f"/{real.name}/_settings"
     timer = lifted(real, "PUT", path, {block: None})
-    counts = real.index(rows([b'{"n": %d}' % n for n in range(100)]), bulk_actions="10", max_retry_seconds="60")
+    counts = real.index(rows([b'{"n": %d}' % n for n in range(100)]), bulk_actions=10, max_retry_seconds=60)
     timer.join()
     assert (counts.created, counts.dead_lettered) == (100, 0)
     assert counts.retries > 0
@@ -113,7 +113,7 @@ def test_a_read_only_cluster_is_waited_for(real: Any, rows: Any, block: str) -> 
     real.ask("PUT", "/_cluster/settings", {"persistent": {block: True}})
     timer = lifted(real, "PUT", "/_cluster/settings", {"persistent": {block: None}})
     try:
-        counts = real.index(rows([b'{"n": 1}', b"junk"]), max_retry_seconds="60")
+        counts = real.index(rows([b'{"n": 1}', b"junk"]), max_retry_seconds=60)
     finally:
         timer.join()
     assert (counts.created, counts.dead_lettered) == (1, 1)
@@ -126,7 +126,7 @@ def test_a_circuit_breaker_is_waited_for(real: Any, rows: Any) -> None:
     real.ask("PUT", "/_cluster/settings", {"persistent": {limit: "1kb"}})
     timer = lifted(real, "PUT", "/_cluster/settings", {"persistent": {limit: None}})
     try:
-        counts = real.index(rows([b'{"n": "%s"}' % (b"x" * 500)] * 10), max_retry_seconds="60")
+        counts = real.index(rows([b'{"n": "%s"}' % (b"x" * 500)] * 10), max_retry_seconds=60)
     finally:
         timer.join()
     assert (counts.created, counts.dead_lettered) == (10, 0)
@@ -137,7 +137,7 @@ def test_dead_letters_wait_for_their_index_too(real: Any, rows: Any) -> None:
     letters = f"{real.name}-dead-letters"
     real.ask("PUT", f"/{letters}", {"settings": {"index.blocks.write": True}})
     timer = lifted(real, "PUT", f"/{letters}/_settings", {"index.blocks.write": None})
-    counts = real.index(rows([b"junk"]), max_retry_seconds="60")
+    counts = real.index(rows([b"junk"]), max_retry_seconds=60)
     timer.join()
     assert counts.dead_lettered == 1
     assert set(real.documents(letters)) == {f"{real.name}/t+0+0"}
@@ -148,7 +148,7 @@ def test_a_batch_whose_dead_letters_cannot_be_written_fails_and_is_whole_the_nex
     real.ask("PUT", f"/{letters}", {"settings": {"index.blocks.write": True}})
     batch = rows([b'{"n": 1}', b"junk"])
     with pytest.raises(ElasticsearchUnavailableError, match="Nothing was dropped"):
-        real.index(batch, max_retry_seconds="0.2")
+        real.index(batch, max_retry_seconds=0.2)
     real.ask("PUT", f"/{letters}/_settings", {"index.blocks.write": None})
     counts = real.index(batch)
     assert (counts.repeated, counts.dead_lettered) == (1, 1)
@@ -159,7 +159,7 @@ def test_a_shard_that_is_nowhere_is_waited_for(real: Any, rows: Any) -> None:
     nowhere = {"index.routing.allocation.require._name": "no such node"}
     real.ask("PUT", f"/{real.name}?wait_for_active_shards=0", {"settings": nowhere})
     timer = lifted(real, "PUT", f"/{real.name}/_settings", dict.fromkeys(nowhere), after_seconds=2)
-    options = real.options(max_retry_seconds="60")
+    options = real.options(max_retry_seconds=60)
     transport = ElasticsearchTransport(Cluster.of(options), connections=2, timeout_seconds=1)
     try:
         counts = Indexer(transport, options).index([rows([b'{"n": %d}' % n for n in range(20)])])
@@ -224,7 +224,7 @@ def test_a_server_that_is_gone_for_a_while_delays_and_loses_nothing(
         back.append(threading.Thread(target=comes_back))
         back[0].start()
 
-    options = real.options(bulk_actions="100", max_retry_seconds="240")
+    options = real.options(bulk_actions=100, max_retry_seconds=240)
     transport = ElasticsearchTransport(Cluster.of(options), connections=2, timeout_seconds=2)
     counts = Indexer(Interrupted(transport, 12, goes), options).index([batch])
     back[0].join()

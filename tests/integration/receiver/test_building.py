@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
-from headrace.batch.building import BatchBuildError, build_from_kafka
+from headrace.batch.build_from_kafka import BatchBuildError, build_from_kafka
 from headrace.batch.manifest import Manifest
 from headrace.kafka.errors import RangesUnreadableError
 from headrace.kafka.offset_ranges import deal

@@ -5,7 +5,6 @@ Every record of a batch is a document, a dead letter or in a count, or the batch
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import urllib.request
@@ -17,12 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.elasticsearch.dead_letter_index import StoredLetter
-from headrace.elasticsearch.document_ids import identify
-from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.output_options import sink_options
 from headrace.errors import HeadraceError
-from headrace.spark.letter_reading import ThroughTheTransform
 from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, KeyIds, RecordIds, SparkSettings
 
 # The first is the README's.
@@ -166,25 +160,6 @@ def test_topics_of_one_name_on_two_clusters_are_refused_where_the_rows_do_not_sa
     kept = shop.batches.stream.transform.replace("east_and_west", "east_and_west_kept")
     assert shop.run(10_000, transform=kept)["created"] == 15
     assert "orders+0+4+2" in shop.documents()
-
-
-def test_letters_of_both_topics_become_documents_of_their_own(make_shop: Any, spark: SparkSession) -> None:
-    stream = make_shop("with_total").batches.stream
-    letters = [
-        StoredLetter(
-            f"letter {incarnation}",
-            0,
-            1,
-            {
-                **{"topic": "orders", "partition": 0, "offset": 7, "incarnation": incarnation, "headers": []},
-                **{"value": base64.b64encode(json.dumps(order).encode()).decode(), "value_bytes": 1},
-            },
-        )
-        for incarnation, order in enumerate(orders(2), 1)
-    ]
-    options = IndexingOptions.from_strings(sink_options(stream.outputs[0]))
-    groups = list(ThroughTheTransform(stream, stream.outputs[0], lambda: spark).read(letters))
-    assert [identify(group.rows, options).ids.to_pylist() for group in groups] == [["orders+0+7"], ["orders+0+7+2"]]
 
 
 @pytest.mark.parametrize("method", ["create", "index"])

@@ -19,10 +19,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.elasticsearch.errors import UnsuitableRowsError
-from headrace.elasticsearch.output_options import sink_options
-from headrace.elasticsearch.reports import IndexingReport
-from headrace.spark.documents import prepare_documents, write_documents
-from headrace.spark.elasticsearch_sink import ElasticsearchDataSource
+from headrace.elasticsearch.options import LOG, IndexingOptions
+from headrace.elasticsearch.write_report import IndexingReport
+from headrace.spark.documents import prepare_documents
+from headrace.spark.elasticsearch_sink import FORMAT, OPTION, ElasticsearchDataSource
+from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.stream import ColumnIds, ElasticsearchOutput, KeyIds
 
 Records = Callable[..., pa.RecordBatch]
@@ -44,10 +45,14 @@ class Index:
     def write(self, df: DataFrame, *, manifest: str | None = None, batch_time_ms: int = AN_HOUR, **fields: Any) -> Any:
         report = f"file://{self._folder}/reports/{uuid.uuid4().hex}.json"
         output = self.output(**fields)
-        written = write_documents(
-            df, output, report=report, stream="clicks", batch_time_ms=batch_time_ms, manifest=manifest
+        options = IndexingOptions.of(
+            output,
+            stream_name="clicks",
+            batch_time_ms=batch_time_ms,
+            report=report,
+            manifests=[(LOG, manifest)] if manifest else [],
         )
-        return written.counts
+        return write_documents(df, output, options).counts
 
     def documents(self, suffix: str = "") -> dict[str, Any]:
         return {hit["_id"]: hit["_source"] for hit in self._hits(suffix)}
@@ -112,13 +117,6 @@ def test_records_become_documents_once_however_often_they_are_written(index: Ind
     assert (first.rows, first.created, second.repeated, second.indexed) == (500, 500, 500, 0)
     assert index.documents()["clicks+0+499"] == {"n": 499}
     assert index.state() == before
-
-
-def test_the_log_can_be_written_without_any_preparation(spark: SparkSession, index: Index, records: Any) -> None:
-    df, _ = records(b'{"n": 1}', b'{"n": 2}')
-    spark.dataSource.register(ElasticsearchDataSource)
-    df.write.format("elasticsearch").mode("append").option("hosts", index.url).save(index.name)
-    assert set(index.documents()) == {"clicks+0+0", "clicks+0+1"}
 
 
 def test_dead_letters_tell_all(index: Index, records: Any) -> None:
@@ -225,21 +223,22 @@ def test_no_rows_are_reported_as_none(spark: SparkSession, index: Index, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("fields", "says"),
     [
-        ({"bulk_byte": "1"}, "is 'bulk_bytes' meant"),
-        ({"document_id": "columns", "id_columns": "missing"}, "no column 'missing'"),
-        ({"connection": "nowhere", "hosts": None}, "'nowhere' is not known"),
+        ({"bulk_byte": 1}, "not those of this version of headrace"),
+        ({"document_id": "columns", "id_columns": ["missing"]}, "no column 'missing'"),
+        ({"connection": "nowhere", "hosts": []}, "'nowhere' is not known"),
+        ({"report": ""}, "the options name none"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_first_row(
-    spark: SparkSession, index: Index, options: dict[str, str | None], says: str
+def test_options_that_cannot_work_are_refused_before_the_first_row(
+    spark: SparkSession, index: Index, fields: dict[str, Any], says: str
 ) -> None:
     spark.dataSource.register(ElasticsearchDataSource)
-    given = {**sink_options(index.output()), **options}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    options = IndexingOptions.of(index.output(), stream_name="clicks", batch_time_ms=AN_HOUR, report="file:///r.json")
+    given = json.dumps({**json.loads(options.to_json()), **fields})
     with pytest.raises(PySparkException, match=says):
-        rows(spark, "('a', 1, '{}')").write.format("elasticsearch").options(**chosen).mode("append").save()
+        rows(spark, "('a', 1, '{}')").write.format(FORMAT).option(OPTION, given).mode("append").save()
 
 
 def test_an_alias_that_rolls_over_is_refused(spark: SparkSession, index: Index) -> None:
@@ -250,7 +249,7 @@ def test_an_alias_that_rolls_over_is_refused(spark: SparkSession, index: Index) 
 
 def test_an_index_is_not_overwritten(spark: SparkSession, index: Index) -> None:
     spark.dataSource.register(ElasticsearchDataSource)
-    writer = rows(spark, "('a', 1, '{}')").write.format("elasticsearch").options(**sink_options(index.output()))
+    writer = rows(spark, "('a', 1, '{}')").write.format(FORMAT)
     with pytest.raises(PySparkException, match="append"):
         writer.mode("overwrite").save()
 
@@ -285,7 +284,8 @@ application.spark.stop()
 
 CLIENT = """
 import json, sys
-from headrace.spark.documents import write_documents
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.sessions import connect_session
 from headrace.stream import ElasticsearchOutput
 
@@ -296,7 +296,8 @@ df = spark.range(1000).selectExpr(
     "cast(CASE WHEN id = 7 THEN 'junk' ELSE concat('{\\"n\\":', id, '}') END AS binary) AS value")
 output = ElasticsearchOutput(connection="secret_es", index=index)
 for attempt in (1, 2):
-    print(json.dumps(write_documents(df, output, report=f"{report}-{attempt}.json", stream="s").counts.to_dict()))
+    options = IndexingOptions.of(output, stream_name="s", batch_time_ms=None, report=f"{report}-{attempt}.json")
+    print(json.dumps(write_documents(df, output, options).counts.to_dict()))
 spark.stop()
 """
 

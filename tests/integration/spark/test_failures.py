@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.errors import UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.output_options import sink_options
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
 from headrace.spark.elasticsearch_sink import ElasticsearchWriter
@@ -257,9 +256,10 @@ def test_batches_of_aggregates_run_again_out_of_order_change_nothing(
     assert index.documents() == before
 
 
-def test_an_index_that_is_made_anew_while_a_batch_is_written_fails_the_batch(index: Index) -> None:
+def test_an_index_that_is_created_again_during_a_write_fails_the_batch(index: Index, tmp_path: Path) -> None:
     """Elasticsearch makes a deleted index again at the next write, without what it held."""
-    options = IndexingOptions.from_strings(sink_options(index.output()))
+    report = f"file://{tmp_path}/report.json"
+    options = IndexingOptions.of(index.output(), stream_name="clicks", batch_time_ms=None, report=report)
     columns = {"topic": ["t"] * 2, "partition": [0] * 2, "offset": [0, 1], "value": [b"{}"] * 2}
     rows = pa.record_batch(columns)
     index.ask("PUT", f"/{index.name}")

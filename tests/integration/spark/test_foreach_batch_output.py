@@ -91,7 +91,7 @@ def make_batch(tmp_path: Path) -> Iterator[Callable[..., WrittenBatch]]:
         sys.path.remove(str(module.parent))
 
 
-def test_its_module_travels_and_its_counts_come_back(
+def test_the_functions_module_reaches_executors_and_its_counts_are_recorded(
     spark: SparkSession, make_batch: Callable[..., WrittenBatch]
 ) -> None:
     batch = replace(make_batch(), undecodable={"records": spark.range(3)})
@@ -99,7 +99,7 @@ def test_its_module_travels_and_its_counts_come_back(
     assert save.write(spark.range(5), batch) == {"total": 20, "undecodable": {"records": 3}}
 
 
-def test_what_fails_in_an_executor_is_told_with_the_users_line(
+def test_an_error_in_an_executor_shows_the_users_line(
     spark: SparkSession, make_batch: Callable[..., WrittenBatch]
 ) -> None:
     batch = make_batch()
@@ -140,7 +140,7 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_all_three_over_spark_connect(
+def test_parquet_kafka_and_foreach_batch_outputs_work_over_spark_connect(
     kafka: str, kafka_admin: AdminClient, make_batch: Callable[..., WrittenBatch], tmp_path: Path
 ) -> None:
     """The server alone knows the connection; the caller gets the counts, and the function runs with the caller."""

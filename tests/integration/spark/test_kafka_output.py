@@ -192,7 +192,7 @@ def killed(transaction: BatchTransaction, where: str) -> int:
     return subprocess.run([sys.executable, "-c", KILLED % where, *arguments], check=False, timeout=60).returncode
 
 
-def test_a_zombie_cannot_commit_once_a_later_attempt_began(
+def test_a_replaced_attempt_cannot_commit_after_a_later_one_began(
     kafka: str, topic: str, transaction: BatchTransaction
 ) -> None:
     def overtaken() -> Iterator[pa.RecordBatch]:
@@ -206,13 +206,15 @@ def test_a_zombie_cannot_commit_once_a_later_attempt_began(
     assert values(kafka, topic) == [b"living"]
 
 
-def test_a_zombie_that_begins_late_finds_the_batch_sent(kafka: str, topic: str, transaction: BatchTransaction) -> None:
+def test_a_replaced_attempt_that_begins_late_finds_the_batch_sent(
+    kafka: str, topic: str, transaction: BatchTransaction
+) -> None:
     replace(transaction, attempt=2).send(iter([rows(b"living"), END]))
     assert transaction.send(iter([rows(b"zombie"), END]))[1]
     assert values(kafka, topic) == [b"living"]
 
 
-def test_a_zombie_that_looked_before_the_batch_was_sent_does_not_send_it_again(
+def test_a_replaced_attempt_that_checked_before_the_batch_was_sent_does_not_send_it_again(
     kafka: str, topic: str, transaction: BatchTransaction
 ) -> None:
     class Overtaken(SentRecords):
@@ -230,7 +232,9 @@ def test_a_zombie_that_looked_before_the_batch_was_sent_does_not_send_it_again(
     assert values(kafka, topic) == [b"living"]
 
 
-def test_rows_that_fail_leave_nothing_and_hold_nobody_up(kafka: str, topic: str, transaction: BatchTransaction) -> None:
+def test_rows_that_fail_leave_no_messages_and_do_not_block_consumers(
+    kafka: str, topic: str, transaction: BatchTransaction
+) -> None:
     def failing() -> Iterator[pa.RecordBatch]:
         yield rows(*[b"x" * 100] * 1000)
         raise RuntimeError("the transform")
@@ -242,16 +246,14 @@ def test_rows_that_fail_leave_nothing_and_hold_nobody_up(kafka: str, topic: str,
     assert values(kafka, topic) == [b"a"]
 
 
-def test_rows_that_end_without_their_end_are_not_committed(
-    kafka: str, topic: str, transaction: BatchTransaction
-) -> None:
+def test_rows_without_the_end_marker_are_not_committed(kafka: str, topic: str, transaction: BatchTransaction) -> None:
     """So it looks to a Python worker when the JVM before it fails, is cancelled or is killed."""
     with pytest.raises(RowsCutOffError):
         transaction.send(iter([rows(b"a")]))
     assert values(kafka, topic) == []
 
 
-def test_a_batch_that_takes_longer_than_its_transaction_is_told_so(
+def test_a_batch_that_takes_longer_than_its_transaction_is_an_error_with_a_remedy(
     kafka: str, topic: str, transaction: BatchTransaction
 ) -> None:
     short = replace(transaction, timeout_seconds=1)
@@ -270,26 +272,26 @@ def test_a_batch_that_takes_longer_than_its_transaction_is_told_so(
     assert values(kafka, topic) == [b"a", b"b"]
 
 
-def test_a_message_that_is_too_large_is_told_by_its_key(kafka: str, topic: str, transaction: BatchTransaction) -> None:
+def test_the_error_of_a_too_large_message_has_its_key(kafka: str, topic: str, transaction: BatchTransaction) -> None:
     large = rows(b"a", secrets.token_bytes(9 << 20), key=pa.array([b"k", b"big"]))
     with pytest.raises(MessageRefusedError, match=r"9,437,187 bytes with key b'big'.*max.message.bytes"):
         transaction.send(iter([large, END]))
     assert values(kafka, topic) == []
 
 
-def test_a_partition_that_is_not_there_is_told(topic: str, transaction: BatchTransaction) -> None:
-    with pytest.raises(MessageRefusedError, match="name partitions that the topic has"):
+def test_a_message_for_a_missing_partition_is_an_error(topic: str, transaction: BatchTransaction) -> None:
+    with pytest.raises(MessageRefusedError, match="Use only partitions that the topic has"):
         transaction.send(iter([rows(b"a", partition=pa.array([7], pa.int32())), END]))
 
 
-def test_a_missing_topic_and_too_long_a_transaction_are_told(transaction: BatchTransaction) -> None:
+def test_a_missing_topic_and_a_too_long_transaction_timeout_are_errors(transaction: BatchTransaction) -> None:
     with pytest.raises(TopicMissingError, match="There is no topic 'nowhere'"):
         replace(transaction, topic="nowhere").send(iter([rows(b"a"), END]))
     with pytest.raises(KafkaRefusedError, match=r"transaction.max.timeout.ms"):
         replace(transaction, timeout_seconds=3600).send(iter([rows(b"a"), END]))
 
 
-def test_a_topic_that_was_made_anew_gets_the_batch_again(
+def test_a_topic_that_was_created_again_gets_the_batch_again(
     kafka: str, kafka_admin: AdminClient, topic: str, transaction: BatchTransaction
 ) -> None:
     transaction.send(iter([rows(b"a"), END]))
@@ -408,13 +410,13 @@ def test_a_failing_transform_fails_the_batch_and_nothing_is_seen(
     assert values(kafka, topic) == []
 
 
-def test_a_missing_topic_is_told_before_spark_works(spark: SparkSession, write: Write) -> None:
+def test_a_missing_topic_is_an_error_before_spark_computes_rows(spark: SparkSession, write: Write) -> None:
     with pytest.raises(PySparkException) as raised:
         write(spark.sql("SELECT 'a' AS value"), topic="nowhere")
     assert "There is no topic 'nowhere'" in first_cause(raised.value)
 
 
-def test_no_rows_are_no_transaction(spark: SparkSession, write: Write) -> None:
+def test_a_batch_without_rows_opens_no_transaction(spark: SparkSession, write: Write) -> None:
     nothing = {"messages": 0, "repeated": 0, "bytes": 0}
     assert write(spark.sql("SELECT 'a' AS value").where("value = 'b'")) == nothing
     assert write(None) == nothing
@@ -432,6 +434,6 @@ def test_no_rows_are_no_transaction(spark: SparkSession, write: Write) -> None:
         ("'a' AS value, 't' AS topic, 0 AS partition, 1L AS offset, 2 AS n", "'n', which are not part of a message"),
     ],
 )
-def test_rows_that_are_no_messages_are_refused(spark: SparkSession, select: str, says: str) -> None:
+def test_rows_that_are_not_messages_are_refused(spark: SparkSession, select: str, says: str) -> None:
     with pytest.raises(OutputRowsError, match=says):
         prepare_messages(spark.sql(f"SELECT {select}"), "kafka")

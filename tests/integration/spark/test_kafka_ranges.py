@@ -19,15 +19,16 @@ from tests.integration.spark.connect_server import connect_server
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
-from headrace.elasticsearch.originals import OriginalRecord
+from headrace.elasticsearch.dead_letters import OriginalRecord
+from headrace.elasticsearch.options import KAFKA, IndexingOptions
 from headrace.kafka.client_settings import consumer_config
 from headrace.kafka.offset_ranges import RecordedRange
 from headrace.kafka.range_reader import RangeClients
 from headrace.kafka.record_batches import RecordChunk
 from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.spark.documents import write_documents
 from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 from headrace.spark.original_records import KafkaOriginalRecords, ManifestOriginalRecords
+from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.wal_source import RECORD_SCHEMA
 from headrace.stream import ElasticsearchOutput, KafkaInput
 from headrace.stream.limits import Limits
@@ -139,7 +140,7 @@ def test_several_batches_are_one_scan_and_one_of_them_twice_is_read_once_or_refu
         from_kafka(spark, received.source, received.manifest.uri, uris[0]).count()
 
 
-def test_nothing_to_read_asks_no_kafka(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_read_without_offset_ranges_does_not_connect_to_kafka(spark: SparkSession, tmp_path: Path) -> None:
     nowhere = KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks")
     empty = Manifest("clicks", BATCH_TIME_MS, 10_000, {"records": ()}, f"{tmp_path}/clicks")
     empty.write(open_storage(empty.folder_url))
@@ -147,7 +148,7 @@ def test_nothing_to_read_asks_no_kafka(spark: SparkSession, tmp_path: Path) -> N
     assert from_kafka(spark, nowhere).collect() == []
 
 
-def test_a_built_batch_is_in_kafka_alone(spark: SparkSession, received: Received) -> None:
+def test_a_batch_built_from_kafka_has_no_blocks_in_the_log(spark: SparkSession, received: Received) -> None:
     built = {"records": (RecordedRange(received.partition(0), 10, 30, None),)}
     uri = received.write(dataclasses.replace(received.manifest, inputs={"records": ()}, built=built))
     found = rows(from_kafka(spark, received.source, uri))
@@ -188,7 +189,7 @@ def test_another_number_of_records_fails_the_batch(spark: SparkSession, received
         ({"stallSeconds": "soon"}, "stallSeconds"),
     ],
 )
-def test_wrong_options_are_told(spark: SparkSession, options: dict[str, str], message: str) -> None:
+def test_wrong_options_are_refused_with_their_names(spark: SparkSession, options: dict[str, str], message: str) -> None:
     source = KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks")
     with pytest.raises(PySparkException, match=message):
         from_kafka(spark, source, **options).count()
@@ -220,15 +221,15 @@ def test_a_dead_letter_of_a_replayed_batch_has_its_record(
     # Neither is the log there any more.
     for segment in Path(f"{received.folder}/log").rglob("*.wal"):
         segment.unlink()
-    report = write_documents(
-        changed,
+    options = IndexingOptions.of(
         output,
-        report=f"file://{tmp_path}/report.json",
-        stream="clicks",
+        stream_name="clicks",
         batch_time_ms=BATCH_TIME_MS,
-        manifest=received.manifest.uri,
-        read_again=[received.source],
+        report=f"file://{tmp_path}/report.json",
+        manifests=[(KAFKA, received.manifest.uri)],
+        inputs=[received.source],
     )
+    report = write_documents(changed, output, options)
     rejected = changed.where("offset = 3").count()
     assert report.counts.dead_lettered == rejected > 0
     ask(elasticsearch, "POST", f"{received.topic}-dead-letters/_refresh")

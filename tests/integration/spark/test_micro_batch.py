@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
 
-from headrace.batch.building import build_from_kafka
+from headrace.batch.build_from_kafka import build_from_kafka
 from headrace.batch.manifest import ManifestError
 from headrace.batch.stream_status import last_error
 from headrace.blocks import TopicPartition
@@ -121,7 +121,7 @@ def test_work_that_a_later_attempt_ended_is_fenced_and_not_failed(
     assert states == [AttemptState.FENCED, AttemptState.RUNNING]
 
 
-def test_an_elasticsearch_that_is_away_is_told_of_long_before_the_batch_fails(
+def test_an_unavailable_elasticsearch_is_reported_long_before_the_batch_fails(
     spark: SparkSession, make_batch_ledger: Make, make_records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the process that asks, which hears it from Spark's workers."""
@@ -179,7 +179,7 @@ def test_word_count_as_in_sparks_quick_example(
     assert printed.splitlines()[3:7] == ["('be', 2)", "('not', 1)", "('or', 1)", "('to', 2)"]
 
 
-def test_a_transform_is_told_its_batch(
+def test_a_transform_gets_its_batchs_time_and_attempt(
     spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any
 ) -> None:
     batch = make_batch_ledger(**transforms("timed"))
@@ -209,7 +209,7 @@ def test_an_input_that_nobody_uses_and_nobody_writes_to_is_no_error(
     assert (result.records, printed.splitlines()[3]) == (1, "l")
 
 
-def test_an_empty_batch_spares_spark_but_prints_its_header(make_batch_ledger: Make) -> None:
+def test_an_empty_batch_prints_its_header_without_spark(make_batch_ledger: Make) -> None:
     batch = make_batch_ledger()
     result, printed = run(refuse, batch)
     assert printed.splitlines()[1] == "Time: 10000 ms (1970-01-01T00:00:10Z)"
@@ -217,7 +217,7 @@ def test_an_empty_batch_spares_spark_but_prints_its_header(make_batch_ledger: Ma
     assert batch.ledger.batches.get("clicks", 10_000).state is BatchState.COMPLETED
 
 
-def test_an_empty_batch_runs_where_rows_can_come_of_nothing(
+def test_an_empty_batch_runs_if_a_transform_can_make_rows_without_records(
     spark: SparkSession, make_batch_ledger: Make, transforms: Any
 ) -> None:
     _, printed = run(spark, make_batch_ledger(**transforms("count")))
@@ -305,7 +305,7 @@ def command() -> Iterator[Callable[..., int]]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_the_command_runs_the_outputs_that_it_is_told(
+def test_the_command_runs_only_the_given_outputs(
     command: Callable[..., int], make_batch_ledger: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch = make_batch_ledger(outputs=(ConsoleOutput(id="first"), ConsoleOutput(id="second")))

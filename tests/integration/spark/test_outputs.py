@@ -173,7 +173,7 @@ def test_all_that_failed_are_named(spark: SparkSession, make: Make) -> None:
     assert error.startswith("first: ValueError: this value is wrong; second: KeyError")
 
 
-def test_a_transform_that_outputs_share_is_computed_once_and_let_go(
+def test_a_shared_transform_is_computed_once_and_its_frame_is_released(
     spark: SparkSession, make: Make, code: str, tmp_path: Path
 ) -> None:
     folders = [tmp_path / name for name in ("first", "second")]
@@ -226,7 +226,7 @@ def test_outputs_of_one_batch_run_side_by_side(spark: SparkSession, make: Make, 
     assert state(batch) is BatchState.COMPLETED
 
 
-def test_a_replay_is_a_run_of_its_own(spark: SparkSession, make: Make, code: str) -> None:
+def test_a_replay_runs_without_changing_the_batch(spark: SparkSession, make: Make, code: str) -> None:
     batch = make(first="upper", second="lower", more={"parameters": {"threshold": 3}})
     run(spark, batch)
     before = batch.ledger.batches.get("clicks", 10_000)

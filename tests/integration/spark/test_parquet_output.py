@@ -148,12 +148,12 @@ def test_a_failed_attempt_changes_nothing_and_leaves_nothing(spark: SparkSession
     assert leftovers(path) == []
 
 
-def test_a_zombie_is_told_so(spark: SparkSession, write: Write, path: Path) -> None:
+def test_a_replaced_attempt_gets_an_error_and_changes_no_file(spark: SparkSession, write: Write, path: Path) -> None:
     write(spark.range(10), attempt=2)
     before = files(path)
     with pytest.raises(PySparkException) as raised:
         write(spark.range(5), attempt=1)
-    assert "Attempt 2 at batch 2023-11-14T22:13:30Z took" in first_cause(raised.value)
+    assert "Attempt 2 at batch 2023-11-14T22:13:30Z has replaced attempt 1" in first_cause(raised.value)
     assert files(path) == before
 
 

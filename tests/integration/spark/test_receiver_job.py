@@ -65,7 +65,7 @@ def test_a_batch_runs_in_the_receivers_application(application: Any) -> None:
     assert "has completed by attempt 1" in again.stderr
 
 
-def test_the_lease_tells_versions_and_where_to_connect(application: Any) -> None:
+def test_the_lease_has_the_versions_and_the_connect_url(application: Any) -> None:
     job = application.job()
     assert job.versions["pyspark"]
     assert job.attributes["connect_url"].startswith("sc://localhost:")

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.operators.conftest import Task
 
 from headrace.ledger import AttemptState, BatchState
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.stream import KafkaInput, SparkSettings, Utf8Decoder
 from headrace.timetables.micro_batch import from_ms
@@ -51,7 +51,7 @@ def test_the_operator_submits_a_batch_and_reports_its_failure(
     run = Task(from_ms(time_ms - 10_000))
 
     wrong = batch.stream.model_copy(update={"transform": "submitted_transform:fails"})
-    with pytest.raises(BatchFailedError, match="this transform is wrong"):
+    with pytest.raises(BatchTaskError, match="this transform is wrong"):
         WalSparkSubmitOperator(task_id="generate", stream=wrong).execute(run.context)
     assert batch.ledger.batches.get("clicks", time_ms).state is BatchState.FAILED
 

@@ -149,7 +149,7 @@ def test_the_batches_of_a_window_are_one_scan(spark: SparkSession, written_log: 
     assert frame.rdd.getNumPartitions() <= 2
 
 
-def test_no_manifest_is_no_rows(spark: SparkSession) -> None:
+def test_a_read_without_manifests_gives_no_rows(spark: SparkSession) -> None:
     assert spark.read.format("wal").options(manifests="[]", input="records").load().collect() == []
 
 
@@ -163,6 +163,6 @@ def test_no_manifest_is_no_rows(spark: SparkSession) -> None:
         ({"manifests": "/nowhere/manifests/1.json", "input": "records"}, "JSON list of URIs"),
     ],
 )
-def test_wrong_options_are_told(spark: SparkSession, options: dict[str, str], message: str) -> None:
+def test_wrong_options_are_refused_with_their_names(spark: SparkSession, options: dict[str, str], message: str) -> None:
     with pytest.raises(PySparkException, match=message):
         spark.read.format("wal").options(**options).load().count()

@@ -255,7 +255,7 @@ def test_a_batch_that_is_run_again_has_its_own_window(spark: SparkSession, strea
     assert found.run(spark, times[1], force=True)[1] == [0, 1], "not what has come since"
 
 
-def test_a_transform_is_told_where_its_window_starts(spark: SparkSession, stream: Make, code: str) -> None:
+def test_a_transform_gets_the_start_of_its_window(spark: SparkSession, stream: Make, code: str) -> None:
     found = stream(outputs=window(code, "starts", "2 s"))
     (rows,) = [found.run(spark, found.allocate(rows))[1] for rows in one_each(1)]
     assert rows == [("1969-12-31 23:59:59+00:00", "1970-01-01 00:00:01+00:00")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.batch.allocation import draw_up
+from headrace.batch.allocation import make_manifest
 from headrace.batch.manifest import Manifest, ManifestError
 from headrace.ledger.errors import BatchTimeError
 from headrace.wal.errors import StorageError
@@ -108,7 +108,7 @@ def test_an_allocator_that_was_overtaken_leaves_the_manifest(receiving: Receivin
 
 def test_what_a_crashed_allocation_left_is_replaced(receiving: Receiving) -> None:
     receiving.clock.advance(10_000)
-    draw_up(receiving.stream.model_copy(update={"inputs": ()}), T1, []).write(
+    make_manifest(receiving.stream.model_copy(update={"inputs": ()}), T1, []).write(
         receiving.storage.below("shop"), replace=False
     )
     batch = take(receiving, T1).batch

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.batch.allocation import allocate, draw_up
-from headrace.batch.checkpointing import write_checkpoint
+from headrace.batch.allocation import allocate, make_manifest
+from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.batch.cleanup import EVENTS_KEPT_MS, PARTIAL_WRITE_SECONDS, clean_up
 from headrace.batch.manifest import Manifest
 from headrace.ledger import EventKind
@@ -76,7 +76,7 @@ def test_events_go_after_a_week(receiving: Receiving) -> None:
 def test_what_a_crashed_allocation_left_goes_when_its_batch_is_cleaned(receiving: Receiving) -> None:
     receiving.clock.advance(10_000)
     folder = receiving.storage.below("shop")
-    left = draw_up(receiving.stream.model_copy(update={"inputs": ()}), T1, [])
+    left = make_manifest(receiving.stream.model_copy(update={"inputs": ()}), T1, [])
     left.write(folder)
     batch = take(receiving, T1).batch
     # The allocator deletes it, if it does not die before.

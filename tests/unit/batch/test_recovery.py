@@ -11,11 +11,12 @@ from sqlalchemy import select
 
 from headrace.batch.allocation import restore_manifest
 from headrace.batch.checkpoint import checkpoint_paths
-from headrace.batch.history import HistoryError
-from headrace.batch.kept_state import read_kept
+from headrace.batch.checksummed_json import decode_document, encode_document
+from headrace.batch.history_files import HistoryError, read_history
 from headrace.batch.manifest import ManifestError
 from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
 from headrace.batch.recovery.recover import RecoveryRefusedError, Step, recover
+from headrace.batch.saved_state import read_saved_state
 from headrace.blocks import BlockHandle
 from headrace.fsck.coverage import Hole, check_coverage
 from headrace.fsck.stream_check import check_stream
@@ -365,7 +366,7 @@ def test_lost_checkpoints_are_written_from_the_ledger(live: Callable[..., Life])
     assert set(recover(NAME, life.ledger, folder, dry_run=True).steps) == {Step.CHECKPOINT_WRITTEN}
     assert checkpoint_paths(folder) == []
     assert set(recover(NAME, life.ledger, folder).steps) == {Step.CHECKPOINT_WRITTEN}
-    kept = {time_ms: batch.row.state for time_ms, batch in read_kept(folder).batches.items()}
+    kept = {time_ms: batch.row.state for time_ms, batch in read_saved_state(folder).batches.items()}
     assert kept == {row.batch_time_ms: row.state for row in life.ledger.batches.page(NAME, 1000)}
     assert life.ledger.events.page(NAME, kinds=[EventKind.CHECKPOINT_REWRITTEN])
     newest = checkpoint_paths(folder)[-1]
@@ -374,11 +375,25 @@ def test_lost_checkpoints_are_written_from_the_ledger(live: Callable[..., Life])
     assert recover(NAME, life.ledger, folder).steps == {}
 
 
+def test_manifests_and_history_files_of_another_version_are_refused(live: Callable[..., Life], new_url: str) -> None:
+    life = live(1)
+    life.finish()
+    folder, path = life.context.storage, life.context.storage.paths("manifests")[0]
+    folder.write_atomically(path, encode_document({**decode_document(folder.read(path)), "version": 9}))
+    with Ledger.open(new_url, clock=life.clock) as ledger, pytest.raises(ManifestError, match="version 9"):
+        recover(NAME, ledger, folder)
+    folder.write_atomically(
+        "history/0000000000007.json", encode_document({"version": 2, "stream": NAME, "batches": []})
+    )
+    with pytest.raises(HistoryError, match="is of version 2, this headrace reads 1"):
+        read_history(folder, 7)
+
+
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
 def test_lost_history_and_manifests_are_written_from_the_ledger(
     live: Callable[..., Life], new_url: str, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.batch.history.FILED", 2)
+    monkeypatch.setattr("headrace.batch.history_files.FILED", 2)
     life = live(2)
     life.finish()
     life.checkpoint()

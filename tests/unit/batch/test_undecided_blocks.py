@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.batch.recovery.accepted_blocks import accepted_blocks
-from headrace.batch.recovery.evidence import Evidence, FoundFrame
+from headrace.batch.recovery.folder_contents import FolderContents, FoundFrame
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 
 ZERO, ONE = (TopicPartition("taps", "id", number) for number in (0, 1))
@@ -37,13 +37,13 @@ def decide(
     opened: dict[TopicPartition, int] | None = None,
 ) -> tuple[list[int], list[int], int]:
     """The epochs of the blocks that count, of those that are dropped, and how many were refused."""
-    kept = None
+    saved = None
     if checkpoint is not None:
         rows = [SimpleNamespace(input_id="clicks", partition=p, next_offset=offset) for p, offset in checkpoint.items()]
-        kept = SimpleNamespace(positions=rows, receivers=(), gaps=())
+        saved = SimpleNamespace(positions=rows, receivers=(), gaps=())
     positions = {("clicks", partition): [offset] for partition, offset in (opened or {}).items()}
-    evidence = SimpleNamespace(frames=frames, kept=kept, manifests={}, positions=positions)
-    found = accepted_blocks(cast(Evidence, cast(Any, evidence)))
+    contents = SimpleNamespace(frames=frames, saved=saved, manifests={}, positions=positions)
+    found = accepted_blocks(cast(FolderContents, cast(Any, contents)))
     epochs = sorted(info.epoch for info in found.blocks), sorted(info.epoch for info in found.undecided)
     return *epochs, found.refused
 

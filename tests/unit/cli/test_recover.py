@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpointing import write_checkpoint
+from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger

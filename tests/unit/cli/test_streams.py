@@ -220,7 +220,7 @@ def test_check_finds_a_transform_where_a_batch_would(stream: Stream, tmp_path: P
     definition.write_text(json.dumps({**fields, "transform": "checked_by_the_command:misfit"}))
     refused = CliRunner().invoke(app, ["check", str(definition)])
     assert refused.exit_code == 1
-    assert "Name its parameters by the inputs' ids" in refused.output
+    assert "Name its parameters like the inputs' ids" in refused.output
 
 
 def test_a_row_is_one_line_where_nobody_looks_at_a_terminal(stream: Stream) -> None:

@@ -11,10 +11,11 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import TimeRestriction
 
-from headrace.batch.building import BatchBuildError
+from headrace.batch.build_from_kafka import BatchBuildError
 from headrace.batch.manifest import ManifestError
 from headrace.dags import batch_dag, receiver_dag, replay_dag, stream_dags
 from headrace.ledger.errors import LedgerUnavailableError
+from headrace.runs.batch_time import NoBatchTimeError
 from headrace.stream import (
     BatchTrigger,
     ConsoleOutput,
@@ -25,10 +26,9 @@ from headrace.stream import (
     Stream,
     StreamDefinitionError,
 )
-from headrace.timetables.batch_time import NoBatchTimeError
 from headrace.timetables.micro_batch import MicroBatchTimetable
 
-STEPS = ["await_blocks", "allocate_blocks", "generate_batch", "checkpoint", "cleanup"]
+OUTPUTS = ["generate_batch.console", "generate_batch.elasticsearch"]
 
 
 @pytest.fixture
@@ -53,39 +53,53 @@ def served(dag):
 
 
 class TestBatchDag:
-    def test_the_five_steps_follow_each_other(self, stream):
+    def test_the_steps_follow_each_other_with_the_outputs_side_by_side(self, stream):
         dag = batch_dag(stream)
-        assert [task.task_id for task in dag.topological_sort()] == STEPS
-        for before, after in pairwise(STEPS):
-            assert dag.get_task(before).downstream_task_ids == {after}
+        stages = [["await_blocks"], ["allocate_blocks"], OUTPUTS, ["checkpoint"], ["cleanup"]]
+        assert sorted(dag.task_ids) == sorted(task_id for stage in stages for task_id in stage)
+        for before, after in pairwise(stages):
+            for task_id in before:
+                assert dag.get_task(task_id).downstream_task_ids == set(after)
 
-    def test_each_output_is_an_instance_of_one_task(self, stream):
-        generate = batch_dag(stream).get_task("generate_batch")
-        assert generate.expand_input.value == {"step": ["elasticsearch", "console"]}
-        assert generate.partial_kwargs["map_index_template"] == "{{ task.step }}"
-        unmapped = generate.unmap({"step": "console"})
-        assert (unmapped.step, unmapped.stream) == ("console", stream)
+    def test_each_output_is_a_task_of_its_own(self, stream):
+        dag = batch_dag(stream)
+        for output in stream.outputs:
+            task = dag.get_task(f"generate_batch.{output.id}")
+            assert (task.step, task.stream) == (output.id, stream)
+
+    def test_an_outputs_task_keeps_its_id_when_the_stream_gets_another_output(self, stream):
+        (single,) = (output for output in stream.outputs if output.id == "console")
+        one = batch_dag(stream.model_copy(update={"outputs": (single,)}))
+        assert set(one.task_ids) - set(batch_dag(stream).task_ids) == set()
+        assert "generate_batch.console" in one.task_ids
+
+    def test_the_longest_output_id_is_a_task_id(self, stream):
+        output = ConsoleOutput(id="a" + "-_9" * 20 + "-b")
+        dag = batch_dag(stream.model_copy(update={"outputs": (output,)}))
+        assert f"generate_batch.{output.id}" in served(dag).task_ids
 
     def test_state_is_updated_before_the_outputs(self, stream):
         stateful = stream.model_copy(update={"state": State(update="m:f", fields="k STRING", keys="k")})
         dag = batch_dag(stateful)
         assert dag.get_task("update_state").step == "state"
         assert dag.get_task("update_state").upstream_task_ids == {"allocate_blocks"}
-        assert dag.get_task("generate_batch").upstream_task_ids == {"update_state"}
+        for task_id in OUTPUTS:
+            assert dag.get_task(task_id).upstream_task_ids == {"update_state"}
 
     def test_a_task_is_tried_again_once_and_soon_so_that_its_run_fails_in_time(self, stream):
         for task in batch_dag(stream).tasks:
             assert task.retries == 1
             assert task.retry_delay == timedelta(seconds=5)
             decide = partial(task.retry_policy.evaluate, try_number=1, max_tries=1)
-            for final in (ManifestError("damaged"), BatchBuildError("is its own"), NoBatchTimeError("no date")):
-                assert decide(final).action is RetryAction.FAIL
+            final = (ManifestError("damaged"), BatchBuildError("is its own"), NoBatchTimeError("no date"))
+            for error in (*final, StreamDefinitionError("the user's code")):
+                assert decide(error).action is RetryAction.FAIL
             for seconds, action in ((5, RetryAction.DEFAULT), (31, RetryAction.FAIL)):
                 started = datetime.now(UTC) - timedelta(seconds=seconds)
                 context = {"ti": SimpleNamespace(start_date=started)}
                 assert decide(LedgerUnavailableError("away"), context=context).action is action
             assert decide(RuntimeError("anything")).action is RetryAction.DEFAULT
-        assert batch_dag(stream, default_args={"retries": 3}).get_task("generate_batch").retries == 3
+        assert batch_dag(stream, default_args={"retries": 3}).get_task(OUTPUTS[0]).retries == 3
 
     def test_one_task_does_it_all_if_wished(self, stream):
         dag = batch_dag(stream, single_task=True)
@@ -117,8 +131,8 @@ class TestBatchDag:
             def __init__(self, task_id):
                 self.task_id = task_id
 
-        leaves = DagRun._tis_for_dagrun_state(DagRun(), dag=dag, tis=[Instance(task_id) for task_id in STEPS])
-        assert {leaf.task_id for leaf in leaves} == {"generate_batch", "cleanup"}
+        leaves = DagRun._tis_for_dagrun_state(DagRun(), dag=dag, tis=[Instance(task_id) for task_id in dag.task_ids])
+        assert {leaf.task_id for leaf in leaves} == {*OUTPUTS, "cleanup"}
         for step in ("checkpoint", "cleanup"):
             assert dag.get_task(step).is_teardown
             assert dag.get_task(step).trigger_rule == "all_done_setup_success"
@@ -204,16 +218,18 @@ class TestReplayDag:
             )
             is None
         )
-        task = dag.get_task("replay_batch").unmap({"step": "elasticsearch"})
+        assert dag.task_ids == ["replay_batch.elasticsearch"]
+        task = dag.get_task("replay_batch.elasticsearch")
         (output,) = task.replay.outputs
         assert (output.index, output.transform, task.target, task.stream) == ("flights-v2", "mended:run", "v2", stream)
+        assert task.step == "elasticsearch"
         assert "flights-v2" in dag.doc_md
         DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))
 
     def test_it_is_tried_again_for_half_an_hour_since_no_later_run_takes_it_up(self, stream):
         dag = replay_dag(stream, "v2", outputs={"elasticsearch": {"index": "flights-v2"}})
-        task = dag.get_task("replay_batch")
-        assert (task.retries, task.max_retry_delay) == (30, timedelta(minutes=1))
+        task = dag.get_task("replay_batch.elasticsearch")
+        assert (task.retries, task.retry_delay) == (30, timedelta(minutes=1))
         context = {"ti": SimpleNamespace(start_date=datetime.now(UTC) - timedelta(hours=1))}
         assert task.retry_policy.evaluate(RuntimeError("away"), 1, 30, context).action is RetryAction.DEFAULT
 

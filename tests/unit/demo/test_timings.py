@@ -22,7 +22,8 @@ def task(task_id: str, started: float | None, ended: float | None, run: str = "r
 
 def tasks(at: float, run: str = "run") -> list[dict[str, Any]]:
     """Five tasks of half a second, half a second apart, the first one second after ``at``."""
-    return [task(step, at + 1 + number, at + 1.5 + number, run) for number, step in enumerate(STEPS)]
+    ids = [step.replace("generate_batch", "generate_batch.one") for step in STEPS]
+    return [task(task_id, at + 1 + number, at + 1.5 + number, run) for number, task_id in enumerate(ids)]
 
 
 def test_a_batch(make_batch: Any) -> None:
@@ -40,11 +41,11 @@ def test_a_batch_whose_cleanup_has_not_ended_has_no_timing(make_batch: Any) -> N
 
 
 def test_outputs_that_are_written_side_by_side_count_once(make_batch: Any) -> None:
-    side_by_side = [*tasks(10.0), task("generate_batch", 13.2, 14.0)]
+    side_by_side = [*tasks(10.0), task("generate_batch.two", 13.2, 14.0)]
     found = timing(make_batch(), side_by_side)
     assert found is not None
     assert found.steps["generate_batch"] == 1.0
-    assert timing(make_batch(), [*tasks(10.0), task("generate_batch", 13.2, None)]) is None
+    assert timing(make_batch(), [*tasks(10.0), task("generate_batch.two", 13.2, None)]) is None
 
 
 def test_by_step(make_batch: Any) -> None:

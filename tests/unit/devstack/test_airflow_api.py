@@ -105,7 +105,7 @@ def test_a_failed_run_comes_with_the_failed_tasks_log(airflow: tuple[_FakeAirflo
         if "/logs/" in path:
             return 200, {"content": [{"event": "boom", "level": "error"}]}
         if "taskInstances" in path:
-            return 200, {"task_instances": [{"task_id": "t", "state": "failed", "try_number": 2, "map_index": -1}]}
+            return 200, {"task_instances": [{"task_id": "t", "state": "failed", "try_number": 2}]}
         return 200, {"state": "failed"}
 
     fake.answer = answer

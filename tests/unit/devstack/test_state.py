@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from headrace.devstack.errors import LocalStackError
-from headrace.devstack.locks import exclusive
-from headrace.devstack.ports import free_port, is_free
-from headrace.devstack.processes import STACK_VARIABLE, ProcessRef, end_stack_processes, processes_of_stack
+from headrace.devstack.server import free_port, is_free
+from headrace.devstack.shared_files import exclusive
 from headrace.devstack.stack import StackOptions
+from headrace.devstack.stack_processes import STACK_VARIABLE, ProcessRef, end_stack_processes, processes_of_stack
 from headrace.devstack.state import Phase, ServiceState, StackState, read_state, write_state
 
 

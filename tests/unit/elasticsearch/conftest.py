@@ -42,8 +42,10 @@ def elasticsearch() -> FakeElasticsearch:
 
 @pytest.fixture
 def make_options() -> MakeOptions:
-    def make(**options: str) -> IndexingOptions:
-        return IndexingOptions.from_strings({"hosts": "http://127.0.0.1:9200", "index": "clicks", **options})
+    def make(**options: Any) -> IndexingOptions:
+        """Options of these fields, with strings for the kinds of ids and the like."""
+        fixed = {"hosts": ["http://127.0.0.1:9200"], "index": "clicks", "dead_letter_index": "clicks-dead-letters"}
+        return IndexingOptions.from_json(json.dumps({**fixed, **options}))
 
     return make
 

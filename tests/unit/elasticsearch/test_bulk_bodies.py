@@ -15,13 +15,13 @@ def body(rows: Any, options: Any) -> bytes:
     return b"".join(prepared.body(lines) for lines in prepared.requests(options))
 
 
-def test_record_ids_are_created(make_options: Any, make_rows: Any) -> None:
+def test_documents_with_record_ids_are_sent_with_create(make_options: Any, make_rows: Any) -> None:
     assert body(make_rows([b'{"a":1}', b'{"b":2}']), make_options()) == (
         b'{"create":{"_id":"t+0+0"}}\n{"a":1}\n{"create":{"_id":"t+0+1"}}\n{"b":2}\n'
     )
 
 
-def test_or_replaced_if_so_told(make_options: Any, make_rows: Any) -> None:
+def test_write_method_index_sends_index_actions(make_options: Any, make_rows: Any) -> None:
     assert body(make_rows([b"{}"]), make_options(write_method="index")) == b'{"index":{"_id":"t+0+0"}}\n{}\n'
 
 
@@ -34,7 +34,7 @@ def test_key_ids_carry_versions(make_options: Any, make_rows: Any, method: str, 
     )
 
 
-def test_ids_are_escaped_as_json_wants_it(make_options: Any, make_rows: Any) -> None:
+def test_ids_are_escaped_as_json(make_options: Any, make_rows: Any) -> None:
     keys = ['a"b', "a\\b", "a\nb", "a\x00b", "é\u2028", "plain"]
     rows = make_rows([b"{}"] * len(keys), keys=[key.encode() for key in keys])
     assert [action.id for action in parse_bulk(body(rows, make_options(document_id="key")))] == keys
@@ -64,17 +64,17 @@ def test_a_tombstone_without_a_key_deletes_nothing(make_options: Any, make_rows:
 
 def test_requests_are_bounded_by_actions_and_bytes(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([json.dumps({"n": n}).encode() for n in range(10)])
-    by_actions = make_options(bulk_actions="4")
+    by_actions = make_options(bulk_actions=4)
     prepared = prepare_rows(rows, by_actions).prepared
     assert prepared is not None
     assert [lines.tolist() for lines in prepared.requests(by_actions)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     one_line = len(prepared.body([0]))
-    by_bytes = make_options(bulk_bytes=str(3 * one_line + 1))
+    by_bytes = make_options(bulk_bytes=3 * one_line + 1)
     assert [len(lines) for lines in prepared.requests(by_bytes)] == [3, 3, 3, 1]
 
 
 def test_a_document_larger_than_a_request_is_one_alone(make_options: Any, make_rows: Any) -> None:
-    options = make_options(bulk_bytes="100")
+    options = make_options(bulk_bytes=100)
     prepared = prepare_rows(make_rows([b"{}", {"a": "x" * 500}, b"{}"]), options).prepared
     assert prepared is not None
     assert [lines.tolist() for lines in prepared.requests(options)] == [[0], [1], [2]]

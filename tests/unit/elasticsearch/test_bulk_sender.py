@@ -23,7 +23,7 @@ Send = Callable[..., SentRequest]
 
 @pytest.fixture
 def send(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Send:
-    def send_rows(rows: Any, *, cancelled: threading.Event | None = None, **options: str) -> SentRequest:
+    def send_rows(rows: Any, *, cancelled: threading.Event | None = None, **options: Any) -> SentRequest:
         chosen = make_options(**options)
         sender = BulkSender(elasticsearch, chosen.index, chosen, clock=clock, cancelled=cancelled or threading.Event())
         prepared = prepare_rows(rows, chosen).prepared
@@ -68,7 +68,9 @@ def test_sending_again_changes_nothing(send: Send, elasticsearch: FakeElasticsea
     assert elasticsearch.versions("clicks") == before
 
 
-def test_a_changed_document_replaces_if_so_told(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+def test_write_method_index_replaces_a_changed_document(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
     send(make_rows([{"n": 0}]))
     sent = send(make_rows([{"n": "new"}]), write_method="index")
     assert sent.counts.updated == 1
@@ -112,19 +114,21 @@ def test_a_lost_answer_is_not_a_second_document(send: Send, elasticsearch: FakeE
     assert set(elasticsearch.versions("clicks").values()) == {1}
 
 
-def test_waits_grow_jittered_up_to_the_bound(
+def test_waits_between_tries_grow_with_jitter_up_to_a_bound(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, clock: Any
 ) -> None:
     elasticsearch.standing_fault = busy
     with pytest.raises(ElasticsearchUnavailableError, match=r"queue is full.*Nothing was dropped"):
-        send(make_rows([{"n": 0}]), max_retry_seconds="120")
+        send(make_rows([{"n": 0}]), max_retry_seconds=120)
     ceilings = [min(30.0, 0.1 * 2**n) for n in range(len(clock.waits))]
     assert all(0 <= wait <= ceiling for wait, ceiling in zip(clock.waits, ceilings, strict=True))
     assert len(set(clock.waits)) > 3
     assert 119 <= clock.monotonic() <= 122
 
 
-def test_progress_renews_patience(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, clock: Any) -> None:
+def test_progress_starts_the_retry_time_again(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, clock: Any
+) -> None:
     def one_try_in_thirty(actions: Sequence[Action]) -> Response | None:
         return None if len(elasticsearch.bulks) % 30 == 0 else busy(actions)
 
@@ -133,7 +137,7 @@ def test_progress_renews_patience(send: Send, elasticsearch: FakeElasticsearch, 
         return None if action.id == actions[0].id else (429, "es_rejected_execution_exception", "busy")
 
     elasticsearch.standing_fault, elasticsearch.item_fault = one_try_in_thirty, only_the_first_item
-    sent = send(make_rows([{"n": n} for n in range(4)]), max_retry_seconds="900")
+    sent = send(make_rows([{"n": n} for n in range(4)]), max_retry_seconds=900)
     assert sent.counts.created == 4
     assert clock.monotonic() > 900
 
@@ -178,7 +182,7 @@ def test_a_refused_request_is_bisected_to_its_offenders(
     assert sent.counts.requests < 35
 
 
-def test_a_setting_that_spoils_every_request_does_not_empty_the_batch_into_dead_letters(
+def test_a_setting_that_makes_every_request_invalid_fails_the_batch_and_makes_few_dead_letters(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     elasticsearch.standing_fault = invalid_if(lambda _: True)
@@ -207,7 +211,7 @@ def test_too_large_a_request_is_split(send: Send, elasticsearch: FakeElasticsear
         ((400, "invalid_index_name_exception"), "nothing was dropped"),
     ],
 )
-def test_what_no_repetition_cures_stops_at_once(
+def test_an_error_that_a_retry_cannot_correct_fails_at_once(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, answer: tuple[int, str], remedy: str
 ) -> None:
     elasticsearch.faults.append(lambda _: error_response(*answer, "why"))
@@ -216,7 +220,7 @@ def test_what_no_repetition_cures_stops_at_once(
     assert len(elasticsearch.bulks) == 1
 
 
-def test_an_item_can_tell_that_the_index_is_at_fault(
+def test_an_items_error_about_the_index_fails_the_batch(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     elasticsearch.item_fault = lambda _: (404, "index_not_found_exception", "no such index [clicks]")
@@ -225,14 +229,14 @@ def test_an_item_can_tell_that_the_index_is_at_fault(
 
 
 @pytest.mark.parametrize("body", [b"<html>login</html>", b"{}", b'{"items":[]}', b'{"items":[{"create":{"status":201'])
-def test_an_answer_that_is_none_is_not_believed(
+def test_an_answer_that_is_no_bulk_answer_is_not_taken_as_success(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, body: bytes
 ) -> None:
     elasticsearch.faults.append(lambda _: Response(200, body))
     assert send(make_rows([{"n": 0}])).counts.created == 1
 
 
-def test_whoever_is_cancelled_stops_waiting(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+def test_a_cancelled_request_stops_waiting(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
     elasticsearch.standing_fault = busy
     cancelled = threading.Event()
     cancelled.set()
@@ -268,7 +272,7 @@ def test_a_tombstone_of_an_unknown_key_counts_as_deleted(send: Send, make_rows: 
     assert send(make_rows([None], keys=[b"k"]), **KEY).counts.deleted == 1
 
 
-def test_two_records_of_one_named_version_are_not_one(
+def test_another_record_with_the_same_named_version_is_not_counted_as_repeated(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     by_column = {**KEY, "version_from": "v"}
@@ -279,17 +283,17 @@ def test_two_records_of_one_named_version_are_not_one(
     assert send(other, **by_column).counts.superseded == 1
 
 
-def test_two_rows_of_one_group_are_not_one(send: Send, make_rows: Any) -> None:
-    options = {"document_id": "columns", "id_columns": "g", "id_batch_time": "true", "batch_time": "1"}
+def test_another_row_of_the_same_group_is_not_counted_as_repeated(send: Send, make_rows: Any) -> None:
+    options = {"document_id": "columns", "id_columns": ["g"], "id_batch_time": True, "batch_time_ms": 1}
     first = make_rows([{"n": 1}], g=["x"])
     other = make_rows([{"n": 2}], g=["x"])
     assert send(first, **options).counts.created == 1
     assert send(first, **options).counts.repeated == 1
     assert send(other, **options).counts.foreign == 1
-    assert send(other, **options, written_before="true").counts.kept == 1
+    assert send(other, **options, written_before=True).counts.kept == 1
 
 
-def test_a_repeated_record_is_the_same_document(send: Send, make_rows: Any) -> None:
+def test_a_record_counts_as_repeated_if_the_index_has_the_same_document(send: Send, make_rows: Any) -> None:
     """Whatever is there under a record's id was compared with it; the id alone proves nothing."""
     send(make_rows([{"n": 1}, {"n": 2.0, "deep": {"a": [1]}}]))
     again = send(make_rows([b'{"n":1}', b'{"deep": {"a": [1]}, "n": 2}', {"n": 3}]))
@@ -297,16 +301,16 @@ def test_a_repeated_record_is_the_same_document(send: Send, make_rows: Any) -> N
     other = send(make_rows([{"n": 1}, {"n": 5}, {"n": 6}]))
     assert (other.counts.repeated, other.counts.foreign) == (1, 2)
     assert other.counts.foreign_ids == ["t+0+1", "t+0+2"]
-    later = send(make_rows([{"n": 1}, {"n": 5}, {"n": 6}]), written_before="true")
+    later = send(make_rows([{"n": 1}, {"n": 5}, {"n": 6}]), written_before=True)
     assert (later.counts.repeated, later.counts.kept, later.counts.foreign_ids) == (1, 2, [])
 
 
-def test_a_key_at_the_same_offset_of_another_partition_is_no_repetition(send: Send, make_rows: Any) -> None:
+def test_a_key_at_the_same_offset_of_another_partition_is_not_counted_as_repeated(send: Send, make_rows: Any) -> None:
     send(make_rows([{"n": 1}], keys=[b"a"], offsets=[5]), **KEY)
     assert send(make_rows([{"n": 2}], keys=[b"a"], offsets=[5]), **KEY).counts.foreign_ids == ["a"]
 
 
-def test_what_a_request_without_an_answer_wrote_is_its_own(
+def test_a_document_of_a_request_whose_answer_was_lost_is_not_foreign(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     """Though an ingest pipeline has changed it, so that it is not what was sent."""
@@ -326,7 +330,7 @@ def test_what_a_request_without_an_answer_wrote_is_its_own(
 
 @pytest.mark.parametrize(("status", "kept"), [(429, 0), (503, 1)])
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_was_turned_away_before_it_was_begun_has_written_nothing(
+def test_a_request_rejected_with_429_has_written_nothing(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, *, status: int, kept: int, whole: bool
 ) -> None:
     send(make_rows([{"n": 1}]))
@@ -341,7 +345,7 @@ def test_what_was_turned_away_before_it_was_begun_has_written_nothing(
     assert (counts.kept, counts.foreign) == (kept, 1 - kept)
 
 
-def test_a_conflict_is_not_judged_by_what_became_of_other_documents(
+def test_a_conflict_is_judged_by_its_own_document_only(
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     send(make_rows([{"n": 1}, {"n": 1}, {"n": 1}]))
@@ -354,7 +358,7 @@ def test_a_fetch_of_conflicts_is_bounded_in_bytes(send: Send, elasticsearch: Fak
     rows = make_rows([{"n": "x" * 400}] * 20)
     send(rows)
     elasticsearch.requests.clear()
-    assert send(rows, bulk_bytes="2000").counts.repeated == 20
+    assert send(rows, bulk_bytes=2000).counts.repeated == 20
     assert [path for _, path in elasticsearch.requests].count("/clicks/_mget") >= 5
 
 

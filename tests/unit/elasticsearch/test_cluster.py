@@ -9,7 +9,7 @@ import pytest
 from headrace.connections import Connection
 from headrace.elasticsearch.cluster import Cluster, Node
 from headrace.elasticsearch.errors import IndexingOptionsError
-from headrace.elasticsearch.options import IndexingOptions
+from headrace.stream import ElasticsearchOutput
 
 
 def connection(**fields: object) -> Connection:
@@ -17,8 +17,8 @@ def connection(**fields: object) -> Connection:
 
 
 def test_hosts_are_urls() -> None:
-    options = IndexingOptions(hosts=("http://a", "b:9201", "https://c:9443/prefix/"), index="i")
-    assert Cluster.of(options).nodes == (
+    output = ElasticsearchOutput(hosts=("http://a", "b:9201", "https://c:9443/prefix/"), index="i")
+    assert Cluster.of(output).nodes == (
         Node("http", "a", 9200),
         Node("http", "b", 9201),
         Node("https", "c", 9443, "/prefix"),
@@ -28,7 +28,7 @@ def test_hosts_are_urls() -> None:
 def test_a_connection_is_looked_up_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"conn_type": "elasticsearch", "host": "a,b:9201", "port": 9243, "schema": "https"}
     monkeypatch.setenv("AIRFLOW_CONN_ES", json.dumps(fields | {"login": "me", "password": "hunter2"}))
-    cluster = Cluster.of(IndexingOptions(connection="es", index="i"))
+    cluster = Cluster.of(ElasticsearchOutput(connection="es", index="i"))
     assert cluster.nodes == (Node("https", "a", 9243), Node("https", "b", 9201))
     assert cluster.authorization == "Basic " + base64.b64encode(b"me:hunter2").decode()
 
@@ -43,28 +43,15 @@ def test_a_connection_is_looked_up_in_the_environment(monkeypatch: pytest.Monkey
         ({}, None),
     ],
 )
-def test_credentials(extra: dict[str, object], authorization: str | None) -> None:
+def test_credentials_become_the_authorization_header(extra: dict[str, object], authorization: str | None) -> None:
     assert Cluster.from_connection(connection(extra=extra)).authorization == authorization
 
 
-def test_secrets_are_not_shown_but_travel() -> None:
+def test_secrets_are_pickled_but_not_in_the_repr() -> None:
     cluster = Cluster.from_connection(connection(login="me", password="hunter2"))
     secret = base64.b64encode(b"me:hunter2").decode()
     assert secret not in repr(cluster)
     assert pickle.loads(pickle.dumps(cluster)).authorization == f"Basic {secret}"  # noqa: S301
-
-
-def test_tls_settings_reach_the_nodes() -> None:
-    extra = {"verify_certs": "false", "ca_certs": "/ca.pem", "http_compress": True}
-    cluster = Cluster.from_connection(connection(schema="https", extra=extra))
-    (config,) = cluster.node_configs(connections_per_node=3, timeout_seconds=7)
-    assert (config.scheme, config.verify_certs, config.ca_certs, config.http_compress) == (
-        "https",
-        False,
-        "/ca.pem",
-        True,
-    )
-    assert (config.connections_per_node, config.request_timeout) == (3, 7)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +65,7 @@ def test_tls_settings_reach_the_nodes() -> None:
         connection(host="http://me:hunter2@a"),
     ],
 )
-def test_what_is_not_understood_is_refused(wrong: Connection) -> None:
+def test_unknown_or_invalid_connection_settings_are_refused(wrong: Connection) -> None:
     with pytest.raises(IndexingOptionsError) as caught:
         Cluster.from_connection(wrong)
     assert "hunter2" not in str(caught.value)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.dead_letter_index import IDS_PAGE, PAGE, DeadLetterIndex, LetterFilter
 from headrace.elasticsearch.transport import Response
+from headrace.testing.fake_elasticsearch import official_client
 
 
 class Searches:
@@ -50,7 +55,9 @@ class Searches:
 
     def _hits(self, ids: list[str], scroll: str | None) -> Response:
         hits = [{"_id": id_, "_seq_no": 1, "_primary_term": 1, "_source": self._source(id_)} for id_ in ids]
-        return self._answer({"hits": {"hits": hits}, **({} if scroll is None else {"_scroll_id": scroll})})
+        shards = {"successful": 1, "skipped": 0, "total": 1}
+        found = {"hits": {"hits": hits}, "_shards": shards}
+        return self._answer({**found, **({} if scroll is None else {"_scroll_id": scroll})})
 
     def _source(self, id_: str) -> dict[str, int]:
         return {"attempt": self.attempts[id_]} if id_ in self.attempts else {}
@@ -66,32 +73,41 @@ class Searches:
         return Response(200, json.dumps(body).encode())
 
 
-def test_letters_are_read_on_after_any_scroll_has_expired(make_options: Any, clock: Any) -> None:
+@pytest.fixture
+def letters_in(make_options: Any, clock: Any) -> Callable[[Searches], DeadLetterIndex]:
+    def index(searches: Searches) -> DeadLetterIndex:
+        administration = Administration(official_client(searches), max_retry_seconds=1, clock=clock)
+        return DeadLetterIndex(administration, make_options())
+
+    return index
+
+
+def test_letters_are_read_on_after_any_scroll_has_expired(letters_in: Any) -> None:
     searches = Searches(2 * IDS_PAGE + 3)
     found = []
-    for letter in DeadLetterIndex(searches, make_options(), clock=clock).find(LetterFilter()):
+    for letter in letters_in(searches).find(LetterFilter()):
         assert searches.scrolls == {}, "nothing is kept open while a letter is worked on"
         found.append(letter.id)
     assert found == searches.ids
 
 
-def test_a_letter_that_is_gone_when_its_page_is_read_is_left_out(make_options: Any, clock: Any) -> None:
+def test_a_letter_that_is_gone_when_its_page_is_read_is_left_out(letters_in: Any) -> None:
     searches = Searches(2 * PAGE)
-    letters = DeadLetterIndex(searches, make_options(), clock=clock).find(LetterFilter())
+    letters = letters_in(searches).find(LetterFilter())
     first = next(letters)
     del searches.ids[PAGE + 1]
     assert [first.id, *(letter.id for letter in letters)] == searches.ids
 
 
-def test_no_more_letters_are_read_than_asked_for(make_options: Any, clock: Any) -> None:
-    index = DeadLetterIndex(Searches(500), make_options(), clock=clock)
+def test_no_more_letters_are_read_than_asked_for(letters_in: Any) -> None:
+    index = letters_in(Searches(500))
     assert len(list(index.find(LetterFilter(), limit=120, contents=False))) == 120
-    assert list(DeadLetterIndex(Searches(0), make_options(), clock=clock).find(LetterFilter())) == []
+    assert list(letters_in(Searches(0)).find(LetterFilter())) == []
 
 
-def test_letters_of_earlier_attempts_are_withdrawn_and_no_others(make_options: Any, clock: Any) -> None:
+def test_letters_of_earlier_attempts_are_withdrawn_and_no_others(letters_in: Any) -> None:
     searches = Searches(5)
     searches.attempts = {"letter-0": 1, "letter-1": 2, "letter-2": 3, "letter-3": 1}
     searches.written_anew = {"letter-3"}
-    assert DeadLetterIndex(searches, make_options(), clock=clock).withdraw(10_000, 3) == 2
+    assert letters_in(searches).withdraw(10_000, 3) == 2
     assert searches.ids == ["letter-2", "letter-3", "letter-4"], "one of this attempt, one just written, one without"

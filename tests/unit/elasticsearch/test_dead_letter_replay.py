@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from headrace.elasticsearch.dead_letter_index import PAGE, DeadLetterIndex, LetterFilter, StoredLetter
-from headrace.elasticsearch.dead_letter_replay import AsTheyWere, DeadLetterReplay, LetterRows
-from headrace.elasticsearch.errors import CollidingIdsError
+from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay
 from headrace.elasticsearch.indexer import Indexer
 from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch
 
@@ -38,7 +36,7 @@ def refuse_bad(action: Action) -> tuple[int, str, str] | None:
 def letters(elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any) -> Any:
     """Index rows of which some are refused; the letters that come of it."""
 
-    def make(*batches: Any, **options: str) -> list[StoredLetter]:
+    def make(*batches: Any, **options: Any) -> list[StoredLetter]:
         elasticsearch.item_fault = refuse_bad
         Indexer(elasticsearch, make_options(**options), clock=clock).index(batches)
         elasticsearch.item_fault = None
@@ -49,15 +47,17 @@ def letters(elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any,
 
 @pytest.fixture
 def replay(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Any:
-    def run(letters: Any, **options: str) -> tuple[Any, dict[str, Mapping[str, Any]]]:
+    def run(letters: Any, **options: Any) -> tuple[Any, dict[str, Mapping[str, Any]]]:
         notes = Notes()
-        replaying = DeadLetterReplay(elasticsearch, make_options(**options), notes, AsTheyWere(), clock=clock)
+        replaying = DeadLetterReplay(elasticsearch, make_options(**options), notes, clock=clock)
         return replaying.replay(letters), notes.noted
 
     return run
 
 
-def test_documents_come_back_to_the_byte(letters: Any, replay: Any, make_rows: Any, elasticsearch: Any) -> None:
+def test_a_replay_indexes_the_exact_bytes_of_the_rejected_document(
+    letters: Any, replay: Any, make_rows: Any, elasticsearch: Any
+) -> None:
     untouched = letters(make_rows([b'{"n":"bad",  "x": 1.10}']))
     assert untouched[0].document == b'{"n":"bad",  "x": 1.10}'
     made = letters(make_rows([b'{"n":"bad","y":"\xc3\xa9"}'], offsets=[5]).rename_columns({"value": "document"}))
@@ -69,7 +69,7 @@ def test_documents_come_back_to_the_byte(letters: Any, replay: Any, make_rows: A
     assert elasticsearch.documents("clicks")["t+0+5"] == {"n": "bad", "y": "é"}
 
 
-def test_what_is_refused_again_gets_the_new_reason_and_no_note(
+def test_a_letter_that_is_refused_again_gets_the_new_reason_and_is_not_marked_as_replayed(
     letters: Any, replay: Any, make_rows: Any, elasticsearch: FakeElasticsearch
 ) -> None:
     refused = letters(make_rows([{"n": "bad"}, {"n": "bad"}]))
@@ -80,7 +80,7 @@ def test_what_is_refused_again_gets_the_new_reason_and_no_note(
     assert list(noted["clicks/t+0+0"]) == ["replayed_at"]
 
 
-def test_versions_and_ids_without_them_can_come_together(letters: Any, replay: Any, make_rows: Any) -> None:
+def test_letters_with_and_without_versions_are_replayed_together(letters: Any, replay: Any, make_rows: Any) -> None:
     by_key = letters(make_rows([{"n": "bad"}], keys=[b"k"], offsets=[9]), document_id="key")
     by_record = [StoredLetter("r", 0, 1, {**by_key[0].fields, "document_id": "r", "version": None})]
     counts, noted = replay([*by_key, *by_record], document_id="key")
@@ -94,11 +94,11 @@ def test_versions_and_ids_without_them_can_come_together(letters: Any, replay: A
         ({"value": None}, "holds no document"),
         ({"value_is_document": None}, "holds no document"),
         ({"document_id": None}, "has no id"),
-        ({"index": "another"}, "name that with --index"),
+        ({"index": "another"}, "give that index with --index"),
     ],
     ids=["a tombstone of the transform's", "too large", "from an earlier version", "no usable id", "elsewhere"],
 )
-def test_what_is_not_all_there_is_left_and_told(
+def test_a_letter_without_a_document_or_id_is_left_with_the_reason(
     letters: Any, replay: Any, make_rows: Any, fields: dict[str, Any], why: str
 ) -> None:
     (letter,) = letters(make_rows([{"n": "bad"}]))
@@ -107,18 +107,18 @@ def test_what_is_not_all_there_is_left_and_told(
     assert why in next(iter(counts.left_because))
 
 
-def test_a_rejected_row_has_no_document_to_repeat(letters: Any, replay: Any, make_rows: Any) -> None:
+def test_a_letter_of_a_row_that_the_transform_rejected_is_left(letters: Any, replay: Any, make_rows: Any) -> None:
     rejected = letters(make_rows([b'{"n": 1}'], rejected_because=["odd"]))
     assert replay(rejected)[0].left == 1
 
 
-def test_many_letters_are_replayed_in_turns(letters: Any, replay: Any, make_rows: Any) -> None:
+def test_many_letters_are_replayed_page_by_page(letters: Any, replay: Any, make_rows: Any) -> None:
     many = letters(make_rows([{"n": "bad"}] * (2 * PAGE + 1)))
     counts, noted = replay(iter(many))
     assert (counts.letters, counts.replayed, len(noted)) == (2 * PAGE + 1,) * 3
 
 
-def test_the_index_at_fault_is_no_reason_to_touch_a_letter(
+def test_a_fault_of_the_index_fails_the_replay_and_changes_no_letter(
     letters: Any, replay: Any, make_rows: Any, elasticsearch: FakeElasticsearch
 ) -> None:
     from headrace.elasticsearch.errors import ElasticsearchRefusedError
@@ -129,27 +129,7 @@ def test_the_index_at_fault_is_no_reason_to_touch_a_letter(
         replay(refused)
 
 
-class TwoRowsEach:
-    """A transform that makes two rows of a record."""
-
-    def cannot(self, letter: StoredLetter) -> None: ...
-
-    def read(self, letters: Sequence[StoredLetter]) -> Iterator[LetterRows]:
-        rows = {"topic": ["t"] * 2, "partition": [0] * 2, "offset": [7] * 2, "document": ["{}"] * 2}
-        yield LetterRows(letters, pa.record_batch(rows), [0, 0])
-
-
-def test_several_rows_of_a_record_without_an_id_rule_are_not_replayed(
-    letters: Any, elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any
-) -> None:
-    found, notes = letters(make_rows([{"n": "bad"}])), Notes()
-    replaying = DeadLetterReplay(elasticsearch, make_options(), notes, TwoRowsEach(), clock=clock)
-    with pytest.raises(CollidingIdsError, match="RecordIds"):
-        replaying.replay(found)
-    assert (notes.noted, elasticsearch.documents("clicks")) == ({}, {})
-
-
-def test_a_record_is_the_record(letters: Any, make_rows: Any) -> None:
+def test_a_stored_letter_gives_back_its_record_or_none(letters: Any, make_rows: Any) -> None:
     (letter,) = letters(make_rows([b"\xff junk"], keys=[b"k"]))
     assert letter.coordinates == ("t", 0, 0, 1)
     assert (letter.record.key, letter.record.value, letter.record.headers) == (b"k", b"\xff junk", ())
@@ -163,7 +143,7 @@ def test_a_record_is_the_record(letters: Any, make_rows: Any) -> None:
     assert StoredLetter("x", 0, 1, damaged).record is None
 
 
-def test_a_filter_is_a_query_of_one_stream_and_output() -> None:
+def test_a_filter_becomes_a_query_for_one_stream_and_output() -> None:
     query = LetterFilter(from_ms=1, until_ms=2, partition=0, until_offset=9, replayed=True).query("s", "o")["bool"]
     assert query["must_not"] == []
     assert {"term": {"stream": "s"}} in query["filter"]

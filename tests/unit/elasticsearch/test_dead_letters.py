@@ -24,7 +24,7 @@ def letters(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> 
     def refuse(action: Action) -> tuple[int, str, str] | None:
         return None if "reason" in action.document else (400, "document_parsing_exception", "why")
 
-    def write(rows: pa.RecordBatch, **options: str) -> list[str]:
+    def write(rows: pa.RecordBatch, **options: Any) -> list[str]:
         elasticsearch.item_fault = refuse
         chosen = make_options(dead_letter_index=SHARED, **options)
         for _ in range(2):
@@ -35,11 +35,11 @@ def letters(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> 
     return write
 
 
-@pytest.mark.parametrize("differs", ["stream", "output", "index"])
-def test_two_that_share_a_dead_letter_index_keep_their_own_letters_of_one_record(
+@pytest.mark.parametrize("differs", ["stream_name", "output_id", "index"])
+def test_outputs_that_share_a_dead_letter_index_have_separate_letters_of_one_record(
     letters: Letters, make_rows: Any, differs: str
 ) -> None:
-    named = {"stream": "s", "output": "o", "index": "i"}
+    named = {"stream_name": "s", "output_id": "o", "index": "i"}
     letters(make_rows([{"n": 1}, {"n": 2}]), **named)
     found = letters(make_rows([{"n": 1}, {"n": 2}]), **{**named, differs: "x"})
     other = "/".join({**named, differs: "x"}.values())
@@ -48,7 +48,7 @@ def test_two_that_share_a_dead_letter_index_keep_their_own_letters_of_one_record
 
 def test_two_rows_of_one_record_have_letters_that_name_them(letters: Letters, make_rows: Any) -> None:
     rows = make_rows([{"n": 1}, {"n": 2}, {"n": 3}], offsets=[7, 7, 8], line=["a/2", "b", "a/2"])
-    found = letters(rows.rename_columns({"value": "document"}), id_columns="line")
+    found = letters(rows.rename_columns({"value": "document"}), id_columns=["line"])
     assert found == ["clicks/t+0+7~a%2F2", "clicks/t+0+7~b", "clicks/t+0+8~a%2F2"]
 
 
@@ -73,9 +73,9 @@ def test_equal_rows_of_two_tasks_that_were_rejected_before_they_had_an_id_have_a
     letters: Letters, make_rows: Any, document_id: str
 ) -> None:
     rows = make_rows([{"n": 1}] * 2, offsets=[7, 7], keys=[b"k"] * 2, rejected_because=["odd"] * 2)
-    options = {"document_id": document_id} | ({"id_columns": "key"} if document_id == "columns" else {})
+    options = {"document_id": document_id} | ({"id_columns": ["key"]} if document_id == "columns" else {})
     first = letters(rows, **options)
-    both = letters(rows, task="3", **options)
+    both = letters(rows, task=3, **options)
     assert (len(first), len(both)) == (2, 4)
     assert {id_.rpartition("/")[2] for id_ in set(both) - set(first)} == {"1+3", "2+3"}
 
@@ -86,7 +86,7 @@ def test_rows_of_one_key_with_versions_of_their_own_have_a_letter_each(letters: 
     older = make_rows([{"n": 1}], offsets=[7], keys=[b"k"], v=pa.array([1]))
     newer = make_rows([{"n": 1}], offsets=[7], keys=[b"k"], v=pa.array([2]))
     letters(older, **options)
-    assert len(letters(newer, task="3", **options)) == 2
+    assert len(letters(newer, task=3, **options)) == 2
 
 
 def test_the_letter_of_a_row_with_an_id_of_its_own_does_not_depend_on_the_task(
@@ -95,13 +95,13 @@ def test_the_letter_of_a_row_with_an_id_of_its_own_does_not_depend_on_the_task(
     """Of the next attempt other tasks may have it."""
     rows = make_rows([{"n": 1}, {"n": 2}], keys=[b"a", b"b"])
     for document_id in ("record", "key"):
-        assert letters(rows, document_id=document_id) == letters(rows, task="3", document_id=document_id)
+        assert letters(rows, document_id=document_id) == letters(rows, task=3, document_id=document_id)
     rejected = make_rows([{"n": 1}], offsets=[7], rejected_because=["odd"])
-    assert letters(rejected) == letters(rejected, task="3")
+    assert letters(rejected) == letters(rejected, task=3)
 
 
 def test_an_id_that_would_be_too_long_for_elasticsearch_is_a_digest_of_it(make_options: Any, make_rows: Any) -> None:
-    options = make_options(stream="s" * 63, output="o" * 63, index="i" * 241)
+    options = make_options(stream_name="s" * 63, output_id="o" * 63, index="i" * 241)
     rows = make_rows([{"n": 1}, {"n": 2}]).set_column(0, "topic", pa.array(["t" * 249] * 2))
     ids = [dead_letter(rows, row, Reason("r", ""), options).id for row in (0, 1)]
     assert len(set(ids)) == 2

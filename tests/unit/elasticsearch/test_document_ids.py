@@ -10,12 +10,12 @@ from headrace.elasticsearch.document_ids import identify
 from headrace.elasticsearch.errors import UnsuitableRowsError
 
 
-def test_a_records_id_is_where_it_stood(make_options: Any, make_rows: Any) -> None:
+def test_a_records_id_is_its_topic_partition_and_offset(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([b"{}", b"{}"], offsets=[7, 8])
     assert identify(rows, make_options()).ids.to_pylist() == ["t+0+7", "t+0+8"]
 
 
-def test_from_the_second_incarnation_on_the_id_carries_it(make_options: Any, make_rows: Any) -> None:
+def test_from_the_second_incarnation_on_the_id_ends_with_it(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([b"{}"] * 2, offsets=[7, 7], incarnations=[1, 2])
     assert identify(rows, make_options()).ids.to_pylist() == ["t+0+7", "t+0+7+2"]
 
@@ -26,21 +26,21 @@ def test_a_row_of_an_unknown_incarnation_is_refused(make_options: Any, make_rows
         identify(rows, make_options())
 
 
-def test_rows_of_one_record_are_told_apart_by_named_columns(make_options: Any, make_rows: Any) -> None:
+def test_named_columns_distinguish_the_rows_of_one_record(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([b"{}"] * 4, offsets=[7, 7, 7, 8], incarnations=[1, 1, 2, 1], line=pa.array([0, 1, 1, None]))
-    ids = identify(rows, make_options(id_columns="line")).ids.to_pylist()
+    ids = identify(rows, make_options(id_columns=["line"])).ids.to_pylist()
     assert ids == ["t+0+7~0", "t+0+7~1", "t+0+7+2~1", "t+0+8~"]
 
 
-def test_several_columns_of_rows_stay_apart(make_options: Any, make_rows: Any) -> None:
+def test_the_values_of_several_row_columns_cannot_be_confused(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([b"{}"] * 2, offsets=[7, 7], a=["x+y", "x"], b=["z", "y+z"])
-    ids = identify(rows, make_options(id_columns="a,b")).ids.to_pylist()
+    ids = identify(rows, make_options(id_columns=["a", "b"])).ids.to_pylist()
     assert ids == ["t+0+7~x%2By+z", "t+0+7~x+y%2Bz"]
 
 
 def test_a_records_id_with_a_long_row_is_rejected_alone(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([b"{}"] * 2, line=["x" * 600, "y"])
-    assert {row: each.type for row, each in identify(rows, make_options(id_columns="line")).rejected.items()} == {
+    assert {row: each.type for row, each in identify(rows, make_options(id_columns=["line"])).rejected.items()} == {
         0: "id_too_long"
     }
 
@@ -51,7 +51,7 @@ def test_dictionary_encoded_topics_are_taken(make_options: Any, make_rows: Any) 
     assert identify(rows, make_options()).ids.to_pylist() == ["t+0+0"]
 
 
-def test_a_row_without_coordinates_is_no_record(make_options: Any, make_rows: Any) -> None:
+def test_a_row_without_coordinates_is_refused(make_options: Any, make_rows: Any) -> None:
     with pytest.raises(UnsuitableRowsError, match="offset"):
         identify(make_rows([b"{}"], offsets=[None]), make_options())
 
@@ -77,7 +77,7 @@ def test_unusable_keys_are_rejected_one_by_one(make_options: Any, make_rows: Any
     }
 
 
-def test_offsets_of_a_topic_created_again_are_no_versions(make_options: Any, make_rows: Any) -> None:
+def test_offsets_of_a_topic_that_was_created_again_are_refused_as_versions(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([b"{}"], keys=[b"a"], incarnations=[2])
     with pytest.raises(UnsuitableRowsError, match="version_from"):
         identify(rows, make_options(document_id="key"))
@@ -98,34 +98,34 @@ def test_a_time_is_a_version_in_microseconds(make_options: Any, make_rows: Any) 
     assert versions.to_pylist() == [int(at.timestamp() * 1_000_000)]
 
 
-def test_text_is_no_version(make_options: Any, make_rows: Any) -> None:
+def test_a_text_column_is_refused_as_version(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([b"{}"], keys=[b"a"], v=pa.array(["1"]))
     with pytest.raises(UnsuitableRowsError, match="'v'"):
         identify(rows, make_options(document_id="key", version_from="v"))
 
 
-def test_several_columns_make_an_id_that_no_others_make(make_options: Any) -> None:
+def test_different_values_of_several_columns_give_different_ids(make_options: Any) -> None:
     rows = pa.record_batch({"a": ["x+y", "x", "%2B"], "b": ["z", "y+z", "z"], "document": ["{}"] * 3})
-    ids = identify(rows, make_options(document_id="columns", id_columns="a,b")).ids.to_pylist()
+    ids = identify(rows, make_options(document_id="columns", id_columns=["a", "b"])).ids.to_pylist()
     assert ids == ["x%2By+z", "x+y%2Bz", "%252B+z"]
 
 
-def test_one_column_is_the_id_as_it_is(make_options: Any) -> None:
+def test_the_value_of_a_single_column_is_the_id_unchanged(make_options: Any) -> None:
     rows = pa.record_batch({"a": pa.array([42, None]), "document": ["{}"] * 2})
-    identities = identify(rows, make_options(document_id="columns", id_columns="a"))
+    identities = identify(rows, make_options(document_id="columns", id_columns=["a"]))
     assert identities.ids.to_pylist() == ["42", None]
     assert identities.rejected[1].type == "missing_id"
 
 
 def test_an_aggregates_id_ends_with_its_batch_time(make_options: Any) -> None:
     rows = pa.record_batch({"a": ["x"], "document": ["{}"]})
-    options = make_options(document_id="columns", id_columns="a", id_batch_time="true", batch_time="1700")
+    options = make_options(document_id="columns", id_columns=["a"], id_batch_time=True, batch_time_ms=1700)
     assert identify(rows, options).ids.to_pylist() == ["x+1700"]
 
 
 def test_a_time_in_an_id_does_not_depend_on_the_time_zone(make_options: Any) -> None:
     at = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    options = make_options(document_id="columns", id_columns="a")
+    options = make_options(document_id="columns", id_columns=["a"])
     ids = {
         identify(pa.record_batch({"a": pa.array([at], pa.timestamp("us", zone)), "document": ["{}"]}), options)
         .ids[0]
@@ -135,20 +135,20 @@ def test_a_time_in_an_id_does_not_depend_on_the_time_zone(make_options: Any) -> 
     assert ids == {"2026-01-01 12:00:00.000000"}
 
 
-def test_a_struct_is_no_id(make_options: Any) -> None:
+def test_a_struct_column_is_refused_as_id(make_options: Any) -> None:
     rows = pa.record_batch({"a": pa.array([{"x": 1}]), "document": ["{}"]})
     with pytest.raises(UnsuitableRowsError, match="fields"):
-        identify(rows, make_options(document_id="columns", id_columns="a"))
+        identify(rows, make_options(document_id="columns", id_columns=["a"]))
 
 
 def test_an_id_that_recurs_from_batch_to_batch_is_versioned_by_them(make_options: Any) -> None:
     rows = pa.record_batch({"g": ["x", "y"], "v": [3, 4]})
-    by_columns = {"document_id": "columns", "id_columns": "g", "batch_time": "1700000010000"}
+    by_columns = {"document_id": "columns", "id_columns": ["g"], "batch_time_ms": 1700000010000}
 
-    def versions(**options: str) -> Any:
+    def versions(**options: Any) -> Any:
         found = identify(rows, make_options(**by_columns, **options)).versions
         return None if found is None else found.to_pylist()
 
     assert versions() == [1_700_000_010_000] * 2
     assert versions(version_from="v") == [3, 4]
-    assert versions(id_batch_time="true") is None
+    assert versions(id_batch_time=True) is None

@@ -17,24 +17,24 @@ def rejected(*documents: bytes | None) -> dict[int, str]:
     return {row: reason.text for row, reason in as_lines(pa.array(documents, pa.binary())).rejected.items()}
 
 
-def test_a_document_on_one_line_goes_as_it_is() -> None:
+def test_a_document_on_one_line_is_sent_unchanged() -> None:
     odd = b'{"a":1.10, "a":1e400,"b":0.30000000000000000001}'
     assert lines(odd, b"{}", None) == [odd, b"{}", None]
     assert rejected(odd, b"{}", None) == {}
 
 
-def test_strings_are_taken_like_bytes() -> None:
+def test_strings_are_converted_like_bytes() -> None:
     assert as_lines(pa.array(['{"é":1}', None])).lines.to_pylist() == ['{"é":1}'.encode(), None]
 
 
-def test_nothing_but_tombstones() -> None:
+def test_a_column_of_tombstones_has_no_lines_to_check() -> None:
     assert lines(None, None) == [None, None]
 
 
 @pytest.mark.parametrize(
     "document", [b'{"a": 1.10}\n', b'\n{"a": 1.10}', b'{"a": 1.10}\r\n', b'{"a":\n 1.10}', b'{"a":\r\n1.10\n}']
 )
-def test_line_breaks_between_tokens_go_without_touching_the_rest(document: bytes) -> None:
+def test_line_breaks_between_tokens_become_spaces_and_the_rest_is_unchanged(document: bytes) -> None:
     (line,) = lines(document)
     assert line is not None
     assert b"\n" not in line
@@ -45,7 +45,7 @@ def test_line_breaks_between_tokens_go_without_touching_the_rest(document: bytes
 
 
 @pytest.mark.parametrize("document", [b'{"a":"x\ny"}', b'{"a":1}\n{"b":2}', b'{\n"\x00":1}', b"{\x00\n}\x00"])
-def test_a_line_break_in_what_is_no_json_is_malformed(document: bytes) -> None:
+def test_a_document_with_a_line_break_that_is_not_json_is_malformed(document: bytes) -> None:
     assert "JSON" in rejected(b"{}", document)[1]
 
 
@@ -67,11 +67,11 @@ def test_a_line_break_in_what_is_no_json_is_malformed(document: bytes) -> None:
         (b'{"\x00":1}', "NUL"),
     ],
 )
-def test_what_is_no_object_is_malformed(document: bytes, says: str) -> None:
+def test_a_document_that_is_not_an_object_is_malformed(document: bytes, says: str) -> None:
     assert says in rejected(b"{}", document, None)[1]
 
 
-def test_leading_blanks_and_a_byte_order_mark_are_no_fault() -> None:
+def test_leading_blanks_and_a_byte_order_mark_are_removed() -> None:
     odd = (b'  {"a":1}', b'\xef\xbb\xbf{"a":1}', b"{}")
     assert rejected(*odd) == {}
     assert lines(*odd) == [b'{"a":1}', b'{"a":1}', b"{}"]
@@ -81,7 +81,7 @@ def test_other_control_characters_are_left_to_elasticsearch() -> None:
     assert lines(b'{\t"a":"x\ty"}') == [b'{\t"a":"x\ty"}']
 
 
-def test_a_slice_of_a_column_is_looked_at_alone() -> None:
+def test_only_the_slice_of_a_column_is_checked() -> None:
     column = pa.array([b"junk\n", b"{}", b'{"a":1}\n', None, b"junk"], pa.binary())
     found = as_lines(column.slice(1, 3))
     assert found.rejected == {}

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.elasticsearch.errors import (
     DeadLettersRefusedError,
     ElasticsearchRefusedError,
@@ -16,7 +17,6 @@ from headrace.elasticsearch.errors import (
     UnsuitableRowsError,
 )
 from headrace.elasticsearch.indexer import Indexer, regroup
-from headrace.elasticsearch.originals import OriginalRecord
 from headrace.elasticsearch.transport import NoAnswerError, Response
 from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch, error_response
 
@@ -33,7 +33,7 @@ class Originals:
 
 @pytest.fixture
 def index(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Index:
-    def index_rows(*batches: Any, originals: Any = None, **options: str) -> IndexingCounts:
+    def index_rows(*batches: Any, originals: Any = None, **options: Any) -> IndexingCounts:
         return Indexer(elasticsearch, make_options(**options), originals=originals, clock=clock).index(batches)
 
     return index_rows
@@ -66,7 +66,7 @@ def test_a_dead_letter_has_everything_to_repeat_the_record(
     )
     more = {"headers": headers, "timestamp": pa.array([1_650_123], pa.timestamp("us", tz="UTC"))}
     rows = make_rows([b"\xe9junk"], offsets=[7], keys=[b"k"], incarnations=[2], **more)
-    index(rows, stream="s", output="o", batch_time="1700")
+    index(rows, stream_name="s", output_id="o", batch_time_ms=1700)
     assert elasticsearch.documents(LETTERS) == {
         "s/o/clicks/t+0+7+2": {
             "stream": "s",
@@ -92,7 +92,7 @@ def test_a_dead_letter_has_everything_to_repeat_the_record(
     }
 
 
-def test_a_readable_value_is_there_to_be_read(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+def test_a_dead_letter_has_a_utf8_value_as_text(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
     index(make_rows([b"junk"]))
     assert elasticsearch.documents(LETTERS)["clicks/t+0+0"]["value_text"] == "junk"
 
@@ -113,7 +113,9 @@ def test_a_transformed_rows_record_is_looked_up(index: Index, elasticsearch: Fak
     assert letter["headers"] == [{"key": "h", "value": base64.b64encode(b"v").decode()}]
 
 
-def test_or_taken_from_the_row(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+def test_a_transformed_rows_record_is_taken_from_the_row_if_it_has_it(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
     elasticsearch.item_fault = rejecting
     rows = make_rows([{"n": "bad"}], original_value=pa.array([b"raw"])).rename_columns({"value": "document"})
     index(rows)
@@ -123,7 +125,7 @@ def test_or_taken_from_the_row(index: Index, elasticsearch: FakeElasticsearch, m
 def test_an_aggregates_row_has_no_record(index: Index, elasticsearch: FakeElasticsearch) -> None:
     elasticsearch.item_fault = rejecting
     rows = pa.record_batch({"g": ["x"], "document": ['{"n": "bad"}']})
-    options = {"document_id": "columns", "id_columns": "g"}
+    options = {"document_id": "columns", "id_columns": ["g"]}
     index(rows, originals=Originals(), **options)
     index(rows, originals=Originals(), **options)
     ((id_, letter),) = elasticsearch.documents(LETTERS).items()
@@ -133,7 +135,7 @@ def test_an_aggregates_row_has_no_record(index: Index, elasticsearch: FakeElasti
     assert (letter["document_id"], letter["value_is_document"]) == ("x", False)
 
 
-def test_a_dead_letter_tells_the_id_and_version_that_its_document_was_to_have(
+def test_a_dead_letter_has_the_id_and_version_of_its_document(
     index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     rejected = pa.array([None, None, "odd"])
@@ -147,10 +149,10 @@ def test_a_dead_letter_tells_the_id_and_version_that_its_document_was_to_have(
 def test_rows_without_a_record_do_not_share_a_dead_letter(index: Index, elasticsearch: FakeElasticsearch) -> None:
     rows = pa.record_batch({"key": [b"a", b"b", b"b"], "v": [1, 1, 2], "value": [b"junk"] * 3})
     options = {"document_id": "key", "version_from": "v"}
-    index(rows, **options, batch_time="1")
-    index(rows, **options, batch_time="1")
+    index(rows, **options, batch_time_ms=1)
+    index(rows, **options, batch_time_ms=1)
     assert len(elasticsearch.documents(LETTERS)) == 3
-    index(rows, **options, batch_time="2")
+    index(rows, **options, batch_time_ms=2)
     assert len(elasticsearch.documents(LETTERS)) == 6
 
 
@@ -160,7 +162,7 @@ def test_rows_of_one_record_do_not_share_a_dead_letter(index: Index, elasticsear
     rows = pa.record_batch({**coordinates, "word": ["a", "b"], "document": ['{"n": "bad"}'] * 2})
     for _ in range(2):
         counts = index(
-            rows, originals=Originals(), document_id="columns", id_columns="word", id_batch_time="true", batch_time="1"
+            rows, originals=Originals(), document_id="columns", id_columns=["word"], id_batch_time=True, batch_time_ms=1
         )
         assert counts.dead_lettered == 2
     letters = elasticsearch.documents(LETTERS)
@@ -215,7 +217,7 @@ def test_a_batch_whose_dead_letters_find_no_elasticsearch_fails(
         index(make_rows([b"junk", {"n": 1}]))
 
 
-def test_a_dead_letter_too_large_is_told_without_its_value(
+def test_a_dead_letter_that_is_too_large_is_written_without_its_value(
     index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     def small_only(actions: Sequence[Action]) -> Response | None:
@@ -230,13 +232,15 @@ def test_a_dead_letter_too_large_is_told_without_its_value(
     assert letters["clicks/t+0+2"]["value_text"] == "junk"
 
 
-def test_many_dead_letters_are_written_in_turns(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
-    counts = index(make_rows([b"junk"] * 2500), bulk_actions="500")
+def test_many_dead_letters_are_written_in_several_requests(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    counts = index(make_rows([b"junk"] * 2500), bulk_actions=500)
     assert counts.dead_lettered == 2500
     assert len(elasticsearch.documents(LETTERS)) == 2500
 
 
-def test_the_dead_letter_index_is_made_with_its_mapping(
+def test_a_missing_dead_letter_index_is_created_with_its_mapping(
     index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     index(make_rows([b"junk"]))
@@ -244,7 +248,7 @@ def test_the_dead_letter_index_is_made_with_its_mapping(
     assert elasticsearch.requests.count(("PUT", f"/{LETTERS}")) == 1
 
 
-def test_requests_wait_for_answers_beside_each_other(
+def test_several_requests_are_in_flight_at_once(
     index: Index, elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any
 ) -> None:
     together = threading.Barrier(3, timeout=10)
@@ -256,17 +260,17 @@ def test_requests_wait_for_answers_beside_each_other(
 
         def close(self) -> None: ...
 
-    options = make_options(bulk_actions="10", requests_in_flight="3")
+    options = make_options(bulk_actions=10, requests_in_flight=3)
     counts = Indexer(Slow(), options).index([make_rows([{"n": n} for n in range(60)])])
     assert (counts.created, counts.requests) == (60, 6)
 
 
-def test_one_failure_ends_the_task_and_is_the_error_told(
+def test_one_failed_request_fails_the_task_with_its_error(
     index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     elasticsearch.faults.append(lambda _: error_response(401, "security_exception", "who are you"))
     with pytest.raises(ElasticsearchRefusedError, match="who are you"):
-        index(make_rows([{"n": n} for n in range(100)]), bulk_actions="10", requests_in_flight="4")
+        index(make_rows([{"n": n} for n in range(100)]), bulk_actions=10, requests_in_flight=4)
 
 
 def test_columns_that_are_missing_are_named(index: Index, make_rows: Any) -> None:
@@ -278,17 +282,17 @@ def test_columns_that_are_missing_are_named(index: Index, make_rows: Any) -> Non
         index(make_rows([b"{}"]).drop_columns(["value"]))
 
 
-def test_no_rows_are_no_requests(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+def test_no_request_is_sent_for_no_rows(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
     assert index().rows == 0
     assert index(make_rows([])).rows == 0
     assert elasticsearch.requests == []
 
 
-def test_small_batches_are_put_together_and_large_ones_cut(make_options: Any, make_rows: Any) -> None:
-    options = make_options(bulk_actions="10")
+def test_small_batches_are_combined_and_large_ones_are_split(make_options: Any, make_rows: Any) -> None:
+    options = make_options(bulk_actions=10)
     small = [make_rows([{"n": n}]) for n in range(25)]
     assert [batch.num_rows for batch in regroup(small, options)] == [10, 10, 5]
     large = make_rows([{"n": "x" * 1000}] * 100)
-    tight = make_options(bulk_bytes="2000")
+    tight = make_options(bulk_bytes=2000)
     assert max(batch.num_rows for batch in regroup([large], tight)) <= 9
     assert sum(batch.num_rows for batch in regroup([large], tight)) == 100

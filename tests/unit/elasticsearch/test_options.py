@@ -1,103 +1,125 @@
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Any
 
 import pytest
 
 from headrace.elasticsearch.errors import IndexingOptionsError
-from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions, TombstonePolicy, WriteMethod
+from headrace.elasticsearch.options import (
+    KAFKA,
+    LOG,
+    DocumentIdKind,
+    IndexingOptions,
+    TombstonePolicy,
+    WriteMethod,
+)
+from headrace.stream import ColumnIds, DeadLetterLimit, ElasticsearchOutput, KafkaInput, KeyIds, RecordIds
 
-HERE = {"hosts": "http://a:9200, http://b:9200", "index": "clicks"}
+INPUT = KafkaInput(bootstrap_servers="k:9092", topics="clicks")
 
 
-def test_strings_become_what_they_mean() -> None:
-    options = IndexingOptions.from_strings(
-        {
-            **HERE,
-            "Document_Id": "columns",
-            "ID_COLUMNS": "a, b",
-            "bulk_bytes": "1000",
-            "refresh": "true",
-            "max_retry_seconds": "0.5",
-            "batch_time": "1700000000000",
-            "id_batch_time": "TRUE",
-        }
-    )
-    assert options.hosts == ("http://a:9200", "http://b:9200")
-    assert options.document_id is DocumentIdKind.COLUMNS
-    assert options.id_columns == ("a", "b")
-    assert (options.bulk_bytes, options.refresh, options.max_retry_seconds) == (1000, True, 0.5)
-    assert options.batch_time == 1_700_000_000_000
+def options_of(*, manifests: Any = (), **fields: Any) -> IndexingOptions:
+    output = ElasticsearchOutput(hosts="http://a:9200", index="clicks", **fields)
+    return IndexingOptions.of(output, stream_name="shop", batch_time_ms=10_000, manifests=manifests, inputs=[INPUT])
+
+
+def test_every_setting_of_an_output_that_concerns_writing_is_in_the_options() -> None:
+    changed: dict[str, Any] = {
+        "dead_letter_index": "other",
+        "tombstones": "ignore",
+        "write_method": "index",
+        "bulk_bytes": 1000,
+        "bulk_actions": 7,
+        "requests_in_flight": 3,
+        "request_timeout_seconds": 1.5,
+        "max_retry_seconds": 2.5,
+        "refresh": True,
+    }
+    of_definition = {"kind", "id", "transform", "window", "connection", "hosts", "index", "document_ids"}
+    assert set(ElasticsearchOutput.model_fields) - of_definition - {"dead_letter_limit"} == set(changed)
+    options = options_of(**changed, id="mine", dead_letter_limit=DeadLetterLimit())
+    assert {name: getattr(options, name) for name in changed} == changed
+    assert (options.hosts, options.index, options.output_id) == (("http://a:9200",), "clicks", "mine")
+    assert (options.stream_name, options.batch_time_ms) == ("shop", 10_000)
+
+
+@pytest.mark.parametrize(
+    ("document_ids", "kind", "id_columns", "id_batch_time", "version_from"),
+    [
+        (RecordIds(), DocumentIdKind.RECORD, (), False, None),
+        (RecordIds(rows="line"), DocumentIdKind.RECORD, ("id_0",), False, None),
+        (KeyIds(), DocumentIdKind.KEY, (), False, None),
+        (KeyIds(version_from="changed"), DocumentIdKind.KEY, (), False, "version"),
+        (ColumnIds(columns=("a", "b")), DocumentIdKind.COLUMNS, ("id_0", "id_1"), True, None),
+        (ColumnIds(columns=("a",), with_batch_time=False), DocumentIdKind.COLUMNS, ("id_0",), False, None),
+    ],
+)
+def test_id_rules_become_the_columns_of_the_prepared_rows(
+    document_ids: Any, kind: DocumentIdKind, id_columns: Any, id_batch_time: bool, version_from: str | None
+) -> None:
+    options = options_of(document_ids=document_ids)
+    assert (options.document_id, options.id_columns) == (kind, id_columns)
+    assert (options.id_batch_time, options.version_from) == (id_batch_time, version_from)
 
 
 def test_defaults_follow_the_kind_of_id() -> None:
-    by_record = IndexingOptions.from_strings(HERE)
-    by_key = IndexingOptions.from_strings({**HERE, "document_id": "key"})
-    by_columns = IndexingOptions.from_strings({**HERE, "document_id": "columns", "id_columns": "a"})
+    by_record, by_key = options_of(), options_of(document_ids=KeyIds())
+    by_columns = options_of(document_ids=ColumnIds(columns=("a",), with_batch_time=False))
     assert (by_record.method, by_record.tombstone_policy) == (WriteMethod.CREATE, TombstonePolicy.DEAD_LETTER)
     assert (by_key.method, by_key.tombstone_policy) == (WriteMethod.CREATE, TombstonePolicy.DELETE)
     assert (by_columns.method, by_columns.tombstone_policy) == (WriteMethod.INDEX, TombstonePolicy.DEAD_LETTER)
-    assert by_record.dead_letters == "clicks-dead-letters"
+    assert by_record.dead_letter_index == "clicks-dead-letters"
 
 
-def test_the_path_of_save_names_the_index() -> None:
-    assert IndexingOptions.from_strings({"hosts": "http://a:9200", "path": "clicks"}).index == "clicks"
+def test_options_are_the_same_after_the_way_through_spark() -> None:
+    options = dataclasses.replace(
+        options_of(
+            document_ids=KeyIds(version_from="v"),
+            tombstones="delete",
+            write_method="create",
+            manifests=[(LOG, "file:///m/1.json"), (KAFKA, "file:///m/0.json")],
+        ),
+        attempt=3,
+        written_before=True,
+        report="file:///r.json",
+    )
+    again = IndexingOptions.from_json(options.to_json())
+    assert again == options
+    assert (type(again.document_id), type(again.write_method)) == (DocumentIdKind, WriteMethod)
+    assert [KafkaInput.model_validate(each) for each in again.inputs] == [INPUT]
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"index": "clicks"}, "'connection'"),
-        ({**HERE, "connection": "es"}, "either"),
-        ({"hosts": "http://a:9200"}, "'index' is missing"),
-        ({**HERE, "bulk_byte": "5"}, "is 'bulk_bytes' meant"),
-        ({**HERE, "bulk_bytes": "many"}, "'bulk_bytes'"),
-        ({**HERE, "requests_in_flight": "0"}, "'requests_in_flight'"),
-        ({**HERE, "document_id": "random"}, "'document_id'"),
-        ({**HERE, "document_id": "columns"}, "'id_columns'"),
-        ({**HERE, "document_id": "key", "id_columns": "a"}, "'id_columns'"),
-        ({**HERE, "document_id": "columns", "id_columns": "a", "id_batch_time": "true"}, "'batch_time'"),
-        ({**HERE, "document_id": "columns", "id_columns": "a", "write_method": "create"}, "write_method=create"),
-        ({**HERE, "version_from": "v"}, "'version_from'"),
-        ({**HERE, "tombstones": "delete"}, "tombstones=delete"),
-        ({**HERE, "index": "Clicks"}, "'index'"),
-        ({**HERE, "index": "a,b"}, "'index'"),
-        ({**HERE, "index": "logs-*"}, "'index'"),
-        ({**HERE, "index": "_all"}, "'index'"),
-        ({**HERE, "dead_letter_index": "clicks"}, "differ"),
-        ({**HERE, "originals": "kafka", "manifest": "/m/1.json"}, "needs 'manifest' and 'inputs'"),
-        ({**HERE, "originals": "kafka", "inputs": "[]"}, "needs 'manifest' and 'inputs'"),
-        ({**HERE, "originals": "memory"}, "'originals'"),
-        ({**HERE, "manifest": "/m/2.json", "earlier": '{"kafka": ["/m/1.json"]}'}, "need 'inputs'"),
-        ({**HERE, "earlier": "/m/1.json"}, "'earlier'"),
-    ],
-)
-def test_nonsense_is_refused_with_its_reason(given: dict[str, str], says: str) -> None:
-    with pytest.raises(IndexingOptionsError, match=says):
-        IndexingOptions.from_strings(given)
+def test_inputs_are_passed_on_only_if_records_are_read_in_kafka() -> None:
+    assert options_of(manifests=[(LOG, "file:///m/1.json")]).inputs == ()
+    assert len(options_of(manifests=[(KAFKA, "file:///m/1.json")]).inputs) == 1
 
 
 @pytest.mark.parametrize(
-    "given",
+    "text",
     [
-        {**HERE, "password": "hunter2"},
-        {**HERE, "api_key": "hunter2"},
-        {"index": "clicks", "hosts": "http://user:hunter2@a:9200"},
-        {**HERE, "bulk_bytes": "hunter2"},
+        "",
+        "null",
+        "[]",
+        '{"index": "clicks"}',
+        json.dumps({"index": "clicks", "dead_letter_index": "d", "password": "hunter2"}),
+        json.dumps({"index": "clicks", "dead_letter_index": "d", "document_id": "hunter2"}),
+        json.dumps({"index": "clicks", "dead_letter_index": "d", "manifests": ["hunter2"]}),
     ],
 )
-def test_an_error_never_repeats_a_value(given: dict[str, str]) -> None:
-    with pytest.raises(IndexingOptionsError) as caught:
-        IndexingOptions.from_strings(given)
+def test_options_of_another_version_are_refused_and_no_value_is_repeated(text: str) -> None:
+    with pytest.raises(IndexingOptionsError, match="not those of this version") as caught:
+        IndexingOptions.from_json(text)
     assert "hunter2" not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
 def test_all_of_sparks_tries_of_a_task_wait_less_than_twice_as_long(make_options: Any) -> None:
-    options = make_options(max_retry_seconds="30")
+    options = make_options(max_retry_seconds=30)
     tries = [options.for_task(2, earlier) for earlier in range(8)]
     assert tries[0].max_retry_seconds == 30
     assert sum(each.max_retry_seconds for each in tries) < 60
     assert [each.written_before for each in tries[:2]] == [False, True]
     assert {each.task for each in tries} == {2}
-    assert make_options(written_before="true").for_task(0, 0).written_before
+    assert make_options(written_before=True).for_task(0, 0).written_before

@@ -73,7 +73,7 @@ def illegal(reason: str) -> dict[str, Any]:
         (400, failed("illegal_argument_exception", "no write index is defined for alias [two]. The"), Item.REFUSED),
     ],
 )
-def test_items(status: int, item: dict[str, Any], verdict: Item) -> None:
+def test_each_item_of_a_bulk_answer_has_its_verdict(status: int, item: dict[str, Any], verdict: Item) -> None:
     assert judge_item(status, item) is verdict
 
 
@@ -93,7 +93,7 @@ def test_items(status: int, item: dict[str, Any], verdict: Item) -> None:
         (302, "", Whole.REFUSED),
     ],
 )
-def test_whole_requests(status: int, kind: str, verdict: Whole) -> None:
+def test_each_answer_to_a_whole_request_has_its_verdict(status: int, kind: str, verdict: Whole) -> None:
     assert judge_response(error_response(status, kind, "why")) is verdict
 
 
@@ -107,7 +107,7 @@ def test_whole_requests(status: int, kind: str, verdict: Whole) -> None:
         (Reason("new_exception", "?"), "rejected_because"),
     ],
 )
-def test_a_refusal_says_what_to_do(reason: Reason, remedy: str) -> None:
+def test_a_refusal_names_a_remedy(reason: Reason, remedy: str) -> None:
     assert remedy in str(refusal(400, reason, "clicks"))
 
 
@@ -119,6 +119,6 @@ def test_a_conflicts_text_ends_with_the_current_version() -> None:
     assert current_version(Reason("version_conflict_engine_exception", "something else")) is None
 
 
-def test_a_reason_tells_its_cause() -> None:
+def test_a_reason_includes_the_deeper_cause() -> None:
     item = {"error": {"type": "t", "reason": "failed to parse", "caused_by": {"reason": 'For input string: "x"'}}}
     assert item_reason(item).text == 'failed to parse: For input string: "x"'

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.batch import history
-from headrace.batch.sealed_document import seal, unseal
+from headrace.batch import history_files
+from headrace.batch.checksummed_json import decode_document, encode_document
 from headrace.clock import time_text
 from headrace.fsck.findings import MEANINGS, Problem
 
@@ -330,7 +330,7 @@ def test_a_manifest_that_is_gone_or_damaged_is_noticed(shop: Shop) -> None:
     shop.folder.write_atomically(path, data.replace(b'"version"', b'"Version"'))
     assert shop.found() == [("manifest_damaged", T3)]
     # Whole, and not the one that the ledger names.
-    shop.folder.write_atomically(path, seal(unseal(data) | {"more": 1}))
+    shop.folder.write_atomically(path, encode_document(decode_document(data) | {"more": 1}))
     assert shop.found() == [("manifest_damaged", T3)]
     shop.folder.delete(path)
     assert shop.found() == [("manifest_missing", T3)]
@@ -355,12 +355,12 @@ def test_a_checkpoint_that_is_damaged_or_gone_is_noticed(shop: Shop) -> None:
 def test_a_file_of_the_history_that_is_gone_damaged_or_another_is_noticed(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "FILED", 1)
+    monkeypatch.setattr(history_files, "FILED", 1)
     shop.checkpoint(TIMES[1])
     (path,) = shop.folder.paths("history")
     assert shop.found() == []
     data = shop.folder.read(path)
-    for harmed in (data[:-5], seal(unseal(data) | {"batches": []})):
+    for harmed in (data[:-5], encode_document(decode_document(data) | {"batches": []})):
         shop.folder.write_atomically(path, harmed)
         assert shop.found() == [("checkpoint_unreadable", path)]
     shop.folder.delete(path)
@@ -377,7 +377,7 @@ def test_a_batch_that_the_checkpoint_does_not_hold_is_noticed(shop: Shop) -> Non
 def test_a_batch_replayed_since_its_filing_is_behind_only_if_its_file_is_gone(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "FILED", 1)
+    monkeypatch.setattr(history_files, "FILED", 1)
     shop.checkpoint(TIMES[1])
     (path,) = shop.folder.paths("history")
     shop.replay(TIMES[0])

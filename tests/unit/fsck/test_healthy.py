@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from headrace.batch import history
+from headrace.batch import history_files
 from headrace.ledger.errors import (
     AllocationConflictError,
     AlreadyCompletedError,
@@ -155,7 +155,7 @@ def test_whatever_is_done_there_are_no_findings(
     tmp_path: Path, empty_ledger: Path, coalesce: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So few are in a file of the history that there are some.
-    monkeypatch.setattr(history, "FILED", 2)
+    monkeypatch.setattr(history_files, "FILED", 2)
     machine = type("Machine", (AnyOperations,), {"folder": tmp_path, "empty": empty_ledger, "coalesce": coalesce})
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,

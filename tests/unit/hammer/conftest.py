@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.hammer.journal import Journal
 
-from headrace.devstack.process import ProcessSpec, child_environment
+from headrace.devstack.guarded_process import ProcessSpec, child_environment
 from headrace.devstack.server import Server
 
 

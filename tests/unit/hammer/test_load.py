@@ -8,7 +8,7 @@ from tests.hammer.load import Load
 from tests.hammer.pipeline import records
 from tests.unit.hammer.conftest import wait_until
 
-from headrace.devstack.ports import free_port
+from headrace.devstack.server import free_port
 
 
 def test_a_producer_that_is_stuck_is_replaced_and_its_records_count_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:

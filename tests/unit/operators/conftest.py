@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import uuid6
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.hooks.ledger import register
@@ -70,7 +69,6 @@ class Task:
         retries: int = 4,
         started: datetime = datetime(2026, 1, 1, tzinfo=UTC),
     ) -> None:
-        self.id = uuid6.uuid7()
         self.dag_id, self.run_id, self.task_id, self.try_number = "flights_batches", run_id, "task", try_number
         self.max_tries = retries
         self.task = SimpleNamespace(retries=retries)
@@ -78,6 +76,8 @@ class Task:
         self.events: list[dict] = []
         # What Airflow says of other runs' tasks: state by run and task.
         self.states: dict[str, dict[str, str]] = {}
+        # The logical dates of the DAG's runs that are queued or running.
+        self.waiting_runs: set[datetime] = set()
         self.dag_run = SimpleNamespace(
             logical_date=logical_date,
             run_after=logical_date or datetime.now(UTC),
@@ -97,8 +97,9 @@ class Task:
         assert (dag_id, task_ids) == (self.dag_id, [self.task_id])
         return {run_id: self.states.get(run_id, {}) for run_id in run_ids}
 
-    def get_dr_count(self, **_):
-        return 0
+    def get_dr_count(self, *, dag_id, logical_dates, states):
+        assert (dag_id, states) == (self.dag_id, ["queued", "running"])
+        return len(self.waiting_runs.intersection(logical_dates))
 
     def xcom_push(self, key, value):
         self.xcoms[key] = value

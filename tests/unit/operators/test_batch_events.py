@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from uuid import uuid4
 
 import pytest
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from headrace.ledger import Ledger
 from headrace.operators.batch_events import batch_alias, batch_asset, emit_batch_events
+from headrace.runs.batch_run import BatchRun
 from headrace.runs.identity import RunIdentity
 from headrace.runs.steps_to_run import AHEAD
+from headrace.stream_context import StreamContext
 
 STREAM, AT_MS = "flights", 20_000
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -50,10 +51,10 @@ def emitted(ledger, run_id="run", clear_number=0) -> list:
     """The events of a checkpoint in this run."""
     context = {
         "dag_run": SimpleNamespace(run_id=run_id, clear_number=clear_number, start_date=STARTED),
-        "ti": SimpleNamespace(id=uuid4()),
         "outlet_events": OutletEventAccessors(),
     }
-    reported = emit_batch_events(context, ledger, STREAM, AT_MS)
+    stream_context = StreamContext(SimpleNamespace(name=STREAM, is_ordered=False), ledger)
+    reported = emit_batch_events(BatchRun(context, stream_context, AT_MS))
     events = context["outlet_events"][batch_alias(STREAM)].asset_alias_events
     assert reported == [event.extra["batch_time_ms"] for event in events]
     return events

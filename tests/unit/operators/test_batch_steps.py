@@ -56,26 +56,43 @@ class TestAllocateBlocks:
         reported = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
         assert reported["records"] == 0
 
-    def test_earlier_times_with_records_and_without_a_run_get_one(
-        self, allocated, source, stream, make_task, until, monkeypatch
+    def test_a_scheduled_run_allocates_earlier_times_that_hold_records_and_have_no_batch(
+        self, allocated, source, ledger, until, monkeypatch
     ):
-        claims = []
-        monkeypatch.setattr(allocate_blocks, "claim", lambda context, times, interval: claims.append(times) or times)
-        missed = source.store(5)
-        until(lambda: source.ledger.now_ms() >= missed + 200)
-        at_ms, _ = allocated()
-        assert at_ms > missed
-        assert claims == [[missed]]
+        missed = []
+        for _ in range(3):
+            missed.append(source.store(5))
+            until(lambda: ledger.now_ms() >= missed[-1])
+        monkeypatch.setattr(allocate_blocks, "_MOST_AT_ONCE", 2)
+        assert allocated()[0] > missed[-1]
+        assert [ledger.batches.get("flights", at_ms).records for at_ms in missed[:2]] == [5, 5]
+        # The next run goes on.
+        assert [time.batch_time_ms for time in ledger.blocks.unclaimed("flights")] == missed[2:]
+        allocated()
+        assert ledger.blocks.unclaimed("flights") == []
 
-    def test_or_are_only_named(self, allocated, source, stream, make_task, until, monkeypatch, capsys):
-        monkeypatch.setattr(allocate_blocks, "claim", None)
+    @pytest.mark.parametrize("run_type", ["manual", "backfill"])
+    def test_a_run_that_somebody_asked_for_only_names_earlier_times_without_a_batch(
+        self, source, stream, ledger, make_task, until, capsys, run_type
+    ):
         missed = source.store(5)
-        until(lambda: source.ledger.now_ms() >= missed + 200)
-        task = make_task(from_ms(missed))
-        AllocateBlocksOperator(task_id="allocate", stream=stream, claim_missed=False).execute(task.context)
+        until(lambda: ledger.now_ms() >= missed + 200)
+        task = make_task(from_ms(missed), run_type=run_type)
+        AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
         reported = capsys.readouterr().out
         assert "hold 5 records" in reported
         assert "backfill" in reported
+        assert ledger.batches.find("flights", missed) is None
+
+    def test_in_order_earlier_times_are_left_to_the_task_that_runs_the_batch(
+        self, source, stream, ledger, make_task, until
+    ):
+        missed = source.store(5)
+        until(lambda: ledger.now_ms() >= missed + 200)
+        task = make_task(from_ms(missed))
+        ordered = stream.model_copy(update={"ordered": True})
+        AllocateBlocksOperator(task_id="allocate", stream=ordered).execute(task.context)
+        assert ledger.batches.find("flights", missed) is None
 
     def test_a_time_from_before_the_stream_is_built_when_the_run_asks(
         self, stream, ledger, make_task, monkeypatch, until
@@ -86,10 +103,9 @@ class TestAllocateBlocks:
             built.append(at_ms)
             return allocate(context, at_ms)
 
-        monkeypatch.setattr("headrace.batch.building.build_from_kafka", build)
+        monkeypatch.setattr("headrace.batch.build_from_kafka.build_from_kafka", build)
         early, late = 1_700_000_000_000, ledger.streams.get("flights").zero_time_ms + stream.batch_interval_ms
         until(lambda: ledger.now_ms() >= late)
-        monkeypatch.setattr(allocate_blocks, "claim", lambda *_: [])
         for at_ms in (early, late):
             for conf in ({}, {"from_kafka": True}):
                 task = make_task(from_ms(at_ms - stream.batch_interval_ms), conf)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from itertools import count
 from types import SimpleNamespace
 
@@ -13,10 +15,11 @@ from headrace.hooks.ledger import register
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
 from headrace.operators.micro_batch import MicroBatchOperator
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
-from headrace.runs.failed_batches import failed_batches
+from headrace.runs.retries import failed_batches
 from headrace.stream import ConsoleOutput
+from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms
 
 ONE, TWO = "elasticsearch", "printed"
@@ -32,14 +35,19 @@ class Runs:
 
     def __init__(self, stream, source, make_task, until) -> None:
         self.stream, self.source, self.ledger = stream, source, source.ledger
-        self._make_task, self._until, self._numbers = make_task, until, count(1)
+        self._make_task, self.until, self._numbers = make_task, until, count(1)
 
     def next(self, **fields):
         at_ms = self.source.store(2)
-        self._until(lambda: self.ledger.now_ms() >= at_ms)
+        self.until(lambda: self.ledger.now_ms() >= at_ms)
         task = self._make_task(from_ms(at_ms - 200), run_id=f"run-{next(self._numbers)}", **fields)
-        AllocateBlocksOperator(task_id="allocate", stream=self.stream, claim_missed=False).execute(task.context)
+        AllocateBlocksOperator(task_id="allocate", stream=self.stream).execute(task.context)
         return at_ms, task
+
+    def without_pause(self) -> None:
+        """From now on a batch that was allocated is not left to its own run for a while."""
+        limits = self.stream.limits.model_copy(update={"retry_for": timedelta(milliseconds=1)})
+        self.stream = self.stream.model_copy(update={"limits": limits})
 
     def write(self, task, *steps: str) -> None:
         for step in steps:
@@ -49,7 +57,7 @@ class Runs:
         """A run whose first output fails, in that way."""
         at_ms, task = self.next(**fields)
         toy_batch(how)
-        with pytest.raises(BatchFailedError):
+        with pytest.raises(BatchTaskError):
             self.write(task, ONE)
         toy_batch("ok")
         return at_ms, task
@@ -82,6 +90,52 @@ def test_the_next_run_takes_up_what_failed_after_its_own_batch_each_output_its_o
     assert [event["batch_time_ms"] for event in task.events] == [*failed, at_ms]
 
 
+class TestMissedTimes:
+    """Batch times that hold records, and for which Airflow has no run."""
+
+    @pytest.fixture
+    def missed(self, runs):
+        times = []
+        for _ in range(2):
+            times.append(runs.source.store(2))
+            runs.until(lambda: runs.ledger.now_ms() >= times[-1])
+        return times
+
+    @pytest.fixture(autouse=True)
+    def time_for_others(self, monkeypatch):
+        """A run has time for the batches of other runs, although `retry_for` becomes short."""
+        clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=time.sleep)
+        monkeypatch.setattr("headrace.operators.wal_spark_submit.time", clock)
+
+    def test_they_are_run_by_the_next_runs_without_a_hand(self, runs, missed, toy_batch):
+        runs.write(runs.next()[1], ONE, TWO)
+        assert [runs.state(time_ms) for time_ms in missed] == ["allocated", "allocated"]
+        runs.without_pause()
+        runs.write(runs.next()[1], ONE, TWO)
+        assert [runs.state(time_ms) for time_ms in missed] == ["completed", "completed"]
+
+    def test_one_whose_own_run_waits_is_left_to_it(self, stream, runs, missed, toy_batch, make_task):
+        runs.write(runs.next()[1], ONE, TWO)
+        runs.without_pause()
+        _, task = runs.next()
+        task.waiting_runs.add(from_ms(missed[0] - stream.batch_interval_ms))
+        runs.write(task, ONE, TWO)
+        assert [runs.state(time_ms) for time_ms in missed] == ["allocated", "completed"]
+        own = make_task(from_ms(missed[0] - stream.batch_interval_ms), run_id="own", run_type="backfill")
+        AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
+        runs.write(own, ONE, TWO)
+        assert runs.written(missed[0]) == {ONE: 1, TWO: 2}
+
+    def test_a_run_of_its_own_that_comes_late_finds_it_done(self, stream, runs, missed, toy_batch, make_task, ledger):
+        runs.write(runs.next()[1], ONE, TWO)
+        runs.without_pause()
+        runs.write(runs.next()[1], ONE, TWO)
+        own = make_task(from_ms(missed[0] - stream.batch_interval_ms), run_id="own")
+        AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
+        runs.write(own, ONE, TWO)
+        assert len(ledger.attempts.of_batch("flights", missed[0])) == 2
+
+
 def test_while_the_output_is_away_a_run_does_not_look_at_others_batches(runs, toy_batch, ledger):
     failed, _ = runs.fail(toy_batch)
     runs.fail(toy_batch)
@@ -95,7 +149,7 @@ def test_what_fails_again_ends_it_for_this_run_and_is_left_alone_for_a_while(run
     def only_its_own(operator, opened, attempt, batch, context):
         if batch.batch_time_ms in failed:
             opened.attempts.fail(attempt, "out of memory")
-            raise BatchFailedError("out of memory")
+            raise BatchTaskError("out of memory")
         whole(operator, opened, attempt, batch, context)
 
     monkeypatch.setattr(WalSparkSubmitOperator, "run_attempt", only_its_own)
@@ -105,7 +159,9 @@ def test_what_fails_again_ends_it_for_this_run_and_is_left_alone_for_a_while(run
     assert [len(ledger.attempts.of_batch("flights", time_ms)) for time_ms in failed] == [2, 1]
     # The first has a pause now; the other one has not.
     stream = runs.stream.model_copy(update={"batch_interval": runs.stream.batch_interval * 10_000})
-    assert [each.batch.batch_time_ms for each in failed_batches(ledger, stream, at_ms, [ONE])] == [failed[1]]
+    assert [each.batch.batch_time_ms for each in failed_batches(StreamContext(stream, ledger), at_ms, [ONE])] == [
+        failed[1]
+    ]
 
 
 @pytest.mark.parametrize("how", ["code", "final"])
@@ -158,7 +214,7 @@ def test_one_task_for_all_of_a_batch_does_the_same(runs, toy_batch, ledger, sour
     operator = MicroBatchOperator(task_id="micro_batch", stream=runs.stream)
     toy_batch("fail")
     source.seal()
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         operator.execute(task.context)
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
     toy_batch("ok")
@@ -218,7 +274,7 @@ def test_a_batch_that_its_own_run_begins_in_that_moment_is_left_to_it(runs, toy_
             own.append(ledger.attempts.begin("flights", each.batch.batch_time_ms, **fields))
             yield each
 
-    monkeypatch.setattr("headrace.runs.failed_batches.failed_batches", begun_since_it_was_seen)
+    monkeypatch.setattr("headrace.runs.retries.failed_batches", begun_since_it_was_seen)
     _, task = runs.next()
     runs.write(task, ONE)
     (attempt,) = own

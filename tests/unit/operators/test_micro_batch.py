@@ -8,7 +8,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.batch.allocation import allocate
 from headrace.operators.micro_batch import MicroBatchOperator
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.stream import ConsoleOutput
 from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms
@@ -47,7 +47,7 @@ def test_it_does_all_that_the_five_tasks_do(stream, stored, toy_batch, connectab
 def test_blocks_that_are_not_there_yet_are_waited_for_deferred(
     stream, toy_batch, connectable, ledger, source, make_task, monkeypatch, until
 ):
-    monkeypatch.setattr("headrace.triggers.first_look.FIRST_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.triggers.base.FIRST_LOOK_SECONDS", 0.0)
     at_ms = source.store()
     until(lambda: ledger.now_ms() >= at_ms)
     task = make_task(from_ms(at_ms - stream.batch_interval_ms))
@@ -65,7 +65,7 @@ def test_a_retry_runs_what_is_left_and_the_stream_is_checkpointed_in_between(
 ):
     at_ms, task = stored
     toy_batch("fail:printed")
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         make(stream).execute(task.context)
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
     assert task.events == []

@@ -13,7 +13,7 @@ from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
 from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms
@@ -25,9 +25,8 @@ def stream(stream):
 
 
 @pytest.fixture
-def after(allocated, source, until, monkeypatch):
+def after(allocated, source, until):
     """Batch times that somebody else ought to run, then one with its task."""
-    monkeypatch.setattr("headrace.operators.allocate_blocks.claim", lambda *_: [])
 
     def make(earlier: int = 1):
         times = []
@@ -76,7 +75,6 @@ def test_their_own_runs_find_them_completed_and_the_one_that_did_them_tells(
     own = make_task(from_ms(first - stream.batch_interval_ms), run_id="own")
     AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
     run(stream, own)
-    run(stream, own.again(run_type="backfill"))
     assert ledger.batches.get("flights", first).attempt == 1
     assert checkpointed(stream, task) == [first, at_ms]
     assert checkpointed(stream, own) == []
@@ -96,22 +94,37 @@ def test_what_a_run_did_ahead_is_told_though_its_own_batch_fails(
     def but_not_the_last(operator, opened, attempt, batch, context):
         if batch.batch_time_ms == at_ms:
             opened.attempts.fail(attempt, "no")
-            raise BatchFailedError("no")
+            raise BatchTaskError("no")
         whole(operator, opened, attempt, batch, context)
 
     monkeypatch.setattr(WalSparkSubmitOperator, "run_attempt", but_not_the_last)
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         run(stream, task)
     assert states(ledger, first, at_ms) == ["completed", "failed"]
     assert checkpointed(stream, task) == [first]
 
 
-def test_a_backfill_that_was_begun_afterwards_runs_them_again(stream, after, toy_batch, connectable, ledger, make_task):
+def test_a_backfill_runs_again_what_a_scheduled_run_did_first(stream, after, toy_batch, connectable, ledger, make_task):
     (first,), _, task = after()
     run(stream, task)
     later = make_task(from_ms(first - stream.batch_interval_ms), run_type="backfill", started=datetime.now(UTC))
     run(stream, later)
     assert ledger.batches.get("flights", first).attempt == 2
+
+
+def test_a_backfill_does_not_run_again_what_its_run_of_a_later_batch_did_first(
+    stream, after, toy_batch, connectable, ledger, make_task
+):
+    (first,), _, task = after()
+    run(stream, task.again(run_type="backfill", run_id="backfill__later"))
+    earlier = make_task(
+        from_ms(first - stream.batch_interval_ms),
+        run_type="backfill",
+        run_id="backfill__earlier",
+        started=datetime.now(UTC),
+    )
+    run(stream, earlier)
+    assert ledger.batches.get("flights", first).attempt == 1
 
 
 def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
@@ -123,7 +136,7 @@ def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
     own = make_task(from_ms(first - stream.batch_interval_ms), {"parameters": {"limit": 2}}, run_id="own")
     AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
     toy_batch("fail")
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         run(stream, own)
     toy_batch("ok")
     run(stream, task)

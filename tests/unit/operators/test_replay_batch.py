@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.operators.replay_batch import ReplayBatchOperator
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.stream.replays import replayed
 from headrace.timetables.micro_batch import from_ms
 
@@ -68,7 +68,7 @@ def test_a_run_has_to_say_which_batch(stream, ledger, make_task):
 def test_a_failure_is_the_replays_alone(stream, allocated, toy_batch, connectable, ledger):
     at_ms, task = allocated()
     toy_batch("fail")
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         run(stream, task)
     assert replays(ledger) == [(at_ms, "failed")]
     assert ledger.batches.get("flights", at_ms).state.value == "allocated"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.operators.spark_attempt import AttemptFencedInSparkError, BatchFailedError
+from headrace.operators.spark_attempt import AttemptFencedInSparkError, BatchTaskError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.stream import ConsoleOutput, State
 
@@ -44,7 +44,7 @@ def test_what_failed_is_tried_again_alone(stream, allocated, toy_batch, connecta
     at_ms, task = allocated()
     run(stream, ONE, task)
     toy_batch(f"fail:{TWO}")
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         run(stream, TWO, task)
     assert state(ledger, at_ms) == "failed"
     toy_batch("ok")

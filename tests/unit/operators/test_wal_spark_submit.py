@@ -9,12 +9,12 @@ import pytest
 from airflow.sdk import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.dags.retry_policy import BoundedRetryPolicy
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import SlotBusyError
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.runs.environment import secret_key
+from headrace.runs.retries import BatchRetryPolicy
 from headrace.spark.batch_command import definition_of
 from headrace.spark.connect_token import fingerprint
 from headrace.spark.versions import current_versions
@@ -150,7 +150,7 @@ def test_the_way_can_be_chosen(stream, allocated, submitted, connectable):
 def test_a_failed_batch_fails_the_task_and_can_be_run_again(stream, allocated, toy_batch, connectable, ledger):
     at_ms, task = allocated()
     toy_batch("fail")
-    with pytest.raises(BatchFailedError, match="exit code 1"):
+    with pytest.raises(BatchTaskError, match="exit code 1"):
         make(stream).execute(task.context)
     assert ledger.batches.get("flights", at_ms).error == "the transform said no"
     toy_batch("ok")
@@ -158,12 +158,13 @@ def test_a_failed_batch_fails_the_task_and_can_be_run_again(stream, allocated, t
     assert ledger.batches.get("flights", at_ms).attempt == 2
 
 
-def test_what_no_repetition_cures_is_not_tried_again(stream, allocated, toy_batch, connectable, ledger):
+@pytest.mark.parametrize("how", ["code", "final"])
+def test_a_failure_that_a_retry_cannot_mend_is_not_tried_again(stream, allocated, toy_batch, connectable, ledger, how):
     at_ms, task = allocated()
-    toy_batch("final")
-    with pytest.raises(BatchFailedError) as failed:
+    toy_batch(how)
+    with pytest.raises(BatchTaskError) as failed:
         make(stream).execute(task.context)
-    assert BoundedRetryPolicy(30).evaluate(failed.value, 1, 1).action is RetryAction.FAIL
+    assert BatchRetryPolicy(30).evaluate(failed.value, 1, 1).action is RetryAction.FAIL
     (attempt,) = ledger.attempts.of_batch("flights", at_ms)
     assert attempt.state.value == "failed"
 
@@ -171,7 +172,7 @@ def test_what_no_repetition_cures_is_not_tried_again(stream, allocated, toy_batc
 def test_a_batch_that_is_given_up_between_its_tries_ends_them_well(stream, allocated, toy_batch, connectable, ledger):
     at_ms, task = allocated()
     toy_batch("fail")
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         make(stream).execute(task.context)
     ledger.batches.abandon("flights", at_ms, "its index is gone")
     make(stream).execute(task.again(try_number=2).context)
@@ -187,7 +188,7 @@ def test_the_error_of_a_submitted_batch_begins_with_what_its_application_reporte
     ledger.jobs.update(source.job, state="running")
     toy_batch("fail")
     # The last lines of spark-submit may be the JVM's alone.
-    with pytest.raises(BatchFailedError, match=r"^the transform said no\n.*exit status 1"):
+    with pytest.raises(BatchTaskError, match=r"^the transform said no\n.*exit status 1"):
         make(stream).execute(task.context)
 
 
@@ -205,7 +206,7 @@ def test_an_application_that_ended_badly_after_it_completed_the_batch_has_no_cau
 def test_an_end_without_completion_is_a_failure(stream, allocated, toy_batch, connectable, ledger):
     at_ms, task = allocated()
     toy_batch("silent")
-    with pytest.raises(BatchFailedError, match="is running"):
+    with pytest.raises(BatchTaskError, match="is running"):
         make(stream).execute(task.context)
     (attempt,) = ledger.attempts.of_batch("flights", at_ms)
     assert attempt.state.value == "failed"
@@ -224,7 +225,7 @@ def test_an_attempt_that_dies_after_its_last_record_is_seen_to_be_complete_by_th
 ):
     at_ms, task = allocated()
     toy_batch("die")
-    with pytest.raises(BatchFailedError, match="signal 9"):
+    with pytest.raises(BatchTaskError, match="signal 9"):
         make(stream, step="elasticsearch").execute(task.context)
     make(stream, step="elasticsearch").execute(task.again(try_number=2).context)
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
@@ -260,7 +261,7 @@ def test_but_a_console_gets_its_heading_from_a_plain_process(stream, allocated, 
 def test_a_batch_without_allocation_says_what_to_do(stream, ledger, make_task):
     from headrace.timetables.micro_batch import from_ms
 
-    with pytest.raises(BatchFailedError, match="allocate_blocks"):
+    with pytest.raises(BatchTaskError, match="allocate_blocks"):
         make(stream).execute(make_task(from_ms(1_700_000_000_000)).context)
 
 
@@ -316,7 +317,7 @@ def test_killing_the_task_tells_its_process_to_end(stream, allocated, toy_batch,
     def run():
         try:
             operator.execute(task.context)
-        except BatchFailedError as error:
+        except BatchTaskError as error:
             failures.append(str(error))
 
     thread = threading.Thread(target=run)
@@ -326,7 +327,7 @@ def test_killing_the_task_tells_its_process_to_end(stream, allocated, toy_batch,
     operator.on_kill()
     thread.join(20)
     assert not thread.is_alive()
-    assert "was told to end" in failures[0]
+    assert "was asked to end" in failures[0]
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpointing import write_checkpoint
+from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.clock import ManualClock
 from headrace.ledger import EventKind, ReceiverState

@@ -34,10 +34,10 @@ class Batch:
         done = [record for record in self.records.values() if record.state is COMPLETED]
         return BatchState.COMPLETED if len(done) == 2 else BatchState.RUNNING
 
-    def left(self, *steps, clear_number=0, started="monday", existed_ms=0, **request) -> str:
+    def left(self, *steps, clear_number=0, started="monday", **request) -> str:
         found = steps_to_run(
             steps or ("a", "b"),
-            request=RunRequest(RunIdentity("run", clear_number, started, existed_ms), **request),
+            request=RunRequest(RunIdentity("run", clear_number, started), **request),
             batch=self,
             attempts=self.attempts,
             records=self.records.values(),
@@ -125,17 +125,21 @@ def test_a_retry_does_not_repeat_what_it_completed():
 
 
 def test_what_was_run_ahead_is_the_first_work_of_the_batchs_own_run():
-    batch = Batch().tried("a", "b", run="later", clear=4, ahead=True)
+    batch = Batch().tried("a", "b", run="later", clear=4, ahead=False)
     assert batch.left() == ""
-    assert batch.left(is_backfill=True) == ""
     assert batch.left(clear_number=1) == "a b"
     assert batch.left(reprocess=True) == "a b"
 
 
-def test_what_was_run_ahead_is_not_the_work_of_a_run_that_was_made_later():
+def test_what_a_backfill_ran_ahead_is_the_first_work_of_its_run_for_that_batch():
     batch = Batch().tried("a", "b", run="later", ahead=True)
-    assert batch.left(is_backfill=True, existed_ms=1001) == "a b"
-    assert batch.left(existed_ms=1001) == ""
+    assert batch.left(is_backfill=True) == ""
+    assert batch.left(is_backfill=True, clear_number=1) == "a b"
+
+
+def test_what_a_scheduled_run_did_ahead_is_not_the_work_of_a_backfill():
+    batch = Batch().tried("a", "b", run="later", ahead=False)
+    assert batch.left(is_backfill=True) == "a b"
 
 
 def test_a_run_may_ask_for_some():

@@ -13,8 +13,8 @@ import pytest
 
 import headrace
 from headrace.batch.checkpoint import CheckpointError, read_newest
+from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
 from headrace.batch.manifest import Manifest, ManifestError
-from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
 from headrace.blocks import BlockHandle
 from headrace.testing.records import make_block
 from headrace.wal import frame
@@ -95,7 +95,7 @@ def test_a_header_of_another_form_is_damage(tmp_path: Path, header: bytes, kind:
 def test_a_document_of_another_form_is_damaged(tmp_path: Path, body: bytes) -> None:
     data = body + b"\ncrc32c:%08x\n" % google_crc32c.value(body)
     with pytest.raises(DocumentDamagedError):
-        unseal(data)
+        decode_document(data)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "1-1.json").write_bytes(data)
     with pytest.raises(CheckpointError):
@@ -118,14 +118,14 @@ MANIFEST = {"version": 1, "stream": "s", "batch_time_ms": 1, "interval_ms": 1, "
     ids=str,
 )
 def test_a_manifest_of_another_form_is_refused(changes: dict[str, object]) -> None:
-    data = seal(json.loads(json.dumps(MANIFEST | changes)))
+    data = encode_document(json.loads(json.dumps(MANIFEST | changes)))
     with pytest.raises(ManifestError):
         Manifest.from_bytes(data, "/s/manifests/1.json")
 
 
 def test_a_manifest_names_files_below_its_log_only(tmp_path: Path) -> None:
     inputs = {"a": {"partitions": [["t", "i", 0, 1]], "blocks": [[0, 0, 60, 1, 1, [[0, 0, 1, 1]]]]}}
-    data = seal(MANIFEST | {"segments": ["../../secret"], "inputs": inputs})
+    data = encode_document(MANIFEST | {"segments": ["../../secret"], "inputs": inputs})
     manifest = Manifest.from_bytes(data, f"{tmp_path}/s/manifests/1.json")
     ((handle, _, _),) = manifest.blocks("a")
     assert handle == BlockHandle("../../secret", 0, 60)

@@ -22,7 +22,7 @@ from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.testing.records import TOPIC_ID
 from headrace.timetables.micro_batch import from_ms
-from headrace.triggers import first_look as retry_budget
+from headrace.triggers import base as triggers
 from headrace.triggers.blocks_ready import BlocksReadyTrigger
 from headrace.triggers.first_receiver import FirstReceiverTrigger, NoReceiverError
 
@@ -58,7 +58,7 @@ def ledger(stream, clock, monkeypatch):
     with Ledger.open(stream.ledger, clock=clock) as opened:
         # Sensors open the ledger themselves; they are to see the same clock.
         monkeypatch.setattr(ledger_hook, "_open", lambda url, environ: Ledger.open(url, environ=environ, clock=clock))
-        monkeypatch.setattr(retry_budget, "FIRST_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(triggers, "FIRST_LOOK_SECONDS", 0.0)
         register(opened, stream)
         yield opened
 
@@ -455,7 +455,7 @@ class TestBatchByChangedUnderALiveJob:
         self.by(ledger, stream, "timestamp")
         reported = (
             "; the stream is by timestamp, but its receiver job of epoch 1 still receives by arrival: "
-            "`headrace stop` and `headrace start` let it begin anew"
+            "`headrace stop` and `headrace start` restart it"
         )
         self.seal(timed, T - 1)
         assert timed.ask() == (False, "waiting for flights/records/0, flights/records/1" + reported)
@@ -636,6 +636,6 @@ class TestTheBeginningOfARun:
 
     def test_without_deferring_it_waits_in_its_slot(self, stream, ledger, clock, monkeypatch):
         sensor = BlocksReadySensor(task_id="await", stream=stream, deferrable=False)
-        monkeypatch.setattr("headrace.triggers.first_receiver.time.sleep", lambda _: clock.advance(100_000))
+        monkeypatch.setattr("headrace.triggers.base.time.sleep", lambda _: clock.advance(100_000))
         with pytest.raises(NoReceiverError):
             sensor.execute(context(from_ms(T - 10_000)))

@@ -52,7 +52,7 @@ def test_a_process_whose_task_was_killed_names_that_as_the_cause(stream: Stream,
     assert "BrokenPipe" not in str(row.error)
 
 
-def test_it_takes_the_definition_that_the_attempt_began_with(stream: Stream, monkeypatch: Any) -> None:
+def test_the_command_uses_the_definition_with_which_the_attempt_began(stream: Stream, monkeypatch: Any) -> None:
     old = stream.model_copy(update={"parameters": {"version": "old"}})
     ran = []
     monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)

@@ -114,7 +114,7 @@ def world(empty_ledger: Path, tmp_path: Path) -> Iterator[World]:
     made.ledger.close()
 
 
-def test_where_nobody_runs_batches_there_is_nothing_to_wait_for(world: World) -> None:
+def test_a_stop_does_not_wait_for_batches_if_none_are_run(world: World) -> None:
     world.receive()
     assert world.drain(most=0) == ()
 
@@ -153,7 +153,7 @@ def test_the_job_keeps_its_lease_meanwhile(world: World) -> None:
     assert job.alive(world.clock.now_ms())
 
 
-def test_what_makes_no_progress_is_not_waited_for_without_end(world: World) -> None:
+def test_a_stop_waits_for_a_limited_time_for_batches_that_make_no_progress(world: World) -> None:
     time_ms = world.receive()
     world.allocate(time_ms)
     world.run(time_ms)
@@ -162,7 +162,7 @@ def test_what_makes_no_progress_is_not_waited_for_without_end(world: World) -> N
     assert world.slept <= 26, "an interval and 15 s"
 
 
-def test_nor_a_backlog_for_longer_than_ten_intervals(world: World) -> None:
+def test_a_stop_waits_for_a_backlog_for_at_most_ten_intervals(world: World) -> None:
     first = world.receive()
     world.allocate(first)
     world.run(first)

@@ -64,7 +64,7 @@ def test_an_output_without_a_window_reads_its_own_batch(ledger: Ledger, tmp_path
     assert (plan.skipped, plan.needs_spark) == (None, False)
 
 
-def test_a_window_reads_the_batches_that_there_are(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_window_reads_only_the_batches_that_exist(ledger: Ledger, tmp_path: Path) -> None:
     stream = registered(ledger, tmp_path, 5, outputs=ConsoleOutput(window=Window(length="40 s", slide="20 s")))
     read = {
         number: plan_outputs(StreamContext(stream, ledger), number * INTERVAL_MS, stream.steps)[0]
@@ -79,7 +79,7 @@ def test_a_window_reads_the_batches_that_there_are(ledger: Ledger, tmp_path: Pat
         assert not read[number].needs_spark
 
 
-def test_records_between_windows_are_looked_at_for_what_does_not_decode(ledger: Ledger, tmp_path: Path) -> None:
+def test_undecodable_records_are_also_searched_in_batches_between_two_windows(ledger: Ledger, tmp_path: Path) -> None:
     stream = registered(ledger, tmp_path, 6, outputs=ConsoleOutput(window=Window(length="20 s", slide="30 s")))
     (plan,) = plan_outputs(StreamContext(stream, ledger), 3 * INTERVAL_MS, stream.steps)
     assert (times(plan.origins), times(plan.fresh)) == ([2, 3], [1, 2, 3])
@@ -87,7 +87,9 @@ def test_records_between_windows_are_looked_at_for_what_does_not_decode(ledger: 
     assert (times(plan.origins), times(plan.fresh)) == ([5, 6], [4, 5, 6])
 
 
-def test_an_empty_batch_needs_spark_where_rows_can_come_of_nothing(ledger: Ledger, tmp_path: Path) -> None:
+def test_an_empty_batch_needs_spark_if_a_transform_can_make_rows_without_records(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     by_record = ElasticsearchOutput(hosts="http://localhost:9200", index="clicks")
     by_column = ElasticsearchOutput(
         id="counts", hosts="http://localhost:9200", index="counts", document_ids=ColumnIds(columns=("word",))

@@ -51,21 +51,21 @@ def version(folder: Path, *steps: str, **fields: Any) -> str:
     return code_version(stream(folder, **fields), steps or ("console",))
 
 
-def test_it_names_the_function_a_hash_and_headrace(folder: Path) -> None:
+def test_the_code_version_names_the_function_its_hash_and_headraces_version(folder: Path) -> None:
     name, digest, package, number = version(folder).split()
     assert (name, package, number) == ("flights:to_document", "headrace", __version__)
     assert len(digest.strip(",")) == 8
 
 
 @pytest.mark.parametrize("changed", ["flights.py", "shared/__init__.py", "shared/airlines.py", "shared/names.py"])
-def test_it_changes_with_whatever_the_function_is_made_of(folder: Path, changed: str) -> None:
+def test_the_code_version_changes_with_every_module_that_the_function_imports(folder: Path, changed: str) -> None:
     before = version(folder)
     with (folder / changed).open("a") as file:
         file.write("# changed\n")
     assert version(folder) != before
 
 
-def test_it_is_the_same_whatever_else_there_is_and_was_imported(folder: Path) -> None:
+def test_the_code_version_does_not_depend_on_other_imported_modules(folder: Path) -> None:
     before = version(folder)
     (folder / "unrelated.py").write_text("x = 2\n")
     name = f"other_{uuid.uuid4().hex}"
@@ -74,7 +74,7 @@ def test_it_is_the_same_whatever_else_there_is_and_was_imported(folder: Path) ->
     assert version(folder) == before
 
 
-def test_it_is_the_same_from_an_archive_and_on_another_machine(folder: Path, tmp_path: Path) -> None:
+def test_the_code_version_is_equal_from_an_archive_and_on_another_machine(folder: Path, tmp_path: Path) -> None:
     archive = tmp_path / "elsewhere" / "code.zip"
     archive.parent.mkdir()
     with zipfile.ZipFile(archive, "w") as zipped:
@@ -107,7 +107,7 @@ def test_each_output_has_its_own_functions(folder: Path) -> None:
     ]
 
 
-def test_without_functions_it_is_headraces_alone(folder: Path) -> None:
+def test_the_code_version_without_functions_is_headraces_version(folder: Path) -> None:
     assert version(folder, transform=None) == f"headrace {__version__}"
 
 

@@ -32,7 +32,7 @@ def test_a_missing_secret_is_an_error_that_names_the_variable(
         from_environment("clicks", 1)
 
 
-def test_the_fingerprint_tells_secrets_apart_and_is_no_token() -> None:
+def test_the_fingerprint_distinguishes_secrets_and_is_not_a_token() -> None:
     own = fingerprint("secret", "clicks")
     assert own == fingerprint("secret", "clicks")
     assert own not in {fingerprint("other", "clicks"), fingerprint("secret", "orders")}

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from pyspark.errors import AnalysisException, PySparkException
 
-from headrace.failure import Failure
+from headrace.errors import Failure
 from headrace.kafka.errors import RangesGoneError
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.spark.failures import failure_of, first_cause, python_account
@@ -38,7 +38,7 @@ def test_the_python_error_is_found_where_a_data_source_could_not_be_made() -> No
     )
 
 
-def test_a_java_error_is_told_by_its_innermost_cause() -> None:
+def test_the_first_cause_of_a_java_error_is_its_innermost_one() -> None:
     text = "An error occurred while calling o1.save.\n: org.Outer: outer\n\tat x\n"
     assert first_cause(RuntimeError(text)) == "org.Outer: outer"
     assert first_cause(RuntimeError(text + "Caused by: org.Inner: inner\n\tat y\n")) == "org.Inner: inner"

@@ -28,14 +28,14 @@ def held(log: Path) -> list[str]:
     return [gzip.decompress(part.read_bytes()).decode() for part in parts_of(log)]
 
 
-def test_a_small_log_stays_as_it_is(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_below_the_limit_is_not_rotated(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(log, "a line\n")
     monkeypatch.setattr(job_log, "MAX_BYTES", 7)
     assert not rotate(log)
     assert (log.read_text(), parts_of(log)) == ("a line\n", [])
 
 
-def test_a_large_one_is_moved_into_a_part_and_its_writers_go_on_at_its_beginning(
+def test_a_rotated_log_becomes_a_part_and_its_writers_continue_in_the_empty_file(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_log, "MAX_BYTES", 3)
@@ -57,7 +57,7 @@ def test_a_large_one_is_moved_into_a_part_and_its_writers_go_on_at_its_beginning
     assert held(log) == ["wrote 2\n", "wrote 1\n", "wrote 0\n"]
 
 
-def test_so_many_parts_are_kept(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_parts_are_kept(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_log, "MAX_BYTES", 1)
     monkeypatch.setattr(job_log, "KEPT_PARTS", 12)
     for number in range(20):
@@ -66,9 +66,7 @@ def test_so_many_parts_are_kept(log: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert held(log) == [f"{number}\n" for number in range(19, 7, -1)]
 
 
-def test_where_no_part_can_be_written_the_log_is_emptied_all_the_same(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_is_emptied_even_if_no_part_can_be_written(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -79,7 +77,7 @@ def test_where_no_part_can_be_written_the_log_is_emptied_all_the_same(
     assert (log.read_text(), parts_of(log)) == ("", [])
 
 
-def test_a_job_bounds_the_log_that_it_was_given(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_limits_the_log_that_the_environment_names(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_log, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(job_log, "MAX_BYTES", 3)
     monkeypatch.setenv(LOG_VARIABLE, str(log))
@@ -91,7 +89,7 @@ def test_a_job_bounds_the_log_that_it_was_given(log: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("path", [None, "/nowhere/receiver.log"])
-def test_a_job_without_a_log_of_its_own_goes_on(path: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_without_a_log_in_its_environment_runs(path: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if path is None:
         monkeypatch.delenv(LOG_VARIABLE, raising=False)
     else:

@@ -52,7 +52,9 @@ def test_the_connection_is_looked_up_where_the_read_is_planned_and_its_secret_is
         ({"stallSeconds": "soon"}, "stallSeconds"),
     ],
 )
-def test_wrong_options_are_told(monkeypatch: pytest.MonkeyPatch, options: dict[str, str], message: str) -> None:
+def test_wrong_options_are_refused_with_their_names(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], message: str
+) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_REPLAYED_KAFKA", '{"conn_type": "kafka", "host": "127.0.0.1"}')
     with pytest.raises((SourceOptionError, StreamDefinitionError), match=message):
         reader(**options)

@@ -11,10 +11,9 @@ import pytest
 
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
-from headrace.elasticsearch.originals import OriginalRecord
+from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.offset_ranges import RangeRun, RecordedRange
-from headrace.spark import original_records
 from headrace.spark.original_records import KafkaOriginalRecords
 from headrace.testing.records import make_block
 from headrace.wal.storage import open_storage
@@ -41,7 +40,7 @@ class Compacted:
 
 
 def test_a_record_that_compaction_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(original_records, "KafkaRangeReader", Compacted)
+    monkeypatch.setattr("headrace.kafka.range_reader.KafkaRangeReader", Compacted)
     folder = f"{tmp_path}/shop"
     ranges = (RecordedRange(PARTITION, 0, 20, None),)
     manifest = Manifest("shop", 10_000, 10_000, {"clicks": ()}, folder, {"clicks": ranges})

@@ -12,7 +12,7 @@ def run(body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_the_process_ends_when_what_it_watches_is_gone_after_its_last_wishes() -> None:
+def test_a_process_runs_its_last_wishes_and_ends_when_the_watched_process_is_gone() -> None:
     ended = run(
         """
         gone = threading.Event()

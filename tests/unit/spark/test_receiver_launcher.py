@@ -73,7 +73,7 @@ def test_receivers_get_an_executor_each(setting: Setting) -> None:
     assert [setting.start(index).locations for index in range(3)] == [(ONE,), (TWO,), (THREE,)]
 
 
-def test_after_the_loss_of_an_executor_its_receiver_goes_where_least_runs(setting: Setting) -> None:
+def test_after_the_loss_of_an_executor_its_receiver_starts_on_the_least_loaded_one(setting: Setting) -> None:
     handles = [setting.start(index) for index in range(3)]
     setting.executors = [ONE, TWO]
     handles[2].ended = True
@@ -91,7 +91,7 @@ def test_a_receiver_whose_job_has_ended_is_on_no_executor(setting: Setting) -> N
     assert setting.start(2).locations == (ONE,)
 
 
-def test_a_receiver_counts_where_it_runs_and_not_where_else_it_was_allowed_to(setting: Setting) -> None:
+def test_a_running_receiver_counts_only_for_the_executor_that_runs_it(setting: Setting) -> None:
     handles = [setting.start(index) for index in range(3)]
     setting.executors = [ONE, FOUR]
     handles[1].ended = handles[2].ended = True
@@ -178,7 +178,7 @@ def test_a_receivers_job_is_placed_at_its_locations(placed: list[tuple[Any, ...]
 
 
 @pytest.mark.usefixtures("placed")
-def test_spark_is_asked_where_a_receiver_runs_until_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_asks_spark_for_a_receivers_executor_until_spark_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def ask(_: Any, group: str) -> Executor | None:

@@ -24,7 +24,7 @@ run_and_leave(main)
     ("ending", "code", "reported"),
     [("return 143", 143, ""), ("raise ValueError('no')", 1, "ValueError: no")],
 )
-def test_a_command_ends_at_once_and_tells_all_it_said(ending: str, code: int, reported: str) -> None:
+def test_a_command_ends_at_once_and_loses_none_of_its_output(ending: str, code: int, reported: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", COMMAND.format(ending=ending)], capture_output=True, text=True, timeout=60, check=False
     )

@@ -35,13 +35,13 @@ def stream(tmp_path: Path, **fields: Any) -> Stream:
     )
 
 
-def test_a_context_tells_the_batchs_time_and_interval() -> None:
+def test_a_batch_context_has_the_batchs_time_and_interval() -> None:
     assert CONTEXT.batch_time == datetime(2023, 11, 14, 22, 13, 30, tzinfo=UTC)
     assert CONTEXT.interval == timedelta(seconds=10)
     assert CONTEXT.attempt == 2
 
 
-def test_a_context_tells_its_window_its_parameters_and_the_replay() -> None:
+def test_a_batch_context_has_the_window_the_parameters_and_the_replay() -> None:
     context = BatchContext.of(
         "clicks", 1_700_000_010_000, 10_000, 2, parameters={"threshold": 3}, window_ms=30_000, target="v2"
     )
@@ -113,7 +113,7 @@ def test_without_a_transform_the_input_is_the_result() -> None:
     assert frames == {"a": "frame", "b": "frame"}
 
 
-def test_a_transform_from_py_files_travels_by_value_with_what_it_imports(
+def test_a_transform_from_py_files_is_pickled_by_value_with_the_modules_it_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyspark import cloudpickle
@@ -139,7 +139,7 @@ def test_a_transform_from_py_files_travels_by_value_with_what_it_imports(
     assert cloudpickle.loads(pickled)(1) == [1, 1]
 
 
-def test_py_files_that_are_not_there_are_told(tmp_path: Path) -> None:
+def test_missing_py_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TransformError, match="does not exist"):
         load_transform(
             stream(tmp_path, transform="m:f", spark=SparkSettings(py_files=(str(tmp_path / "missing.zip"),)))

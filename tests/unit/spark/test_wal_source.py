@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.blocks import BlockHandle, ReceiverId
-from headrace.failure import Failure
+from headrace.errors import Failure
 from headrace.spark.wal_source import (
     MIN_GROUP_BYTES,
     DamagedBlockError,

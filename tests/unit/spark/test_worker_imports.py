@@ -18,14 +18,32 @@ WORKERS = [
 ]
 # What a worker has imported before it unpickles a data source of ours.
 PYSPARK = "pyspark.worker, pyspark.sql.worker.plan_data_source_read, pyspark.sql.worker.write_into_data_source"
-HEAVY = ("airflow", "alembic", "headrace.ledger", "headrace.spark.batch_run", "pandas", "sqlalchemy", "typer")
+HEAVY = (
+    *("airflow", "alembic", "headrace.ledger", "headrace.spark.batch_run", "pandas", "sqlalchemy", "typer"),
+    # The official Elasticsearch client and what it loads: administration only.
+    *("aiohttp", "elastic_transport", "elasticsearch", "httpx", "requests", "rich"),
+)
+# These are needed to read Kafka or a definition, and a worker that writes documents does neither.
+NOT_TO_WRITE_DOCUMENTS = ("confluent_kafka", "headrace.stream", "pydantic")
 
 
 @pytest.mark.parametrize("module", WORKERS)
-def test_a_workers_module_imports_no_ledger_and_no_airflow(module: str) -> None:
+def test_a_workers_module_imports_no_heavy_module(module: str) -> None:
+    assert heavy(imported_by(module), HEAVY) == []
+
+
+def test_a_worker_that_writes_documents_needs_neither_kafka_nor_definitions() -> None:
+    assert heavy(imported_by("headrace.spark.elasticsearch_sink"), NOT_TO_WRITE_DOCUMENTS) == []
+
+
+def imported_by(module: str) -> list[str]:
     code = f"import sys, {PYSPARK}; had = set(sys.modules); import {module}, json; "
     code += "print(json.dumps(sorted(set(sys.modules) - had)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    imported = json.loads(done.stdout)
+    imported: list[str] = json.loads(done.stdout)
     assert module in imported
-    assert [name for name in imported if name in HEAVY or name.startswith(tuple(f"{heavy}." for heavy in HEAVY))] == []
+    return imported
+
+
+def heavy(imported: list[str], modules: tuple[str, ...]) -> list[str]:
+    return [name for name in imported if name in modules or name.startswith(tuple(f"{each}." for each in modules))]

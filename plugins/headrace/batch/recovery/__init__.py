@@ -1,5 +1,5 @@
 """Recovery: rebuild a lost ledger from log, manifests, checkpoints and history, or lost checkpoints from the ledger.
 
-`evidence` reads the files. `accepted_blocks`, `found_batches`, `holes` and `found_stream` derive the ledger's state.
-`recover` writes it.
+`folder_contents` reads the files. `accepted_blocks`, `rebuilt_batches`, `unaccounted_offsets` and `rebuilt_stream`
+derive the ledger's state. `recover` writes it.
 """

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
-from headrace.batch.recovery.evidence import Evidence, handles_in
+from headrace.batch.recovery.folder_contents import FolderContents, handles_in
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
 from headrace.errors import HeadraceError
 
@@ -36,19 +36,19 @@ class AcceptedBlocks:
     refused: int
 
 
-def accepted_blocks(evidence: Evidence) -> AcceptedBlocks:
+def accepted_blocks(contents: FolderContents) -> AcceptedBlocks:
     """Decide which blocks count.
 
     Raises:
         ContradictionError: two blocks that count cover the same offsets, or the orders of blocks contradict each other.
     """
-    listed = {handle for found in evidence.manifests.values() for handle in handles_in(found)}
-    kept = evidence.kept
-    known = {} if kept is None else {(r.receiver_id, r.epoch): r.last_accepted_sequence for r in kept.receivers}
+    listed = {handle for found in contents.manifests.values() for handle in handles_in(found)}
+    saved = contents.saved
+    known = {} if saved is None else {(r.receiver_id, r.epoch): r.last_accepted_sequence for r in saved.receivers}
     accepted: list[BlockInfo] = []
     undecided: list[BlockInfo] = []
     refused = 0
-    for frame in evidence.frames:
+    for frame in contents.frames:
         info = frame.info
         last = known.get((info.receiver, info.epoch), -1)
         if frame.accepted or info.handle in listed or (frame.accepted is None and info.sequence <= last):
@@ -57,7 +57,7 @@ def accepted_blocks(evidence: Evidence) -> AcceptedBlocks:
             undecided.append(info)
         else:
             refused += 1
-    decision = _Decision(evidence, accepted)
+    decision = _Decision(contents, accepted)
     decided = decision.of(undecided)
     left = [info for info in undecided if info not in decided]
     # Blocks whose offsets another block covers were not accepted: their records were read again.
@@ -74,24 +74,24 @@ class _Decision:
     the ledger's positions.
     """
 
-    def __init__(self, evidence: Evidence, accepted: Iterable[BlockInfo]) -> None:
-        kept = evidence.kept
+    def __init__(self, contents: FolderContents, accepted: Iterable[BlockInfo]) -> None:
+        saved = contents.saved
         self._at_checkpoint = {
-            (row.input_id, row.partition): row.next_offset for row in (() if kept is None else kept.positions)
+            (row.input_id, row.partition): row.next_offset for row in (() if saved is None else saved.positions)
         }
         self._reached: dict[Place, set[int]] = defaultdict(set)
         self._covered: dict[Place, list[OffsetRange]] = defaultdict(list)
-        for place, offsets in evidence.positions.items():
+        for place, offsets in contents.positions.items():
             self._reached[place].update(offsets)
-        for frame in evidence.frames:
+        for frame in contents.frames:
             for place, r in places(frame.info):
                 self._reached[place].add(r.from_offset)
         for info in accepted:
             self._take(info)
         # This includes blocks whose segments cleanup has deleted.
-        for place, r in listed_ranges(evidence):
+        for place, r in listed_ranges(contents):
             self._covered[place].append(r)
-        for gap in () if kept is None else kept.gaps:
+        for gap in () if saved is None else saved.gaps:
             if gap.batch_time_ms is None:
                 lost = OffsetRange(gap.partition, gap.from_offset, gap.until_offset, 0)
                 self._covered[gap.input_id, gap.partition].append(lost)
@@ -149,9 +149,9 @@ class _Decision:
         )
 
 
-def listed_ranges(evidence: Evidence) -> Iterable[tuple[Place, OffsetRange]]:
+def listed_ranges(contents: FolderContents) -> Iterable[tuple[Place, OffsetRange]]:
     """The ranges of each partition that manifests list, block by block: all of them were accepted."""
-    for found in chain.from_iterable(evidence.manifests.values()):
+    for found in chain.from_iterable(contents.manifests.values()):
         for input_id, blocks in found.manifest.inputs.items():
             for r in chain.from_iterable(block.ranges for block in blocks):
                 yield (input_id, r.partition), r

@@ -1,14 +1,15 @@
-"""Detects a lost ledger: the ledger does not know the stream, and the stream's folder has a log or a checkpoint."""
+"""Detects a lost ledger: the stream's folder has a log or a checkpoint of which the ledger knows nothing."""
 
 from __future__ import annotations
 
-from headrace.batch.checkpoint import checkpoint_paths
+from headrace.batch.checkpoint import CheckpointError, checkpoint_paths, read_newest
 from headrace.batch.manifest import LOG_FOLDER
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
+from headrace.ledger import Ledger
 from headrace.ledger.errors import StreamNotFoundError
 from headrace.stream_context import StreamContext
 from headrace.wal.segments import segments_in
+from headrace.wal.storage import LogStorage
 
 
 class LostLedgerError(HeadraceError):
@@ -32,9 +33,28 @@ def refuse_if_lost(context: StreamContext) -> None:
         pass
     else:
         return
-    if checkpoint_paths(context.storage) or segments_in(context.storage.below(LOG_FOLDER).paths()):
+    if checkpoint_paths(context.storage) or _has_log(context.storage):
         raise LostLedgerError(
             f"The ledger does not know stream {stream.name!r}, which has a log in {stream.folder_url}.",
             remedy=f"If its ledger was lost: `headrace recover {stream.name} --storage {stream.storage.url}`. If it is "
             "elsewhere, name that one. To begin anew, give the stream another name, or move the folder away.",
         )
+
+
+def is_lost(stream_name: str, ledger: Ledger, folder: LogStorage) -> bool:
+    """Whether the ledger of the stream is lost: it does not know the stream, or the stream was registered anew and has
+    received nothing."""
+    if not ledger.rebuild.is_new(stream_name):
+        return False
+    try:
+        created_at_ms = ledger.streams.get(stream_name).created_at_ms
+        return bool(read_newest(folder).state["stream"]["created_at_ms"] != created_at_ms)
+    except StreamNotFoundError:
+        return True
+    except CheckpointError:
+        # Without a checkpoint, segments in the log are the only sign that an earlier ledger was lost.
+        return _has_log(folder)
+
+
+def _has_log(folder: LogStorage) -> bool:
+    return bool(segments_in(folder.below(LOG_FOLDER).paths()))

@@ -7,22 +7,21 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.batch.allocation import restore_manifest
-from headrace.batch.checkpoint import CheckpointError, checkpoint_paths, read_newest
-from headrace.batch.checkpointing import checkpoint_now
-from headrace.batch.history import HistoryError, history_numbers, history_path, read_history
-from headrace.batch.kept_state import KeptState, read_kept
-from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
-from headrace.batch.recovery.evidence import Evidence, Progress, gather
-from headrace.batch.recovery.found_stream import Conclusion, conclude
+from headrace.batch.checkpoint import CheckpointError, checkpoint_paths
+from headrace.batch.checkpoint_writer import checkpoint_now
+from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
+from headrace.batch.manifest import FOLDER, Manifest, ManifestError
+from headrace.batch.recovery.folder_contents import FolderContents, Progress, read_folder
+from headrace.batch.recovery.lost_ledger import is_lost
+from headrace.batch.recovery.rebuilt_stream import RebuiltStream, rebuild_stream
+from headrace.batch.saved_state import SavedState, read_saved_state
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
-from headrace.ledger.errors import StreamNotFoundError
 from headrace.ledger.states import BatchState, EventKind
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.scan import RecoveryMode
-from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
 
 LEASE_MS = 60_000
@@ -91,7 +90,7 @@ def recover(
     """
     report = Recovered(stream_name, dry_run)
     why: str | None = "the ledger was rebuilt"
-    if _is_lost(stream_name, ledger, folder):
+    if is_lost(stream_name, ledger, folder):
         _rebuild(stream_name, ledger, folder, definition, mode=mode, force=force, report=report, progress=progress)
     else:
         context = _registered(stream_name, ledger, folder)
@@ -123,59 +122,44 @@ def _rebuild(
     report: Recovered,
     progress: Progress,
 ) -> None:
-    evidence = gather(folder, stream_name, mode=mode, progress=progress)
-    if evidence.kept is None and not evidence.frames and not evidence.manifests:
+    contents = read_folder(folder, stream_name, mode=mode, progress=progress)
+    if contents.saved is None and not contents.frames and not contents.manifests:
         raise RecoveryRefusedError(
             f"{folder.url} holds no checkpoint, no manifest and no block of stream {stream_name!r}, and the ledger "
             "does not know it.",
             remedy="Give the storage that the stream's definition names (--storage).",
         )
-    if evidence.kept is None and definition is None:
+    if contents.saved is None and definition is None:
         raise RecoveryRefusedError(
             f"The ledger of stream {stream_name!r} is lost, and no checkpoint can be read: "
-            f"{'; '.join(evidence.notices)}",
+            f"{'; '.join(contents.notices)}",
             remedy="Give its definition (--definition module:attribute).",
         )
     if not force:
-        _refuse_while_alive(evidence, ledger.now_ms())
+        _refuse_while_alive(contents, ledger.now_ms())
     progress("putting the ledger together")
-    concluded = conclude(evidence, definition, folder_url=None, now_ms=ledger.now_ms())
+    concluded = rebuild_stream(contents, definition, folder_url=None, now_ms=ledger.now_ms())
     _report(concluded, report)
     if not report.dry_run:
         progress("writing the ledger")
         ledger.rebuild.restore(stream_name, concluded.found, force=force)
 
 
-def _is_lost(stream_name: str, ledger: Ledger, folder: LogStorage) -> bool:
-    """Whether the ledger of the stream is lost: it does not know the stream, or the stream was registered anew and has
-    received nothing."""
-    if not ledger.rebuild.is_new(stream_name):
-        return False
-    try:
-        created_at_ms = ledger.streams.get(stream_name).created_at_ms
-        return bool(read_newest(folder).state["stream"]["created_at_ms"] != created_at_ms)
-    except StreamNotFoundError:
-        return True
-    except CheckpointError:
-        # Without a checkpoint, segments in the log are the only sign that an earlier ledger was lost.
-        return bool(segments_in(folder.below(LOG_FOLDER).paths()))
-
-
-def _refuse_while_alive(evidence: Evidence, now_ms: int) -> None:
+def _refuse_while_alive(contents: FolderContents, now_ms: int) -> None:
     """Refuse while a process of the lost ledger could still write to the log. Its new blocks would not count."""
-    kept = evidence.kept
-    lease_ms = LEASE_MS if kept is None or kept.lease_ms is None else max(kept.lease_ms, LEASE_MS)
-    left_ms = evidence.last_sign_ms + lease_ms - now_ms
+    saved = contents.saved
+    lease_ms = LEASE_MS if saved is None or saved.lease_ms is None else max(saved.lease_ms, LEASE_MS)
+    left_ms = contents.last_sign_ms + lease_ms - now_ms
     if left_ms > 0:
         raise RecoveryRefusedError(
-            f"The last sign of life in the folder of stream {evidence.stream!r} is {now_ms - evidence.last_sign_ms} ms "
+            f"The last sign of life in the folder of stream {contents.stream!r} is {now_ms - contents.last_sign_ms} ms "
             "old: its receiver job, or a batch, could still live.",
-            remedy=f"Pause the stream's DAGs and run `headrace stop {evidence.stream} --storage URL`, which ends the "
+            remedy=f"Pause the stream's DAGs and run `headrace stop {contents.stream} --storage URL`, which ends the "
             f"job without its ledger. Then try again in {left_ms // 1000 + 1} seconds; or say --force if neither runs.",
         )
 
 
-def _report(concluded: Conclusion, report: Recovered) -> None:
+def _report(concluded: RebuiltStream, report: Recovered) -> None:
     found = concluded.found
     states = [batch.row.state for batch in found.batches]
     report.counts |= {
@@ -268,17 +252,17 @@ def _why_a_checkpoint(context: StreamContext, report: Recovered) -> str | None:
     if not done and not checkpoint_paths(context.storage):
         return None
     try:
-        kept = read_kept(context.storage)
+        saved = read_saved_state(context.storage)
     except (CheckpointError, HistoryError) as error:
         return error.what
-    report.notices += [f"The checkpoint {path} is passed over: {why}." for path, why in kept.passed_over.items()]
-    if kept.passed_over:
+    report.notices += [f"The checkpoint {path} is passed over: {why}." for path, why in saved.passed_over.items()]
+    if saved.passed_over:
         return "the newest is damaged"
-    return _missing(context, kept)
+    return _missing(context, saved)
 
 
-def _missing(context: StreamContext, kept: KeptState) -> str | None:
+def _missing(context: StreamContext, saved: SavedState) -> str | None:
     for batch in context.ledger.history.unfiled(context.name):
-        if batch.checkpointed_at_ms is not None and batch.batch_time_ms not in kept.batches:
+        if batch.checkpointed_at_ms is not None and batch.batch_time_ms not in saved.batches:
             return f"the newest does not hold batch {time_text(batch.batch_time_ms)}"
     return None

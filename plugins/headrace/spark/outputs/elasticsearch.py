@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.elasticsearch.bulk_bodies import TOMBSTONE
-from headrace.elasticsearch.columns import COORDINATES, HEADERS, INCARNATION, KEY, REJECTED_BECAUSE, TIMESTAMP, VALUE
-from headrace.elasticsearch.counts import IndexingCounts
-from headrace.elasticsearch.errors import TooManyDeadLettersError
-from headrace.elasticsearch.output_options import sink_options
-from headrace.elasticsearch.reports import IndexingReport
+from headrace.elasticsearch.columns import (
+    COORDINATES,
+    HEADERS,
+    INCARNATION,
+    KEY,
+    REJECTED_BECAUSE,
+    TIMESTAMP,
+    VALUE,
+    needed_columns,
+)
+from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
+from headrace.elasticsearch.document_ids import identify
+from headrace.elasticsearch.duplicate_ids import duplicate_ids_error
+from headrace.elasticsearch.errors import DuplicateIdsError, TooManyDeadLettersError
+from headrace.elasticsearch.options import KAFKA, LOG, IndexingOptions
+from headrace.elasticsearch.write_report import IndexingReport
 from headrace.spark.incarnations import lacks_incarnation
 from headrace.spark.outputs.report_files import report_file
-from headrace.stream import ColumnIds, ElasticsearchOutput
+from headrace.stream import ColumnIds, ElasticsearchOutput, RecordIds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from headrace.spark.incarnations import BatchIncarnations
     from headrace.spark.outputs.writer import Counts, WrittenBatch
-    from headrace.stream import KafkaInput
 
 
 class ElasticsearchOutputWriter:
@@ -46,8 +59,6 @@ class ElasticsearchOutputWriter:
         """
         if frame is None:
             return {"rows": 0}
-        from headrace.spark.documents import write_documents
-
         incarnations = None
         if batch.incarnations is not None and lacks_incarnation(frame.columns):
             incarnations = batch.incarnations()
@@ -56,21 +67,8 @@ class ElasticsearchOutputWriter:
             with report_file(batch, f"{self._output.id}-undecodable-{input_id}") as uri:
                 total.add(write_undecodable(rows, self._output, batch, report=uri).counts)
         with report_file(batch, self._output.id) as uri:
-            report = write_documents(
-                frame,
-                self._output,
-                report=uri,
-                stream=batch.stream.name,
-                batch_time_ms=batch.batch_time_ms,
-                attempt=batch.attempt,
-                manifest=batch.manifest_uri,
-                read_again=_read_again(batch),
-                earlier=_earlier(batch),
-                inputs=batch.stream.inputs,
-                incarnations=incarnations,
-                written_before=batch.written_before,
-                withdraw_letters=batch.written_before or batch.tried_before,
-            )
+            options = options_of(self._output, batch, report=uri)
+            report = write_documents(frame, self._output, options, incarnations=incarnations)
         total.add(report.counts)
         self._check_limit(total, batch.stream.name)
         # An alias may point to another index later.
@@ -93,6 +91,51 @@ class ElasticsearchOutputWriter:
         )
 
 
+def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str) -> IndexingOptions:
+    """The options for writing the batch's rows to the output."""
+    # The manifests of a window's other batches come newest first.
+    manifests = [(KAFKA if batch.from_kafka else LOG, batch.manifest_uri)]
+    manifests += [(origin.source, origin.manifest_uri) for origin in reversed(batch.earlier)]
+    return IndexingOptions.of(
+        output,
+        stream_name=batch.stream.name,
+        batch_time_ms=batch.batch_time_ms,
+        attempt=batch.attempt,
+        report=report,
+        manifests=manifests,
+        inputs=batch.stream.inputs,
+        written_before=batch.written_before,
+        withdraw_letters=batch.written_before or batch.tried_before,
+    )
+
+
+def write_documents(
+    frame: DataFrame,
+    output: ElasticsearchOutput,
+    options: IndexingOptions,
+    *,
+    incarnations: BatchIncarnations | None = None,
+) -> IndexingReport:
+    """Make the documents of the rows, write them, and return the report with their outcomes.
+
+    The options are the output's. ``report`` in them is the URI of a file, new for every write, that the Spark
+    application and this process can access.
+
+    Raises:
+        UnsuitableRowsError: see ``headrace.spark.documents.prepare_documents``.
+        DuplicateIdsError: rows of the batch have the same id.
+        ForeignDocumentsError: the index holds documents of another source under ids of the batch.
+    """
+    from headrace.spark.documents import prepare_documents
+
+    prepared = prepare_documents(frame, output, incarnations=incarnations)
+    report = _write(prepared, options)
+    if report.duplicates:
+        raise _duplicate_ids(prepared, options)
+    report.check_foreign()
+    return report
+
+
 def write_undecodable(
     undecodable: DataFrame, output: ElasticsearchOutput, batch: WrittenBatch, *, report: str
 ) -> IndexingReport:
@@ -100,34 +143,30 @@ def write_undecodable(
     from pyspark.sql import functions as F  # noqa: N812
 
     from headrace.spark.decoding import REASON
-    from headrace.spark.elasticsearch_sink import FORMAT, ElasticsearchDataSource
 
     reason = F.col(REASON).alias(REJECTED_BECAUSE)
     rows = undecodable.select(*COORDINATES, INCARNATION, KEY, VALUE, HEADERS, TIMESTAMP, reason)
-    options = sink_options(
-        output,
-        stream=batch.stream.name,
-        batch_time_ms=batch.batch_time_ms,
-        attempt=batch.attempt,
-        report=report,
-        manifest=batch.manifest_uri,
-        read_again=_read_again(batch),
-    )
-    for name in ("id_columns", "id_batch_time", "version_from"):
-        options.pop(name, None)
-    options.update(document_id="record", tombstones="dead_letter")
-    undecodable.sparkSession.dataSource.register(ElasticsearchDataSource)
-    rows.write.format(FORMAT).options(**options).mode("append").save()
-    return IndexingReport.load(report)
+    # The rows have the record's own columns only, whatever the ids of the output's documents are.
+    by_record = output.model_copy(update={"document_ids": RecordIds(), "tombstones": "dead_letter"})
+    options = options_of(by_record, batch, report=report)
+    return _write(rows, replace(options, written_before=False, withdraw_letters=False))
 
 
-def _read_again(batch: WrittenBatch) -> tuple[KafkaInput, ...]:
-    return batch.stream.inputs if batch.from_kafka else ()
+def _write(rows: DataFrame, options: IndexingOptions) -> IndexingReport:
+    from headrace.spark.elasticsearch_sink import FORMAT, OPTION, ElasticsearchDataSource
+
+    rows.sparkSession.dataSource.register(ElasticsearchDataSource)
+    rows.write.format(FORMAT).option(OPTION, options.to_json()).mode("append").save()
+    return IndexingReport.load(options.report)
 
 
-def _earlier(batch: WrittenBatch) -> dict[str, list[str]]:
-    """The manifests of the window's other batches, newest first, by where their records are."""
-    manifests: dict[str, list[str]] = {}
-    for origin in reversed(batch.earlier):
-        manifests.setdefault(origin.source, []).append(origin.manifest_uri)
-    return manifests
+def _duplicate_ids(prepared: DataFrame, options: IndexingOptions) -> DuplicateIdsError:
+    """The error with examples of the ids, which are queried here: the sink's tasks only count them."""
+    of_ids = {*needed_columns(options), INCARNATION}
+    names = [name for name in prepared.columns if name in of_ids]
+    examples: list[str] = []
+    # A transform that is not deterministic may give no such rows now. A failing query must not replace the error.
+    with contextlib.suppress(Exception):
+        found = prepared.groupBy(*names).count().where("count > 1").limit(EXAMPLES).toArrow().combine_chunks()
+        examples = [text for batch in found.to_batches() for text in identify(batch, options).ids.to_pylist()]
+    return duplicate_ids_error(options.index, options.document_id, examples)

@@ -3,7 +3,7 @@
 All files are in the stream's folder below ``state/``. Each name begins with the batch time and the attempt that wrote
 the file:
 
-    versions/<batch time>-<attempt>-<since>.json   a version; a sealed document (`headrace.batch.sealed_document`)
+    versions/<batch time>-<attempt>-<since>.json   a version, with a checksum (`headrace.batch.checksummed_json`)
     data/<batch time>-<attempt>-<random>.parquet   rows: the columns of ``fields`` and the two hidden ones
     drafts/, reports/                              temporary files of a running update
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
 from headrace.clock import time_text
 from headrace.spark.state.errors import StateDamagedError, StateError
 from headrace.wal.errors import StoredFileMissingError
@@ -133,7 +133,7 @@ class Version:
         """The document's bytes. A file that is in both ``changes`` and ``table`` is listed once."""
         files = list(dict.fromkeys((*self.table, *self.changes)))
         place = {file: index for index, file in enumerate(files)}
-        return seal(
+        return encode_document(
             {
                 "version": FORMAT_VERSION,
                 "stream": self.stream,
@@ -161,7 +161,7 @@ class Version:
             StateDamagedError: the bytes are damaged, or have a format version that this headrace does not read.
         """
         try:
-            fields = unseal(data)
+            fields = decode_document(data)
         except DocumentDamagedError as error:
             raise StateDamagedError(f"The state's version {where} is damaged: {error}.") from error
         if fields.get("version") != FORMAT_VERSION:
@@ -204,14 +204,14 @@ class WriteReport:
         """Write the report, durable on return."""
         files = [[file.path, file.rows, file.size] for file in self.files]
         storage.write_atomically(
-            path, seal({"files": files, "outcomes": dict(self.outcomes), "examples": self.examples})
+            path, encode_document({"files": files, "outcomes": dict(self.outcomes), "examples": self.examples})
         )
 
     @classmethod
     def read(cls, storage: LogStorage, path: str) -> WriteReport:
         """Read a report. Raises StateDamagedError if it is missing or damaged."""
         try:
-            fields = unseal(storage.read(path))
+            fields = decode_document(storage.read(path))
         except (StoredFileMissingError, DocumentDamagedError) as error:
             raise StateDamagedError(
                 f"The report of the state's write, {storage.url}/{path}, is missing or damaged: {error}",

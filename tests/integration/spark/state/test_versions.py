@@ -107,7 +107,7 @@ def test_a_state_may_be_remembered_for_longer_than_the_log(make: Make) -> None:
         (no_frame, ["a"], "no_frame returned a list, not a DataFrame"),
     ],
 )
-def test_rows_that_are_no_table_are_refused_and_change_nothing(
+def test_an_update_that_returns_wrong_rows_is_refused_and_the_state_is_unchanged(
     make: Make, update: Any, words: Words, message: str
 ) -> None:
     stateful = make(running_count)

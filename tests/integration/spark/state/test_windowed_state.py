@@ -77,7 +77,7 @@ def test_recovery_with_invertible_reduce_by_key_and_window_operation(make: Make)
     assert stateful.state(2) == {"a": 1, "b": 1, "c": 1}
 
 
-def test_coalesced_batches_let_all_that_left_meanwhile_leave(make: Make) -> None:
+def test_a_coalesced_batch_evicts_the_records_of_all_batch_times_since_the_last_state(make: Make) -> None:
     stateful = make(windowed_count, window="20 s")
     for batch in (0, 1):
         stateful.run(batch, ["a"])
@@ -87,7 +87,7 @@ def test_coalesced_batches_let_all_that_left_meanwhile_leave(make: Make) -> None
     assert stateful.state(4) == {"b": 1}
 
 
-def test_what_was_never_in_the_table_does_not_leave(make: Make) -> None:
+def test_records_from_before_the_first_state_are_not_evicted(make: Make) -> None:
     """Batches from before the stream had a state."""
     stateful = make(windowed_count, window="20 s", initial=f"{initial_counts.__module__}:initial_counts")
     stateful.run(5, ["a"])

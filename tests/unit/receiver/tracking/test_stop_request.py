@@ -38,7 +38,7 @@ def lost(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Setting:
 
 def test_a_job_without_its_ledger_ends_when_it_is_asked_to(lost: Setting) -> None:
     folder = open_storage(lost.stream.folder_url)
-    write_stop_request(folder, "the ledger is lost", at_ms=lost.ledger.now_ms() + 1)
+    write_stop_request(folder, "the ledger is lost", requested_ms=lost.ledger.now_ms() + 1)
     eventually(lambda: lost.report is not None)
     assert lost.report == TrackerReport(TrackerEnd.WITHOUT_LEDGER, "the ledger is lost")
     assert all(handle.stop.is_set() for handles in lost.launcher.handles.values() for handle in handles)
@@ -46,7 +46,7 @@ def test_a_job_without_its_ledger_ends_when_it_is_asked_to(lost: Setting) -> Non
 
 def test_a_request_from_before_the_ledger_last_answered_ends_nothing(lost: Setting) -> None:
     folder = open_storage(lost.stream.folder_url)
-    write_stop_request(folder, "long ago", at_ms=lost.job.lease_until_ms - lost.job.lease_ms)
+    write_stop_request(folder, "long ago", requested_ms=lost.job.lease_until_ms - lost.job.lease_ms)
     over = time.monotonic() + 1.5
     eventually(lambda: time.monotonic() > over)
     assert lost.report is None
@@ -55,6 +55,6 @@ def test_a_request_from_before_the_ledger_last_answered_ends_nothing(lost: Setti
 def test_a_request_that_cannot_be_read_is_none() -> None:
     folder = MemoryStorage()
     assert find_stop_request(folder, since_ms=0) is None
-    for content in (b"{", b"[]", b'{"reason": "x"}', b'{"reason": "x", "at_ms": "soon"}'):
+    for content in (b"{", b"[]", b'{"reason": "x"}', b'{"reason": "x", "requested_ms": "soon"}'):
         folder.write_atomically(STOP_REQUEST_PATH, content)
         assert find_stop_request(folder, since_ms=0) is None

@@ -10,7 +10,8 @@ import pytest
 
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import TooManyDeadLettersError
-from headrace.failure import Failure
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.errors import Failure
 from headrace.spark.outputs import elasticsearch
 from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
 from headrace.spark.outputs.writer import WrittenBatch
@@ -34,8 +35,8 @@ def write(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         writes: list[Any] = []
 
-        def documents(*_: Any, attempt: int, **__: Any) -> Any:
-            writes.append(("documents", attempt))
+        def documents(_: Any, __: Any, options: IndexingOptions, **___: Any) -> Any:
+            writes.append(("documents", options.attempt))
             counts = IndexingCounts(rows=rows, dead_lettered=sum(rejected.values()), created=rows)
             counts.dead_letter_reasons.update(rejected)
             return SimpleNamespace(counts=counts, concrete_index=None)
@@ -46,7 +47,7 @@ def write(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             counts.dead_letter_reasons["rejected"] = undecodable
             return SimpleNamespace(counts=counts)
 
-        monkeypatch.setattr("headrace.spark.documents.write_documents", documents)
+        monkeypatch.setattr(elasticsearch, "write_documents", documents)
         monkeypatch.setattr(elasticsearch, "write_undecodable", letters)
         written = WrittenBatch(
             stream=stream,

@@ -66,7 +66,7 @@ def write(tmp_path: Path) -> Iterator[Write]:
         sys.modules.pop(module, None)
 
 
-def test_it_gets_the_frame_and_the_batch_and_its_counts_are_kept(write: Write) -> None:
+def test_the_function_gets_the_frame_and_the_batch_and_its_counts_are_returned(write: Write) -> None:
     counts = write(
         "def save(frame, batch):\n"
         "    return {'frame': type(frame).__name__, 'attempt': batch.attempt, 'time': batch.batch_time.isoformat()}\n"
@@ -83,11 +83,11 @@ def test_undecodable_records_go_to_a_function_that_asks_for_them(write: Write) -
     assert write("def save(frame, batch): return {'n': 1}", undecodable={"records": FRAME}) == {"n": 1}
 
 
-def test_without_a_frame_it_is_not_called(write: Write) -> None:
+def test_the_function_is_not_called_without_a_frame(write: Write) -> None:
     assert write("def save(frame, batch): raise RuntimeError", frame=None) == {}
 
 
-def test_its_failure_is_told_with_its_own_frames_alone(write: Write) -> None:
+def test_the_error_of_a_failed_function_shows_only_the_users_frames(write: Write) -> None:
     with pytest.raises(FunctionFailedError) as raised:
         write("def save(frame, batch):\n    deeper(batch)\n\ndef deeper(batch):\n    raise KeyError('lost')\n")
     text = str(raised.value)
@@ -122,12 +122,12 @@ def test_sparks_frames_between_the_functions_own_are_left_out(write: Write) -> N
         ("{'rate': float('nan')}", "returned 'rate': float"),
     ],
 )
-def test_counts_that_the_ledger_cannot_keep_are_told(write: Write, returned: str, says: str) -> None:
+def test_counts_that_json_cannot_hold_are_refused(write: Write, returned: str, says: str) -> None:
     with pytest.raises(FunctionFailedError, match=says):
         write(f"def save(frame, batch): return {returned}")
 
 
-def test_a_function_that_is_not_there_or_takes_too_little_is_told(write: Write) -> None:
+def test_a_missing_function_or_one_with_too_few_parameters_is_refused(write: Write) -> None:
     with pytest.raises(StreamDefinitionError, match="has no 'missing'"):
         write("", name="missing")
     with pytest.raises(TransformError, match=r"takes \(frame\)\. It must take the batch's DataFrame and its context"):

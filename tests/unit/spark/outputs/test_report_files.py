@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.unit.receiver.tracking.setting import eventually
 
-from headrace.elasticsearch.write_warnings import take_warnings, warnings_beside
+from headrace.elasticsearch.write_report import take_warnings, warnings_beside
 from headrace.spark.outputs import report_files
 from headrace.spark.outputs.report_files import report_file
 
-WORKER = logging.getLogger("headrace.elasticsearch.retrying")
+WORKER = logging.getLogger("headrace.elasticsearch.retry_budget")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def batch(tmp_path: Path) -> Any:
     )
 
 
-def test_a_warning_is_told_while_the_write_goes_on(batch: Any, tmp_path: Path) -> None:
+def test_a_warning_is_reported_while_the_write_is_running(batch: Any, tmp_path: Path) -> None:
     with report_file(batch, "search") as uri:
         with warnings_beside(uri):
             WORKER.warning("Indexing into %r makes no progress: 429", "orders")
@@ -52,12 +52,6 @@ def test_warnings_of_many_tasks_are_one_line_now_and_then(batch: Any, monkeypatc
 def take_none_left(uri: str) -> bool:
     folder, _, name = uri.rpartition("/")
     return not [each for each in Path(folder).glob(f"{name}.warning-*")]
-
-
-def test_a_write_without_a_report_warns_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    with warnings_beside(None), caplog.at_level(logging.WARNING):
-        WORKER.warning("429")
-    assert [record.getMessage() for record in caplog.records] == ["429"]
 
 
 def test_a_place_that_cannot_be_written_fails_no_write(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_an_abandoned_batch_that_never_came_into_the_table_does_not_leave(window
     assert windowed.leaving(4) == [2]
 
 
-def test_where_its_version_has_been_pruned_the_ledger_tells(windowed: Windowed) -> None:
+def test_the_ledger_decides_about_a_batch_whose_version_has_been_pruned(windowed: Windowed) -> None:
     windowed.versions.snapshot_every = 1
     windowed.run(0)
     windowed.give_up(1, updated=True)

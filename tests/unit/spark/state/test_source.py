@@ -72,7 +72,7 @@ def test_two_attempts_at_one_task_never_share_a_file(tmp_path: Path) -> None:
     assert one.files[0].path != other.files[0].path
 
 
-def test_the_commit_tells_the_caller_of_every_task(tmp_path: Path) -> None:
+def test_the_commit_reports_the_files_of_every_task_to_the_caller(tmp_path: Path) -> None:
     writer = StateWriter(str(tmp_path), "1700000000000-1", "reports/x.json", ("word",))
     tasks = [writer.write(iter([rows(["a"], ["added"])])), writer.write(iter([rows(["b"], ["changed"])]))]
     writer.commit(tasks)
@@ -83,7 +83,7 @@ def test_the_commit_tells_the_caller_of_every_task(tmp_path: Path) -> None:
         writer.commit([None])
 
 
-def test_a_report_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_report_of_the_states_write_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateDamagedError, match=r"reports/x.json.*Spark sees the stream's storage"):
         WriteReport.read(open_storage(str(tmp_path)), "reports/x.json")
 
@@ -124,12 +124,12 @@ def test_small_files_share_a_task_and_large_ones_have_their_own() -> None:
     assert group_files([]) == []
 
 
-def test_missing_options_are_told(tmp_path: Path) -> None:
+def test_missing_options_of_the_state_source_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r'"state_table" data source needs the option.s. document, files'):
         StateTableSource({"folder": str(tmp_path)}).reader(None)  # type: ignore[arg-type]
 
 
-def test_a_document_that_is_gone_is_told_where_the_plan_is_made(tmp_path: Path) -> None:
+def test_a_missing_version_document_fails_the_planning_of_the_read(tmp_path: Path) -> None:
     options = {"folder": str(tmp_path), "document": "versions/1-1-1.json", "files": "table"}
     with pytest.raises(StateDamagedError, match=r"versions/1-1-1.json is gone"):
         StateTableSource(options).reader(None).partitions()  # type: ignore[arg-type]

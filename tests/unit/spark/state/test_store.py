@@ -89,7 +89,7 @@ def test_a_crash_before_the_document_leaves_the_state_as_it_was(
     assert versions.update(1, added=2, attempt=2).rows == 3
 
 
-def test_a_version_whose_writer_never_heard_of_it_is_written_again_by_the_next_attempt(
+def test_the_next_attempt_writes_its_own_version_after_one_that_its_writer_could_not_confirm(
     store: StateStore, versions: Any, time_ms: TimeMs
 ) -> None:
     versions.update(0, added=1)
@@ -104,7 +104,7 @@ def test_a_version_whose_writer_never_heard_of_it_is_written_again_by_the_next_a
     assert store.version_of(time_ms(1)) == again
 
 
-def test_a_batch_without_a_state_is_told(store: StateStore, versions: Any, time_ms: TimeMs) -> None:
+def test_a_batch_without_a_state_is_an_error_with_a_remedy(store: StateStore, versions: Any, time_ms: TimeMs) -> None:
     versions.update(0, added=1)
     with pytest.raises(
         StateMissingError, match=f'no state of batch {time_text(time_ms(1))}.*Run the batch\'s step "state"'
@@ -112,7 +112,9 @@ def test_a_batch_without_a_state_is_told(store: StateStore, versions: Any, time_
         store.version_of(time_ms(1))
 
 
-def test_a_damaged_document_is_told(store: StateStore, versions: Any, time_ms: TimeMs) -> None:
+def test_a_damaged_version_document_is_an_error_with_its_path(
+    store: StateStore, versions: Any, time_ms: TimeMs
+) -> None:
     version = versions.update(0, added=1)
     store.storage.write_atomically(version.name.path, b"{}\n")
     with pytest.raises(StateDamagedError, match="is damaged"):

@@ -37,13 +37,13 @@ def test_an_update_may_take_all_that_there_is(make_stream: Callable[[str], Strea
     check_transform(make_stream("update"))
 
 
-def test_an_update_that_takes_something_else_is_told_before_the_first_batch(
+def test_an_update_with_wrong_parameters_is_refused_before_the_first_batch(
     make_stream: Callable[[str], Stream],
 ) -> None:
     with pytest.raises(TransformError, match=r"takes \(lines, table\)"):
         check_transform(make_stream("other"))
 
 
-def test_an_update_that_is_not_there_is_told(make_stream: Callable[[str], Stream]) -> None:
+def test_a_missing_update_function_is_refused(make_stream: Callable[[str], Stream]) -> None:
     with pytest.raises(StreamDefinitionError, match="no 'missing' to be the state's update"):
         check_transform(make_stream("missing"))

@@ -31,7 +31,7 @@ def test_a_version_is_read_as_it_was_written() -> None:
     assert Version.from_bytes(VERSION.to_bytes(), "here") == VERSION
 
 
-def test_a_flipped_bit_is_told() -> None:
+def test_a_version_with_a_flipped_bit_is_an_error() -> None:
     data = VERSION.to_bytes().replace(b'"rows":6', b'"rows":7')
     with pytest.raises(StateDamagedError, match="version here is damaged"):
         Version.from_bytes(data, "here")
@@ -45,7 +45,7 @@ def test_a_later_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         Version.from_bytes(data, "here")
 
 
-def test_the_name_tells_what_pruning_must_know() -> None:
+def test_a_versions_name_has_all_that_pruning_needs() -> None:
     assert VERSION.name.path == "versions/1700000010000-2-1700000000000.json"
     assert VersionName.parse(VERSION.name.path) == VERSION.name
 
@@ -64,7 +64,7 @@ def test_other_files_are_no_versions(path: str) -> None:
         ("data/notes.txt", None),
     ],
 )
-def test_every_file_tells_the_batch_that_wrote_it(path: str, batch_time_ms: int | None) -> None:
+def test_the_name_of_every_file_has_the_batch_time_that_wrote_it(path: str, batch_time_ms: int | None) -> None:
     assert batch_time_of(path) == batch_time_ms
 
 
@@ -127,7 +127,7 @@ def test_the_thousandth_batch_costs_what_the_tenth_did(
     assert max(stored) <= 5 * (snapshot_every + 2)
 
 
-def test_without_a_cut_it_would_not(make_versions: Callable[..., Any]) -> None:
+def test_without_snapshots_the_chain_of_versions_grows(make_versions: Callable[..., Any]) -> None:
     versions = make_versions(snapshot_every=10**9)
     versions.update(0, added=1_000)
     costs = [cost(versions.update(batch, changed=10)) for batch in range(1, 101)]

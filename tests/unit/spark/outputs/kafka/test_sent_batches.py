@@ -71,7 +71,7 @@ def test_replays_of_different_names_to_one_topic_do_not_hide_each_other(options:
     assert live.find("id") is None
 
 
-def test_a_topic_that_was_made_anew_leaves_the_record_of_the_one_before(options: Any) -> None:
+def test_a_topic_that_was_created_again_has_its_own_sent_record(options: Any) -> None:
     found = records(options())
     found.write(Sent("first", 1, 5, 50))
     found.write(Sent("second", 2, 6, 60))

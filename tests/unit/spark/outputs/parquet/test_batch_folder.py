@@ -88,7 +88,7 @@ def test_a_reader_never_lists_a_mixture(claim: Claim) -> None:
         assert len(names) == 3
 
 
-def test_a_zombie_neither_writes_nor_publishes_nor_claims(claim: Claim) -> None:
+def test_a_replaced_attempt_can_neither_write_nor_publish_nor_claim(claim: Claim) -> None:
     later = replace(claim, attempt=2, token="bbbb")
     claim.take()
     files = [put(claim, "old.parquet")]
@@ -213,7 +213,7 @@ def test_what_a_task_did_not_write_to_its_end_is_not_published(claim: Claim) -> 
     assert not claim.published.exists()
 
 
-def test_a_path_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_output_path_that_cannot_be_written_is_an_error_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputFolderError, match="'parquet' cannot claim batch 1970-01-01T00:00:01Z"):
         Claim(f"{tmp_path}/file/clicks", "clicks", "parquet", "", 1000, 1, "aaaa").take()

@@ -61,7 +61,7 @@ def test_times_are_in_utc_at_every_depth_and_may_be_null() -> None:
         (StructType([]), "have no columns"),
     ],
 )
-def test_what_readers_would_stumble_over_is_refused(schema: StructType, says: str) -> None:
+def test_columns_that_some_readers_cannot_read_are_refused(schema: StructType, says: str) -> None:
     with pytest.raises(OutputRowsError, match=says):
         check_columns(schema, "files")
 

@@ -1,0 +1,321 @@
+"""Rebuilds the batches of a lost ledger from their manifests; their states come from checkpoint and history."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace.batch.manifest import ManifestError
+from headrace.batch.recovery.folder_contents import FolderContents, FoundManifest, handles_in, is_done
+from headrace.blocks import BlockHandle, BlockInfo
+from headrace.clock import time_text
+from headrace.kafka.offset_ranges import RecordedRange
+from headrace.ledger.allocations import late_records
+from headrace.ledger.models import BatchInputRow, BatchRow, StoredBlock, StreamRow
+from headrace.ledger.rebuild_data import FoundBatch, FoundBlock
+from headrace.ledger.states import BatchState
+
+
+@dataclass(frozen=True)
+class RebuiltBatches:
+    """The batches, and those of their blocks that are in the log, each batch's in its manifest's order."""
+
+    batches: Sequence[FoundBatch]
+    blocks: Sequence[FoundBlock]
+    notices: Sequence[str]
+
+
+def rebuild_batches(
+    contents: FolderContents,
+    stream: StreamRow,
+    accepted: Mapping[BlockHandle, BlockInfo],
+    *,
+    folder_url: str,
+    coalesces: bool,
+    now_ms: int,
+) -> RebuiltBatches:
+    """Derive the batches from manifests, checkpoint and history.
+
+    Args:
+        accepted: the log's blocks that count, by handle.
+        folder_url: the stream's folder, for the manifest URIs in the ledger.
+
+    Raises:
+        ManifestError: a batch's manifest is missing or damaged. Without it the batch's records would go into another.
+    """
+    finder = _Finder(contents, stream, accepted, folder_url=folder_url, coalesces=coalesces, now_ms=now_ms)
+    saved = {} if contents.saved is None else contents.saved.batches
+    for batch_time_ms in sorted({*saved, *contents.manifests}):
+        if batch_time_ms in saved:
+            finder.known(batch_time_ms)
+        else:
+            finder.unknown(batch_time_ms)
+    return RebuiltBatches(finder.batches, finder.blocks, finder.notices)
+
+
+class _Finder:
+    def __init__(
+        self,
+        contents: FolderContents,
+        stream: StreamRow,
+        accepted: Mapping[BlockHandle, BlockInfo],
+        *,
+        folder_url: str,
+        coalesces: bool,
+        now_ms: int,
+    ) -> None:
+        self._contents = contents
+        self._stream = stream
+        self._accepted = accepted
+        self._folder_url = folder_url
+        self._coalesces = coalesces
+        self._now_ms = now_ms
+        self._saved = {} if contents.saved is None else contents.saved.batches
+        self._absorbed: set[int] = set()
+        self.batches: list[FoundBatch] = []
+        self.blocks: list[FoundBlock] = []
+        self.notices: list[str] = []
+
+    def known(self, batch_time_ms: int) -> None:
+        """Add a batch that the checkpoint or the history has."""
+        saved = self._saved[batch_time_ms]
+        if saved.row.state is BatchState.ABSORBED:
+            self.batches.append(saved)
+            return
+        name = saved.row.manifest_uri.rpartition("/")[2]
+        if saved.row.cleaned_at_ms is not None and not self._has(batch_time_ms, name):
+            self.notices.append(
+                f"Batch {time_text(batch_time_ms)} is over, and its manifest {name} is gone: it cannot be run again."
+            )
+            self.batches.append(saved)
+            return
+        found = self._manifest_of(batch_time_ms, name)
+        if found.sha256 != saved.row.manifest_sha256:
+            raise ManifestError(
+                f"The manifest {found.manifest.uri} is not the one by which batch {time_text(batch_time_ms)} was "
+                "allocated.",
+                remedy="Restore it from a copy.",
+            )
+        taken = self._take(found, batch_time_ms, saved.row.absorbed)
+        row = saved.row
+        if row.state is BatchState.COMPLETED and row.checkpointed_at_ms is None and self._is_gone(found):
+            # Its log was deleted, so a checkpoint holds it: this one.
+            row = dataclasses.replace(row, checkpointed_at_ms=self._now_ms)
+        if not is_done(row) and self._was_deleted(found):
+            # A newer checkpoint, which is damaged, recorded it as finished.
+            row = self._as_over(row, is_cleaned=not taken)
+        elif row.state is BatchState.RUNNING:
+            # Its attempt was lost with the ledger.
+            row = dataclasses.replace(row, state=BatchState.ALLOCATED)
+        if row.cleaned_at_ms is None and row.blocks > len(taken) == 0 and is_done(row):
+            row = dataclasses.replace(row, cleaned_at_ms=self._now_ms, cleanup={})
+        inputs = _inputs(self._stream.name, batch_time_ms, found)
+        self.batches.append(dataclasses.replace(saved, row=row, inputs=inputs))
+
+    def unknown(self, batch_time_ms: int) -> None:
+        """Add a batch that has only a manifest: allocated since the checkpoint, or without any checkpoint."""
+        if batch_time_ms in self._absorbed:
+            return
+        found = self._choose(batch_time_ms)
+        absorbed = self._absorbed_by(found, batch_time_ms)
+        taken = self._take(found, batch_time_ms, absorbed)
+        inputs = _inputs(self._stream.name, batch_time_ms, found)
+        built = any(found.manifest.built.values())
+        blocks = [block for each in found.manifest.inputs.values() for block in each]
+        row = BatchRow(
+            stream=self._stream.name,
+            batch_time_ms=batch_time_ms,
+            interval_ms=found.manifest.interval_ms,
+            state=BatchState.ALLOCATED,
+            revision=self._stream.revision,
+            manifest_uri=f"{self._folder_url}/{found.path}",
+            manifest_sha256=found.sha256,
+            code_version=None,
+            blocks=len(blocks),
+            records=sum(each.records for each in inputs),
+            payload_bytes=sum(block.payload_bytes for block in blocks),
+            absorbed=absorbed,
+            absorbed_by_ms=None,
+            attempt=0,
+            allocated_at_ms=self._now_ms,
+            started_at_ms=None,
+            completed_at_ms=None,
+            checkpointed_at_ms=None,
+            checkpoint_uri=None,
+            cleaned_at_ms=None,
+            cleanup=None,
+            error=None,
+            late_records=late_records(
+                self._stream, [StoredBlock(0, block.batch_time_ms, self._now_ms, block.info) for block in taken]
+            ),
+            built=built,
+        )
+        outputs: dict[str, dict[str, object]] = {}
+        if self._was_deleted(found):
+            row = self._as_over(row, is_cleaned=not taken)
+            outputs = {step: {} for step in self._stream.outputs}
+        self.batches.append(FoundBatch(row, inputs, outputs))
+        for absorbed_ms in absorbed:
+            if absorbed_ms not in self._saved:
+                self._absorbed.add(absorbed_ms)
+                self.batches.append(FoundBatch(_absorbed_row(row, absorbed_ms)))
+
+    def _as_over(self, row: BatchRow, *, is_cleaned: bool) -> BatchRow:
+        self.notices.append(
+            f"Batch {time_text(row.batch_time_ms)} is in no checkpoint, and its log was deleted, as is done with "
+            "batches that are "
+            "over: it counts as completed."
+        )
+        return dataclasses.replace(
+            row,
+            state=BatchState.COMPLETED,
+            steps=self._stream.outputs,
+            required=self._stream.outputs,
+            started_at_ms=self._now_ms,
+            completed_at_ms=self._now_ms,
+            checkpointed_at_ms=self._now_ms,
+            cleaned_at_ms=self._now_ms if is_cleaned else None,
+            cleanup={} if is_cleaned else None,
+        )
+
+    def _was_deleted(self, found: FoundManifest) -> bool:
+        """Whether cleanup has deleted a segment of a batch that is unfinished in the newest valid checkpoint.
+
+        If so, the batch was finished and must not be run again: cleanup deletes a segment only after all its batches.
+        This needs a damaged newer checkpoint, or none. Otherwise somebody else deleted it.
+        """
+        if not self._is_gone(found):
+            return False
+        saved = self._contents.saved
+        if saved is None or saved.passed_over:
+            return True
+        self.notices.append(
+            f"Batch {time_text(found.manifest.batch_time_ms)} is not over, and its log is gone: it reads Kafka."
+        )
+        return False
+
+    def _is_gone(self, found: FoundManifest) -> bool:
+        return any(handle.segment not in self._contents.segments for handle in handles_in([found]))
+
+    def _has(self, batch_time_ms: int, name: str) -> bool:
+        return any(found.path.rpartition("/")[2] == name for found in self._contents.manifests.get(batch_time_ms, ()))
+
+    def _manifest_of(self, batch_time_ms: int, name: str) -> FoundManifest:
+        for found in self._contents.manifests.get(batch_time_ms, ()):
+            if found.path.rpartition("/")[2] == name:
+                return found
+        damaged = [why for path, why in self._contents.damaged_manifests.items() if path.endswith(f"/{name}")]
+        raise ManifestError(
+            damaged[0] if damaged else f"The manifest {name} of batch {time_text(batch_time_ms)} is missing.",
+            remedy="Restore it from a copy: without it nobody knows which records the batch has.",
+        )
+
+    def _choose(self, batch_time_ms: int) -> FoundManifest:
+        """Choose among several manifests of a batch time, which overtaken or crashed allocations leave.
+
+        Prefers manifests whose blocks are accepted and in no other batch, then those with records, then those with more
+        blocks, then the last name.
+        """
+        candidates = self._contents.manifests[batch_time_ms]
+        if len(candidates) == 1:
+            return candidates[0]
+        others = {
+            handle
+            for other_ms, found in self._contents.manifests.items()
+            if other_ms != batch_time_ms
+            for handle in handles_in(found)
+        }
+
+        def worth(found: FoundManifest) -> tuple[bool, bool, int, str]:
+            listed = list(handles_in([found]))
+            whole = all(h in self._accepted or h.segment not in self._contents.segments for h in listed)
+            return whole and not others.intersection(listed), found.manifest.records > 0, len(listed), found.path
+
+        chosen = max(candidates, key=worth)
+        self.notices.append(f"Batch {time_text(batch_time_ms)} has {len(candidates)} manifests: {chosen.path} counts.")
+        return chosen
+
+    def _absorbed_by(self, found: FoundManifest, batch_time_ms: int) -> tuple[int, ...]:
+        """The earlier times whose blocks the batch absorbed: the times of its blocks' cuts that have no manifest."""
+        if not self._coalesces:
+            return ()
+        times = {
+            first_batch_time(self._stream, self._accepted[handle])
+            for handle in handles_in([found])
+            if handle in self._accepted
+        }
+        return tuple(
+            sorted(
+                t for t in times if t < batch_time_ms and t not in self._contents.manifests and t not in self._absorbed
+            )
+        )
+
+    def _take(self, found: FoundManifest, batch_time_ms: int, absorbed: Sequence[int]) -> list[FoundBlock]:
+        """The batch's blocks that are in the log, each with its batch time in the ledger."""
+        taken = []
+        for handle in handles_in([found]):
+            info = self._accepted.get(handle)
+            if info is not None:
+                first_ms = first_batch_time(self._stream, info)
+                own_ms = min((t for t in absorbed if t >= first_ms), default=batch_time_ms)
+                taken.append(FoundBlock(info, own_ms))
+        self.blocks += taken
+        return taken
+
+
+def first_batch_time(stream: StreamRow, info: BlockInfo) -> int:
+    """The batch time that a block gets if this time is not sealed."""
+    event_ms = info.event_time_ms
+    cut_ms = info.cut_time_ms if event_ms is None else max(0, min(event_ms, info.cut_time_ms))
+    return stream.batch_time_after(cut_ms)
+
+
+def _absorbed_row(row: BatchRow, batch_time_ms: int) -> BatchRow:
+    return dataclasses.replace(
+        row,
+        batch_time_ms=batch_time_ms,
+        state=BatchState.ABSORBED,
+        absorbed=(),
+        absorbed_by_ms=row.batch_time_ms,
+        blocks=0,
+        records=0,
+        payload_bytes=0,
+        late_records=0,
+        built=False,
+        started_at_ms=None,
+        completed_at_ms=None,
+        checkpointed_at_ms=None,
+        required=None,
+        steps=None,
+    )
+
+
+def _inputs(stream: str, batch_time_ms: int, found: FoundManifest) -> tuple[BatchInputRow, ...]:
+    """The batch's range of each partition from its manifest, also where its log is gone."""
+    sums: dict[tuple[str, object], BatchInputRow] = {}
+    manifest = found.manifest
+    for input_id, blocks in manifest.inputs.items():
+        for block in blocks:
+            for r in block.ranges:
+                before = sums.get((input_id, r.partition))
+                one = BatchInputRow(
+                    stream, batch_time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.records, 1
+                )
+                sums[input_id, r.partition] = one if before is None else _add(before, one)
+    built = [_built(stream, batch_time_ms, input_id, r) for input_id, ranges in manifest.built.items() for r in ranges]
+    return (*sums.values(), *built)
+
+
+def _add(one: BatchInputRow, other: BatchInputRow) -> BatchInputRow:
+    return dataclasses.replace(
+        one,
+        from_offset=min(one.from_offset, other.from_offset),
+        until_offset=max(one.until_offset, other.until_offset),
+        records=one.records + other.records,
+        blocks=one.blocks + other.blocks,
+    )
+
+
+def _built(stream: str, batch_time_ms: int, input_id: str, r: RecordedRange) -> BatchInputRow:
+    return BatchInputRow(stream, batch_time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.weight, 0)

@@ -1,0 +1,313 @@
+"""Derives a stream's state in its lost ledger from the contents of its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from headrace.batch.recovery.accepted_blocks import AcceptedBlocks, Place, accepted_blocks, in_order, places
+from headrace.batch.recovery.folder_contents import FolderContents
+from headrace.batch.recovery.rebuilt_batches import RebuiltBatches, first_batch_time, rebuild_batches
+from headrace.batch.recovery.unaccounted_offsets import account
+from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
+from headrace.ledger.models import MovedBlock, PositionRow, StreamRevision, StreamRow, TopicRow
+from headrace.ledger.rebuild_data import FoundBlock, FoundSegment, FoundStream
+from headrace.ledger.states import DesiredState, PartitionState
+from headrace.stream import Stream
+
+EPOCH_JUMP = 1_000
+"""Added to the known epochs and attempts, for those since the newest checkpoint that left nothing in the log."""
+_FIRST_ATTEMPT_AT_MS = 1_577_836_800_000
+"""The start of 2020. A rebuilt ledger numbers its attempts from the number of seconds since then."""
+
+
+@dataclass(frozen=True)
+class RebuiltStream:
+    """The derived stream, its accepted blocks, and notices for a person."""
+
+    found: FoundStream
+    blocks: AcceptedBlocks
+    notices: Sequence[str]
+
+
+def rebuild_stream(
+    contents: FolderContents, definition: Stream | None, *, folder_url: str | None, now_ms: int
+) -> RebuiltStream:
+    """Derive the stream's state from the contents of its folder.
+
+    Args:
+        definition: needed if there is no checkpoint; otherwise the checkpoint's definition counts, until the stream is
+            registered again.
+        folder_url: the stream's folder for the manifests' URIs; None: the definition's folder.
+
+    Raises:
+        ContradictionError: blocks overlap, or their orders contradict each other.
+        ManifestError: a batch's manifest is missing or damaged.
+    """
+    saved = contents.saved
+    if saved is not None:
+        stream = saved.stream
+        definition = Stream.from_json(stream.definition)
+    elif definition is not None:
+        stream = _declared(definition, now_ms)
+    else:
+        raise ValueError("A stream of which no checkpoint can be read needs its definition.")
+    blocks = accepted_blocks(contents)
+    batches = rebuild_batches(
+        contents,
+        stream,
+        {info.handle: info for info in blocks.blocks},
+        folder_url=folder_url or definition.folder_url,
+        coalesces=definition.coalesces,
+        now_ms=now_ms,
+    )
+    listed = _with_batch_times(contents, stream, blocks, batches)
+    sealed_ms = max((batch.row.batch_time_ms for batch in batches.batches), default=0)
+    stream = dataclasses.replace(
+        stream,
+        job_epoch=_last_job_epoch(contents) + EPOCH_JUMP,
+        sealed_until_ms=max(sealed_ms, stream.sealed_until_ms),
+        zero_time_ms=stream.zero_time_ms if saved is not None else _zero_time_ms(stream, listed, batches),
+    )
+    accounted = account(contents, blocks.blocks, _positions(contents, listed, batches, now_ms), now_ms)
+    known = [batch.row.attempt for batch in batches.batches]
+    found = FoundStream(
+        stream=stream,
+        revisions=[_only_revision(stream)] if saved is None else saved.revisions,
+        receiver_epochs={receiver_id: epoch + EPOCH_JUMP for receiver_id, epoch in _epochs(contents).items()},
+        last_attempt=max((now_ms - _FIRST_ATTEMPT_AT_MS) // 1_000, *(number + EPOCH_JUMP for number in known), 1),
+        topics=_topics(contents, blocks.blocks, now_ms),
+        positions=accounted.positions,
+        segments=_segments(contents, blocks.blocks),
+        blocks=listed,
+        batches=batches.batches,
+        replay_definitions=() if saved is None else saved.replay_definitions,
+        gaps=() if saved is None else saved.gaps,
+        found_gaps=accounted.gaps,
+        runs={} if saved is None else saved.runs,
+        notes={
+            "checkpoint": None if saved is None else saved.checkpoint.path,
+            "dropped_blocks": len(blocks.undecided),
+            "refused_blocks": blocks.refused,
+            "gaps": len(accounted.gaps),
+            "lost": [part.what for part in contents.lost if not part.is_tail],
+        },
+    )
+    notices = [*contents.notices, *batches.notices, *_unknown_starts(contents, accounted.positions)]
+    next_offsets = {(row.input_id, row.partition): row.next_offset for row in accounted.positions}
+    notices += [
+        f"Block {info.handle} of {info.receiver} is its writer's last, and nothing tells that it was accepted: its "
+        "records are read from Kafka again."
+        for info in blocks.undecided
+        if all(next_offsets.get(place, 0) <= r.from_offset for place, r in places(info))
+    ]
+    notices += accounted.notices
+    return RebuiltStream(found, blocks, notices)
+
+
+def _unknown_starts(contents: FolderContents, positions: Iterable[PositionRow]) -> list[str]:
+    """Notices of unknown starts: without a checkpoint, a missing segment may have held a partition's first offsets."""
+    if contents.saved is not None:
+        return []
+    return [
+        f"Where {row.input_id}/{row.partition.topic}-{row.partition.partition} began is not known, since "
+        f"{part.what}: offsets before {row.starting_offset} may be lost."
+        for part in contents.lost
+        if part.is_missing
+        for row in positions
+        if part.may_hold((row.input_id, row.partition), (0, row.starting_offset))
+    ]
+
+
+def _declared(stream: Stream, now_ms: int) -> StreamRow:
+    return StreamRow(
+        name=stream.name,
+        definition=stream.to_json(),
+        revision=1,
+        batch_interval_ms=stream.batch_interval_ms,
+        block_interval_ms=stream.block_interval_ms,
+        outputs=stream.steps,
+        max_concurrent_batches=stream.limits.max_concurrent_batches,
+        ordered=stream.is_ordered,
+        zero_time_ms=now_ms // stream.batch_interval_ms * stream.batch_interval_ms,
+        sealed_until_ms=0,
+        desired_state=DesiredState.RUNNING,
+        job_epoch=0,
+        created_at_ms=now_ms,
+        updated_at_ms=now_ms,
+        batch_by=stream.batch_by,
+        allowed_lateness_ms=stream.allowed_lateness_ms,
+    )
+
+
+def _only_revision(stream: StreamRow) -> StreamRevision:
+    values = {each.name: getattr(stream, each.name) for each in dataclasses.fields(StreamRevision)}
+    return StreamRevision(**values)
+
+
+def _with_batch_times(
+    contents: FolderContents, stream: StreamRow, blocks: AcceptedBlocks, batches: RebuiltBatches
+) -> list[FoundBlock]:
+    """All blocks with their batch times, in the order for the ledger.
+
+    A block that no manifest lists gets the batch time of its cut, or a later one: not before the batch times of earlier
+    blocks in its partitions, and not one that was sealed when it was added, as far as that is known.
+    """
+    claimed = {batch.row.batch_time_ms for batch in batches.batches}
+    of_batches = {block.info.handle: block.batch_time_ms for block in batches.blocks}
+    saved = contents.saved
+    known = {} if saved is None else {r.receiver_id: (r.epoch, r.last_accepted_sequence) for r in saved.receivers}
+    moved = {} if saved is None else {_identity(block): block.batch_time_ms for block in saved.moved_blocks}
+    sealed_then_ms = 0 if saved is None else saved.stream.sealed_until_ms
+    latest: dict[Place, int] = defaultdict(int)
+    in_log = {place for info in blocks.blocks for place, _ in places(info)}
+    for row in () if saved is None else saved.positions:
+        # A partition with blocks in the log takes its latest batch time from them, one after the other.
+        if (row.input_id, row.partition) not in in_log:
+            latest[row.input_id, row.partition] = row.last_batch_time_ms
+    unclaimed = []
+    for info in blocks.blocks:
+        batch_time_ms = of_batches.get(info.handle)
+        of_block = [place for place, _ in places(info)]
+        if batch_time_ms is None:
+            first_ms = moved.get((info.receiver.input_id, info.receiver.index, info.epoch, info.sequence), 0)
+            first_ms = first_ms or first_batch_time(stream, info)
+            batch_time_ms = max([first_ms, *(latest[place] for place in of_block)])
+            if (info.epoch, info.sequence) > known.get(info.receiver, (0, -1)):
+                batch_time_ms = max(batch_time_ms, stream.batch_time_after(sealed_then_ms))
+            while batch_time_ms in claimed:
+                batch_time_ms += stream.batch_interval_ms
+            unclaimed.append(FoundBlock(info, batch_time_ms))
+        for place in of_block:
+            latest[place] = max(latest[place], batch_time_ms)
+    # Each batch's blocks keep their manifest's order, so that the same manifest can be written again.
+    runs: dict[tuple[int, str], list[BlockHandle]] = defaultdict(list)
+    for block in batches.blocks:
+        runs[block.batch_time_ms, block.info.receiver.input_id].append(block.info.handle)
+    found = {block.info.handle: block for block in [*batches.blocks, *unclaimed]}
+    return [found[info.handle] for info in in_order(blocks.blocks, runs.values())]
+
+
+def _identity(block: MovedBlock) -> tuple[str, int, int, int]:
+    return block.input_id, block.receiver_index, block.epoch, block.sequence
+
+
+def _epochs(contents: FolderContents) -> dict[ReceiverId, int]:
+    epochs = dict(contents.epochs)
+    for receiver in () if contents.saved is None else contents.saved.receivers:
+        epochs[receiver.receiver_id] = max(receiver.epoch, epochs.get(receiver.receiver_id, 0))
+    return epochs
+
+
+def _last_job_epoch(contents: FolderContents) -> int:
+    if contents.saved is None:
+        return 0
+    return max([contents.saved.stream.job_epoch, *(receiver.job_epoch for receiver in contents.saved.receivers)])
+
+
+def _zero_time_ms(stream: StreamRow, blocks: Iterable[FoundBlock], batches: RebuiltBatches) -> int:
+    """The zero time, moved before everything that was received: received records must not be built from Kafka again."""
+    times = [block.batch_time_ms for block in blocks]
+    for batch in batches.batches:
+        if batch.inputs and not batch.row.built:
+            times += [*batch.row.absorbed, batch.row.batch_time_ms]
+    return min([stream.zero_time_ms, *(batch_time_ms - stream.batch_interval_ms for batch_time_ms in times)])
+
+
+def _segments(contents: FolderContents, blocks: Iterable[BlockInfo]) -> list[FoundSegment]:
+    writers = {info.handle.segment: (info.receiver, info.epoch) for info in blocks}
+    return [
+        FoundSegment(path, *writers[path], contents.segments[path]) for path in contents.segments if path in writers
+    ]
+
+
+def _topics(contents: FolderContents, blocks: Iterable[BlockInfo], now_ms: int) -> list[TopicRow]:
+    """The checkpoint's topics, with partitions seen since, and the topics first seen since."""
+    saved = contents.saved
+    known = {} if saved is None else {(row.input_id, row.topic, row.topic_id): row for row in saved.topics}
+    sizes: dict[tuple[str, str, str], int] = defaultdict(int)
+    incarnations: dict[tuple[str, str, str], int] = {}
+    for input_id, partition in [*contents.positions, *(place for info in blocks for place, _ in places(info))]:
+        key = (input_id, partition.topic, partition.topic_id)
+        sizes[key] = max(sizes[key], partition.partition + 1)
+        incarnations[key] = partition.incarnation
+    rows = [dataclasses.replace(row, partitions=max(row.partitions, sizes[key])) for key, row in known.items()]
+    added = [key for key in sizes if key not in known]
+    newest: dict[tuple[str, str], int] = defaultdict(int)
+    for input_id, topic, topic_id in added:
+        incarnation = incarnations[input_id, topic, topic_id]
+        newest[input_id, topic] = max(newest[input_id, topic], incarnation)
+        rows.append(
+            TopicRow(
+                stream=contents.stream,
+                input_id=input_id,
+                topic=topic,
+                topic_id=topic_id,
+                incarnation=incarnation,
+                partitions=sizes[input_id, topic, topic_id],
+                first_partitions=sizes[input_id, topic, topic_id],
+                at_start=False,
+                current=True,
+                first_seen_ms=now_ms,
+                changed_at_ms=now_ms,
+            )
+        )
+    # The latest incarnation of a topic name is the current one.
+    return [
+        dataclasses.replace(row, current=row.incarnation == newest[row.input_id, row.topic])
+        if (row.input_id, row.topic) in newest
+        else row
+        for row in rows
+    ]
+
+
+def _positions(
+    contents: FolderContents, blocks: Sequence[FoundBlock], batches: RebuiltBatches, now_ms: int
+) -> list[PositionRow]:
+    """Each partition's position and start: the checkpoint's, moved by what was written since."""
+    saved = contents.saved
+    rows: dict[Place, PositionRow] = {}
+    for row in () if saved is None else saved.positions:
+        rows[row.input_id, row.partition] = dataclasses.replace(row, receiver_index=None, wanted_receiver_index=None)
+
+    known = set(rows)
+
+    def move(place: Place, starting: int, offset: int, batch_time_ms: int = 0, watermark_ms: int = 0) -> None:
+        row = rows.get(place) or _first_position(place, starting, now_ms)
+        rows[place] = dataclasses.replace(
+            row,
+            starting_offset=row.starting_offset if place in known else min(row.starting_offset, starting),
+            next_offset=max(row.next_offset, offset),
+            last_batch_time_ms=max(row.last_batch_time_ms, batch_time_ms),
+            watermark_ms=max(row.watermark_ms, watermark_ms),
+        )
+
+    for place, offsets in contents.positions.items():
+        move(place, min(offsets), max(offsets))
+    for batch in batches.batches:
+        for taken in () if batch.row.built else batch.inputs:
+            place = (taken.input_id, taken.partition)
+            # The checkpoint's last batch time is exact; a manifest names the batch that absorbed the block's time.
+            move(place, taken.from_offset, taken.until_offset, taken.batch_time_ms if saved is None else 0)
+    for block in blocks:
+        event_ms = min(block.info.event_time_ms or 0, block.info.cut_time_ms)
+        for place, r in places(block.info):
+            move(place, r.from_offset, r.until_offset, block.batch_time_ms, max(0, event_ms))
+    return list(rows.values())
+
+
+def _first_position(place: Place, offset: int, now_ms: int) -> PositionRow:
+    return PositionRow(
+        input_id=place[0],
+        partition=place[1],
+        next_offset=offset,
+        starting_offset=offset,
+        receiver_index=None,
+        wanted_receiver_index=None,
+        last_batch_time_ms=0,
+        state=PartitionState.ACTIVE,
+        error=None,
+        updated_at_ms=now_ms,
+    )

@@ -1,0 +1,233 @@
+"""Questions and administration of Elasticsearch, through the official client: indices, aliases, privileges, letters.
+
+Import this module inside functions: the client takes half a second to import, which no Spark worker that writes a batch
+may spend (``transport``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from elastic_transport import NodeConfig, TlsError, TransportError
+from elasticsearch import ApiError, Elasticsearch, UnsupportedProductError
+from elasticsearch.helpers import ScanError
+
+from headrace.clock import Clock, SystemClock
+from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.concrete_index import DESCRIPTION, ConcreteIndex, single_index
+from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexNotWritableError, UnsuitableTargetError
+from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget
+from headrace.elasticsearch.transport import UNTRUSTED, error_of
+from headrace.elasticsearch.verdicts import Reason, refusal
+
+WRITE_PRIVILEGES = ("create_doc", "index", "view_index_metadata")
+"""What the connection's user needs on an output's index and on its dead-letter index."""
+
+# An alias's properties, which are kept when it moves.
+_ALIAS_PROPERTIES = ("filter", "index_routing", "search_routing", "is_hidden")
+
+
+def official_client(cluster: Cluster, *, timeout_seconds: float) -> Elasticsearch:
+    """The official client for the cluster of an output. It does not retry: `Administration` does."""
+    return Elasticsearch(
+        [
+            NodeConfig(
+                scheme=node.scheme,
+                host=node.host,
+                port=node.port,
+                path_prefix=node.path_prefix,
+                headers={"authorization": cluster.authorization} if cluster.authorization else {},
+                request_timeout=timeout_seconds,
+                http_compress=cluster.http_compress,
+                **(_tls_settings(cluster) if node.scheme == "https" else {}),
+            )
+            for node in cluster.nodes
+        ],
+        request_timeout=timeout_seconds,
+        max_retries=0,
+        retry_on_status=(),
+        retry_on_timeout=False,
+    )
+
+
+def _tls_settings(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "verify_certs": cluster.verify_certs,
+        "ca_certs": cluster.ca_certs,
+        "client_cert": cluster.client_cert,
+        "client_key": cluster.client_key,
+        "ssl_assert_fingerprint": cluster.ssl_assert_fingerprint,
+    }
+
+
+class Administration:
+    """Asks a cluster by the official client. Every method raises:
+
+    ElasticsearchRefusedError: the request is not allowed, or the server is not Elasticsearch.
+    ElasticsearchUnavailableError: there was no answer within ``max_retry_seconds``.
+    """
+
+    def __init__(self, client: Elasticsearch, *, max_retry_seconds: float, clock: Clock | None = None) -> None:
+        self._client = client
+        self._max_retry_seconds = max_retry_seconds
+        self._clock = clock or SystemClock()
+
+    @classmethod
+    def of(cls, cluster: Cluster, *, timeout_seconds: float, max_retry_seconds: float) -> Self:
+        """``timeout_seconds`` is for each request, ``max_retry_seconds`` for trying again (0: not at all)."""
+        return cls(official_client(cluster, timeout_seconds=timeout_seconds), max_retry_seconds=max_retry_seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def ask(
+        self, purpose: str, index: str, request: Callable[[Elasticsearch], Any], *, missing_is_none: bool = False
+    ) -> Any:
+        """Send an idempotent request until it has an answer. Returns its parsed body.
+
+        ``purpose`` and ``index`` are for error texts. ``missing_is_none``: return None if Elasticsearch answers 404.
+        """
+        retry_budget = RetryBudget(
+            purpose, max_seconds=self._max_retry_seconds, clock=self._clock, cancelled=threading.Event()
+        )
+        while True:
+            try:
+                answer = request(self._client)
+                return getattr(answer, "body", answer)
+            except UnsupportedProductError as error:
+                raise ElasticsearchRefusedError(
+                    f"The server at {self._where} is not Elasticsearch: {error.message}.",
+                    remedy="Check the address. A proxy has to pass on the response header X-Elastic-Product.",
+                ) from error
+            except ApiError as error:
+                if error.status_code == 404 and missing_is_none:
+                    return None
+                reason = _reason(error)
+                if error.status_code not in RETRIED_STATUSES:
+                    raise refusal(error.status_code, reason, index) from error
+                retry_budget.wait(f"{error.status_code} {reason}")
+            except ScanError as error:
+                retry_budget.wait(str(error))
+            except TransportError as error:
+                if isinstance(error, TlsError) and any(sign in str(error).lower() for sign in UNTRUSTED):
+                    raise ElasticsearchRefusedError(
+                        f"The certificate of Elasticsearch at {self._where} is not trusted: {error}.",
+                        remedy="Give the authority's certificate as ca_certs in the connection's extra.",
+                    ) from error
+                retry_budget.wait(f"no answer from {self._where}: {_cause(error)}")
+
+    def concrete_index(self, name: str) -> ConcreteIndex | None:
+        """The concrete index behind the name; None if it does not exist yet.
+
+        Raises UnsuitableTargetError too: the name is a data stream, an alias of several indices or one that rolls over.
+        """
+        found = self.ask(
+            f"Asking about index {name!r}",
+            name,
+            lambda client: client.indices.get(index=name, filter_path=list(DESCRIPTION)),
+            missing_is_none=True,
+        )
+        return single_index(name, found)
+
+    def check_writable(self, index: str, dead_letter_index: str) -> None:
+        """Raise UnsuitableTargetError or IndexNotWritableError if an output could not write to these indices."""
+        purpose = f"Asking about index {index!r}"
+        self.concrete_index(index)
+        settings = self.ask(
+            purpose,
+            index,
+            lambda client: client.indices.get_settings(index=index, filter_path=["*.settings.index.blocks"]),
+            missing_is_none=True,
+        )
+        for name, found in (settings or {}).items():
+            blocks = found.get("settings", {}).get("index", {}).get("blocks", {})
+            if on := sorted(block for block, value in blocks.items() if str(value).lower() == "true"):
+                raise IndexNotWritableError(
+                    f"Index {name} has the block {', '.join(on)}.",
+                    remedy="Remove the block. Elasticsearch sets read_only_allow_delete itself when a disk is full.",
+                )
+        self._check_privileges([index, dead_letter_index])
+
+    def move_alias(self, alias: str, new: str) -> str:
+        """Make the alias point to the index ``new`` instead of its index, in one request. Returns the old index.
+
+        The alias's filter, routing and hidden flag are kept. Nothing is sent if the alias points to ``new`` already.
+
+        Raises UnsuitableTargetError too: the alias does not exist, is an index itself, or does not point to exactly one
+        index; or ``new`` is not the name of an index.
+        """
+        found = self.concrete_index(alias)
+        if found is None:
+            raise UnsuitableTargetError(
+                f"There is neither an index nor an alias {alias!r}.",
+                remedy=f"Nothing reads through it yet: make {alias!r} an alias of {new!r}.",
+            )
+        old = found.name
+        if old == alias:
+            raise UnsuitableTargetError(
+                f"{alias!r} is an index itself, not an alias of one.",
+                remedy="Let the stream write through an alias: copy the index under another name while the stream is "
+                f"stopped (_clone), delete {alias!r}, and make that name an alias of the copy.",
+            )
+        there = self.concrete_index(new)
+        if there is None or there.name != new:
+            raise UnsuitableTargetError(
+                f"{new!r} is not the name of an index.", remedy="Name the concrete index that the replay has written."
+            )
+        if old == new:
+            return old
+        purpose = f"Moving the alias {alias!r}"
+        aliases = self.ask(purpose, alias, lambda client: client.indices.get_alias(index=old, name=alias))
+        held = aliases[old]["aliases"][alias]
+        kept = {name: held[name] for name in _ALIAS_PROPERTIES if name in held}
+        actions: list[dict[str, Any]] = [
+            # Elasticsearch refuses all of it if the alias was moved since.
+            {"remove": {"index": old, "alias": alias, "must_exist": True}},
+            {"add": {"index": new, "alias": alias, **kept}},
+        ]
+        self.ask(purpose, alias, lambda client: client.indices.update_aliases(actions=actions))
+        return old
+
+    def _check_privileges(self, indices: list[str]) -> None:
+        asked = [{"names": indices, "privileges": list(WRITE_PRIVILEGES)}]
+        try:
+            purpose = f"Asking for the privileges on index {indices[0]!r}"
+            answer = self.ask(purpose, indices[0], lambda client: client.security.has_privileges(index=asked))
+        except ElasticsearchRefusedError:
+            # A cluster without security does not have this API.
+            return
+        if not answer.get("has_all_requested", True):
+            lacking = sorted(
+                f"{privilege} on {index}"
+                for index, privileges in answer.get("index", {}).items()
+                for privilege, held in privileges.items()
+                if not held
+            )
+            raise IndexNotWritableError(
+                f"The user {answer.get('username')} lacks {', '.join(lacking)}.",
+                remedy="Grant it these privileges.",
+            )
+
+    @property
+    def _where(self) -> str:
+        return ", ".join(node.base_url for node in self._client.transport.node_pool.all())
+
+
+def _reason(error: ApiError) -> Reason:
+    return Reason(*error_of(error.body, str(error.body)))
+
+
+def _cause(error: TransportError) -> str:
+    """The error with its innermost cause, which the client's own text omits."""
+    cause: BaseException = error.errors[0] if error.errors else error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return str(error) if str(cause) in str(error) else f"{error}: {cause}"

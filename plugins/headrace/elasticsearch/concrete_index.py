@@ -1,0 +1,109 @@
+"""Checks that an index's name stands for one concrete index, in which ids are unique (rule 7).
+
+A replay after a rollover gave two documents with one id. So aliases that roll over are refused, and also data streams,
+which always roll over. An index template can turn a missing name into a data stream at the first write, so the check
+is repeated after the last write.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from headrace.clock import Clock
+from headrace.elasticsearch.errors import UnsuitableTargetError
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
+from headrace.elasticsearch.transport import Response, Transport
+from headrace.elasticsearch.verdicts import Reason, refusal
+
+_ONE_INDEX = "Write to one concrete index; use one index per period, and headrace's document ids, instead of rollover."
+
+DESCRIPTION = (
+    "error",
+    "*.aliases",
+    "*.data_stream",
+    # Every index has it, so none is left out of the answer.
+    "*.settings.index.provided_name",
+    "*.settings.index.uuid",
+    "*.settings.index.lifecycle.rollover_alias",
+)
+"""The fields that `single_index` needs of Elasticsearch's answer to ``GET /<name>``, as its ``filter_path``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConcreteIndex:
+    """One index. ``uuid`` distinguishes it from other indices with the same name, before or later; None if unknown."""
+
+    name: str
+    uuid: str | None
+
+
+def single_index(name: str, indices: Mapping[str, dict[str, Any]] | None) -> ConcreteIndex | None:
+    """The concrete index behind the name, by Elasticsearch's description of its indices; None if there is none yet.
+
+    Raises UnsuitableTargetError: the name is a data stream, an alias of several indices or one that rolls over.
+    """
+    if indices is None:
+        return None
+    if any("data_stream" in found for found in indices.values()):
+        raise UnsuitableTargetError(f"{name!r} is a data stream, in which an id can be there twice.", remedy=_ONE_INDEX)
+    concrete = sorted(indices)
+    if len(concrete) != 1:
+        raise UnsuitableTargetError(
+            f"{name!r} is an alias of {len(concrete)} indices ({', '.join(concrete[:5])}).", remedy=_ONE_INDEX
+        )
+    if concrete[0] != name and _rolls_over(name, indices[concrete[0]]):
+        raise UnsuitableTargetError(f"{name!r} is an alias that rolls over (now {concrete[0]!r}).", remedy=_ONE_INDEX)
+    return ConcreteIndex(concrete[0], indices[concrete[0]].get("settings", {}).get("index", {}).get("uuid"))
+
+
+def _rolls_over(alias: str, found: dict[str, Any]) -> bool:
+    held = found.get("aliases", {}).get(alias, {})
+    lifecycle = found.get("settings", {}).get("index", {}).get("lifecycle", {})
+    rolled = isinstance(lifecycle, dict) and lifecycle.get("rollover_alias") == alias
+    return bool(held.get("is_write_index")) or rolled
+
+
+class TargetIndex:
+    """The index of a write. Spark's workers ask about it before and after each write, so by the small transport."""
+
+    def __init__(self, transport: Transport, options: IndexingOptions, *, clock: Clock) -> None:
+        self._transport = transport
+        self._options = options
+        self._clock = clock
+
+    def concrete(self) -> ConcreteIndex | None:
+        """The concrete index behind the name; None if it does not exist yet.
+
+        Raises:
+            UnsuitableTargetError: see `single_index`.
+            ElasticsearchRefusedError: the request is not allowed.
+            ElasticsearchUnavailableError: there was no answer within ``max_retry_seconds``.
+        """
+        name = self._options.index
+        response = self._request("GET", f"/{quote(name, safe='')}?filter_path={','.join(DESCRIPTION)}")
+        if response.status == 404:
+            return None
+        parsed = response.json()
+        if response.status == 200 and isinstance(parsed, dict):
+            return single_index(name, parsed)
+        raise refusal(response.status, Reason(*response.error()), name)
+
+    def refresh(self) -> None:
+        """Make the indexed documents visible to searches."""
+        response = self._request("POST", f"/{quote(self._options.index, safe='')}/_refresh")
+        if response.status not in (200, 404):
+            raise refusal(response.status, Reason(*response.error()), self._options.index)
+
+    def _request(self, method: str, path: str) -> Response:
+        retry_budget = RetryBudget(
+            f"Asking about index {self._options.index!r}",
+            max_seconds=self._options.max_retry_seconds,
+            clock=self._clock,
+            cancelled=threading.Event(),
+        )
+        return request_with_retries(self._transport, retry_budget, method, path)

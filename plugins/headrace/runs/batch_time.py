@@ -1,0 +1,147 @@
+"""Determines the batch time that a DAG run processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import DownstreamTasksSkipped
+
+from headrace.errors import Failure, HeadraceError
+from headrace.runs.first_receiver import find_beginning
+from headrace.runs.identity import of_schedule
+from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+
+    from headrace.stream import Stream
+    from headrace.stream_context import StreamContext
+
+log = logging.getLogger(__name__)
+
+
+class NothingToRun(Exception):  # noqa: N818 - not an error: the run ends well
+    """The run has no batch; the text says why."""
+
+    def skip(self, task: BaseOperator) -> DownstreamTasksSkipped:
+        """Return the exception that ends a run in its first task ``task``: that task succeeds, all later ones are
+        skipped, teardowns too."""
+        task.log.info("Nothing to run: %s.", self)
+        later = [other.task_id for other in task.get_flat_relatives(upstream=False)]
+        return DownstreamTasksSkipped(tasks=later)  # type: ignore[no-untyped-call]
+
+
+class NoBatchTimeError(HeadraceError):
+    """The run has no logical date and no batch, so its batch time cannot be determined."""
+
+    failure = Failure.FINAL
+
+
+def batch_time_of_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
+    """Return the batch time of the task's run, in milliseconds since the epoch; the same for all tasks of a run.
+
+    It is the batch time that the ledger assigned to the run (`begin_run`), else that of the run's logical date. A run
+    without a logical date is assigned a batch time here too. The stream must be registered in the ledger.
+
+    Raises:
+        NoBatchTimeError: the run has neither a logical date nor a batch.
+    """
+    stream, run = stream_context.stream, context["dag_run"]
+    if run.logical_date is None:
+        taken = _take(context, stream_context)
+        if taken is None:
+            raise NoBatchTimeError(f"The DAG run {run.run_id} has neither a logical date nor a batch.")
+        return taken
+    if takes_over(context, stream):
+        found = stream_context.ledger.runs.find(stream.name, run.run_id)
+        if found is not None:
+            return found
+    return end_of_interval_ms(context, stream.batch_interval)
+
+
+def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
+    """`batch_time_of_run` for a run's first task, which has the ledger assign the run's batch time.
+
+    Raises:
+        NothingToRun: the run has no batch: another run has taken its batch time over, or the batch time ended before
+            the stream began.
+    """
+    from headrace.batch.stream_status import slow_runs
+
+    stream, ledger = stream_context.stream, stream_context.ledger
+    if of_schedule(context) and (slow := slow_runs(ledger, stream.name, coalesces=stream.coalesces)):
+        log.warning("This stream falls behind: %s.", slow)
+    if not takes_over(context, stream):
+        batch_time_ms = batch_time_of_run(context, stream_context)
+        by_arrival = of_schedule(context) and stream.batch_by == "arrival"
+        if by_arrival and _is_before_the_first(stream_context, batch_time_ms):
+            raise NothingToRun("the batch time ended before the stream's first receiver began")
+        return batch_time_ms
+    taken = _take(context, stream_context)
+    if taken is None:
+        raise NothingToRun("an earlier run has taken this batch time over, and no later one has ended since")
+    log.info("This run takes the batch times up to %s that nobody has run.", from_ms(taken).isoformat())
+    return taken
+
+
+def _is_before_the_first(stream_context: StreamContext, batch_time_ms: int) -> bool:
+    name, ledger = stream_context.name, stream_context.ledger
+    began_ms = find_beginning(ledger, name).at_ms
+    return began_ms is not None and batch_time_ms <= began_ms and ledger.batches.find(name, batch_time_ms) is None
+
+
+def takes_over(context: Mapping[str, Any], stream: Stream) -> bool:
+    """Whether the run takes over the batch times that no run has processed, in a stream that coalesces. A run of the
+    schedule or of the trigger does, and a requested run without a logical date. A requested run with a logical date and
+    a backfill run process their own interval alone.
+    """
+    run = context["dag_run"]
+    return stream.coalesces and (run.logical_date is None or of_schedule(context))
+
+
+def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | None:
+    stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
+    if not stream.coalesces:
+        return ledger.runs.assign(stream.name, run.run_id)
+    from headrace.ledger.run_batch_times import BatchBounds
+
+    limits = stream.limits
+    return ledger.runs.take(
+        stream.name,
+        run.run_id,
+        bounds=BatchBounds(limits.max_coalesced_records, limits.max_coalesced_bytes),
+        date_ms=None if run.logical_date is None else end_of_interval_ms(context, stream.batch_interval),
+        keeps_date=bool(run.clear_number),
+    )
+
+
+def end_of_interval_ms(context: Mapping[str, Any], batch_interval: timedelta) -> int:
+    """The end of the interval that the run's logical date starts or falls into, in milliseconds since the epoch.
+
+    It uses the logical date, not the run's data interval: a run triggered by another DAG's ``TriggerDagRunOperator``
+    has the requested logical date, but the data interval of the current moment (airflow.api.common.trigger_dag infers
+    it from ``run_after``).
+
+    Raises:
+        NoBatchTimeError: the run has no logical date.
+    """
+    dag_run = context["dag_run"]
+    asked: datetime | None = dag_run.logical_date
+    if asked is None:
+        raise NoBatchTimeError(
+            f"The DAG run {dag_run.run_id} has no logical date.",
+            remedy="Trigger it with a logical date: the start of the batch's interval.",
+        )
+    interval = MicroBatchTimetable(batch_interval).containing(asked)
+    reported = dag_run.data_interval_end
+    if reported is not None and to_ms(reported) != to_ms(interval.end):
+        log.warning(
+            "The run's data interval ends at %s, its logical date %s belongs to the batch %s: the latter counts.",
+            reported.isoformat(),
+            asked.isoformat(),
+            interval.end.isoformat(),
+        )
+    return to_ms(interval.end)

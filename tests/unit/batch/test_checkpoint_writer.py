@@ -1,0 +1,301 @@
+"""What a checkpoint and the history hold of a stream, and when they are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from headrace.batch.checkpoint import KEEP, CheckpointError, CheckpointVersionError, checkpoint_paths, read_newest
+from headrace.batch.checkpoint_writer import write_checkpoint
+from headrace.batch.checksummed_json import decode_document, encode_document
+from headrace.batch.cleanup import clean_up
+from headrace.batch.history_files import FILED, file_batches, history_numbers
+from headrace.batch.saved_state import read_saved_state
+from headrace.ledger import BatchState
+from headrace.ledger.models import Attempt
+from headrace.ledger.models import batches as batches_table
+from headrace.wal.errors import StorageError
+from headrace.wal.storage import LogStorage
+
+from .conftest import START_MS, T1, T2, Receiving, take
+
+
+def test_a_failed_batch_is_not_checkpointed_and_the_others_are(receiving: Receiving) -> None:
+    receiving.store(3)
+    receiving.clock.advance(20_000)
+    take(receiving, T1)
+    take(receiving, T2)
+    attempt = receiving.ledger.attempts.begin("shop", T1, holder="test", way="connect", lease_ms=60_000)
+    receiving.ledger.attempts.fail(attempt, "Elasticsearch was away")
+    receiving.complete(T2)
+    write_checkpoint(receiving.context, T1)
+    assert receiving.ledger.batches.get("shop", T1).checkpointed_at_ms is None
+    assert receiving.ledger.batches.get("shop", T2).checkpointed_at_ms is not None
+
+
+def test_a_checkpoint_is_due_at_multiples_of_its_interval(receiving: Receiving) -> None:
+    stream = receiving.stream.model_copy(update={"checkpoint_interval": receiving.stream.batch_interval * 2})
+    receiving.clock.advance(30_000)
+    times = [START_MS + 10_000, START_MS + 20_000, START_MS + 30_000]
+    written = [write_checkpoint(receiving.context_of(stream), time) for time in times]
+    assert [checkpoint is not None for checkpoint in written] == [time % 20_000 == 0 for time in times]
+
+
+def test_ten_checkpoints_stay_and_a_damaged_one_is_passed_over(receiving: Receiving) -> None:
+    folder = receiving.storage.below("shop")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        read_newest(folder)
+    receiving.store(3)
+    for step in range(1, KEEP + 4):
+        receiving.clock.advance(10_000)
+        write_checkpoint(receiving.context, START_MS + step * 10_000)
+    paths = checkpoint_paths(folder)
+    assert len(paths) == KEEP
+    newest = read_newest(folder)
+    assert newest.path == paths[-1]
+    (position,) = newest.state["positions"]
+    assert position["next_offset"] == 3
+    whole = folder.read(paths[-1])
+    folder.write_atomically(paths[-1], whole[: len(whole) // 2])
+    assert read_newest(folder).path == paths[-2]
+
+
+def test_a_checkpoint_is_tried_three_times(receiving: Receiving) -> None:
+    class Failing:
+        def __init__(self, storage: LogStorage, failures: int) -> None:
+            self._storage = storage
+            self.failures = failures
+
+        def write_atomically(self, path: str, data: bytes, *, exclusive: bool = False) -> None:
+            self.failures -= 1
+            if self.failures >= 0:
+                raise StorageError("the store is away")
+            self._storage.write_atomically(path, data, exclusive=exclusive)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._storage, name)
+
+    receiving.clock.advance(10_000)
+    context = receiving.context
+    folder = context.storage
+    context.storage = Failing(folder, 2)  # type: ignore[assignment]
+    assert write_checkpoint(context, T1)
+    context.storage = Failing(folder, 3)  # type: ignore[assignment]
+    with pytest.raises(StorageError):
+        write_checkpoint(context, T1)
+
+
+def insert_batches(receiving: Receiving, times: list[int], **fields: Any) -> None:
+    row: dict[str, Any] = {"stream": "shop", "interval_ms": 10_000, "state": "completed", "revision": 1, "blocks": 1}
+    row |= {"records": 1, "payload_bytes": 1, "late_records": 0, "built": False, "absorbed": [], "attempt": 0}
+    row |= {"manifest_uri": "m", "manifest_sha256": "0", "allocated_at_ms": 1, **fields}
+    with receiving.ledger.batches._database.write() as connection:
+        connection.execute(insert(batches_table), [{**row, "batch_time_ms": time_ms} for time_ms in times])
+
+
+def test_every_batch_that_is_not_over_is_in_the_checkpoint_however_many(
+    receiving: Receiving, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = 10_050
+    times = [START_MS + number * 10_000 for number in range(1, count)]
+    insert_batches(receiving, times, state="failed", error="boom")
+    newest = START_MS + count * 10_000
+    receiving.clock.advance(count * 10_000)
+    take(receiving, newest)
+    receiving.complete(newest)
+    checkpoint = write_checkpoint(receiving.context, newest)
+    assert checkpoint is not None
+    assert [batch["batch_time_ms"] for batch in checkpoint.state["batches"]] == [*times, newest]
+    assert receiving.ledger.batches.get("shop", newest).checkpointed_at_ms is not None
+    assert "10050 batches are not over" in caplog.text
+
+
+def test_a_checkpoint_does_not_grow_with_what_is_over(receiving: Receiving) -> None:
+    folder, count = receiving.storage.below("shop"), 3 * FILED + 20
+    times = [START_MS + number * 10_000 for number in range(1, count)]
+    insert_batches(receiving, times, checkpointed_at_ms=1, checkpoint_uri="c")
+    newest = START_MS + count * 10_000
+    receiving.clock.advance(count * 10_000)
+    take(receiving, newest)
+    receiving.complete(newest)
+
+    def checkpointed() -> list[int]:
+        receiving.clock.advance(1)
+        checkpoint = write_checkpoint(receiving.context, newest)
+        assert checkpoint is not None
+        assert checkpoint.state["history"]["files"] == len(history_numbers(folder))
+        return [batch["batch_time_ms"] for batch in checkpoint.state["batches"]]
+
+    # What is over went into files, oldest first; what is left is too little for one.
+    assert checkpointed() == [*times[-19:], newest]
+    assert len(history_numbers(folder)) == 3
+    assert read_newest(folder).state["history"]["files"] == 3
+    assert sorted(read_saved_state(folder).batches) == [*times, newest]
+    # One that changes is in checkpoints again, and what they say of it counts.
+    attempt = receiving.ledger.attempts.begin(
+        "shop", times[0], holder="again", way="connect", lease_ms=60_000, force=True
+    )
+    receiving.ledger.attempts.fail(attempt, "boom")
+    assert checkpointed() == [times[0], *times[-19:], newest]
+    assert read_saved_state(folder).batches[times[0]].row.state is BatchState.FAILED
+    assert read_saved_state(folder).batches[times[1]].row.state is BatchState.COMPLETED
+
+
+def test_what_changes_while_it_is_filed_stays_in_the_checkpoints(receiving: Receiving) -> None:
+    times = [START_MS + number * 10_000 for number in range(1, FILED + 1)]
+    insert_batches(receiving, times, checkpointed_at_ms=1, checkpoint_uri="c")
+    history = receiving.ledger.history
+    begun = history.begin_filing("shop", FILED)
+    assert begun is not None
+    attempt = receiving.ledger.attempts.begin(
+        "shop", times[7], holder="again", way="connect", lease_ms=60_000, force=True
+    )
+    assert attempt.outputs
+    history.end_filing("shop", begun[0])
+    assert [batch.batch_time_ms for batch in history.unfiled("shop")] == [times[7]]
+
+
+def test_a_checkpoint_tells_what_each_output_recorded(receiving: Receiving) -> None:
+    steps: dict[str, Any] = {"batch_interval_ms": 10_000, "block_interval_ms": 200, "outputs": ("console", "files")}
+    receiving.ledger.streams.register("shop", receiving.stream.to_json(), **steps)
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    attempt = receiving.ledger.attempts.begin("shop", T1, holder="test", way="connect", lease_ms=60_000)
+    receiving.ledger.attempts.record_output(attempt, "console", {"printed": 1})
+    receiving.ledger.attempts.fail(attempt, "disk full")
+    receiving.ledger.runs.assign("shop", "manual")
+    checkpoint = write_checkpoint(receiving.context, T1)
+    assert checkpoint is not None
+    (batch,) = checkpoint.state["batches"]
+    assert (batch["outputs"], batch["late_records"], batch["built"]) == ({"console": {"printed": 1}}, 0, False)
+    (position,) = checkpoint.state["positions"]
+    assert (position["watermark_ms"], position["starting_offset"]) == (0, 0)
+    assert checkpoint.state["stream"]["zero_time_ms"] == START_MS
+    assert checkpoint.state["runs"] == {"manual": T1}
+
+
+def test_a_batch_that_is_run_again_meanwhile_waits_for_the_next_checkpoint_and_cleanup(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, cleanup = receiving.ledger.batches, receiving.ledger.cleanup
+    run: dict[str, Any] = {"holder": "again", "way": "connect", "lease_ms": 60_000, "force": True}
+
+    def end(attempt: Attempt) -> None:
+        receiving.ledger.attempts.record_output(attempt, "console", {})
+        receiving.ledger.attempts.complete(attempt)
+
+    begun: list[Attempt] = []
+    receiving.clock.advance(20_000)
+    for time_ms in (T1, T2):
+        take(receiving, time_ms)
+        receiving.complete(time_ms)
+
+    def begin_after(read: Any) -> Any:
+        def then_begin(*key: Any, **options: Any) -> Any:
+            answer = read(*key, **options)
+            if not begun:
+                begun.append(receiving.ledger.attempts.begin("shop", T1, **run))
+            return answer
+
+        return then_begin
+
+    with monkeypatch.context() as patch:
+        patch.setattr(receiving.ledger.attempts, "recorded", begin_after(receiving.ledger.attempts.recorded))
+        assert write_checkpoint(receiving.context, T1)
+    assert [batches.get("shop", time_ms).checkpointed_at_ms is None for time_ms in (T1, T2)] == [True, False]
+    end(begun.pop())
+    write_checkpoint(receiving.context, T1)
+    receiving.clock.advance(60_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(cleanup, "cleanable_batches", begin_after(cleanup.cleanable_batches))
+        assert clean_up(receiving.context).batches == 1
+    end(begun.pop())
+    write_checkpoint(receiving.context, T1)
+    assert clean_up(receiving.context).batches == 1
+
+
+def test_the_last_of_two_checkpoints_in_one_millisecond_is_the_newest(receiving: Receiving) -> None:
+    receiving.clock.advance(20_000)
+    take(receiving, T2)
+    write_checkpoint(receiving.context, T2)
+    second = write_checkpoint(receiving.context, T1)
+    assert second is not None
+    assert read_newest(receiving.storage.below("shop")).path == second.path
+
+
+def test_of_two_checkpoints_after_one_batch_the_later_counts(receiving: Receiving) -> None:
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    folder = receiving.storage.below("shop")
+    first = write_checkpoint(receiving.context, T1)
+    receiving.complete(T1)
+    receiving.clock.advance(1)
+    second = write_checkpoint(receiving.context, T1)
+    assert first is not None
+    assert second is not None
+    assert checkpoint_paths(folder) == [first.path, second.path]
+    # One that was late, with an older state, does not take its place.
+    first.write(folder)
+    assert read_newest(folder).path == second.path
+    assert read_saved_state(folder).batches[T1].row.state is BatchState.COMPLETED
+
+
+@pytest.mark.parametrize("version", [1, 3, 0, None, "2"])
+def test_a_checkpoint_of_another_version_is_refused_and_not_passed_over(receiving: Receiving, version: object) -> None:
+    folder = receiving.context.storage
+    receiving.clock.advance(10_000)
+    assert write_checkpoint(receiving.context, T1)
+    receiving.clock.advance(1)
+    newest = write_checkpoint(receiving.context, T1)
+    assert newest is not None
+    folder.write_atomically(
+        newest.path, encode_document({**decode_document(folder.read(newest.path)), "version": version})
+    )
+    with pytest.raises(CheckpointVersionError, match=rf"is of version {version}, .*or a newer one"):
+        read_newest(folder)
+
+
+@pytest.mark.parametrize("name", ["notes.json", "1700000010000-1700000010000.json.tmp", "17-x.json", "temp/1.json"])
+def test_other_files_among_the_checkpoints_are_passed_over_and_stay(receiving: Receiving, name: str) -> None:
+    folder = receiving.storage.below("shop")
+    folder.write_atomically(f"checkpoints/{name}", b"anything")
+    for step in range(1, KEEP + 3):
+        receiving.clock.advance(10_000)
+        written = write_checkpoint(receiving.context, START_MS + step * 10_000)
+    assert written is not None
+    assert read_newest(folder).path == written.path
+    assert len(checkpoint_paths(folder)) == KEEP
+    assert folder.exists(f"checkpoints/{name}")
+
+
+def test_a_checkpoint_holds_no_address_of_a_process(receiving: Receiving) -> None:
+    """A job's ports are its own: the next one, after a rebuild too, has others."""
+    receiving.ledger.jobs.renew(receiving.job, attributes={"ui_url": "http://driver:4040", "connect_port": 15002})
+    receiving.ledger.receivers.heartbeat(receiving.lease, sealed_through_ms=0, stats={"block_manager": "host:7077"})
+    receiving.clock.advance(10_000)
+    written = write_checkpoint(receiving.context, T1)
+    assert written is not None
+    text = receiving.storage.below("shop").read(written.path)
+    assert [word for word in (b"4040", b"15002", b"7077", b'"here"') if word in text] == []
+
+
+def test_what_was_filed_since_the_newest_checkpoint_counts(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash between the two: the file knows of a replay, and the checkpoint does not yet."""
+    monkeypatch.setattr("headrace.batch.history_files.FILED", 1)
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    receiving.complete(T1)
+    folder = receiving.storage.below("shop")
+    write_checkpoint(receiving.context, T1)
+    receiving.clock.advance(1)
+    run: dict[str, Any] = {"holder": "test", "way": "connect", "lease_ms": 60_000}
+    attempt = receiving.ledger.replays.begin("shop", T1, target="march", definition="{}", outputs=["again"], **run)
+    receiving.ledger.attempts.record_output(attempt, "again", {"n": 1})
+    receiving.ledger.attempts.complete(attempt)
+    assert file_batches(receiving.context) == 1
+    (replay,) = read_saved_state(folder).batches[T1].replays
+    assert (replay.target, replay.state, replay.recorded) == ("march", BatchState.COMPLETED, {"again": {"n": 1}})

@@ -1,0 +1,268 @@
+"""Batches that are older than the stream's history are removed, and everything else stays right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+from typer.testing import CliRunner
+
+from headrace.batch import history_files, old_batches
+from headrace.batch.allocation import allocate
+from headrace.batch.checkpoint import KEEP
+from headrace.batch.checkpoint_writer import checkpoint_now
+from headrace.batch.cleanup import clean_up
+from headrace.batch.history_files import history_numbers
+from headrace.batch.recovery.recover import recover
+from headrace.cli.main import app
+from headrace.clock import time_text
+from headrace.errors import Failure
+from headrace.fsck.findings import Problem
+from headrace.fsck.stream_check import check_stream
+from headrace.ledger import Ledger
+from headrace.ledger import removal as ledger_removal
+from headrace.ledger.errors import BatchRemovedError
+from headrace.ledger.models import batch_attempts, batch_inputs, batch_outputs, batches
+from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
+from headrace.stream.errors import StreamDefinitionError
+
+from .conftest import START_MS, Receiving, take
+from .life import LEASE_MS, NAME, Life
+from .test_recovery import contents
+
+INTERVAL_MS = 10_000
+HISTORY = timedelta(seconds=60)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of the history of four batches, and no slack."""
+    monkeypatch.setattr(history_files, "FILED", 4)
+    monkeypatch.setattr(old_batches, "_SLACK_BATCHES", 0)
+    monkeypatch.setattr(ledger_removal, "CHUNK", 10)
+
+
+@pytest.fixture
+def receiving(tmp_path: Path) -> Iterator[Receiving]:
+    source = Receiving(tmp_path)
+    source.stream = source.stream.model_copy(update={"limits": Limits(history=HISTORY)})
+    yield source
+    source.ledger.close()
+
+
+def run(receiving: Receiving, numbers: range) -> None:
+    """Batches of one record each, each to its end."""
+    for number in numbers:
+        time_ms = START_MS + number * INTERVAL_MS
+        receiving.new_segment()
+        receiving.store(1)
+        receiving.clock.advance(time_ms - receiving.clock.now_ms())
+        take(receiving, time_ms)
+        receiving.complete(time_ms)
+        end(receiving, time_ms)
+
+
+def end(receiving: Receiving, time_ms: int) -> None:
+    stream = receiving.stream
+    checkpoint_now(receiving.context_of(stream), time_ms)
+    clean_up(receiving.context_of(stream))
+
+
+def times(ledger: Ledger, name: str = "shop") -> list[int]:
+    return [row.batch_time_ms for row in ledger.batches.page(name, 1_000, oldest_first=True)]
+
+
+def rows(ledger: Ledger, table: Any) -> int:
+    with ledger.streams._database.read() as connection:
+        return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def findings(ledger: Ledger, name: str = "shop") -> list[Any]:
+    report = check_stream(ledger, name, kafka=False)
+    return [*report.findings, *report.unchecked]
+
+
+def test_what_is_older_than_the_history_is_removed_with_its_files(receiving: Receiving) -> None:
+    folder = receiving.storage.below("shop")
+    for number in (1, 2, 30):
+        folder.write_atomically(f"sent/kafka/orders/an-id/{START_MS + number * INTERVAL_MS}.json", b"{}")
+    run(receiving, range(1, 31))
+    kept = times(receiving.ledger)
+    oldest_ms = receiving.clock.now_ms() - HISTORY // timedelta(milliseconds=1)
+    # In a file of the history: so some that are older stay until theirs is full.
+    assert oldest_ms - 6 * INTERVAL_MS < kept[0] <= oldest_ms
+    assert kept == list(range(kept[0], receiving.clock.now_ms() + 1, INTERVAL_MS))
+    for table in (batch_attempts, batch_inputs, batch_outputs, batches):
+        assert rows(receiving.ledger, table) == len(kept)
+    # Files go when every checkpoint knows.
+    assert len(kept) <= len(folder.paths("manifests")) <= len(kept) + KEEP + 1
+    assert len(history_numbers(folder)) <= (len(kept) + KEEP) // 4 + 1
+    assert [path.rpartition("/")[2] for path in folder.paths("sent")] == [f"{START_MS + 30 * INTERVAL_MS}.json"]
+    assert len(receiving.ledger.segments.page("shop", limit=1_000)) < 10
+    row = receiving.ledger.streams.get("shop")
+    assert (row.removed_from_ms, row.removed_until_ms) == (START_MS + INTERVAL_MS, kept[0] - INTERVAL_MS)
+    assert findings(receiving.ledger) == []
+
+
+def test_a_removed_time_is_neither_unclaimed_nor_allocated_again(receiving: Receiving) -> None:
+    run(receiving, range(1, 16))
+    removed_ms = START_MS + 2 * INTERVAL_MS
+    assert receiving.ledger.blocks.unclaimed("shop") == []
+    with pytest.raises(BatchRemovedError, match=rf"{time_text(removed_ms)} .* was removed.*cannot be run") as refused:
+        take(receiving, removed_ms)
+    assert refused.value.failure is Failure.FINAL
+    with pytest.raises(BatchRemovedError):
+        receiving.ledger.allocations.seal("shop", removed_ms)
+    reported = CliRunner().invoke(
+        app, ["batches", "show", "shop", str(removed_ms), "--ledger", receiving.stream.ledger]
+    )
+    assert "was removed" in reported.stdout
+    # A time from before the first is not among them: it may be built from Kafka.
+    assert take(receiving, START_MS - 5 * INTERVAL_MS).batch.records == 0
+    assert findings(receiving.ledger) == []
+
+
+def test_what_is_not_over_holds_what_comes_after_it(receiving: Receiving) -> None:
+    stuck_ms = START_MS + 3 * INTERVAL_MS
+    run(receiving, range(1, 3))
+    receiving.new_segment()
+    receiving.store(1)
+    receiving.clock.advance(stuck_ms - receiving.clock.now_ms())
+    take(receiving, stuck_ms)
+    run(receiving, range(4, 19))
+    assert times(receiving.ledger)[0] == stuck_ms
+    receiving.ledger.batches.abandon("shop", stuck_ms, "never mind")
+    run(receiving, range(19, 26))
+    assert times(receiving.ledger)[0] > stuck_ms
+    assert findings(receiving.ledger) == []
+
+
+def test_an_unclaimed_time_holds_what_comes_after_it(receiving: Receiving) -> None:
+    open_ms = START_MS + 3 * INTERVAL_MS
+    run(receiving, range(1, 3))
+    receiving.new_segment()
+    receiving.store(1)
+    receiving.clock.advance(open_ms - receiving.clock.now_ms())
+    run(receiving, range(4, 19))
+    assert times(receiving.ledger)[0] == open_ms + INTERVAL_MS
+    assert [row.batch_time_ms for row in receiving.ledger.blocks.unclaimed("shop")] == [open_ms]
+    assert take(receiving, open_ms).batch.records == 1
+
+
+def test_a_batch_that_runs_again_is_not_removed(receiving: Receiving) -> None:
+    with_slots = Limits(history=HISTORY, max_concurrent_batches=2)
+    receiving.stream = receiving.stream.model_copy(update={"limits": with_slots})
+    receiving.ledger.streams.register(
+        "shop", receiving.stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200, max_concurrent_batches=2
+    )
+    run(receiving, range(1, 9))
+    again_ms = START_MS + 2 * INTERVAL_MS
+    attempt = receiving.ledger.attempts.begin(
+        "shop", again_ms, holder="test", way="connect", lease_ms=3_600_000, force=True
+    )
+    run(receiving, range(9, 19))
+    assert attempt.number == 2
+    assert times(receiving.ledger)[0] == again_ms
+
+
+def test_the_last_batches_of_a_stream_that_has_stopped_stay(receiving: Receiving) -> None:
+    run(receiving, range(1, 11))
+    before = times(receiving.ledger)
+    receiving.clock.advance(1_000_000_000)
+    clean_up(receiving.context)
+    left = times(receiving.ledger)
+    assert left == before[-len(left) :]
+    assert left[0] <= before[-1] - HISTORY // timedelta(milliseconds=1)
+
+
+def test_without_a_limit_everything_stays(receiving: Receiving) -> None:
+    receiving.stream = receiving.stream.model_copy(update={"limits": Limits(history=None)})
+    run(receiving, range(1, 16))
+    assert len(times(receiving.ledger)) == 15
+
+
+def test_one_run_removes_so_many_at_most(receiving: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = receiving.stream
+    receiving.stream = limited.model_copy(update={"limits": Limits(history=None)})
+    run(receiving, range(1, 31))
+    monkeypatch.setattr(old_batches, "AT_ONCE", 5)
+    cleaned = clean_up(receiving.context_of(limited))
+    assert cleaned.removed.batches == 10
+    assert len(times(receiving.ledger)) == 30 - cleaned.removed.batches
+
+
+def test_a_history_that_is_shorter_than_what_the_log_keeps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StreamDefinitionError, match=r"limits\.history.*shorter"):
+        Stream(
+            name="shop",
+            inputs=KafkaInput(id="clicks", bootstrap_servers="127.0.0.1:1", topics="clicks"),
+            outputs=ConsoleOutput(),
+            batch_interval="10 s",
+            remember="10 min",
+            limits=Limits(history=timedelta(minutes=5)),
+            storage=tmp_path,
+            ledger=f"sqlite:///{tmp_path}/ledger.db",
+        )
+
+
+def without_topics(found: list[Any]) -> list[Any]:
+    """Without what is said of topics that the life makes anew while their partitions are read."""
+    return [finding for finding in found if getattr(finding, "problem", None) is not Problem.TOPIC_WRONG]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "arrival": {"limits": Limits(max_concurrent_batches=3, history=HISTORY)},
+    "coalescing": {"coalesce": True, "limits": Limits(history=HISTORY)},
+    "timestamp": {"batch_by": "timestamp", "limits": Limits(history=HISTORY)},
+}
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Callable[..., Life]:
+    """Lives some steps by a seed, and completes what it can now and then: so that there is a history to remove."""
+
+    def live(seed: int, **options: Any) -> Life:
+        life = Life(tmp_path, f"sqlite:///{tmp_path}/lost.db", seed, **options)
+        for number in range(100):
+            life.step()
+            if number % 10 == 0:
+                for time_ms in life.times()[:1]:
+                    allocate(life.context, time_ms)
+                life.finish()
+                life.restart()
+                life.checkpoint()
+                life.clean()
+        return life
+
+    return live
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_a_stream_went_through_fsck_is_content_and_a_lost_ledger_is_rebuilt_as_it_was(
+    live: Callable[..., Life], tmp_path: Path, kind: str, seed: int
+) -> None:
+    life = live(seed, **KINDS[kind])
+    for _ in range(12):
+        life.clock.advance(INTERVAL_MS)
+        for time_ms in life.times():
+            allocate(life.context, time_ms)
+        life.finish()
+        life.checkpoint()
+        life.clean()
+    row = life.ledger.streams.get(NAME)
+    assert row.removed_until_ms > START_MS, "something was removed"
+    assert without_topics(findings(life.ledger, NAME)) == []
+    life.checkpoint()
+    before = contents(life.ledger)
+    life.clock.advance(LEASE_MS + 1_000)
+    with Ledger.open(f"sqlite:///{tmp_path}/new.db", clock=life.clock) as ledger:
+        recover(NAME, ledger, life.storage.below(NAME))
+        assert contents(ledger) == before
+        assert without_topics(findings(ledger, NAME)) == []
+        with pytest.raises(BatchRemovedError):
+            allocate(life.context_in(ledger), row.removed_until_ms)

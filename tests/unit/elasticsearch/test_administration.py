@@ -1,0 +1,173 @@
+"""Administration by the official client, whose requests an Elasticsearch in memory answers."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Any
+
+import pytest
+
+from headrace.connections import Connection
+from headrace.elasticsearch.administration import Administration, official_client
+from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.concrete_index import ConcreteIndex
+from headrace.elasticsearch.errors import (
+    ElasticsearchRefusedError,
+    ElasticsearchUnavailableError,
+    UnsuitableTargetError,
+)
+from headrace.elasticsearch.transport import NoAnswerError, Response
+from headrace.testing import fake_elasticsearch
+from headrace.testing.fake_elasticsearch import FakeElasticsearch
+
+
+class Answers:
+    """Gives these answers, one after another, and remembers the requests."""
+
+    def __init__(self, *answers: Response | NoAnswerError) -> None:
+        self._answers = deque(answers)
+        self.requests: list[tuple[str, str, Any]] = []
+
+    def request(self, method: str, path: str, body: bytes | None = None) -> Response:
+        self.requests.append((method, path.partition("?")[0], json.loads(body) if body else None))
+        answer = self._answers.popleft()
+        if isinstance(answer, NoAnswerError):
+            raise answer
+        return answer
+
+    def close(self) -> None: ...
+
+
+def answer(status: int, body: Any) -> Response:
+    return Response(status, json.dumps(body).encode())
+
+
+def error(status: int, kind: str = "es_rejected_execution_exception") -> Response:
+    return answer(status, {"error": {"type": kind, "reason": "why"}, "status": status})
+
+
+@pytest.fixture
+def administer(clock: Any) -> Any:
+    def make(transport: Any, max_retry_seconds: float = 30) -> Administration:
+        client = fake_elasticsearch.official_client(transport)
+        return Administration(client, max_retry_seconds=max_retry_seconds, clock=clock)
+
+    return make
+
+
+def ask(administration: Administration, **options: Any) -> Any:
+    return administration.ask("Asking", "clicks", lambda client: client.indices.get(index="clicks"), **options)
+
+
+def test_the_clients_settings_are_those_of_the_cluster() -> None:
+    extra = {"verify_certs": False, "ca_certs": "/ca.pem", "http_compress": True, "api_key": "k", "path_prefix": "/es"}
+    connection = Connection("es", "elasticsearch", "a,b", port=9243, schema="https", extra=extra)
+    with pytest.warns(match="verify_certs=False is insecure"):
+        client = official_client(Cluster.from_connection(connection), timeout_seconds=7)
+    configs = [node.config for node in client.transport.node_pool.all()]
+    assert sorted(config.host for config in configs) == ["a", "b"]
+    for config in configs:
+        assert (config.scheme, config.port, config.path_prefix) == ("https", 9243, "/es")
+        assert (config.verify_certs, config.ca_certs, config.http_compress) == (False, "/ca.pem", True)
+        assert (config.headers["authorization"], config.request_timeout) == ("ApiKey k", 7)
+    assert client._max_retries == 0, "Administration limits the retries by time"
+
+
+def test_a_request_is_repeated_after_a_passing_fault(administer: Any, clock: Any) -> None:
+    faults = [error(429), error(503), NoAnswerError("reset"), answer(200, {"clicks": {}})]
+    assert ask(administer(Answers(*faults))) == {"clicks": {}}
+    assert len(clock.waits) == 3
+
+
+def test_a_request_fails_if_there_is_no_answer_for_too_long(administer: Any) -> None:
+    with pytest.raises(ElasticsearchUnavailableError, match=r"no answer from http://fake:9200: .*reset"):
+        ask(administer(Answers(*[NoAnswerError("reset")] * 50), max_retry_seconds=1))
+    with pytest.raises(ElasticsearchUnavailableError, match=r"Asking failed: no answer from http://fake:9200"):
+        ask(administer(Answers(NoAnswerError("reset")), max_retry_seconds=0))
+
+
+@pytest.mark.parametrize(("status", "remedy"), [(401, "login"), (403, "privileges"), (400, "Correct the index")])
+def test_a_refusal_is_an_error_with_its_remedy(administer: Any, status: int, remedy: str) -> None:
+    with pytest.raises(ElasticsearchRefusedError, match=rf"'clicks' with {status}, some_exception: why.*{remedy}"):
+        ask(administer(Answers(error(status, "some_exception"))))
+
+
+def test_a_missing_index_is_none_or_an_error(administer: Any) -> None:
+    missing = error(404, "index_not_found_exception")
+    assert ask(administer(Answers(missing)), missing_is_none=True) is None
+    with pytest.raises(ElasticsearchRefusedError, match="index_not_found_exception"):
+        ask(administer(Answers(missing)))
+
+
+def test_another_server_is_not_taken_for_elasticsearch(administer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    administration = administer(Answers(answer(200, {})))
+    (node,) = administration._client.transport.node_pool.all()
+    perform = node.perform_request
+
+    def without_header(*arguments: Any, **named: Any) -> Any:
+        found = perform(*arguments, **named)
+        del found.meta.headers._internal["x-elastic-product"]
+        return found
+
+    monkeypatch.setattr(node, "perform_request", without_header)
+    with pytest.raises(ElasticsearchRefusedError, match=r"The server at http://fake:9200 is not Elasticsearch"):
+        ask(administration)
+
+
+def test_the_concrete_index_is_the_same_as_a_write_finds(administer: Any, elasticsearch: FakeElasticsearch) -> None:
+    administration = administer(elasticsearch)
+    assert administration.concrete_index("clicks") is None
+    elasticsearch.indices["clicks"] = {}
+    assert administration.concrete_index("clicks") == ConcreteIndex("clicks", "uuid of clicks")
+    elasticsearch.descriptions["clicks"] = {"clicks-1": {"aliases": {"clicks": {"is_write_index": True}}}}
+    with pytest.raises(UnsuitableTargetError, match="rolls over"):
+        administration.concrete_index("clicks")
+
+
+def alias_of(index: str) -> Response:
+    return answer(200, {index: {"aliases": {"live": {}}, "settings": {"index": {"uuid": "u"}}}})
+
+
+NEW = answer(200, {"new": {"aliases": {}, "settings": {"index": {"uuid": "v"}}}})
+
+
+def test_an_alias_moves_in_one_request_with_its_properties(administer: Any) -> None:
+    held = answer(200, {"old": {"aliases": {"live": {"filter": {"term": {"a": 1}}, "index_routing": "x"}}}})
+    answers = Answers(alias_of("old"), NEW, held, answer(200, {"acknowledged": True}))
+    assert administer(answers).move_alias("live", "new") == "old"
+    actions = [
+        {"remove": {"index": "old", "alias": "live", "must_exist": True}},
+        {"add": {"index": "new", "alias": "live", "filter": {"term": {"a": 1}}, "index_routing": "x"}},
+    ]
+    assert answers.requests[-1] == ("POST", "/_aliases", {"actions": actions})
+
+
+def test_an_alias_that_points_to_the_index_already_is_left_as_it_is(administer: Any) -> None:
+    answers = Answers(alias_of("new"), NEW)
+    assert administer(answers).move_alias("live", "new") == "new"
+    assert all(method == "GET" for method, _, _ in answers.requests)
+
+
+def test_an_alias_that_was_moved_meanwhile_is_left_to_whoever_moved_it(administer: Any) -> None:
+    held = answer(200, {"old": {"aliases": {"live": {}}}})
+    with pytest.raises(ElasticsearchRefusedError, match="aliases_not_found_exception"):
+        administer(Answers(alias_of("old"), NEW, held, error(404, "aliases_not_found_exception"))).move_alias(
+            "live", "new"
+        )
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ([error(404)], "neither an index nor an alias"),
+        ([alias_of("live")], "is an index itself"),
+        ([alias_of("old"), error(404)], "'new' is not the name of an index"),
+        ([alias_of("old"), alias_of("other")], "'new' is not the name of an index"),
+    ],
+)
+def test_only_an_alias_of_one_index_is_moved_and_only_to_an_index(
+    administer: Any, answers: list[Response], says: str
+) -> None:
+    with pytest.raises(UnsuitableTargetError, match=says):
+        administer(Answers(*answers)).move_alias("live", "new")

@@ -1,0 +1,311 @@
+"""The transport against small HTTP servers on loopback, with and without TLS."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import hashlib
+import ipaddress
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from headrace.elasticsearch import transport as module
+from headrace.elasticsearch.cluster import Cluster, Node
+from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexingOptionsError
+from headrace.elasticsearch.transport import ElasticsearchTransport, NoAnswerError
+
+Seen = list[tuple[str, str, dict[str, str], bytes]]
+
+
+class Server:
+    """Answers every request with ``status``, and remembers it."""
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self.status = 200
+        self.headers: dict[str, str] = {}
+        self.seen: Seen = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                server.seen.append((self.command, self.path, headers, body))
+                self.send_response(server.status)
+                for name, value in {**server.headers, "content-length": "2"}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            do_GET = do_POST  # noqa: N815
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.handle_error = lambda *_: None  # type: ignore[method-assign,assignment]
+        if context is not None:
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+        self.node = Node("http" if context is None else "https", "127.0.0.1", self._server.server_address[1])
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(context: ssl.SSLContext | None = None) -> Server:
+        servers.append(Server(context))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def post(cluster: Cluster, path: str = "/clicks/_bulk?x=1", body: bytes | None = b"{}\n") -> int:
+    transport = ElasticsearchTransport(cluster, connections=1, timeout_seconds=5)
+    try:
+        return transport.request("POST", path, body).status
+    finally:
+        transport.close()
+
+
+def unused_node() -> Node:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return Node("http", "127.0.0.1", unused.getsockname()[1])
+
+
+def test_a_body_is_sent_as_it_is_below_the_prefix_and_with_the_credentials(serve: Any) -> None:
+    server = serve()
+    node = Node("http", "127.0.0.1", server.node.port, "/es")
+    assert post(Cluster((node,), authorization="ApiKey secret")) == 200
+    ((method, path, headers, body),) = server.seen
+    assert (method, path, body) == ("POST", "/es/clicks/_bulk?x=1", b"{}\n")
+    assert (headers["content-type"], headers["authorization"]) == ("application/x-ndjson", "ApiKey secret")
+
+
+def test_a_body_is_compressed_if_the_connection_says_so(serve: Any) -> None:
+    server = serve()
+    post(Cluster((server.node,), http_compress=True), "/clicks/_mget")
+    ((_, _, headers, body),) = server.seen
+    assert (gzip.decompress(body), headers["content-encoding"]) == (b"{}\n", "gzip")
+    assert (headers["content-type"], headers["accept-encoding"]) == ("application/json", "gzip")
+
+
+def test_a_redirect_is_an_answer_and_credentials_go_nowhere_else(serve: Any) -> None:
+    server, other = serve(), serve()
+    server.status, server.headers = 307, {"location": str(other.node)}
+    assert post(Cluster((server.node,), authorization="ApiKey secret")) == 307
+    assert other.seen == []
+
+
+def test_an_error_names_the_address_and_the_cause() -> None:
+    node = unused_node()
+    with pytest.raises(NoAnswerError, match=f"no answer from {node}: .*refused"):
+        post(Cluster((node,)))
+
+
+def test_a_request_is_over_after_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        node = Node("http", "127.0.0.1", silent.getsockname()[1])
+        transport = ElasticsearchTransport(Cluster((node,)), connections=1, timeout_seconds=0.2)
+        with pytest.raises(NoAnswerError, match="timed out"):
+            transport.request("GET", "/")
+        transport.close()
+
+
+def test_nodes_take_turns_and_a_dead_one_is_left_out_for_longer_and_longer(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    first, second, dead = serve(), serve(), serve()
+    dead.status = 503
+    cluster = Cluster((first.node, second.node, dead.node))
+    transport = ElasticsearchTransport(cluster, connections=1, timeout_seconds=5)
+
+    def asked_after(seconds: float) -> int:
+        """How often the dead node is asked in six requests after this time."""
+        now[0] += seconds
+        before = len(dead.seen)
+        for _ in range(6):
+            transport.request("GET", "/")
+        return len(dead.seen) - before
+
+    assert asked_after(0) == 1
+    assert asked_after(0.9) == 0
+    assert asked_after(0.2) == 1
+    assert asked_after(1.9) == 0
+    assert asked_after(0.2) == 1
+    dead.status = 200
+    assert asked_after(3.9) == 0
+    assert asked_after(0.2) == 2, "it takes its turn again"
+    assert abs(len(first.seen) - len(second.seen)) <= 8
+    transport.close()
+
+
+def test_if_all_nodes_are_dead_the_one_that_may_be_back_first_is_asked(serve: Any) -> None:
+    server = serve()
+    server.status = 502
+    transport = ElasticsearchTransport(Cluster((server.node, unused_node())), connections=1, timeout_seconds=5)
+    for _ in range(4):
+        try:
+            transport.request("GET", "/")
+        except NoAnswerError:
+            continue
+    assert len(server.seen) >= 1
+    transport.close()
+
+
+class Authority:
+    """An authority of certificates, and the context of a server with a certificate for 127.0.0.1 that it signed."""
+
+    def __init__(self, folder: Path, name: str = "authority") -> None:
+        self._folder = folder
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.certificate = _certificate(name, self.key, name, self.key, authority=True)
+        self.file = folder / f"{id(self)}.pem"
+        self.file.write_bytes(_pem(self.certificate))
+        self.fingerprint = _fingerprint(self.certificate)
+
+    def server(self, *, signed_by: Any = None) -> tuple[ssl.SSLContext, str]:
+        """The context of a server that sends the authority's certificate too, and its own certificate's fingerprint."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _certificate("node", key, "authority", signed_by or self.key)
+        chain = self._folder / f"{id(key)}.pem"
+        chain.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+            + _pem(certificate)
+            + _pem(self.certificate)
+        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(chain)
+        return context, _fingerprint(certificate)
+
+
+def _certificate(name: str, key: Any, issuer: str, issuer_key: Any, *, authority: bool = False) -> x509.Certificate:
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=20000))
+        .not_valid_after(now + datetime.timedelta(days=20000))
+        .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+    )
+    if not authority:
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        builder = builder.add_extension(names, critical=False)
+    return builder.sign(issuer_key, hashes.SHA256())
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _fingerprint(certificate: x509.Certificate) -> str:
+    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).hexdigest()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def test_a_certificate_of_a_known_authority_is_trusted(serve: Any, authority: Authority) -> None:
+    server = serve(authority.server()[0])
+    assert post(Cluster((server.node,), ca_certs=str(authority.file))) == 200
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused_at_once(serve: Any, authority: Authority) -> None:
+    server = serve(authority.server()[0])
+    with pytest.raises(ElasticsearchRefusedError, match=f"at {server.node} is not trusted.*ca_certs"):
+        post(Cluster((server.node,)))
+    assert server.seen == []
+
+
+def test_verify_certs_false_trusts_any_certificate(serve: Any, authority: Authority) -> None:
+    server = serve(authority.server()[0])
+    with pytest.warns(match="Unverified HTTPS request"):
+        assert post(Cluster((server.node,), verify_certs=False)) == 200
+
+
+@pytest.mark.parametrize("of", ["the node", "the authority"])
+def test_a_fingerprint_is_of_the_node_or_of_its_authority(serve: Any, authority: Authority, of: str) -> None:
+    context, own = authority.server()
+    server = serve(context)
+    fingerprint = own if of == "the node" else authority.fingerprint
+    colons = ":".join(fingerprint[place : place + 2] for place in range(0, 64, 2)).upper()
+    assert post(Cluster((server.node,), ssl_assert_fingerprint=colons)) == 200
+
+
+def test_another_fingerprint_is_refused_at_once(serve: Any, authority: Authority) -> None:
+    server = serve(authority.server()[0])
+    with pytest.raises(ElasticsearchRefusedError, match="no certificate of the node has the fingerprint 0000"):
+        post(Cluster((server.node,), ssl_assert_fingerprint="0" * 64))
+    assert server.seen == []
+
+
+def test_a_server_that_only_sends_the_authoritys_certificate_is_not_trusted(serve: Any, authority: Authority) -> None:
+    """Its own certificate was signed by another key, so anyone could have made it."""
+    context, _ = authority.server(signed_by=ec.generate_private_key(ec.SECP256R1()))
+    server = serve(context)
+    with pytest.raises(ElasticsearchRefusedError, match="CERTIFICATE_VERIFY_FAILED"):
+        post(Cluster((server.node,), ssl_assert_fingerprint=authority.fingerprint))
+    assert server.seen == []
+
+
+def test_a_client_certificate_is_sent(serve: Any, authority: Authority, tmp_path: Path) -> None:
+    context, _ = authority.server()
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(authority.file)
+    server = serve(context)
+    with pytest.raises(NoAnswerError):
+        post(Cluster((server.node,), ca_certs=str(authority.file)))
+    key = ec.generate_private_key(ec.SECP256R1())
+    (tmp_path / "client.pem").write_bytes(_pem(_certificate("client", key, "authority", authority.key)))
+    (tmp_path / "client.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    ours = {"client_cert": str(tmp_path / "client.pem"), "client_key": str(tmp_path / "client.key")}
+    assert post(Cluster((server.node,), ca_certs=str(authority.file), **ours)) == 200  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"ca_certs": "/nowhere/ca.pem"}, "cannot be used"),
+        ({"client_cert": "/nowhere/client.pem"}, "cannot be used"),
+        ({"ssl_assert_fingerprint": "abc"}, "not a fingerprint"),
+        ({"ssl_assert_fingerprint": "x" * 64}, "not a fingerprint"),
+    ],
+)
+def test_tls_settings_that_cannot_work_are_refused_before_the_first_request(settings: Any, says: str) -> None:
+    with pytest.raises(IndexingOptionsError, match=says):
+        ElasticsearchTransport(Cluster((Node("https", "a", 1),), **settings), connections=1, timeout_seconds=1)
