@@ -8,7 +8,7 @@ import logging
 import tenacity
 
 from headrace.batch.checkpoint import KEEP, Checkpoint, checkpoint_paths, written_at
-from headrace.batch.history_files import describe, file_batches, history_numbers
+from headrace.batch.history_files import batches_to_json, file_batches, history_numbers
 from headrace.clock import time_text
 from headrace.ledger.errors import BatchStateError
 from headrace.ledger.states import BatchState
@@ -17,15 +17,15 @@ from headrace.wal.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-MANY = 10_000
+_MANY = 10_000
 """A checkpoint with more batches than this logs a warning."""
 
-GAPS = 10_000
+_GAPS = 10_000
 """A checkpoint holds at most this many gaps, the newest."""
 
 _OF_REMOVAL = ("removed_from_ms", "removed_until_ms", "removed_files_ms", "history_from")
 
-SEGMENTS = 100_000
+_SEGMENTS = 100_000
 """A checkpoint names at most this many of the log's files."""
 
 _write_retry = tenacity.retry(
@@ -65,8 +65,8 @@ def checkpoint_now(context: StreamContext, batch_time_ms: int) -> Checkpoint:
         file_batches(context)
     except (StorageError, OSError) as error:
         # The batches stay in this checkpoint, and the next one tries again.
-        logger.warning("%s: batches that are over could not be written into the history: %s", stream_name, error)
-    checkpoint = take(context, batch_time_ms)
+        logger.warning("%s: finished batches could not be written into the history: %s", stream_name, error)
+    checkpoint = _make_checkpoint(context, batch_time_ms)
     _write_retry(checkpoint.write)(folder)
     uri = f"{context.stream.folder_url}/{checkpoint.path}"
     for batch in checkpoint.state["batches"]:
@@ -81,7 +81,7 @@ def checkpoint_now(context: StreamContext, batch_time_ms: int) -> Checkpoint:
     return checkpoint
 
 
-def take(context: StreamContext, batch_time_ms: int) -> Checkpoint:
+def _make_checkpoint(context: StreamContext, batch_time_ms: int) -> Checkpoint:
     """The stream's current state in the ledger, with the batches that are in no history file."""
     stream_name, ledger, folder = context.name, context.ledger, context.storage
     # The checkpoint's time is chosen first, later than all existing history files: for a batch that is filed from now
@@ -94,14 +94,14 @@ def take(context: StreamContext, batch_time_ms: int) -> Checkpoint:
     written_at_ms = max(ledger.now_ms(), *(number + 1 for number in taken), 0)
     # Batches are read before positions: so the positions include the blocks of every batch in the checkpoint.
     batches = ledger.history.unfiled(stream_name)
-    if len(batches) > MANY:
+    if len(batches) > _MANY:
         logger.warning(
-            "%s: %d batches are not over, and every checkpoint holds them all, some 600 bytes each. The oldest is %s. "
-            "Run them, abandon those that can never succeed, or set a longer checkpoint_interval.",
+            "%s: %d batches are unfinished, and every checkpoint holds them all, about 600 bytes each. The oldest is "
+            "%s. Run them, abandon those that can never succeed, or set a longer checkpoint_interval.",
             stream_name, len(batches), time_text(batches[0].batch_time_ms),
         )  # fmt: skip
     job = ledger.jobs.current(stream_name)
-    row, described = ledger.streams.get(stream_name), describe(ledger, stream_name, batches)
+    row, described = ledger.streams.get(stream_name), batches_to_json(ledger, stream_name, batches)
     # Only the definitions by which these batches were written, and the current one.
     named = {row.revision, *(revision for batch in described for revision in batch["revisions"].values())}
     return Checkpoint(
@@ -119,11 +119,11 @@ def take(context: StreamContext, batch_time_ms: int) -> Checkpoint:
             "topics": [dataclasses.asdict(topic) for topic in ledger.topics.all(stream_name)],
             "positions": [dataclasses.asdict(position) for position in ledger.positions.all(stream_name)],
             # Gaps are read after the positions: so they include every loss that a position has skipped.
-            "gaps": [dataclasses.asdict(gap) for gap in ledger.gaps.page(stream_name, limit=GAPS)],
+            "gaps": [dataclasses.asdict(gap) for gap in ledger.gaps.page(stream_name, limit=_GAPS)],
             # Distinguishes a segment that somebody deleted from those that cleanup deleted.
             "segments": {
                 segment.path: segment.last_batch_time_ms
-                for segment in ledger.segments.page(stream_name, limit=SEGMENTS)
+                for segment in ledger.segments.page(stream_name, limit=_SEGMENTS)
                 if segment.removing_at_ms is None
             },
             "job": None if job is None else {"holder": job.holder, "lease_ms": job.lease_ms},

@@ -48,7 +48,7 @@ def file_batches(context: StreamContext) -> int:
         try:
             folder.write_atomically(
                 history_path(number),
-                encode_document({**document, "batches": describe(ledger, stream_name, batches)}),
+                encode_document({**document, "batches": batches_to_json(ledger, stream_name, batches)}),
                 exclusive=True,
             )
         except StoredFileExistsError:
@@ -59,7 +59,7 @@ def file_batches(context: StreamContext) -> int:
     return filed
 
 
-def describe(ledger: Ledger, stream_name: str, batches: Sequence[BatchRow]) -> list[dict[str, Any]]:
+def batches_to_json(ledger: Ledger, stream_name: str, batches: Sequence[BatchRow]) -> list[dict[str, Any]]:
     """The batches as checkpoints and history hold them: their rows, the results and definition revisions of their
     outputs, and their replays."""
     times = [batch.batch_time_ms for batch in batches]

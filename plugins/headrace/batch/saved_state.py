@@ -119,16 +119,16 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, FoundBatch
             f"the checkpoint {checkpoint.path} knows of.",
             remedy="With the ledger there, `headrace recover` writes them again; else restore them from a copy.",
         )
-    kept: dict[int, FoundBatch] = {}
+    saved: dict[int, FoundBatch] = {}
     for number in [number for number in places if number < checkpoint.written_at_ms]:
-        kept |= _kept(places[number], number)
-    kept |= _kept(checkpoint.state["batches"], 0)
+        saved |= _found_batches(places[number], number)
+    saved |= _found_batches(checkpoint.state["batches"], 0)
     for number in [number for number in places if number >= checkpoint.written_at_ms]:
-        kept |= _kept(places[number], number)
-    return {batch_time_ms: batch for batch_time_ms, batch in kept.items() if not stream.has_removed(batch_time_ms)}
+        saved |= _found_batches(places[number], number)
+    return {batch_time_ms: batch for batch_time_ms, batch in saved.items() if not stream.has_removed(batch_time_ms)}
 
 
-def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, FoundBatch]:
+def _found_batches(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, FoundBatch]:
     found = {}
     for fields in documents:
         row = _batch_row(fields)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.batch_time import milliseconds
 from headrace.cli.elasticsearch_outputs import administration_of, elasticsearch_outputs, registered
-from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
+from headrace.cli.options import AsJson, LedgerUrl, StreamName, milliseconds, opened
 from headrace.cli.output import print_json
 from headrace.clock import time_text
 from headrace.errors import HeadraceError

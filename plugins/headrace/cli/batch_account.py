@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 _INDEX = "index"
 
 
-def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool) -> None:
+def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json: bool) -> None:
     """Print the batch, or the blocks that wait for a batch time that is not allocated.
 
     Raises:
         StreamNotFoundError: there is no such stream.
     """
-    ledger.streams.get(stream)
-    batch = ledger.batches.find(stream, batch_time_ms)
+    ledger.streams.get(stream_name)
+    batch = ledger.batches.find(stream_name, batch_time_ms)
     if batch is None:
-        _show_waiting(ledger, stream, batch_time_ms, as_json=as_json)
+        _show_waiting(ledger, stream_name, batch_time_ms, as_json=as_json)
         return
-    origin = ledger.batches.origins(stream, [batch_time_ms]).get(batch_time_ms)
-    inputs = ledger.batches.inputs(stream, batch_time_ms)
-    outputs = ledger.attempts.outputs(stream, batch_time_ms)
-    attempts = ledger.attempts.of_batch(stream, batch_time_ms)
+    origin = ledger.batches.origins(stream_name, [batch_time_ms]).get(batch_time_ms)
+    inputs = ledger.batches.inputs(stream_name, batch_time_ms)
+    outputs = ledger.attempts.outputs(stream_name, batch_time_ms)
+    attempts = ledger.attempts.of_batch(stream_name, batch_time_ms)
     revisions = {attempt.number: attempt.revision for attempt in attempts}
     if as_json:
         # Only the batch's own outputs: those of replays are with their attempts.
@@ -79,20 +79,20 @@ def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool
     )
 
 
-def _show_waiting(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool) -> None:
-    waiting = next((u for u in ledger.blocks.unclaimed(stream) if u.batch_time_ms == batch_time_ms), None)
+def _show_waiting(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json: bool) -> None:
+    waiting = next((u for u in ledger.blocks.unclaimed(stream_name) if u.batch_time_ms == batch_time_ms), None)
     if as_json:
         print_json({"batch": None, "waiting": waiting})
         return
-    row = ledger.streams.get(stream)
+    row = ledger.streams.get(stream_name)
     if row.has_removed(batch_time_ms):
         typer.echo(
-            f"Batch {time_text(batch_time_ms)} of {stream} was removed, as all up to {time_text(row.removed_until_ms)} "
-            "were: the stream keeps its batches for limits.history."
+            f"Batch {time_text(batch_time_ms)} of {stream_name} was removed, with all batches up to "
+            f"{time_text(row.removed_until_ms)}: the stream keeps its batches for limits.history."
         )
         return
     held = "nothing" if waiting is None else f"{waiting.records:,} records in {waiting.blocks:,} blocks"
-    typer.echo(f"Batch {time_text(batch_time_ms)} of {stream} is not allocated yet; the log holds {held} for it.")
+    typer.echo(f"Batch {time_text(batch_time_ms)} of {stream_name} is not allocated yet; the log holds {held} for it.")
     if waiting is not None and batch_time_ms <= ledger.now_ms():
         typer.echo("Its DAG run allocates it: if it has none, backfill its interval.")
 
@@ -104,16 +104,16 @@ def account(batch: BatchRow, origin: BatchOrigin | None) -> Iterator[str]:
         f"It holds {batch.records:,} records in {batch.blocks:,} blocks."
     )
     if batch.built:
-        yield "It was built from Kafka by timestamps; its records are at most so many, since no block counted them."
+        yield "It was built from Kafka by timestamps. Its number of records is an upper bound: no block counted them."
     if batch.late_records:
-        yield f"{batch.late_records:,} of them came too late for the batch of their timestamps."
+        yield f"{batch.late_records:,} of them arrived after the batch of their timestamps was sealed."
     if batch.absorbed:
         times = ", ".join(time_text(time) for time in batch.absorbed)
-        yield f"It took over the blocks of {len(batch.absorbed)} earlier batch time(s) that nobody ran: {times}."
+        yield f"It took over the blocks of {len(batch.absorbed)} earlier batch time(s) that no run had taken: {times}."
     if batch.absorbed_by_ms is not None:
         yield f"Batch {time_text(batch.absorbed_by_ms)} took its blocks over."
     if origin is not None:
-        where = "the log" if origin.source == "log" else "Kafka, by its offset ranges: the log has let them go"
+        where = "the log" if origin.source == "log" else "Kafka, by its offset ranges: the log no longer has them"
         yield f"Run again, it is read from {where}. Its manifest is {batch.manifest_uri}."
     if batch.error:
         yield f"Error: {batch.error}"

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.batch_account import show_batch
-from headrace.cli.batch_time import batch_time as batch_time_ms
-from headrace.cli.batch_time import milliseconds
-from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
+from headrace.cli.options import AsJson, LedgerUrl, StreamName, milliseconds, opened
+from headrace.cli.options import batch_time as batch_time_ms
 from headrace.cli.output import duration_text, print_json, print_table
 from headrace.clock import time_text
 
@@ -26,12 +25,12 @@ BatchTime = Annotated[
     str, typer.Argument(help="The batch's time: epoch milliseconds or ISO 8601, such as 2026-11-21T14:05Z.")
 ]
 
-batches = typer.Typer(add_completion=False, no_args_is_help=True, help="See a stream's batches, and give one up.")
+batches = typer.Typer(add_completion=False, no_args_is_help=True, help="Show a stream's batches, or abandon one.")
 
 
 @batches.callback()
 def _group() -> None:
-    """See a stream's batches, and give one up."""
+    """Show a stream's batches, or abandon one."""
 
 
 @batches.command("list")
@@ -39,7 +38,10 @@ def list_batches(
     name: StreamName,
     *,
     ledger: LedgerUrl,
-    limit: Annotated[int, typer.Option(help="How many, the newest first; unclaimed ones: the oldest.", min=1)] = 20,
+    limit: Annotated[
+        int,
+        typer.Option(help="How many batches, newest first, and how many unclaimed batch times, oldest first.", min=1),
+    ] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List a stream's batches and its unclaimed batch times."""
@@ -91,19 +93,19 @@ def abandon(
     batch_time: BatchTime,
     *,
     ledger: LedgerUrl,
-    reason: Annotated[str, typer.Option(help="Why; it stands with the gap.")],
+    reason: Annotated[str, typer.Option(help="The reason; it is kept with the gap.")],
     as_json: AsJson = False,
 ) -> None:
     """Abandon a batch that can never succeed. Its offset ranges become gaps, and its log may be deleted. Final."""
     if not reason.strip():
-        raise typer.BadParameter("say why; it is all that later tells of these records", param_hint="--reason")
+        raise typer.BadParameter("give a reason; nothing else will explain the gap later", param_hint="--reason")
     with opened(ledger) as found:
         batch = found.batches.abandon(name, milliseconds(batch_time, "BATCH_TIME"), reason)
     if as_json:
         print_json(batch)
     else:
         reported = (
-            f"Batch {time_text(batch.batch_time_ms)} of {name} is abandoned: {batch.records:,} records are a gap now."
+            f"Batch {time_text(batch.batch_time_ms)} of {name} is abandoned: {batch.records:,} records are now a gap."
         )
         typer.echo(reported)
 
@@ -113,7 +115,7 @@ def unclaimed(
     name: StreamName,
     *,
     ledger: LedgerUrl,
-    limit: Annotated[int, typer.Option(help="How many, the oldest first.", min=1)] = 1000,
+    limit: Annotated[int, typer.Option(help="How many, oldest first.", min=1)] = 1000,
     as_json: AsJson = False,
 ) -> None:
     """List the unclaimed batch times: they have passed and have blocks, and no batch has taken them."""
@@ -125,7 +127,7 @@ def unclaimed(
     elif waiting:
         _report_waiting(waiting, who)
     else:
-        typer.echo(f"Every batch time of {name} that has come and has blocks has its batch.")
+        typer.echo(f"Every batch time of {name} that has passed and has blocks has its batch.")
 
 
 def _waiting(ledger: Ledger, name: str, *, limit: int) -> list[UnclaimedTime]:
@@ -144,7 +146,7 @@ def _who_takes(ledger: Ledger, name: str) -> str:
             f"No batch was allocated {since}: is the batch DAG paused, or do its runs wait or fail before they "
             "allocate one (their logs say why)? Its next runs take them."
         )
-    return "They are on their way: the next runs of the batch DAG take them."
+    return "The next runs of the batch DAG take them."
 
 
 def _report_waiting(waiting: list[UnclaimedTime], who: str) -> None:

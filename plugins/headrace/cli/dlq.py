@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.batch_time import batch_time, milliseconds
 from headrace.cli.dlq_display import plan, report_counts, report_letter, report_list, report_plan
 from headrace.cli.elasticsearch_outputs import (
     MAX_RETRY_SECONDS,
@@ -19,7 +18,7 @@ from headrace.cli.elasticsearch_outputs import (
     elasticsearch_outputs,
     registered,
 )
-from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
+from headrace.cli.options import AsJson, LedgerUrl, StreamName, batch_time, milliseconds, opened
 from headrace.cli.output import print_json
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.ledger_option import LedgerUrl, StreamName, opened
+from headrace.cli.options import LedgerUrl, StreamName, opened
 from headrace.clock import time_text
+from headrace.ledger import EventKind
 
 if TYPE_CHECKING:
     from headrace.ledger.models import EventRow
@@ -18,19 +19,16 @@ def events(
     name: StreamName,
     *,
     ledger: LedgerUrl,
-    kind: Annotated[list[str] | None, typer.Option(help="Only this kind; may be given several times.")] = None,
-    blocks: Annotated[bool, typer.Option("--blocks", help="The blocks too, several a second.")] = False,
-    limit: Annotated[int, typer.Option(help="How many of the newest.", min=1)] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+    kind: Annotated[list[EventKind] | None, typer.Option(help="Only this kind; may be given several times.")] = None,
+    blocks: Annotated[
+        bool, typer.Option("--blocks", help="Also the events of blocks, of which there are several a second.")
+    ] = False,
+    limit: Annotated[int, typer.Option(help="How many events, the newest.", min=1)] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new events until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Print what happened to a stream, oldest first."""
-    from headrace.ledger import EventKind
-
-    unknown = sorted(set(kind or ()) - {known.value for known in EventKind})
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: kinds are {', '.join(EventKind)}", param_hint="--kind")
-    kinds = {EventKind(k) for k in kind} if kind else {k for k in EventKind if blocks or k is not EventKind.BLOCK_ADDED}
+    kinds = set(kind) if kind else {each for each in EventKind if blocks or each is not EventKind.BLOCK_ADDED}
     with opened(ledger) as found:
         found.streams.get(name)
         rows = found.events.latest(name, kinds, limit)[::-1]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
+from headrace.cli.options import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import print_json
 from headrace.errors import HeadraceError
 

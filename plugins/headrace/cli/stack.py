@@ -29,7 +29,7 @@ _STOP_SECONDS = 120
 _NOT_RUNNING = 3
 """Exit code of `status` when the stack is not, or not completely, running; the same as in init scripts."""
 
-Data = Annotated[Path, typer.Option(help="The folder with everything the stack keeps.", file_okay=False)]
+Data = Annotated[Path, typer.Option(help="The folder of the stack's data.", file_okay=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the stack's state as JSON.")]
 
 
@@ -44,7 +44,7 @@ def up(
     ] = None,
     without: Annotated[list[str] | None, typer.Option(help=f"Leave out one of: {', '.join(SERVICES)}.")] = None,
     detach: Annotated[
-        bool, typer.Option("--detach/--foreground", help="Return when everything runs, or hold it until Ctrl-C.")
+        bool, typer.Option("--detach/--foreground", help="Return when everything runs, or run until Ctrl-C.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -87,7 +87,7 @@ def down(
     *,
     data: Data = Path(".headrace"),
     wipe: Annotated[
-        bool, typer.Option("--wipe", help="Then delete the data folder: topics, indices, logs, all.")
+        bool, typer.Option("--wipe", help="Afterwards delete the data folder, with all topics, indices and logs.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

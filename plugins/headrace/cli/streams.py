@@ -1,14 +1,13 @@
-"""`headrace streams`, `start`, `stop` and `check`: show, start and stop streams, and check a definition."""
+"""`headrace streams`: list the streams, or show one with its receivers and positions."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.ledger_option import AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, opened
+from headrace.cli.options import AsJson, LedgerUrl, opened
 from headrace.cli.output import print_json, print_table
 from headrace.clock import time_text
 from headrace.receiver.input_health import InputTrouble, input_troubles, receiver_state
@@ -16,10 +15,6 @@ from headrace.receiver.input_health import InputTrouble, input_troubles, receive
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.models import JobRow, PositionRow, ReceiverRow, StreamRow
-    from headrace.stream import Stream
-
-_NOT_STOPPED = 4
-"""Exit code of `stop --wait` when the receiver job still runs at the deadline."""
 
 
 def streams(
@@ -54,128 +49,6 @@ def streams(
         for row in rows:
             if row["unadopted"] is not None:
                 typer.echo(f"{row['name']}: {row['unadopted']}")
-
-
-def stop(
-    name: StreamName,
-    *,
-    ledger: OptionalLedgerUrl = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(help="In place of --ledger where that is lost: the storage of the stream's definition."),
-    ] = None,
-    reason: Annotated[str, typer.Option(help="Why; it is kept with the job.")] = "headrace stop",
-    wait: Annotated[float, typer.Option(help="Wait this many seconds for the receivers to drain.")] = 0.0,
-    as_json: AsJson = False,
-) -> None:
-    """Stop a stream gracefully: its receivers store what they have read, then end. Batches continue.
-
-    With --storage, for a lost ledger: the receiver job ends if its ledger does not answer, and stores nothing more.
-    """
-    if storage is not None:
-        _stop_without_ledger(name, storage, reason, as_json=as_json)
-        return
-    if ledger is None:
-        raise typer.BadParameter(
-            "Say where the ledger is (--ledger), or, if it is lost, the stream's storage (--storage)."
-        )
-    with opened(ledger) as found:
-        found.streams.set_desired_state(name, "stopped")
-        found.jobs.request_stop(name, reason)
-        deadline = time.monotonic() + wait
-        while running := _runs(found, name):
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(0.2)
-    if as_json:
-        print_json({"stream": name, "desired_state": "stopped", "running": running})
-    else:
-        typer.echo(f"Stream {name} is asked to stop." if running else f"Stream {name} is stopped.")
-    if running and wait:
-        raise typer.Exit(_NOT_STOPPED)
-
-
-def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool) -> None:
-    from headrace.clock import SystemClock
-    from headrace.receiver.tracker import write_stop_request
-    from headrace.wal.storage import open_storage
-
-    folder = open_storage(storage).below(name)
-    if not folder.paths():
-        raise typer.BadParameter(f"{folder.url} holds nothing of a stream: is {storage} its storage?")
-    write_stop_request(folder, reason, requested_ms=SystemClock().now_ms())
-    if as_json:
-        print_json({"stream": name, "requested_in": folder.url})
-    else:
-        typer.echo(
-            f"A receiver job of stream {name} whose ledger does not answer ends within a minute. One whose ledger "
-            "answers goes on: stop that with --ledger."
-        )
-
-
-def start(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
-    """Let a stopped stream run again: its waiting receiver DAG starts the receiver job."""
-    with opened(ledger) as found:
-        found.streams.set_desired_state(name, "running")
-    if as_json:
-        print_json({"stream": name, "desired_state": "running"})
-    else:
-        typer.echo(f"Stream {name} is to run; its receiver DAG starts the receiver job.")
-
-
-def check(
-    definition: Annotated[str, typer.Argument(help="A JSON file, or module:attribute of a Stream.")],
-    *,
-    connect: Annotated[
-        bool,
-        typer.Option("--connect", help="Also ask ledger, storage, Kafka for its topics, and each output's server."),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check a stream's definition and its transform; prints the reason and exits with 1 if the stream cannot run.
-
-    With --connect, also checks its ledger, storage, Kafka topics and outputs. Connections come from AIRFLOW_CONN_...
-    variables.
-    """
-    import sys
-
-    from headrace.kafka.client_settings import check_client_settings
-    from headrace.spark.transforms import check_transform
-    from headrace.stream import Stream
-
-    sys.path.insert(0, "")
-    stream = Stream.load(definition)
-    check_client_settings(stream)
-    check_transform(stream)
-    if connect:
-        _check_connections(stream, as_json=as_json)
-    elif as_json:
-        typer.echo(stream.to_json())
-    else:
-        typer.echo(f"Stream {stream.name} can run.")
-
-
-def _check_connections(stream: Stream, *, as_json: bool) -> None:
-    from headrace.fsck.connecting import check_connections
-
-    found = []
-    for each in check_connections(stream):
-        found.append(each)
-        if not as_json:
-            typer.echo(f"{'ok    ' if each.error is None else 'FAILED'} {each}")
-    failed = [each for each in found if each.error is not None]
-    if as_json:
-        print_json({"stream": stream.name, "ok": not failed, "checks": found})
-    else:
-        wrong = f"{len(failed)} of {len(found)} checks failed" if failed else "can run, and all that it needs answers"
-        typer.echo(f"Stream {stream.name}: {wrong}.")
-    if failed:
-        raise typer.Exit(1)
-
-
-def _runs(ledger: Ledger, name: str) -> bool:
-    job = ledger.jobs.current(name)
-    return job is not None and job.alive(ledger.now_ms())
 
 
 def _receiver_state(receiver: ReceiverRow, unasked: Collection[InputTrouble], now_ms: int) -> str:

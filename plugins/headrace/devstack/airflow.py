@@ -14,13 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.errors import LocalStackError
 from headrace.devstack.guarded_process import GuardedProcess, ProcessSpec, child_environment
-from headrace.devstack.server import LOOPBACK, Server, free_port
+from headrace.devstack.server import LOOPBACK, Server, Startable, free_port
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 USER = "admin"
@@ -81,7 +80,7 @@ class AirflowComponent(Server):
             raise LocalStackError(f"no heartbeat of this {self.name} yet")
 
 
-class Airflow:
+class Airflow(Startable):
     """An Airflow on this machine: `LocalExecutor`, simple auth manager with the user `admin`.
 
     ``folder`` is AIRFLOW_HOME; it keeps logs, secrets and the generated password over restarts. ``connections`` are
@@ -221,14 +220,6 @@ class Airflow:
             | variables
             | self._environment
         )
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @staticmethod
     def _version() -> str:

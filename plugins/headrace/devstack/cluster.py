@@ -6,12 +6,11 @@ import sys
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from headrace.devstack.errors import LocalStackError
 from headrace.devstack.guarded_process import ProcessSpec, child_environment
-from headrace.devstack.server import LOOPBACK, Server, free_port
+from headrace.devstack.server import LOOPBACK, Server, Startable, free_port
 
 
 class SparkMaster(Server):
@@ -72,7 +71,7 @@ class SparkWorker(Server):
             pass
 
 
-class SparkCluster:
+class SparkCluster(Startable):
     """A master and ``workers`` workers in ``folder``; started on entering, stopped on leaving.
 
     With a ``secret`` it accepts only applications that have it (``spark.authenticate``), and encrypts its network
@@ -130,14 +129,6 @@ class SparkCluster:
         """Stop all, with their executors."""
         for server in reversed(self.servers.values()):
             server.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def _spark_class() -> str:

@@ -43,11 +43,28 @@ def free_port(taken: Collection[int] = ()) -> int:
     raise OSError(f"no free port between {_FIRST} and {_LAST}")
 
 
-class Server(ABC):
-    """A server with its data in ``folder``. The data stays after `stop`, `kill` and the end of this process.
+class Startable(ABC):
+    """What runs for the length of a ``with`` block: started on entering, stopped on leaving."""
 
-    It is a context manager: started on entering, stopped on leaving.
-    """
+    @abstractmethod
+    def start(self) -> Self:
+        """Start; returns when it answers. If it cannot be started, it is stopped, and the error raised."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop with everything that it has started. Does nothing if it does not run."""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class Server(Startable):
+    """A server with its data in ``folder``. The data stays after `stop`, `kill` and the end of this process."""
 
     name: str
     ready_seconds: float = 120.0
@@ -128,11 +145,3 @@ class Server(ABC):
     def resume(self) -> None:
         """Undo `suspend`."""
         self.process.resume()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()

@@ -53,58 +53,64 @@ _NOT_BY_HAND = (
     "and rebuild it with `headrace recover`, or report it with this output."
 )
 _SET_BACK = (
-    "Stop the stream and do not start it on this ledger: put back the newer one, or rebuild it with `headrace recover`."
+    "Stop the stream and do not start it on this ledger: restore the newer one, or rebuild it with `headrace recover`."
 )
 _READ_AGAIN = (
     "A batch that has not completed can be read again from Kafka while Kafka has its offsets, once the segment's file "
-    "is restored from a copy; else give the batch up with `headrace batches abandon`. For a completed batch nothing is "
-    "lost, but it can be run again from Kafka only."
+    "is restored from a copy; else abandon the batch with `headrace batches abandon`. For a completed batch nothing is "
+    "lost, but it can only be run again from Kafka."
 )
 
 MEANINGS: dict[Problem, tuple[str, str]] = {
     Problem.OFFSETS_MISSING: (
-        "Kafka has records that were passed over: they are in no block, no batch and no recorded gap.",
+        "Kafka has records that were skipped: they are in no block, no batch and no recorded gap.",
         "Keep a copy of the ledger; read the offsets again by a stream of another name that starts at them.",
     ),
     Problem.OFFSETS_TWICE: ("Records were received twice: they are in two batches.", _NOT_BY_HAND),
     Problem.POSITION_WRONG: (
-        "Receiving would go on elsewhere than where the stored records end: records would be missed or doubled.",
+        "Receiving would not continue where the stored records end: records would be missed or received twice.",
         _NOT_BY_HAND,
     ),
-    Problem.TOPIC_WRONG: ("Which incarnation of the topic is received is not clear from the ledger.", _NOT_BY_HAND),
-    Problem.BATCH_TIME_WRONG: ("The block stands in a batch in which it cannot be.", _NOT_BY_HAND),
+    Problem.TOPIC_WRONG: ("The ledger does not say clearly which incarnation of the topic is received.", _NOT_BY_HAND),
+    Problem.BATCH_TIME_WRONG: ("The block is in a batch to which it cannot belong.", _NOT_BY_HAND),
     Problem.BLOCK_WRONG: ("The block was added by a writer that could not have added it.", _NOT_BY_HAND),
     Problem.UNCLAIMED_WRONG: (
-        "What waits for a batch is counted wrongly: a batch time could be passed over, or waited for in vain.",
+        "The counts of unclaimed blocks are wrong: a batch time with blocks could be skipped.",
         _NOT_BY_HAND,
     ),
-    Problem.SEGMENT_WRONG: ("The ledger's row of a file of the log does not fit the file or its blocks.", _NOT_BY_HAND),
-    Problem.LEASE_WRONG: ("Two could write at once: an epoch or a lease is not what it has to be.", _NOT_BY_HAND),
+    Problem.SEGMENT_WRONG: ("The ledger's row of a log segment does not match the file or its blocks.", _NOT_BY_HAND),
+    Problem.LEASE_WRONG: ("Two writers could be active at once: an epoch or a lease is wrong.", _NOT_BY_HAND),
     Problem.BATCH_BLOCKS_WRONG: ("The batch no longer has the blocks that it was allocated.", _NOT_BY_HAND),
     Problem.BATCH_INPUTS_WRONG: ("The batch's offset ranges are not those of its blocks.", _NOT_BY_HAND),
     Problem.BATCH_STATE_WRONG: (
-        "The batch's state is not what its outputs say.",
+        "The batch's state does not agree with its outputs.",
         "Run the batch again: clear its run.",
     ),
-    Problem.REPLAY_STATE_WRONG: ("The replay's state is not what its outputs say.", "Run the replay's batch again."),
-    Problem.ABSORBED_WRONG: ("Which batch holds the blocks of an absorbed time is not clear.", _NOT_BY_HAND),
-    Problem.GAP_MISSING: ("Records were given up, and no gap tells it.", _NOT_BY_HAND),
+    Problem.REPLAY_STATE_WRONG: (
+        "The replay's state does not agree with its outputs.",
+        "Run the replay's batch again.",
+    ),
+    Problem.ABSORBED_WRONG: (
+        "The ledger does not say clearly which batch holds the blocks of an absorbed time.",
+        _NOT_BY_HAND,
+    ),
+    Problem.GAP_MISSING: ("Records were abandoned, and no gap records this.", _NOT_BY_HAND),
     Problem.CLEANED_TOO_EARLY: (
-        "The log let go of records whose batch is not done: it can be run from Kafka only, while Kafka has them.",
+        "The log no longer has the records of an unfinished batch: only Kafka may still have them.",
         "Run the batch soon.",
     ),
     Problem.OUT_OF_TURN: (
-        "A later batch ran although this stream runs its batches in order: state or windows may be wrong.",
+        "A later batch ran before an earlier one, although the order counts: state or windows may be wrong.",
         "Run the earlier batch, then the later ones again, in order.",
     ),
     Problem.SLOTS_EXCEEDED: ("More batches run at once than the stream allows.", _NOT_BY_HAND),
     Problem.MANIFEST_MISSING: (
-        "The batch cannot be run again: which blocks it has stands in this file.",
+        "The batch cannot be run again: only this file lists its blocks.",
         "Run the batch's allocate_blocks: it writes the same manifest again while the ledger has the batch's blocks. "
         "Else restore the file from a copy.",
     ),
     Problem.MANIFEST_DAMAGED: (
-        "The batch cannot be run again: the file is not the one that it was allocated by.",
+        "The batch cannot be run again: the file is not the one by which it was allocated.",
         "Run the batch's allocate_blocks: it writes the same manifest again while the ledger has the batch's blocks. "
         "Else restore the file from a copy.",
     ),
@@ -112,21 +118,21 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
         "The file is the one that the ledger names, and it lists other blocks or ranges than the ledger.",
         _NOT_BY_HAND,
     ),
-    Problem.SEGMENT_MISSING: ("A file of the log is gone that is still needed.", _READ_AGAIN),
+    Problem.SEGMENT_MISSING: ("A log segment that is still needed is missing.", _READ_AGAIN),
     Problem.SEGMENT_RETURNED: (
-        "A file of the log is there again that cleanup had deleted: nothing reads it.",
-        "Delete it; it came from a copy of the folder, most likely.",
+        "A log segment that cleanup had deleted exists again. Nothing reads it.",
+        "Delete it; most likely it came from a copy of the folder.",
     ),
     Problem.BLOCK_UNREADABLE: ("The records of this block cannot be read from the log.", _READ_AGAIN),
-    Problem.BLOCK_DIFFERS: ("The log holds another block here than the ledger says.", _SET_BACK),
+    Problem.BLOCK_DIFFERS: ("The log holds a different block here than the ledger says.", _SET_BACK),
     Problem.BLOCK_UNKNOWN: (
         "The log proves that this block was accepted, and the ledger does not know it: the ledger was lost or set back "
-        "to an older copy. Received again, its records would be doubled in a batch that has them.",
+        "to an older copy. If its records are received again, a batch may hold them twice.",
         _SET_BACK,
     ),
     Problem.LOG_DAMAGED: (
-        "Bytes of the log are not what was written. No block that the ledger knows stands there.",
-        "Look for a failing disk. `headrace recover` without the ledger would have less to go by.",
+        "The log is damaged at a place where the ledger knows of no block.",
+        "Check the disk. A ledger that is lost could be rebuilt less completely from this log.",
     ),
     Problem.CHECKPOINT_UNREADABLE: (
         "A lost ledger could not be rebuilt completely.",
@@ -137,30 +143,30 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
         "Write a checkpoint from the ledger with `headrace recover`.",
     ),
     Problem.LEDGER_SET_BACK: (
-        "The newest checkpoint is ahead of the ledger, which was set back to an older copy: records would be received "
-        "again under offsets and batch times that were used.",
+        "The newest checkpoint is ahead of the ledger, which was restored from an older copy: records would be "
+        "received again, under offsets and batch times that were already used.",
         _SET_BACK,
     ),
     Problem.KAFKA_TOPIC_REPLACED: (
-        "The topic was deleted and created again, and the stream has not seen it yet: what was not received of the "
-        "old one is lost.",
-        "Let the receiver job run: it sees the new topic and begins it from its first offset.",
+        "The topic was deleted and created again, and the stream has not seen it yet: records of the old one that "
+        "were not received are lost.",
+        "Let the receiver job run: it detects the new topic and reads it from its first offset.",
     ),
     Problem.KAFKA_RECORDS_GONE: (
         "Kafka has deleted records before they were received.",
-        'Run the receiver job: with on_lost_offsets="reset" it records the gap and goes on, with "fail" it says so. '
-        "Let the topic keep its records for longer.",
+        'Run the receiver job: with on_lost_offsets="reset" it records the gap and continues, with "fail" it reports '
+        "the error. Increase the topic's retention.",
     ),
     Problem.KAFKA_LOG_CUT: (
-        "Kafka's log ends before what was received of it: it lost records that it had given out (an unclean election, "
-        "or files that were lost), and new ones take their offsets.",
-        "Compare the topic with what the stream has; then create the topic again, or let a stream of another name "
-        "read it.",
+        "Kafka's log ends before the stored position: Kafka lost records that it had delivered (by an unclean leader "
+        "election, or lost files), and new records take their offsets.",
+        "Compare the topic with the stream's records; then create the topic again, or read it with a stream of another "
+        "name.",
     ),
     Problem.COMMITTED_TOO_FAR: (
         "The group's committed offset is beyond the stored position. headrace commits after storing, so another "
         "consumer commits in its group, or the ledger was set back.",
-        "Give the input a group of its own, and compare the ledger with the newest checkpoint.",
+        "Give the input its own group, and compare the ledger with the newest checkpoint.",
     ),
 }
 

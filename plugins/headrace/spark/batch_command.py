@@ -22,8 +22,8 @@ from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
 from headrace.ledger.models import Attempt
+from headrace.spark.attempt_run import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.batch_run import BatchResult, run_attempt
 from headrace.spark.batch_session import open_connect_session, open_own_session
 from headrace.spark.failures import python_account
 from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit

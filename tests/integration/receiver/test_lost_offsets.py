@@ -128,9 +128,9 @@ def test_a_damaged_batch_fails_its_partition_and_is_a_gap_once_its_records_are_d
     server.start()
     rig.begin(rig.define(on_lost_offsets="reset"))
     rig.produce(10, partition=1)
+    rig.await_positions({(rig.topic, 0): 7, (rig.topic, 1): 10})
     rig.eventually(lambda: state_of(rig, 0)[0] is PartitionState.FAILED)
     assert "the record batch at offset 7 cannot be read" in state_of(rig, 0)[1]
-    rig.await_positions({(rig.topic, 0): 7, (rig.topic, 1): 10})
     assert gaps(rig) == []
     rig.end()
     target = TopicPartition(rig.topic, 0, 307)
@@ -158,10 +158,10 @@ def test_a_batch_that_the_broker_cannot_serve_fails_its_partition_and_is_read_wh
         file.write(struct.pack(">i", 5))
     try:
         rig.begin(rig.define(on_lost_offsets="reset"))
-        rig.eventually(lambda: state_of(rig, 0)[0] is PartitionState.FAILED)
-        assert "cannot be read" in state_of(rig, 0)[1]
         rig.produce(10, partition=1)
         rig.await_positions({(rig.topic, 0): 1, (rig.topic, 1): 10})
+        rig.eventually(lambda: state_of(rig, 0)[0] is PartitionState.FAILED)
+        assert "cannot be read" in state_of(rig, 0)[1]
         assert gaps(rig) == []
     finally:
         segment.write_bytes(whole)

@@ -25,8 +25,8 @@ from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.models import Attempt, JobRow, ReceiverLease
+from headrace.spark.attempt_run import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.batch_run import BatchResult, run_attempt
 from headrace.spark.sessions import classic_session
 from headrace.spark.wal_source import WalDataSource
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream

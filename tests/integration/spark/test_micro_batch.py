@@ -29,9 +29,9 @@ from headrace.elasticsearch.errors import TooManyDeadLettersError
 from headrace.kafka.range_reader import RangeClients
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
+from headrace.spark.attempt_run import BatchResult
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_command import main
-from headrace.spark.batch_run import BatchResult
 from headrace.spark.failures import AttemptFailedError
 from headrace.stream import (
     ColumnIds,

@@ -109,7 +109,7 @@ def test_every_batch_that_is_not_over_is_in_the_checkpoint_however_many(
     assert checkpoint is not None
     assert [batch["batch_time_ms"] for batch in checkpoint.state["batches"]] == [*times, newest]
     assert receiving.ledger.batches.get("shop", newest).checkpointed_at_ms is not None
-    assert "10050 batches are not over" in caplog.text
+    assert "10050 batches are unfinished" in caplog.text
 
 
 def test_a_checkpoint_does_not_grow_with_what_is_over(receiving: Receiving) -> None:

@@ -113,7 +113,7 @@ def test_what_a_batch_took_over_is_told_on_both_sides(stream: Stream) -> None:
         ledger.allocations.allocate(
             "shop", last_ms, manifest_uri="m", manifest_sha256="0", blocks_expected=0, absorb=[first_ms]
         )
-    assert "It took over the blocks of 1 earlier batch time(s) that nobody ran" in shown(stream, last_ms)
+    assert "It took over the blocks of 1 earlier batch time(s) that no run had taken" in shown(stream, last_ms)
     assert "took its blocks over." in shown(stream, first_ms)
 
 

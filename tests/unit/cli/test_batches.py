@@ -55,7 +55,7 @@ def test_batches_are_listed_with_what_no_batch_has_taken(run: Callable[..., Resu
     assert [(batch["records"], batch["state"]) for batch in reported["batches"]] == [(5, "allocated")]
     assert [time["records"] for time in reported["unclaimed"]] == [5, 5]
     text = run("list", "shop").stdout
-    assert "They are on their way" in text
+    assert "The next runs of the batch DAG take them" in text
     assert "allocated" in text
     assert "And later ones" not in text
 
@@ -110,7 +110,7 @@ def test_a_batch_is_given_up_with_a_reason_as_a_gap(run: Callable[..., Result], 
     assert run("abandon", "shop", time).exit_code == 2, "it needs a reason"
     assert run("abandon", "shop", time, "--reason", " ").exit_code == 2
     result = run("abandon", "shop", time, "--reason", "poison")
-    assert "5 records are a gap now" in result.stdout
+    assert "5 records are now a gap" in result.stdout
     with Ledger.open(url) as ledger:
         assert ledger.batches.get("shop", batch.batch_time_ms).state is BatchState.ABANDONED
         (gap,) = ledger.gaps.page("shop")

@@ -30,6 +30,13 @@ def stream(stream):
     return stream.model_copy(update={"outputs": (*stream.outputs, ConsoleOutput(id=TWO))})
 
 
+@pytest.fixture(autouse=True)
+def time_for_others(monkeypatch):
+    """A run has time for the batches of other runs, however slow the machine is."""
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=time.sleep)
+    monkeypatch.setattr("headrace.operators.wal_spark_submit.time", clock)
+
+
 class Runs:
     """Runs of the schedule, one after another: `next` has the next one's time stored, ended and allocated."""
 
@@ -100,12 +107,6 @@ class TestMissedTimes:
             times.append(runs.source.store(2))
             runs.until(lambda: runs.ledger.now_ms() >= times[-1])
         return times
-
-    @pytest.fixture(autouse=True)
-    def time_for_others(self, monkeypatch):
-        """A run has time for the batches of other runs, although `retry_for` becomes short."""
-        clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=time.sleep)
-        monkeypatch.setattr("headrace.operators.wal_spark_submit.time", clock)
 
     def test_they_are_run_by_the_next_runs_without_a_hand(self, runs, missed, toy_batch):
         runs.write(runs.next()[1], ONE, TWO)

@@ -102,7 +102,7 @@ def read_folder(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress
         HistoryError: a history file is missing, damaged, or of another version.
     """
     notices: list[str] = []
-    saved = _read_kept(folder, notices)
+    saved = _read_saved(folder, notices)
     progress("reading the manifests")
     manifests, damaged = _read_manifests(folder, saved)
     log = folder.below(LOG_FOLDER)
@@ -134,7 +134,7 @@ def read_folder(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress
     )
 
 
-def _read_kept(folder: LogStorage, notices: list[str]) -> SavedState | None:
+def _read_saved(folder: LogStorage, notices: list[str]) -> SavedState | None:
     try:
         saved = read_saved_state(folder)
     except CheckpointVersionError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headrace.batch.recovery.accepted_blocks import AcceptedBlocks, Place, accepted_blocks, in_order, places
 from headrace.batch.recovery.folder_contents import FolderContents
 from headrace.batch.recovery.rebuilt_batches import RebuiltBatches, first_batch_time, rebuild_batches
-from headrace.batch.recovery.unaccounted_offsets import account
+from headrace.batch.recovery.unaccounted_offsets import check_positions
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
 from headrace.ledger.models import MovedBlock, PositionRow, StreamRevision, StreamRow, TopicRow
 from headrace.ledger.rebuild_data import FoundBlock, FoundSegment, FoundStream
@@ -71,7 +71,7 @@ def rebuild_stream(
         sealed_until_ms=max(sealed_ms, stream.sealed_until_ms),
         zero_time_ms=stream.zero_time_ms if saved is not None else _zero_time_ms(stream, listed, batches),
     )
-    accounted = account(contents, blocks.blocks, _positions(contents, listed, batches, now_ms), now_ms)
+    accounted = check_positions(contents, blocks.blocks, _positions(contents, listed, batches, now_ms), now_ms)
     known = [batch.row.attempt for batch in batches.batches]
     found = FoundStream(
         stream=stream,

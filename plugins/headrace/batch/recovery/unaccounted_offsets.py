@@ -22,7 +22,7 @@ UNEXPLAINED = "nothing found by the rebuild tells what was there: control record
 
 
 @dataclass(frozen=True)
-class Accounted:
+class CheckedPositions:
     """The corrected positions, the gaps below them that no checkpoint has, and notices about both."""
 
     positions: Sequence[PositionRow]
@@ -30,9 +30,9 @@ class Accounted:
     notices: Sequence[str]
 
 
-def account(
+def check_positions(
     contents: FolderContents, blocks: Iterable[BlockInfo], positions: Iterable[PositionRow], now_ms: int
-) -> Accounted:
+) -> CheckedPositions:
     """Check every partition from its start to its position; returns corrected positions and new gaps."""
     finder = _Finder(contents, blocks)
     corrected: list[PositionRow] = []
@@ -53,7 +53,7 @@ def account(
                 GapRow(len(gaps), contents.stream, row.input_id, row.partition, start, until, why, None, now_ms)
             )
             notices.append(f"[{start}, {until}) of {name} is a gap: {why}.")
-    return Accounted(corrected, gaps, notices)
+    return CheckedPositions(corrected, gaps, notices)
 
 
 class _Finder:

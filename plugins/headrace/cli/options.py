@@ -1,12 +1,41 @@
-"""Parses batch times in command arguments."""
+"""The options and arguments that commands share: their types, and how their texts are read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.clock import time_text
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+
+_LEDGER = typer.Option(
+    "--ledger",
+    envvar="HEADRACE_LEDGER",
+    help='The ledger: a SQLAlchemy URL, or "connection:<id>" with AIRFLOW_CONN_<ID> set.',
+)
+LedgerUrl = Annotated[str, _LEDGER]
+OptionalLedgerUrl = Annotated[str | None, _LEDGER]
+StreamName = Annotated[str, typer.Argument(help="The stream's name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Ledger]:
+    """Open the ledger at this URL. Never creates one: a mistyped path must not create an empty database.
+
+    Raises:
+        LedgerError: there is no ledger, or it is of another version.
+    """
+    from headrace.ledger import Ledger
+
+    with Ledger.open(url, create=False) as ledger:
+        yield ledger
 
 
 def milliseconds(text: str, option: str) -> int:

@@ -16,10 +16,10 @@ from headrace.errors import HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.models import Attempt, AttemptRow
-from headrace.spark import batch_run
+from headrace.spark import attempt_run
+from headrace.spark.attempt_run import run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_plan import WRITTEN, AttemptPlan, OutputPlan, plan_attempt
-from headrace.spark.batch_run import run_attempt
 from headrace.spark.failures import AttemptFailedError
 from headrace.spark.termination import Terminated
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
@@ -112,7 +112,7 @@ class Rig:
 @pytest.fixture
 def writers(monkeypatch: pytest.MonkeyPatch) -> Writers:
     writers = Writers()
-    monkeypatch.setattr(batch_run, "writer_of", writers)
+    monkeypatch.setattr(attempt_run, "writer_of", writers)
     return writers
 
 
@@ -123,9 +123,9 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, writers: Writers) -> It
         outputs = tuple(OutputPlan(each.output, each.origins, each.fresh, needs_spark=True) for each in plan.outputs)
         return AttemptPlan(plan.own, plan.leaving, outputs)
 
-    monkeypatch.setattr(batch_run, "BatchInputs", Inputs)
-    monkeypatch.setattr(batch_run, "OutputFrames", Frames)
-    monkeypatch.setattr(batch_run, "plan_attempt", with_spark)
+    monkeypatch.setattr(attempt_run, "BatchInputs", Inputs)
+    monkeypatch.setattr(attempt_run, "OutputFrames", Frames)
+    monkeypatch.setattr(attempt_run, "plan_attempt", with_spark)
     monkeypatch.setattr(Frames, "broken", frozenset())
     stream = Stream(
         name="shop",

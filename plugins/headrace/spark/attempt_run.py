@@ -82,14 +82,14 @@ def run_attempt(attempt: BatchAttempt) -> BatchResult:
             again. If the only failed step raised another of headrace's errors, that one is raised.
         AttemptFencedError: a newer attempt took the batch. This attempt's Spark jobs are cancelled.
     """
-    return _BatchRun(attempt).run()
+    return _AttemptRun(attempt).run()
 
 
 class _Stopped(Exception):  # noqa: N818 - not an error: the code that stopped the attempt reports why
     """The attempt was stopped before one of its steps."""
 
 
-class _BatchRun:
+class _AttemptRun:
     """``results`` has the counts of the completed steps, ``failures`` the errors of the failed ones."""
 
     def __init__(self, attempt: BatchAttempt) -> None:
