@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,8 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         if not (duplicates or total.foreign):
             total.letters_withdrawn = self._withdraw_letters()
         if self._options.refresh:
-            self._target().refresh()
+            with closing(self._transport(1)) as transport:
+                TargetIndex(transport, self._options, clock=SystemClock()).refresh()
         options = self._options
         report = IndexingReport(
             stream=options.stream_name,
@@ -199,7 +201,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         before, now = self._index_before, self._index_now()
         if before is not None and now != before:
             if now is not None and now.name == before.name:
-                what = f"{before.name!r} was deleted and made anew; documents that it had are gone"
+                what = f"{before.name!r} was deleted and created again; its earlier documents are gone"
             else:
                 after = None if now is None else now.name
                 what = (
@@ -213,10 +215,8 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         return None if now is None else now.name
 
     def _index_now(self) -> ConcreteIndex | None:
-        return self._target().concrete()
-
-    def _target(self) -> TargetIndex:
-        return TargetIndex(self._transport(1), self._options, clock=SystemClock())
+        with closing(self._transport(1)) as transport:
+            return TargetIndex(transport, self._options, clock=SystemClock()).concrete()
 
     def _transport(self, connections: int) -> ElasticsearchTransport:
         return ElasticsearchTransport(

@@ -304,10 +304,10 @@ def test_a_letter_that_a_batch_rewrites_during_the_replay_is_not_marked(
     shop.mend()
     index = DeadLetterReplay._index
 
-    def while_a_batch_writes(self: Any, group: Any, counts: Any) -> Any:
-        letter = {**group.letters[0].fields, "batch_time": 1}
-        shop.ask("PUT", f"/{shop.index}-dead-letters/_doc/{quote(group.letters[0].id, safe='')}", dict(letter))
-        return index(self, group, counts)
+    def while_a_batch_writes(self: Any, letters: Any, counts: Any) -> Any:
+        letter = {**letters[0].fields, "batch_time": 1}
+        shop.ask("PUT", f"/{shop.index}-dead-letters/_doc/{quote(letters[0].id, safe='')}", letter)
+        return index(self, letters, counts)
 
     monkeypatch.setattr(DeadLetterReplay, "_index", while_a_batch_writes)
     reported = shop.reported("replay", "--yes", "--reason", "document_parsing_exception")

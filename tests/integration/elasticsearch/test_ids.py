@@ -38,8 +38,7 @@ def records(
 
 def topic(*, partitions: int = 1, topic_id: str = "first") -> TopicRow:
     """The topic "t" as the ledger has it, which had one partition when it was first seen."""
-    fields: dict[str, Any] = dict.fromkeys(TopicRow.__dataclass_fields__)
-    return TopicRow(**{**fields, "topic": "t", "topic_id": topic_id, "partitions": partitions, "first_partitions": 1})
+    return TopicRow("s", "kafka", "t", topic_id, 1, partitions, 1, True, True, 0, 0)
 
 
 def by_keys(real: Any, ids: KeyIds) -> Stream:

@@ -268,7 +268,7 @@ def test_an_index_that_is_created_again_during_a_write_fails_the_batch(index: In
     messages = [writer.write(iter([rows.slice(0, 1)]))]
     index.ask("DELETE", f"/{index.name}")
     messages.append(writer.write(iter([rows.slice(1, 1)])))
-    with pytest.raises(UnsuitableTargetError, match="was deleted and made anew"):
+    with pytest.raises(UnsuitableTargetError, match="was deleted and created again"):
         writer.commit(messages)
     assert set(index.documents()) == {"t+0+1"}
     writer.look_at_index()

@@ -132,7 +132,7 @@ def make_ledger(*rows: dict[str, Any], rebuilt_at_ms: int | None = None) -> Any:
     ]
     events = [] if rebuilt_at_ms is None else [SimpleNamespace(at_ms=rebuilt_at_ms)]
     return SimpleNamespace(
-        batches=SimpleNamespace(attempts=lambda stream, time_ms: attempts),
+        attempts=SimpleNamespace(of_batch=lambda stream_name, batch_time_ms: attempts),
         events=SimpleNamespace(latest=lambda stream, kinds, limit: events),
     )
 
