@@ -30,7 +30,7 @@ def unpause(stack: DemoStack, view: View, *dag_ids: str) -> None:
 
 
 def follow(
-    stack: DemoStack, view: View, stream: str, observer: Observer, *, until: Callable[[Snapshot], bool]
+    stack: DemoStack, view: View, stream_name: str, observer: Observer, *, until: Callable[[Snapshot], bool]
 ) -> Snapshot:
     """Poll until the condition ``until`` holds, and return the last snapshot. After a minute without progress, show
     failed tasks.
@@ -54,20 +54,20 @@ def follow(
         still = time.monotonic() - moved
         if still > _WORRY_SECONDS and not reported:
             reported = True
-            ill = explain(stack, stream, states=("failed", "up_for_retry"))
+            ill = explain(stack, stream_name, states=("failed", "up_for_retry"))
             view.say(f"nothing has moved for {_WORRY_SECONDS:g} s. {ill}")
         if still > _STALL_SECONDS:
-            raise DemoError(f"Nothing moved for {_STALL_SECONDS:g} s. {explain(stack, stream)}")
+            raise DemoError(f"Nothing moved for {_STALL_SECONDS:g} s. {explain(stack, stream_name)}")
         time.sleep(_POLL_SECONDS)
 
 
 def explain(
-    stack: DemoStack, stream: str, *, states: Collection[str] = ("failed", "up_for_retry", "running", "deferred")
+    stack: DemoStack, stream_name: str, *, states: Collection[str] = ("failed", "up_for_retry", "running", "deferred")
 ) -> str:
     """Airflow's import errors, and the end of the logs of tasks that are in one of these states."""
     api = stack.airflow()
     lines = [f"{file}: {trace}" for file, trace in api.import_errors().items()]
-    for dag_id in (f"{stream}_receiver", f"{stream}_batches"):
+    for dag_id in (f"{stream_name}_receiver", f"{stream_name}_batches"):
         for run in api.runs(dag_id, limit=3):
             for task in api.task_instances(dag_id, run["dag_run_id"]):
                 if task["state"] in states:

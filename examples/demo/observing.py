@@ -71,11 +71,11 @@ class Snapshot:
 
 
 class Observer:
-    """Observes ``stream``; ``produced`` returns how many records Kafka has acknowledged."""
+    """Observes the stream ``stream_name``; ``produced`` returns how many records Kafka has acknowledged."""
 
     def __init__(
         self,
-        stream: str,
+        stream_name: str,
         *,
         ledger: Ledger,
         to_produce: int,
@@ -83,7 +83,7 @@ class Observer:
         elasticsearch: ElasticsearchSide | None = None,
         index: str = "",
     ) -> None:
-        self._stream = stream
+        self._stream_name = stream_name
         self._ledger = ledger
         self._to_produce = to_produce
         self._produced = produced
@@ -96,13 +96,13 @@ class Observer:
 
         produced = self._produced()
         try:
-            self._ledger.streams.get(self._stream)
+            self._ledger.streams.get(self._stream_name)
         except StreamNotFoundError:
             # The first task to run registers it.
             return Snapshot(self._to_produce, produced)
-        positions = self._ledger.positions.all(self._stream)
-        batches = self._ledger.batches.page(self._stream, _MOST_BATCHES)
-        job = self._ledger.jobs.current(self._stream)
+        positions = self._ledger.positions.all(self._stream_name)
+        batches = self._ledger.batches.page(self._stream_name, _MOST_BATCHES)
+        job = self._ledger.jobs.current(self._stream_name)
         documents = self._elasticsearch
         failed = next((batch.error for batch in batches if batch.state.value == "failed"), None)
         return Snapshot(
@@ -113,7 +113,7 @@ class Observer:
             indexed=documents.count(self._index) if documents else 0,
             dead_lettered=documents.count(f"{self._index}-dead-letters") if documents else 0,
             batches=batches,
-            unclaimed=self._ledger.batches.next_unclaimed(self._stream) is not None,
+            unclaimed=self._ledger.batches.next_unclaimed(self._stream_name) is not None,
             error=failed or (job.error if job is not None and job.state.ended else None),
         )
 

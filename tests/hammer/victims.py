@@ -17,11 +17,11 @@ Group = list[psutil.Process]
 
 
 class Victims:
-    """The processes of ``stream`` in the stack ``stack_id``, whose log is below ``storage``."""
+    """The processes of the stream ``stream_name`` in the stack ``stack_id``, whose log is below ``storage``."""
 
-    def __init__(self, stack_id: str, stream: str, storage: Path) -> None:
+    def __init__(self, stack_id: str, stream_name: str, storage: Path) -> None:
         self._stack_id = stack_id
-        self._stream = stream
+        self._stream_name = stream_name
         self._storage = str(storage)
         self._finders: Mapping[Target, Callable[[], list[Group]]] = {
             Target.RECEIVER_TASK: lambda: [[process] for process in self.writers()],
@@ -66,7 +66,7 @@ class Victims:
     def _running(self, application: str) -> Iterator[psutil.Process]:
         for process in self._all():
             command = _command(process)
-            if self._stream in command and any(Path(word).name == application for word in command):
+            if self._stream_name in command and any(Path(word).name == application for word in command):
                 yield process
 
     def _writes(self, process: psutil.Process) -> bool:

@@ -93,7 +93,7 @@ class FolderContents:
     last_sign_ms: int
 
 
-def read_folder(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Progress) -> FolderContents:
+def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, progress: Progress) -> FolderContents:
     """Read the stream's folder: checkpoint and history, manifests, and every frame of the log.
 
     Raises:
@@ -112,7 +112,7 @@ def read_folder(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress
     epochs: dict[ReceiverId, int] = defaultdict(int)
     positions: dict[tuple[str, TopicPartition], list[int]] = defaultdict(list)
     for name in names:
-        receiver_id = ReceiverId(stream, name.input_id, name.index)
+        receiver_id = ReceiverId(stream_name, name.input_id, name.index)
         epochs[receiver_id] = max(epochs[receiver_id], name.epoch)
         for partition, offset in _opening_positions(log, name, mode).items():
             positions[name.input_id, partition].append(offset)
@@ -120,7 +120,7 @@ def read_folder(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress
     if saved is not None:
         signs.append(saved.checkpoint.written_at_ms)
     return FolderContents(
-        stream=stream,
+        stream=stream_name,
         saved=saved,
         frames=frames,
         positions=positions,

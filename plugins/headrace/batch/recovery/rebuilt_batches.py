@@ -291,7 +291,7 @@ def _absorbed_row(row: BatchRow, batch_time_ms: int) -> BatchRow:
     )
 
 
-def _inputs(stream: str, batch_time_ms: int, found: FoundManifest) -> tuple[BatchInputRow, ...]:
+def _inputs(stream_name: str, batch_time_ms: int, found: FoundManifest) -> tuple[BatchInputRow, ...]:
     """The batch's range of each partition from its manifest, also where its log is gone."""
     sums: dict[tuple[str, object], BatchInputRow] = {}
     manifest = found.manifest
@@ -300,10 +300,12 @@ def _inputs(stream: str, batch_time_ms: int, found: FoundManifest) -> tuple[Batc
             for r in block.ranges:
                 before = sums.get((input_id, r.partition))
                 one = BatchInputRow(
-                    stream, batch_time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.records, 1
+                    stream_name, batch_time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.records, 1
                 )
                 sums[input_id, r.partition] = one if before is None else _add(before, one)
-    built = [_built(stream, batch_time_ms, input_id, r) for input_id, ranges in manifest.built.items() for r in ranges]
+    built = [
+        _built(stream_name, batch_time_ms, input_id, r) for input_id, ranges in manifest.built.items() for r in ranges
+    ]
     return (*sums.values(), *built)
 
 
@@ -317,5 +319,5 @@ def _add(one: BatchInputRow, other: BatchInputRow) -> BatchInputRow:
     )
 
 
-def _built(stream: str, batch_time_ms: int, input_id: str, r: RecordedRange) -> BatchInputRow:
-    return BatchInputRow(stream, batch_time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.weight, 0)
+def _built(stream_name: str, batch_time_ms: int, input_id: str, r: RecordedRange) -> BatchInputRow:
+    return BatchInputRow(stream_name, batch_time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.weight, 0)
