@@ -364,10 +364,8 @@ def test_an_attempt_keeps_its_definition_while_tasks_register_another(
 
 @pytest.mark.parametrize("way", ["connect", "submit"])
 def test_what_is_run_ahead_of_a_batch_is_run_by_the_definition_of_the_task_that_does_it(
-    stream, source, allocated, submitted, connectable, ledger, monkeypatch, way
+    stream, source, allocated, submitted, connectable, ledger, way
 ):
-    # No run of Airflow's is there for the earlier batch time, and none is made.
-    monkeypatch.setattr("headrace.operators.allocate_blocks.claim", lambda *_: [])
     ordered = stream.model_copy(update={"ordered": True})
     register(ledger, ordered)
     source.store()
