@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import urllib3
-from urllib3.exceptions import HTTPError, SSLError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, SSLError
 
 from headrace.elasticsearch.cluster import Cluster, Node
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexingOptionsError
@@ -29,7 +29,7 @@ from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexingOpt
 LONGEST_PAUSE_SECONDS = 30.0
 """The longest time for which a node that does not answer is left out."""
 
-UNTRUSTED = ("certificate_verify_failed", "fingerprint")
+UNTRUSTED = ("certificate_verify_failed", "doesn't match", "fingerprint")
 """One of these is in the text of an error about an untrusted certificate, in lower case."""
 
 _HASHES = {32: "md5", 40: "sha1", 64: "sha256"}
@@ -205,8 +205,12 @@ def _pool(cluster: Cluster, node: Node, connections: int, timeout_seconds: float
 
 
 def _tls_context(cluster: Cluster) -> ssl.SSLContext:
-    # The system's authorities are trusted besides those of ca_certs, or of certifi.
-    context = ssl.create_default_context()
+    if cluster.ssl_assert_fingerprint:
+        # No authority is trusted: the certificate with the fingerprint becomes the only one.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    else:
+        # The system's authorities are trusted besides those of ca_certs, or of certifi.
+        context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if cluster.ssl_assert_fingerprint or not cluster.verify_certs:
         context.check_hostname = False
@@ -247,11 +251,15 @@ class _FingerprintPool(urllib3.HTTPSConnectionPool):
 
     def _validate_conn(self, conn: Any) -> None:
         """Connect. Called before each request."""
-        if conn.is_closed:
-            with self._finding:
+        if conn.is_closed and not self._found:
+            if not self._finding.acquire(timeout=conn.timeout):
+                raise ConnectTimeoutError(conn, f"no TLS handshake with {self.host} within {conn.timeout} s")
+            try:
                 if not self._found:
                     self._find_certificate(conn.timeout)
                     self._found = True
+            finally:
+                self._finding.release()
         super()._validate_conn(conn)
 
     def _find_certificate(self, timeout: Any) -> None:

@@ -192,6 +192,13 @@ class Authority:
 
     def server(self, *, signed_by: Any = None) -> tuple[ssl.SSLContext, str]:
         """The context of a server that sends the authority's certificate too, and its own certificate's fingerprint."""
+        chain, certificate = self.chain(signed_by=signed_by)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(chain)
+        return context, _fingerprint(certificate)
+
+    def chain(self, *, signed_by: Any = None) -> tuple[Path, x509.Certificate]:
+        """A file with the key and the certificates of such a server, and its own certificate."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _certificate("node", key, "authority", signed_by or self.key)
         chain = self._folder / f"{id(key)}.pem"
@@ -202,9 +209,7 @@ class Authority:
             + _pem(certificate)
             + _pem(self.certificate)
         )
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(chain)
-        return context, _fingerprint(certificate)
+        return chain, certificate
 
 
 def _certificate(name: str, key: Any, issuer: str, issuer_key: Any, *, authority: bool = False) -> x509.Certificate:
@@ -279,6 +284,27 @@ def test_a_server_that_only_sends_the_authoritys_certificate_is_not_trusted(serv
     with pytest.raises(ElasticsearchRefusedError, match="CERTIFICATE_VERIFY_FAILED"):
         post(Cluster((server.node,), ssl_assert_fingerprint=authority.fingerprint))
     assert server.seen == []
+
+
+def test_with_a_fingerprint_no_other_authority_is_trusted_after_the_first_request(
+    serve: Any, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody between may let the first handshake pass, and answer the next one with a publicly signed certificate."""
+    public = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(public.file))
+    changing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    changing.load_cert_chain(authority.chain()[0])
+    server = serve(changing)
+    server.headers = {"connection": "close"}
+    transport = ElasticsearchTransport(
+        Cluster((server.node,), ssl_assert_fingerprint=authority.fingerprint), connections=1, timeout_seconds=5
+    )
+    assert transport.request("POST", "/", b"{}").status == 200
+    changing.load_cert_chain(public.chain()[0])
+    with pytest.raises(ElasticsearchRefusedError, match="CERTIFICATE_VERIFY_FAILED"):
+        transport.request("POST", "/", b"{}")
+    assert len(server.seen) == 1
+    transport.close()
 
 
 def test_a_client_certificate_is_sent(serve: Any, authority: Authority, tmp_path: Path) -> None:
