@@ -18,7 +18,12 @@ from elasticsearch.helpers import ScanError
 from headrace.clock import Clock, SystemClock
 from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.concrete_index import DESCRIPTION, ConcreteIndex, single_index
-from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexNotWritableError, UnsuitableTargetError
+from headrace.elasticsearch.errors import (
+    ElasticsearchRefusedError,
+    IndexingOptionsError,
+    IndexNotWritableError,
+    UnsuitableTargetError,
+)
 from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget
 from headrace.elasticsearch.transport import UNTRUSTED, error_of
 from headrace.elasticsearch.verdicts import Reason, refusal
@@ -26,31 +31,44 @@ from headrace.elasticsearch.verdicts import Reason, refusal
 WRITE_PRIVILEGES = ("create_doc", "index", "view_index_metadata")
 """What the connection's user needs on an output's index and on its dead-letter index."""
 
+# A scroll expires after some minutes, or is lost with its node. The search is then started again.
+_LOST_SCROLL = "search_context_missing_exception"
+
 # An alias's properties, which are kept when it moves.
 _ALIAS_PROPERTIES = ("filter", "index_routing", "search_routing", "is_hidden")
 
 
 def official_client(cluster: Cluster, *, timeout_seconds: float) -> Elasticsearch:
-    """The official client for the cluster of an output. It does not retry: `Administration` does."""
-    return Elasticsearch(
-        [
-            NodeConfig(
-                scheme=node.scheme,
-                host=node.host,
-                port=node.port,
-                path_prefix=node.path_prefix,
-                headers={"authorization": cluster.authorization} if cluster.authorization else {},
-                request_timeout=timeout_seconds,
-                http_compress=cluster.http_compress,
-                **(_tls_settings(cluster) if node.scheme == "https" else {}),
-            )
-            for node in cluster.nodes
-        ],
-        request_timeout=timeout_seconds,
-        max_retries=0,
-        retry_on_status=(),
-        retry_on_timeout=False,
-    )
+    """The official client for the cluster of an output. It does not retry: `Administration` does.
+
+    Raises IndexingOptionsError if a certificate's file cannot be read or a fingerprint is none.
+    """
+    try:
+        return Elasticsearch(
+            [
+                NodeConfig(
+                    scheme=node.scheme,
+                    host=node.host,
+                    port=node.port,
+                    path_prefix=node.path_prefix,
+                    headers={"authorization": cluster.authorization} if cluster.authorization else {},
+                    request_timeout=timeout_seconds,
+                    http_compress=cluster.http_compress,
+                    **(_tls_settings(cluster) if node.scheme == "https" else {}),
+                )
+                for node in cluster.nodes
+            ],
+            request_timeout=timeout_seconds,
+            max_retries=0,
+            retry_on_status=(),
+            retry_on_timeout=False,
+        )
+    except (OSError, ValueError) as error:
+        raise IndexingOptionsError(
+            f"A TLS setting of the connection to {', '.join(map(str, cluster.nodes))} cannot be used: {error}.",
+            remedy="The files ca_certs, client_cert and client_key have to be on this host. A fingerprint is 64 "
+            "hexadecimal digits.",
+        ) from error
 
 
 def _tls_settings(cluster: Cluster) -> dict[str, Any]:
@@ -93,7 +111,8 @@ class Administration:
     ) -> Any:
         """Send an idempotent request until it has an answer. Returns its parsed body.
 
-        ``purpose`` and ``index`` are for error texts. ``missing_is_none``: return None if Elasticsearch answers 404.
+        ``purpose`` and ``index`` are for error texts. ``missing_is_none``: return None if what is asked for
+        does not exist (404).
         """
         retry_budget = RetryBudget(
             purpose, max_seconds=self._max_retry_seconds, clock=self._clock, cancelled=threading.Event()
@@ -108,10 +127,11 @@ class Administration:
                     remedy="Check the address. A proxy has to pass on the response header X-Elastic-Product.",
                 ) from error
             except ApiError as error:
-                if error.status_code == 404 and missing_is_none:
-                    return None
                 reason = _reason(error)
-                if error.status_code not in RETRIED_STATUSES:
+                lost_scroll = reason.type == _LOST_SCROLL
+                if error.status_code == 404 and missing_is_none and not lost_scroll:
+                    return None
+                if error.status_code not in RETRIED_STATUSES and not lost_scroll:
                     raise refusal(error.status_code, reason, index) from error
                 retry_budget.wait(f"{error.status_code} {reason}")
             except ScanError as error:

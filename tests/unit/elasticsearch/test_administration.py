@@ -100,6 +100,11 @@ def test_a_missing_index_is_none_or_an_error(administer: Any) -> None:
         ask(administer(Answers(missing)))
 
 
+def test_a_scroll_that_was_lost_is_started_again_and_does_not_count_as_a_missing_index(administer: Any) -> None:
+    lost = error(404, "search_context_missing_exception")
+    assert ask(administer(Answers(lost, answer(200, {"clicks": {}}))), missing_is_none=True) == {"clicks": {}}
+
+
 def test_another_server_is_not_taken_for_elasticsearch(administer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     administration = administer(Answers(answer(200, {})))
     (node,) = administration._client.transport.node_pool.all()
