@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from headrace.clock import time_text
+from headrace.errors import HeadraceError
 from headrace.operators.batch import BatchStepOperator
 from headrace.runs.batch_run import BatchRun
 from headrace.runs.batch_time import NothingToRun, takes_over
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
     from headrace.batch.allocation import Allocation
     from headrace.ledger.models import BatchRow
 
-# Bounds the time that a task spends on missed batch times. The next run goes on with the others.
+# Bound the work and the time that a task spends on missed batch times. The next run continues with the others.
 _MOST_AT_ONCE = 50
+_MOST_SECONDS = 10.0
 
 
 class AllocateBlocksOperator(BatchStepOperator):
@@ -81,11 +84,11 @@ def _report_taken_over(run: BatchRun, batch: BatchRow, log: Any) -> None:
         )  # fmt: skip
     ledger, name = run.ledger, run.stream.name
     open_ms = ledger.streams.get(name).batch_time_after(ledger.now_ms())
-    left = [time for time in ledger.blocks.unclaimed(name) if time.batch_time_ms < open_ms]
+    left = [each for each in ledger.blocks.unclaimed(name) if each.batch_time_ms < open_ms]
     if left:
         log.info(
             "%d more batch time(s) with %d records wait for the next run (limits.max_coalesced_records and _bytes).",
-            len(left), sum(time.records for time in left),
+            len(left), sum(each.records for each in left),
         )  # fmt: skip
 
 
@@ -94,20 +97,31 @@ def _allocate_missed(run: BatchRun, log: Any) -> None:
     and run these batches; else log them."""
     from headrace.batch.allocation import allocate
 
-    missed = [time for time in run.ledger.blocks.unclaimed(run.stream.name) if time.batch_time_ms < run.batch_time_ms]
+    missed = [each for each in run.ledger.blocks.unclaimed(run.stream.name) if each.batch_time_ms < run.batch_time_ms]
     if not missed:
         return
     log.warning(
         "%d earlier batch time(s) hold %d records and are not allocated yet, from %s to %s.",
-        len(missed), sum(time.records for time in missed),
+        len(missed), sum(each.records for each in missed),
         time_text(missed[0].batch_time_ms), time_text(missed[-1].batch_time_ms),
     )  # fmt: skip
     if not run.goes_on_by_itself:
         log.warning("The next scheduled run allocates them, and later ones run them; a backfill of this DAG does both.")
         return
-    for time in missed[:_MOST_AT_ONCE]:
-        allocate(run.stream_context, time.batch_time_ms)
-    log.info("Allocated %d of them. Later runs run them, unless their own runs do.", len(missed[:_MOST_AT_ONCE]))
+    number, until = 0, time.monotonic() + _MOST_SECONDS
+    for each in missed[:_MOST_AT_ONCE]:
+        try:
+            allocate(run.stream_context, each.batch_time_ms)
+        except HeadraceError as error:
+            # The run's own batch is allocated, and must not wait for this one.
+            log.warning(
+                "Batch %s is left to the next run, which allocates it: %s", time_text(each.batch_time_ms), error
+            )
+            break
+        number += 1
+        if time.monotonic() >= until:
+            break
+    log.info("Allocated %d of them. Later runs run them, unless their own runs do.", number)
 
 
 def _build(run: BatchRun, log: Any) -> None:

@@ -126,13 +126,18 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         """Run this task's steps of earlier batches that failed, oldest first, for a bounded time. Their result does not
         affect the run's own batch, which is done.
 
-        A passing error ends the loop: the output may be unavailable again.
+        At least one is tried, also if the run's own batch took all the time: nothing else runs a missed batch time. A
+        passing error ends the loop: the output may be unavailable again.
         """
         from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError
         from headrace.runs.retries import failed_batches
 
+        tried = 0
         for failed in failed_batches(run.stream_context, run.batch_time_ms, self._steps):
             time_ms = failed.batch.batch_time_ms
+            if tried and time.monotonic() >= self._others_until:
+                self.log.info("Batch %s and later ones that failed are left to the next runs.", time_text(time_ms))
+                return
             if failed.batch.started_at_ms is None and self._own_run_waits(run, failed.batch):
                 continue
             attributes = {**self._given(run, failed.batch), TAKEN_UP: True}
@@ -145,6 +150,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                     self.log.info("Batch %s and later ones that failed are left to the next runs.", time_text(time_ms))
                     return
                 self.log.info("Batch %s was %s, and is taken up here.", time_text(time_ms), failed.batch.state.value)
+                tried += 1
                 self.run_attempt(run.ledger, attempt, failed.batch, run.context)
             except (AlreadyCompletedError, BatchAttendedError, AttemptFencedInSparkError) as error:
                 self.log.info("%s", error)
@@ -155,22 +161,34 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     def _own_run_waits(self, run: BatchRun, batch: BatchRow) -> bool:
         """Whether a run for the batch's interval is queued or running. It runs the batch itself; a backfill's run would
-        otherwise repeat what this one has done."""
+        otherwise repeat what this one has done. In a stream that coalesces, a run's date does not tell its batch."""
+        if self.stream.coalesces:
+            return False
         ti, start_ms = run.context["ti"], batch.batch_time_ms - batch.interval_ms
-        waiting = ti.get_dr_count(dag_id=ti.dag_id, logical_dates=[from_ms(start_ms)], states=["queued", "running"])
-        return waiting > 0
+        at = time_text(batch.batch_time_ms)
+        try:
+            waiting = ti.get_dr_count(dag_id=ti.dag_id, logical_dates=[from_ms(start_ms)], states=["queued", "running"])
+        except Exception as error:
+            self.log.warning(
+                "Batch %s is left to the next runs: Airflow did not say whether it has a run: %s", at, error
+            )
+            return True
+        if waiting:
+            self.log.info("Batch %s is left to its own run, which waits.", at)
+        return bool(waiting)
 
     def _when_a_slot_is_free(self, begin: Callable[[], Attempt]) -> Attempt | None:
-        """Begin an attempt when a slot is free; None if the time for other runs' batches is over first. The tasks of
-        other outputs may still run another batch."""
+        """Begin an attempt when a slot is free; None if none is free before the time for other runs' batches is over.
+        The tasks of other outputs may still run another batch."""
         from headrace.ledger.errors import SlotBusyError
 
-        while time.monotonic() < self._others_until:
+        while True:
             try:
                 return begin()
             except SlotBusyError:
+                if time.monotonic() >= self._others_until:
+                    return None
                 time.sleep(_SLOT_SECONDS)
-        return None
 
     @property
     def _steps(self) -> tuple[str, ...]:
