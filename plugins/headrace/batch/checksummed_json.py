@@ -24,7 +24,7 @@ def encode_document(document: Mapping[str, Any]) -> bytes:
 
 
 def decode_document(data: bytes) -> dict[str, Any]:
-    """Read what `seal` wrote.
+    """Read what `encode_document` wrote.
 
     Raises:
         DocumentDamagedError: the data is not what was written.

@@ -94,7 +94,7 @@ def _show_waiting(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_js
     held = "nothing" if waiting is None else f"{waiting.records:,} records in {waiting.blocks:,} blocks"
     typer.echo(f"Batch {time_text(batch_time_ms)} of {stream_name} is not allocated yet; the log holds {held} for it.")
     if waiting is not None and batch_time_ms <= ledger.now_ms():
-        typer.echo("Its DAG run allocates it: if it has none, backfill its interval.")
+        typer.echo("Its DAG run allocates it, or else the next scheduled run; a backfill of its interval does too.")
 
 
 def account(batch: BatchRow, origin: BatchOrigin | None) -> Iterator[str]:

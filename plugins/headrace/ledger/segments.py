@@ -6,10 +6,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
-from headrace.blocks import ReceiverId
 from headrace.ledger.database import LockedStream, Repository, new_id
 from headrace.ledger.errors import BlockConflictError, SegmentRemovedError
-from headrace.ledger.models import ReceiverLease, SegmentRow, blocks, closing_values, receivers, segments
+from headrace.ledger.models import ReceiverLease, SegmentRow, blocks, closing_values, segments
 from headrace.ledger.receivers import require_receiver
 
 
@@ -111,11 +110,3 @@ def _check_writer(segment: SegmentRow, lease: ReceiverLease) -> None:
         raise SegmentRemovedError(
             f"Segment {segment.path} is being removed.", remedy="Read the block's offsets again, into a new segment."
         )
-
-
-def _receiver(receiver_id: ReceiverId) -> tuple[Any, ...]:
-    return (
-        receivers.c.stream == receiver_id.stream,
-        receivers.c.input_id == receiver_id.input_id,
-        receivers.c.receiver_index == receiver_id.index,
-    )

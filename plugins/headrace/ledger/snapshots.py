@@ -111,7 +111,7 @@ class Snapshots(Repository):
     """Reads all of a stream in one transaction."""
 
     def take(self, stream: str) -> StreamSnapshot:
-        """Read everything except events and ended attempts: about a kilobyte for each block and each batch input.
+        """Read everything except events and ended attempts: up to two kilobytes for each block and each batch input.
 
         Raises:
             StreamNotFoundError: there is no such stream.

@@ -73,7 +73,7 @@ class _Finder:
         self._at_checkpoint = {(row.input_id, row.partition): row for row in (() if saved is None else saved.positions)}
 
     def end(self, place: Place, row: PositionRow) -> int:
-        """The offset up to which the contents confirms the partition's position."""
+        """The offset up to which the folder's contents confirm the partition's position."""
         reached = max((until for _, until in self._pieces[place]), default=0)
         at_checkpoint = self._at_checkpoint.get(place)
         if at_checkpoint is not None:
