@@ -20,7 +20,7 @@ FLIGHTS = 336_776
 _TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 _MISSING = "NA"
 
-# Of every thousand flights one is damaged and one is unusual but well-formed: 336 and 337 in total.
+# Of every thousand flights one is damaged and one is unusual but well-formed: 337 of each.
 _EVERY = 1_000
 _DAMAGED_AT = 500
 _ODD_AT = 250
