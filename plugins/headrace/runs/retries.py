@@ -1,6 +1,6 @@
 """Decides when a batch that failed is tried again, so that nobody has to clear its run.
 
-1. Airflow retries the task once, soon, unless a retry cannot succeed or the task has used up its time
+1. Airflow retries the task once, soon, unless stored data is lost or the task has used up its time
    (`BatchRetryPolicy`). So the run of a failing batch fails visibly, within a bounded time.
 2. Later runs take the batch up (`failed_batches`). A batch that failed for a passing reason is retried once its output
    has written a later batch: that shows that the output is available again.
@@ -33,6 +33,8 @@ _LONGEST_PAUSE_MS = 3_600_000
 class BatchRetryPolicy(RetryPolicy):
     """Allows the task's retries after a failure that may pass: a process was killed, a connection broke.
 
+    After a failure of the user's code it allows one retry.
+
     :param seconds: no retry follows a try that took this long, because later runs should continue; None: no limit.
     """
 
@@ -42,13 +44,14 @@ class BatchRetryPolicy(RetryPolicy):
     def evaluate(
         self,
         exception: BaseException,
-        try_number: int,  # noqa: ARG002 - Airflow's signature
+        try_number: int,
         max_tries: int,  # noqa: ARG002 - Airflow's signature
         context: Context | None = None,
     ) -> RetryDecision:
         """Decide whether to retry. Airflow calls this in the task's process."""
         failure = getattr(exception, "failure", Failure.PASSING)
-        if failure is not Failure.PASSING:
+        # An error of the user's code is retried once: one that passes may have a type that headrace does not know.
+        if failure is Failure.FINAL or (failure is Failure.CODE and try_number > 1):
             return RetryDecision.fail(f"a retry cannot succeed (failure: {failure})")
         started = None if context is None else context["ti"].start_date
         took = 0.0 if started is None else (datetime.now(UTC) - started).total_seconds()

@@ -158,13 +158,16 @@ def test_a_failed_batch_fails_the_task_and_can_be_run_again(stream, allocated, t
     assert ledger.batches.get("flights", at_ms).attempt == 2
 
 
-@pytest.mark.parametrize("how", ["code", "final"])
-def test_a_failure_that_a_retry_cannot_mend_is_not_tried_again(stream, allocated, toy_batch, connectable, ledger, how):
+@pytest.mark.parametrize(("how", "first"), [("code", RetryAction.DEFAULT), ("final", RetryAction.FAIL)])
+def test_lost_data_is_not_tried_again_and_a_failure_of_the_code_once(
+    stream, allocated, toy_batch, connectable, ledger, how, first
+):
     at_ms, task = allocated()
     toy_batch(how)
     with pytest.raises(BatchTaskError) as failed:
         make(stream).execute(task.context)
-    assert BatchRetryPolicy(30).evaluate(failed.value, 1, 1).action is RetryAction.FAIL
+    assert BatchRetryPolicy(30).evaluate(failed.value, 1, 30).action is first
+    assert BatchRetryPolicy(30).evaluate(failed.value, 2, 30).action is RetryAction.FAIL
     (attempt,) = ledger.attempts.of_batch("flights", at_ms)
     assert attempt.state.value == "failed"
 
