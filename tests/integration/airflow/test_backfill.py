@@ -69,7 +69,10 @@ def run_backfill(installation, until):
             runs = [run for run in installation.api.runs(dag_id, limit=500) if _date(run) in dates]
             return runs if all(run["state"] in ("success", "failed") for run in runs) else None
 
-        runs = until(ended, what="the backfill's runs")
+        try:
+            runs = until(ended, what="the end of the backfill's runs")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {_unfinished(installation, dag_id, dates)}") from None
         # The scheduler looks every 30 s whether a backfill is over, and a DAG has one at a time.
         try:
             installation.api.request("PUT", f"/backfills/{backfill_id}/cancel")
@@ -80,6 +83,24 @@ def run_backfill(installation, until):
         return sorted(started, key=lambda run: run["start_date"])
 
     return finish
+
+
+def _unfinished(installation, dag_id: str, dates: set[str]) -> str:
+    """The runs of these dates that are not over, with their tasks and the attempts that hold a slot."""
+    runs = [run for run in installation.api.runs(dag_id, limit=500) if _date(run) in dates]
+    tasks = {
+        run["dag_run_id"]: (run["state"], installation.api.task_states(dag_id, run["dag_run_id"]))
+        for run in runs
+        if run["state"] not in ("success", "failed")
+    }
+    with installation.ledger() as ledger:
+        running = [
+            attempt
+            for batch in ledger.batches.page("clicks", 50, ["running"])
+            for attempt in ledger.attempts.of_batch("clicks", batch.batch_time_ms)
+            if attempt.ended_at_ms is None
+        ]
+    return f"runs: {tasks}; attempts: {running}"
 
 
 def _date(run) -> str | None:

@@ -74,7 +74,7 @@ def test_a_start_with_too_few_slots_fails_and_says_so(application: Any) -> None:
     assert process.wait(240) == 1
     job = application.job()
     assert job.state is JobState.FAILED
-    assert "has 1 task slot(s), and its 1 receiver(s)" in str(job.error)
+    assert "has 1 task slot(s), and each of its 1 receiver(s) occupies one" in str(job.error)
 
 
 def test_a_start_without_the_secret_fails_before_spark(application: Any) -> None:
