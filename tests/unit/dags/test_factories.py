@@ -92,8 +92,13 @@ class TestBatchDag:
             assert task.retry_delay == timedelta(seconds=5)
             decide = partial(task.retry_policy.evaluate, try_number=1, max_tries=1)
             final = (ManifestError("damaged"), BatchBuildError("is its own"), NoBatchTimeError("no date"))
-            for error in (*final, StreamDefinitionError("the user's code")):
+            for error in final:
                 assert decide(error).action is RetryAction.FAIL
+            code = StreamDefinitionError("the user's code")
+            assert [decide(code, try_number=number).action for number in (1, 2)] == [
+                RetryAction.DEFAULT,
+                RetryAction.FAIL,
+            ]
             for seconds, action in ((5, RetryAction.DEFAULT), (31, RetryAction.FAIL)):
                 started = datetime.now(UTC) - timedelta(seconds=seconds)
                 context = {"ti": SimpleNamespace(start_date=started)}
