@@ -90,7 +90,7 @@ def one_batch(stream: Stream, ledger: Ledger, bootstrap: str, records: int, env:
         return sum(position.next_offset for position in ledger.positions.all(stream.name))
 
     before = received()
-    fill(bootstrap, stream.inputs[0].topics[0], records)
+    fill(bootstrap, stream.inputs[0].topics[0], records, spread_seconds=0)
     until("the records to be in the log", lambda: received() >= before + records)
     time_ms = max(unclaimed.batch_time_ms for unclaimed in ledger.blocks.unclaimed(stream.name))
     earlier = [unclaimed.batch_time_ms for unclaimed in ledger.blocks.unclaimed(stream.name)]
