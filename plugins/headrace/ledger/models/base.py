@@ -16,16 +16,20 @@ from typing import Annotated, Any, ClassVar, Self, cast
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Column,
+    ColumnElement,
     Dialect,
     Enum,
     Float,
     ForeignKey,
     ForeignKeyConstraint,
+    Index,
     Integer,
     MetaData,
     Row,
     Table,
     Text,
+    TextClause,
     TypeDecorator,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -164,3 +168,10 @@ def batch_key() -> ForeignKeyConstraint:
 def table_of(model: type[Model]) -> Table:
     """Return the table of a model, for Core statements."""
     return cast("Table", model.__table__)
+
+
+def partial_index(
+    name: str, *columns: Column[Any], where: ColumnElement[bool] | TextClause, unique: bool = False
+) -> Index:
+    """Add an index of the rows for which ``where`` is true, on SQLite and Postgres."""
+    return Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)

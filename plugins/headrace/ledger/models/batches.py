@@ -18,7 +18,7 @@ from sqlalchemy.orm import Mapped, composite, mapped_column
 
 from headrace.blocks import TopicPartition
 from headrace.ledger.codec import Json
-from headrace.ledger.models.base import BigInt, Model, StreamName, batch_key, table_of
+from headrace.ledger.models.base import BigInt, Model, StreamName, batch_key, partial_index, table_of
 from headrace.ledger.states import AttemptState, BatchState
 
 
@@ -309,36 +309,32 @@ replay_definitions = table_of(ReplayDefinitionRow)
 batch_runs = table_of(RunBatchTime)
 
 # Finds uncleaned batches in order, however many were cleaned before them.
-Index(
+partial_index(
     "ix_batches_uncleaned",
     batches.c.stream,
     batches.c.batch_time_ms,
-    sqlite_where=batches.c.cleaned_at_ms.is_(None),
-    postgresql_where=batches.c.cleaned_at_ms.is_(None),
+    where=batches.c.cleaned_at_ms.is_(None),
 )
-Index(
+partial_index(
     "ix_batches_history",
     batches.c.stream,
     batches.c.batch_time_ms,
-    sqlite_where=batches.c.history <= 0,
-    postgresql_where=batches.c.history <= 0,
+    where=batches.c.history <= 0,
 )
-Index(
+partial_index(
     "ix_batches_absorbed",
     batches.c.stream,
     batches.c.absorbed_by_ms,
-    sqlite_where=batches.c.absorbed_by_ms.is_not(None),
-    postgresql_where=batches.c.absorbed_by_ms.is_not(None),
+    where=batches.c.absorbed_by_ms.is_not(None),
 )
 
 # Only one attempt at a time writes an output of a batch, and each replay's copy of it.
-Index(
+partial_index(
     "uq_batch_outputs_running",
     batch_outputs.c.stream,
     batch_outputs.c.batch_time_ms,
     batch_outputs.c.target,
     batch_outputs.c.output_id,
     unique=True,
-    sqlite_where=batch_outputs.c.state == AttemptState.RUNNING,
-    postgresql_where=batch_outputs.c.state == AttemptState.RUNNING,
+    where=batch_outputs.c.state == AttemptState.RUNNING,
 )

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Mapped, composite, mapped_column
 
 from headrace.blocks import TopicPartition
 from headrace.ledger.codec import Json
-from headrace.ledger.models.base import BigInt, Model, RowId, StreamName, table_of
+from headrace.ledger.models.base import BigInt, Model, RowId, StreamName, partial_index, table_of
 
 
 class GapRow(Model):
@@ -61,17 +61,15 @@ class EventRow(Model):
 gaps = table_of(GapRow)
 events = table_of(EventRow)
 
-Index(
+partial_index(
     "ix_events_batch",
     events.c.stream,
     events.c.batch_time_ms,
-    sqlite_where=events.c.batch_time_ms.is_not(None),
-    postgresql_where=events.c.batch_time_ms.is_not(None),
+    where=events.c.batch_time_ms.is_not(None),
 )
-Index(
+partial_index(
     "uq_events_block",
     events.c.block_id,
     unique=True,
-    sqlite_where=events.c.block_id.is_not(None),
-    postgresql_where=events.c.block_id.is_not(None),
+    where=events.c.block_id.is_not(None),
 )

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Mapped, composite, mapped_column
 
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.codec import Json
-from headrace.ledger.models.base import BigInt, Model, RowId, StreamName, table_of
+from headrace.ledger.models.base import BigInt, Model, RowId, StreamName, partial_index, table_of
 from headrace.ledger.states import PartitionState, ReceiverState
 
 
@@ -318,34 +318,31 @@ segments = table_of(SegmentRow)
 blocks = table_of(BlockRow)
 unclaimed_times = table_of(UnclaimedTime)
 
-Index(
+partial_index(
     "ix_segments_closed",
     segments.c.stream,
     segments.c.last_batch_time_ms,
     segments.c.segment_id,
-    sqlite_where=segments.c.removed_at_ms.is_(None),
-    postgresql_where=segments.c.removed_at_ms.is_(None),
+    where=segments.c.removed_at_ms.is_(None),
 )
 
-Index(
+partial_index(
     "ix_segments_removing",
     segments.c.stream,
     segments.c.segment_id,
-    sqlite_where=and_(segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)),
-    postgresql_where=and_(segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)),
+    where=and_(segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)),
 )
 
 # The tracker reads live positions twice a second; the index skips ended topics, of which there may be many.
 LIVE = positions.c.state != literal(PartitionState.ENDED, positions.c.state.type, literal_execute=True)
-Index(
+partial_index(
     "ix_positions_live",
     positions.c.stream,
     positions.c.input_id,
     positions.c.topic,
     positions.c.incarnation,
     positions.c.partition,
-    sqlite_where=text("state != 'ended'"),
-    postgresql_where=text("state != 'ended'"),
+    where=text("state != 'ended'"),
 )
 
 
