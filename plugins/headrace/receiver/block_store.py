@@ -76,14 +76,13 @@ class BlockStore:
         next_offsets: dict[TopicPartition, int],
         wait: Callable[[float], None],
         not_to_store: Callable[[Sequence[TopicPartition]], Sequence[TopicPartition]],
-        tick: Callable[[], object],
+        beat: Callable[[], bool],
     ) -> None:
         """``next_offsets`` are the ledger's positions, for the headers of new segments; this class keeps them current.
 
         ``wait`` waits for seconds while heartbeats continue; it raises to give up.
         ``not_to_store`` returns the partitions whose records may belong to another incarnation of their topic.
-        ``tick`` sends a heartbeat if one is due, and says whether the ledger answered. It is called after each block:
-        records of an idle year become one block for each of its batches.
+        ``beat`` sends a heartbeat if one is due, and says whether the ledger answered one.
         """
         self._lease = lease
         self._ledger = context.ledger
@@ -96,7 +95,7 @@ class BlockStore:
         self._next_offsets = next_offsets
         self._wait = wait
         self._not_to_store = not_to_store
-        self._tick = tick
+        self._beat = beat
         self._last_accepted: int | None = None
         self._is_undecided = False
 
@@ -111,9 +110,7 @@ class BlockStore:
         gone = self._not_to_store(list(partitions))
         for group in by_event_time(chunks):
             self._store_block(group, cut_time_ms, gone)
-            if self._tick():
-                # With a push every 200 ms the receiver's own tick rarely finds a heartbeat due.
-                self.end_segment_if_due()
+            self.tick()
 
     def _store_block(self, chunks: Sequence[RecordChunk], cut_time_ms: int, gone: Sequence[TopicPartition]) -> None:
         """``gone``: partitions whose records are dropped."""
@@ -158,9 +155,14 @@ class BlockStore:
             # The partition was taken away by force; its new receiver finds the same.
             logger.warning("%s", error)
 
-    def end_segment_if_due(self) -> None:
-        """End the log's segment if it is old enough, also while there is nothing to store."""
-        self._closed(self._writer.roll_if_due(self._settled))
+    def tick(self) -> None:
+        """Send a heartbeat if one is due. If the ledger answered it, end the log's segment if it is old enough.
+
+        Called regularly, also while there is nothing to store, and after each block of one call of `store`: records of
+        an idle year become one block for each of its batches.
+        """
+        if self._beat():
+            self._closed(self._writer.roll_if_due(self._settled))
 
     def close(self) -> None:
         """End the segment and report that to the ledger if it answers."""

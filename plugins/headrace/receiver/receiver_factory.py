@@ -152,7 +152,7 @@ class ReceiverFactory:
             next_offsets=next_offsets,
             wait=heartbeat.wait,
             not_to_store=unauthorized.not_to_store,
-            tick=heartbeat.tick,
+            beat=heartbeat.tick,
         )
         limiter = RateLimiter(context.stream.limits.max_rate, context.clock)
         event_times = self._event_times()

@@ -112,7 +112,7 @@ class ReceiverSupervisor:
         """
         error: BaseException | None = None
         try:
-            self._generator.start(self._push, self._tick)
+            self._generator.start(self._push, self._store.tick)
             self._receive(stop)
         except Exception as failure:
             error = failure
@@ -159,10 +159,6 @@ class ReceiverSupervisor:
 
     def _push(self, block: GeneratedBlock[RecordChunk]) -> None:
         self._store.store(block.items, block.cut_time_ms)
-
-    def _tick(self) -> None:
-        if self._heartbeat.tick():
-            self._store.end_segment_if_due()
 
     def _store_gap(self, gap: Gap) -> None:
         if gap.taken_back:

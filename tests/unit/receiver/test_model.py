@@ -311,7 +311,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             next_offsets=next_offsets,
             wait=lambda _: None,
             not_to_store=lambda _: (),
-            tick=lambda: False,
+            beat=lambda: False,
         )
         times = EventTimes(INTERVAL_MS, self.clock.now_ms) if self.batch_by == "timestamp" else None
         return Process(lease, kafka, store, crash, times)
