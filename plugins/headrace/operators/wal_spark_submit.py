@@ -161,7 +161,10 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     def _own_run_waits(self, run: BatchRun, batch: BatchRow) -> bool:
         """Whether a run for the batch's interval is queued or running. It runs the batch itself; a backfill's run would
-        otherwise repeat what this one has done. In a stream that coalesces, a run's date does not tell its batch."""
+        otherwise repeat what this one has done.
+
+        False in a stream that coalesces: there a run's date does not determine its batch.
+        """
         if self.stream.coalesces:
             return False
         ti, start_ms = run.context["ti"], batch.batch_time_ms - batch.interval_ms
