@@ -131,11 +131,20 @@ def test_a_target_that_has_just_ended_does_not_count(
 
 
 def test_a_victim_that_others_end_while_it_hangs_is_told(
-    striker: Striker, victims: Found, process: psutil.Process, lines: list[str]
+    striker: Striker, victims: Found, process: psutil.Process, journal: Journal, lines: list[str]
 ) -> None:
+    def kill_when_struck() -> None:
+        # Not as soon as it stands still: the striker has to see that too, or it waits for the next process.
+        wait_until(lambda: any(blow.struck is not None for blow in journal.blows))
+        process.kill()
+        wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+        striker.release()
+
     victims.groups = [[process]]
-    threading.Timer(0.3, process.kill).start()
-    blow = striker.strike(fault("batch SIGSTOP", hold=1.0))
+    killer = threading.Thread(target=kill_when_struck)
+    killer.start()
+    blow = striker.strike(fault("batch SIGSTOP", hold=120.0))
+    killer.join()
     assert blow.hit
     assert blow.notes == ["has been ended by others while it hung"]
     assert "ended by others" in lines[-1]
