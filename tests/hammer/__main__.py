@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from tests.hammer.kinds import Target
+from tests.hammer.kinds import LedgerKind, Target
 
-from headrace.cli.main import errors_as_one_line, single_command
+from headrace.cli.commands import single_command
+from headrace.cli.main import errors_as_one_line
 
 _INTERRUPTED = 130
 
@@ -23,6 +24,7 @@ def faults(
     rate: Annotated[float, typer.Option(min=1, help="Records produced a second.")] = 400.0,
     pace: Annotated[float, typer.Option(min=1, help="Seconds between two faults, on average.")] = 20.0,
     cluster: Annotated[bool, typer.Option("--cluster", help="Spark as a cluster of two workers.")] = False,
+    ledger: Annotated[LedgerKind, typer.Option(help="The database of the ledger.")] = LedgerKind.POSTGRES,
     only: Annotated[list[Target] | None, typer.Option(help="Hit only these.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the schedule, and do nothing.")] = False,
     data: Annotated[Path, typer.Option(help="The run's folder. Each run deletes the one before it.")] = Path(
@@ -51,7 +53,7 @@ def faults(
     talk = errors if as_json else out
     try:
         judgement = run_hammer(
-            HammerOptions(schedule, data, rate=rate),
+            HammerOptions(schedule, data, rate=rate, ledger=ledger),
             lambda line: talk.print(line, markup=False, highlight=False, soft_wrap=True),
         )
     except KeyboardInterrupt:

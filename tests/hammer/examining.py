@@ -1,4 +1,4 @@
-"""Collects the data to judge: from Kafka, Elasticsearch, the ledger's public rows and `headrace fsck`."""
+"""Collects the data to judge: from Kafka, Elasticsearch, the ledger's public rows and `headrace streams fsck`."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def examine_batches(ledger: Ledger, bootstrap_servers: str) -> list[str]:
 
 
 def run_fsck(ledger_url: str, environment: Mapping[str, str]) -> Fsck:
-    """Run `headrace fsck` for the stream; retry for a while if it reports that it could not check everything."""
+    """Run `headrace streams fsck` for the stream; retry for a while if it could not check everything."""
     deadline = time.monotonic() + _FSCK_SECONDS
     while True:
         done = subprocess.run(
-            [*_HEADRACE, "fsck", STREAM, "--ledger", ledger_url],
+            [*_HEADRACE, "streams", "fsck", STREAM, "--ledger", ledger_url],
             capture_output=True,
             text=True,
             check=False,

@@ -13,6 +13,7 @@ from examples.demo.producing import create_topic
 from examples.demo.stack import DemoStack
 from tests.hammer.disk import SmallDisk
 from tests.hammer.errors import HammerError, SmallDiskError
+from tests.hammer.kinds import LedgerKind
 from tests.hammer.pipeline import DAG_FILE, INDEX, MAPPINGS, PARTITIONS, STREAM, TOPIC
 
 from headrace.devstack.airflow import Airflow
@@ -36,8 +37,9 @@ class Ground:
     ``disk`` is None and ``no_disk`` says why.
     """
 
-    def __init__(self, data: Path, *, cluster: bool) -> None:
+    def __init__(self, data: Path, *, cluster: bool, ledger: LedgerKind = LedgerKind.POSTGRES) -> None:
         self.data = data.absolute()
+        self._ledger = ledger
         self.log = self.data / "log"
         DemoStack(self.data, self.data / "dags", keep=False).clear()
         self.disk: SmallDisk | None = None
@@ -87,7 +89,9 @@ class Ground:
 
     @property
     def ledger_url(self) -> str:
-        """The ledger."""
+        """The ledger. A file of SQLite is not on the small disk: the fault fills the log's disk alone."""
+        if self._ledger is LedgerKind.SQLITE:
+            return f"sqlite:///{self.data / 'ledger.db'}"
         return str(self._stack.state.services["postgres"].address)
 
     @property
@@ -110,6 +114,8 @@ class Ground:
         dags.mkdir(parents=True, exist_ok=True)
         (dags / "hammer.py").write_text(DAG_FILE)
         os.environ["HAMMER_STORAGE"] = str(self.log)
+        in_postgres = self._ledger is LedgerKind.POSTGRES
+        os.environ["HAMMER_LEDGER"] = "connection:headrace_ledger" if in_postgres else self.ledger_url
         os.environ.pop("HAMMER_SPARK_MASTER", None)
         if self.cluster is not None:
             os.environ["HAMMER_SPARK_MASTER"] = self.cluster.url

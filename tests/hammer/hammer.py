@@ -17,7 +17,7 @@ from tests.hammer.examining import examine_batches, examine_records, run_fsck
 from tests.hammer.ground import Ground
 from tests.hammer.journal import Journal
 from tests.hammer.judgement import Judgement
-from tests.hammer.kinds import Fault, Target
+from tests.hammer.kinds import Fault, LedgerKind, Target
 from tests.hammer.load import Load
 from tests.hammer.pipeline import STREAM, TOPIC, records
 from tests.hammer.schedule import ScheduleOptions, make_schedule
@@ -44,6 +44,7 @@ class HammerOptions:
     schedule: ScheduleOptions
     data: Path
     rate: float = 400.0
+    ledger: LedgerKind = LedgerKind.POSTGRES
 
 
 def run_hammer(options: HammerOptions, say: Callable[[str], None]) -> Judgement:
@@ -56,7 +57,7 @@ def run_hammer(options: HammerOptions, say: Callable[[str], None]) -> Judgement:
     say(f"seed {options.schedule.seed}: {len(faults)} faults in {options.schedule.minutes:g} minutes")
     for fault in faults:
         say(f"  {fault}")
-    ground = Ground(options.data, cluster=options.schedule.cluster)
+    ground = Ground(options.data, cluster=options.schedule.cluster, ledger=options.ledger)
     if ground.disk is None:
         faults = [fault for fault in faults if fault.kind.target is not Target.DISK]
         say(f"no disk will be full: {ground.no_disk}")

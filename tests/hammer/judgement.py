@@ -1,5 +1,5 @@
 """Judges a run from outside, without tolerance: compares Kafka with the producer's receipts and Elasticsearch with
-Kafka, and uses `headrace fsck` for the ledger."""
+Kafka, and uses `headrace streams fsck` for the ledger."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def compare_with_receipts(
 
 @dataclass(frozen=True, slots=True)
 class Fsck:
-    """The exit code and the output of `headrace fsck`."""
+    """The exit code and the output of `headrace streams fsck`."""
 
     exit_code: int
     output: str
@@ -105,7 +105,7 @@ class Judgement:
         if self.receiver_jobs != 1:
             yield f"{self.receiver_jobs} receiver jobs run in the end, it should be one"
         if self.fsck.exit_code != 0:
-            yield f"headrace fsck ended with {self.fsck.exit_code}: {self.fsck.output.strip()[-2_000:]}"
+            yield f"headrace streams fsck ended with {self.fsck.exit_code}: {self.fsck.output.strip()[-2_000:]}"
         yield from self._unproved()
 
     def _unproved(self) -> Iterator[str]:

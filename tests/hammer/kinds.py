@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+class LedgerKind(StrEnum):
+    """The database that holds the ledger."""
+
+    POSTGRES = "postgres"
+    SQLITE = "sqlite"
+
+
 class Target(StrEnum):
     """The target of a fault. The values are for people and for `--only`."""
 
@@ -27,7 +34,7 @@ class Target(StrEnum):
     KAFKA = "kafka"
     ELASTICSEARCH = "elasticsearch"
     POSTGRES = "postgres"
-    """The ledger's database, and Airflow's."""
+    """Airflow's database, and the ledger's by default."""
     DISK = "disk"
     """The file system of the log."""
     EXECUTOR = "executor"

@@ -41,7 +41,7 @@ stream = Stream(
     batch_interval="30 s",
     limits=Limits(segment_interval="5 s", max_concurrent_batches=2),
     storage=Storage(url=os.environ["HAMMER_STORAGE"], shared=MASTER is not None),
-    ledger="connection:headrace_ledger",
+    ledger=os.environ["HAMMER_LEDGER"],
     spark=SparkSettings(master=MASTER, conf=CLUSTER if MASTER else {{}}),
 )
 

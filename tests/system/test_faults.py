@@ -24,7 +24,7 @@ def data() -> Iterator[Path]:
     # Postgres runs as nobody under root.
     folder.chmod(0o755)
     yield folder / "faults"
-    subprocess.run([*HEADRACE, "down", "--data", folder / "faults", "--wipe"], check=True, capture_output=True)
+    subprocess.run([*HEADRACE, "stack", "down", "--data", folder / "faults", "--wipe"], check=True, capture_output=True)
     folder.rmdir()
 
 
