@@ -143,7 +143,7 @@ class Allocations(Repository):
                         unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms.in_(part)
                     )
                 )
-            payload = {**sums, "absorbed": absorbed}
+            payload = {**sums, "absorbed": absorbed, "interval_ms": locked.row.batch_interval_ms}
             record(connection, stream, locked.now_ms, EventKind.BATCH_ALLOCATED, payload, batch_time_ms=batch_time_ms)
             return require_batch(connection, stream, batch_time_ms)
 

@@ -19,6 +19,7 @@ from headrace.ledger.models import (
     replay_definitions,
 )
 from headrace.ledger.states import AttemptState
+from headrace.ledger.totals import add_totals
 
 _COLUMNS = [column for column in batch_attempts.c if column.name != "replay_revision"]
 
@@ -74,6 +75,8 @@ def insert_attempt(
 def end_attempt(connection: Connection, attempt: Attempt | AttemptRow, state: AttemptState, **values: Any) -> None:
     """End an attempt, and its outputs that are not recorded. ``values``: ended_at_ms, error."""
     connection.execute(update(batch_attempts).where(*identity(attempt)).values(state=state, **values))
+    if not attempt.target:
+        add_totals(connection, attempt.stream, {f"attempts_{state}": 1})
     connection.execute(
         update(batch_outputs)
         .where(*outputs_of(attempt), batch_outputs.c.state == AttemptState.RUNNING)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
@@ -29,7 +30,7 @@ from headrace.ledger.attempt_statements import (
 )
 from headrace.ledger.batch_ordering import check_order, check_slots
 from headrace.ledger.batch_origins import source_of
-from headrace.ledger.batch_states import is_recorded, require_batch, settle
+from headrace.ledger.batch_states import figures, is_recorded, require_batch, settle
 from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import (
     AlreadyCompletedError,
@@ -38,7 +39,7 @@ from headrace.ledger.errors import (
     NotItsTurnError,
     OutputsMissingError,
 )
-from headrace.ledger.events import record
+from headrace.ledger.events import record, record_all
 from headrace.ledger.models import (
     Attempt,
     AttemptRow,
@@ -51,6 +52,7 @@ from headrace.ledger.models import (
 from headrace.ledger.replays import present_revision, settle_replay
 from headrace.ledger.revisions import at_revision
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
+from headrace.ledger.totals import add_totals, output_totals
 
 _ENDED = (AttemptState.COMPLETED, AttemptState.FAILED)
 
@@ -158,15 +160,16 @@ class Attempts(Repository):
             )
         with self._database.write_stream(attempt.stream) as (connection, locked):
             require_running(connection, attempt)
+            this = (*outputs_of(attempt), batch_outputs.c.output_id == output_id)
+            first = connection.execute(select(batch_outputs.c.recorded_at_ms).where(*this)).scalar_one() is None
             values = {"counts": dict(counts), "recorded_at_ms": locked.now_ms, "code_version": code_version}
-            connection.execute(
-                update(batch_outputs)
-                .where(*outputs_of(attempt), batch_outputs.c.output_id == output_id)
-                .values(state=AttemptState.COMPLETED, **values)
-            )
+            connection.execute(update(batch_outputs).where(*this).values(state=AttemptState.COMPLETED, **values))
             if not attempt.target:
+                amounts = {"writes": 1, **output_totals(counts)} if first else {}
+                add_totals(connection, attempt.stream, amounts, output_id=output_id)
                 payload = {"attempt": attempt.number, "output": output_id, "counts": dict(counts)}
                 _event(connection, locked, attempt, EventKind.OUTPUT_COMPLETED, payload)
+                _report_dead_letters(connection, locked, attempt, output_id, counts)
 
     def complete(self, attempt: Attempt, *, code_version: str | None = None) -> BatchRow:
         """End the attempt as completed. Returns the batch's row after that. A second call changes nothing.
@@ -203,8 +206,11 @@ class Attempts(Repository):
                 return batch
             return settle(connection, locked, batch, code_version=code_version)
 
-    def fail(self, attempt: Attempt, error: str) -> BatchRow:
+    def fail(self, attempt: Attempt, error: str, failures: Mapping[str, str] = MappingProxyType({})) -> BatchRow:
         """End the attempt with an error. The outputs that it has not recorded have failed, and can be begun again.
+
+        Args:
+            failures: the reasons of single outputs, by their ids. For the others it is ``error``.
 
         Raises:
             AttemptFencedError: a newer attempt took an output of this one, or this one has ended.
@@ -213,12 +219,14 @@ class Attempts(Repository):
             require_running(connection, attempt)
             locked = at_revision(connection, now, attempt.revision)
             batch = require_batch(connection, attempt.stream, attempt.batch_time_ms)
+            failed = _fail_outputs(connection, locked, attempt, error, failures)
             end_attempt(connection, attempt, AttemptState.FAILED, ended_at_ms=locked.now_ms, error=error)
             if attempt.target:
                 settle_replay(connection, locked, attempt)
                 return batch
-            payload = {"attempt": attempt.number, "outputs": list(attempt.outputs), "error": error}
-            _event(connection, locked, attempt, EventKind.BATCH_FAILED, payload)
+            payloads = [{"attempt": attempt.number, "output": output, "error": text} for output, text in failed.items()]
+            of_batch = {"batch_time_ms": attempt.batch_time_ms}
+            record_all(connection, attempt.stream, locked.now_ms, EventKind.OUTPUT_FAILED, payloads, **of_batch)
             return settle(connection, locked, batch)
 
     def of_batch(self, stream: str, batch_time_ms: int) -> list[AttemptRow]:
@@ -326,21 +334,50 @@ def _begin(
         if not row.target and row.alive(locked.now_ms)
     ]
     source = source_of(connection, batch)
-    recorded = {step for step, row in newest_outputs(connection, stream, batch_time_ms).items() if is_recorded(row)}
+    newest = newest_outputs(connection, stream, batch_time_ms)
+    recorded = {step for step, row in newest.items() if is_recorded(row)}
     if batch.required is None or recorded.union(taken).issuperset(locked.row.outputs):
         # Includes outputs that the stream got since, since this attempt writes them.
         batch = replace(batch, required=locked.row.outputs)
     attempt = insert_attempt(
         connection, locked, batch_time_ms, outputs=taken, source=source, revision=locked.row.revision, **begun
     )
+    tried = any(step in newest for step in taken)
+    add_totals(connection, stream, {"attempts": 1, "retries": int(tried)})
     goes_on = bool(beside) or (batch.state is BatchState.ALLOCATED and batch.started_at_ms is not None)
     settled = settle(connection, locked, batch, attempt=attempt.number, required=list(batch.required or ()))
     if settled.state is BatchState.RUNNING and not goes_on:
-        settle(connection, locked, settled, started_at_ms=locked.now_ms)
-    payload = {"attempt": attempt.number, "holder": attempt.holder, "way": attempt.way, "outputs": list(taken)}
-    payload["revision"] = attempt.revision
+        settled = settle(connection, locked, settled, started_at_ms=locked.now_ms)
+    run = {"holder": attempt.holder, "way": attempt.way, "outputs": list(taken), "revision": attempt.revision}
+    payload = {**figures(settled), "attempt": attempt.number, **run, "continues": goes_on}
     _event(connection, locked, attempt, EventKind.BATCH_STARTED, payload)
+    started = [{"attempt": attempt.number, "output": output_id} for output_id in taken]
+    of_batch = {"batch_time_ms": batch_time_ms}
+    record_all(connection, stream, locked.now_ms, EventKind.OUTPUT_STARTED, started, **of_batch)
     return attempt
+
+
+def _fail_outputs(
+    connection: Connection, locked: LockedStream, attempt: Attempt, error: str, failures: Mapping[str, str]
+) -> dict[str, str]:
+    """Write the reasons of the outputs that have failed by themselves. Returns those of all failed outputs, by id."""
+    left = [*outputs_of(attempt), batch_outputs.c.state == AttemptState.RUNNING]
+    failed = connection.execute(select(batch_outputs.c.output_id).where(*left)).scalars().all()
+    reasons = {output_id: failures.get(output_id, error) for output_id in failed}
+    for output_id in failures.keys() & reasons.keys():
+        values = {"state": AttemptState.FAILED, "error": failures[output_id], "recorded_at_ms": locked.now_ms}
+        connection.execute(update(batch_outputs).where(*left, batch_outputs.c.output_id == output_id).values(**values))
+    return reasons
+
+
+def _report_dead_letters(
+    connection: Connection, locked: LockedStream, attempt: Attempt, output_id: str, counts: Mapping[str, Any]
+) -> None:
+    records = counts.get("dead_lettered")
+    if records:
+        payload = {"attempt": attempt.number, "output": output_id, "records": records}
+        payload["reasons"] = dict(counts.get("dead_letter_reasons") or {})
+        _event(connection, locked, attempt, EventKind.DEAD_LETTERS, payload)
 
 
 def _event(

@@ -11,8 +11,9 @@ from headrace.ledger.attempt_statements import newest_outputs, running_attempts
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import BatchNotFoundError
 from headrace.ledger.events import record
-from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow, batches
+from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow, batch_attempts, batches
 from headrace.ledger.states import AttemptState, BatchState, EventKind
+from headrace.ledger.totals import add_totals, batch_delays
 
 
 def find_batch(connection: Connection, stream: str, batch_time_ms: int) -> BatchRow | None:
@@ -76,7 +77,8 @@ def settle(
 ) -> BatchRow:
     """Write the state that follows from the batch's outputs, and ``changes``; add an event when it completes.
 
-    Returns the batch's new row.
+    Returns the batch's new row. Also adds an event when it fails: when its last live attempt has ended, and an output
+    has failed.
 
     ``by_records``: an attempt that has recorded all its outputs counts as ended.
     """
@@ -85,7 +87,10 @@ def settle(
     running = [row for row in running_attempts(connection, stream, batch_time_ms) if not row.target]
     if by_records:
         running = [row for row in running if not all(is_recorded(newest.get(output)) for output in row.outputs)]
-    state, error = outcome(required_steps(locked, batch), newest, running, locked.now_ms)
+    required = required_steps(locked, batch)
+    state, error = outcome(required, newest, running, locked.now_ms)
+    if state is BatchState.FAILED:
+        error = _attempt_error(connection, batch, required, newest) or error
     values: dict[str, Any] = {"state": state, "error": error, "history": 0, **changes}
     completes = state is BatchState.COMPLETED and batch.state is not BatchState.COMPLETED
     if state is BatchState.COMPLETED:
@@ -101,11 +106,52 @@ def settle(
         update(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms).values(**values)
     )
     settled = require_batch(connection, stream, batch_time_ms)
-    if completes:
-        payload = {
-            "attempt": settled.attempt,
-            "records": settled.records,
-            "outputs": {step: newest[step].counts for step in recorded},
-        }
-        record(connection, stream, locked.now_ms, EventKind.BATCH_COMPLETED, payload, batch_time_ms=batch_time_ms)
+    if completes or (state is BatchState.FAILED and batch.state is not BatchState.FAILED):
+        _record_end(connection, locked, settled, newest)
+    if completes and batch.steps is None:
+        # The first time only: a batch that is run again a year later is not a year late.
+        amounts = batch_delays(batch_time_ms, settled.started_at_ms, locked.now_ms)
+        amounts |= {"batches_completed": 1, "batch_records": settled.records, "batch_bytes": settled.payload_bytes}
+        add_totals(connection, stream, amounts)
     return settled
+
+
+def _attempt_error(
+    connection: Connection, batch: BatchRow, required: Collection[str], newest: Mapping[str, BatchOutputRow]
+) -> str | None:
+    """Return the error of the newest attempt that failed: it names all the outputs that failed, and the reason if the
+    attempt was ended from outside."""
+    number = max(row.attempt for step, row in newest.items() if step in required and row.state is AttemptState.FAILED)
+    table = batch_attempts.c
+    query = select(table.error).where(
+        table.stream == batch.stream, table.batch_time_ms == batch.batch_time_ms, table.number == number
+    )
+    found: str | None = connection.execute(query).scalar()
+    return found
+
+
+def _record_end(
+    connection: Connection, locked: LockedStream, batch: BatchRow, newest: Mapping[str, BatchOutputRow]
+) -> None:
+    """Add the event of a batch that has completed or failed."""
+    completed = batch.state is BatchState.COMPLETED
+    done = {step: row.counts for step, row in newest.items() if step in locked.row.outputs and is_recorded(row)}
+    failed = {step: row.error for step, row in newest.items() if row.state is AttemptState.FAILED}
+    payload = {**figures(batch), "error": batch.error, "outputs": done, "failures": {} if completed else failed}
+    kind = EventKind.BATCH_COMPLETED if completed else EventKind.BATCH_FAILED
+    record(connection, batch.stream, locked.now_ms, kind, payload, batch_time_ms=batch.batch_time_ms)
+
+
+def figures(batch: BatchRow) -> dict[str, Any]:
+    """Return the batch's size and times, for its events."""
+    return {
+        "attempt": batch.attempt,
+        "records": batch.records,
+        "blocks": batch.blocks,
+        "payload_bytes": batch.payload_bytes,
+        "late_records": batch.late_records,
+        "interval_ms": batch.interval_ms,
+        "absorbed": list(batch.absorbed),
+        "allocated_at_ms": batch.allocated_at_ms,
+        "started_at_ms": batch.started_at_ms,
+    }

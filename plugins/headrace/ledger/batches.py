@@ -223,9 +223,9 @@ class Batches(Repository):
             _event(connection, locked, EventKind.BATCH_CLEANED, batch_time_ms, details or {})
             return require_batch(connection, stream, batch_time_ms)
 
-    def abandon(self, stream: str, batch_time_ms: int, reason: str) -> BatchRow:
+    def abandon(self, stream: str, batch_time_ms: int, reason: str, *, by: str | None = None) -> BatchRow:
         """Abandon a batch. This is final: its ranges become gaps, its log may be deleted, and its unfinished replays
-        are abandoned too. A second call changes nothing.
+        are abandoned too. A second call changes nothing. ``by`` is kept in the event.
 
         Raises:
             BatchNotFoundError: the batch was not allocated.
@@ -264,7 +264,7 @@ class Batches(Repository):
                     reason=f"batch abandoned: {reason}",
                     batch_time_ms=batch_time_ms,
                 )
-            payload = {"reason": reason, "records": batch.records}
+            payload = {"reason": reason, "records": batch.records, **({} if by is None else {"by": by})}
             _event(connection, locked, EventKind.BATCH_ABANDONED, batch_time_ms, payload)
             return require_batch(connection, stream, batch_time_ms)
 

@@ -46,7 +46,12 @@ _this_receiver = (
 _accept = (
     update(receivers)
     .where(*_this_receiver)
-    .values(last_accepted_sequence=bindparam("accepted"), segment_id=bindparam("new_segment_id"))
+    .values(
+        last_accepted_sequence=bindparam("accepted"),
+        segment_id=bindparam("new_segment_id"),
+        received_blocks=receivers.c.received_blocks + 1,
+        received_bytes=receivers.c.received_bytes + bindparam("payload_bytes"),
+    )
 )
 # Reads one short range of the owner's index, whatever the number of partitions in the block.
 _owned_positions = select(
@@ -79,6 +84,7 @@ _move_position = (
         next_offset=bindparam("until_offset"),
         last_batch_time_ms=bindparam("batch_time_ms"),
         watermark_ms=bindparam("new_watermark_ms"),
+        received_records=positions.c.received_records + bindparam("records"),
         # Without a new epoch end, that of earlier records stays valid.
         leader_epoch=func.coalesce(bindparam("new_leader_epoch", type_=Integer), positions.c.leader_epoch),
         epoch_end_offset=func.coalesce(
@@ -153,6 +159,7 @@ class Blocks(Repository):
                     **_receiver_key(receiver_id),
                     "accepted": block.sequence,
                     "new_segment_id": max(segment_id, receiver.segment_id or 0),
+                    "payload_bytes": block.payload_bytes,
                 },
             )
             block_id = _insert(connection, locked, block, ranges, batch_time_ms=batch_time_ms, segment_id=segment_id)
@@ -160,13 +167,16 @@ class Blocks(Repository):
             connection.execute(
                 self._count_unclaimed, {"stream": receiver_id.stream, "batch_time_ms": batch_time_ms, **size}
             )
-            payload = {"receiver": str(receiver_id), "batch_time_ms": batch_time_ms, "records": block.records}
+            sizes = {"records": block.records, "payload_bytes": block.payload_bytes}
+            payload = {"receiver": str(receiver_id), "batch_time_ms": batch_time_ms, **sizes}
             record_block(connection, receiver_id.stream, locked.now_ms, block_id, payload)
             return AddedBlock(block_id, batch_time_ms, late=is_late(locked.row, block, batch_time_ms))
 
-    def unclaimed(self, stream: str, limit: int = 1000) -> list[UnclaimedTime]:
-        """Return the oldest ``limit`` batch times that have blocks and no batch."""
-        query = select(unclaimed_times).where(unclaimed_times.c.stream == stream)
+    def unclaimed(self, stream: str, limit: int = 1000, *, after_ms: int = 0) -> list[UnclaimedTime]:
+        """Return the oldest ``limit`` batch times after ``after_ms`` that have blocks and no batch."""
+        query = select(unclaimed_times).where(
+            unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms > after_ms
+        )
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(limit))
             return [UnclaimedTime.from_row(row) for row in rows]
@@ -180,6 +190,14 @@ class Blocks(Repository):
         with self._database.read() as connection:
             first_ms, last_ms, times, records = connection.execute(query).one()
         return WaitingTimes(first_ms, last_ms, times, int(records)) if times else None
+
+    def of_times(self, stream: str, batch_times_ms: list[int]) -> list[StoredBlock]:
+        """Return the blocks of these batch times, by time, then in the order of addition.
+
+        Blocks whose segment has been removed are left out: their rows are deleted.
+        """
+        with self._database.read() as connection:
+            return stored_blocks(connection, stream, batch_times_ms)
 
     def of_segment(self, stream: str, path: str) -> list[StoredBlock]:
         """Return the blocks of a segment, in the order of addition; none if the ledger does not have the segment."""
@@ -267,6 +285,7 @@ def _move_positions(
                 "until_offset": r.until_offset,
                 "batch_time_ms": batch_time_ms,
                 "new_watermark_ms": watermark_ms,
+                "records": r.records,
                 "new_leader_epoch": None if end is None else end.leader_epoch,
                 "new_epoch_end_offset": None if end is None else end.end_offset,
                 "now_ms": now_ms,

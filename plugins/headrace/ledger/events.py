@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select, update
 
 from headrace.ledger.database import Repository
-from headrace.ledger.models import EventRow, events
+from headrace.ledger.models import EventRow, events, listener_cursors
 from headrace.ledger.states import EventKind
 
 _insert_event = insert(events)
@@ -90,15 +90,40 @@ class Events(Repository):
             record(connection, stream, locked.now_ms, kind, payload or {}, batch_time_ms=batch_time_ms)
 
     def page(
-        self, stream: str, after_id: int = 0, kinds: Collection[EventKind] | None = None, limit: int = 1000
+        self,
+        stream: str,
+        after_id: int = 0,
+        kinds: Collection[EventKind] | None = None,
+        limit: int = 1000,
+        *,
+        blocks: bool = True,
     ) -> list[EventRow]:
-        """Return up to ``limit`` events with ids above ``after_id``, oldest first."""
+        """Return up to ``limit`` events with ids above ``after_id``, oldest first; without those of blocks if not
+        ``blocks``."""
         query = _selected().where(events.c.stream == stream, events.c.event_id > after_id)
+        if not blocks:
+            query = query.where(events.c.block_id.is_(None))
         return self._limited(query, kinds, limit, newest_first=False)
 
-    def latest(self, stream: str, kinds: Collection[EventKind] | None = None, limit: int = 100) -> list[EventRow]:
-        """Return the newest ``limit`` events, newest first."""
-        return self._limited(_selected().where(events.c.stream == stream), kinds, limit, newest_first=True)
+    def latest(
+        self,
+        stream: str,
+        kinds: Collection[EventKind] | None = None,
+        limit: int = 100,
+        *,
+        before_id: int | None = None,
+    ) -> list[EventRow]:
+        """Return the newest ``limit`` events, those with ids below ``before_id`` if it is given, newest first."""
+        query = _selected().where(events.c.stream == stream)
+        if before_id is not None:
+            query = query.where(events.c.event_id < before_id)
+        return self._limited(query, kinds, limit, newest_first=True)
+
+    def newest_id(self, stream: str) -> int:
+        """Return the id of the newest event; 0 if there is none."""
+        query = select(events.c.event_id).where(events.c.stream == stream).order_by(events.c.event_id.desc())
+        with self._database.read() as connection:
+            return connection.execute(query.limit(1)).scalar_one_or_none() or 0
 
     def of_batch(self, stream: str, batch_time_ms: int) -> list[EventRow]:
         """Return the events of one batch, oldest first."""
@@ -107,12 +132,16 @@ class Events(Repository):
             return [EventRow.from_row(row) for row in connection.execute(query.order_by(events.c.event_id))]
 
     def prune(self, stream: str, before_ms: int, limit: int = 5000) -> int:
-        """Delete up to ``limit`` of the oldest events, if older than ``before_ms``. Returns the number deleted."""
-        oldest = select(events.c.event_id, events.c.at_ms).where(events.c.stream == stream)
+        """Delete up to ``limit`` of the oldest events, if older than ``before_ms``. Returns the number deleted.
+
+        Listeners that have not got them yet have missed them (see `ListenerCursors`).
+        """
+        oldest = select(events.c.event_id, events.c.at_ms, events.c.block_id).where(events.c.stream == stream)
         with self._database.write_stream(stream) as (connection, _):
             rows = connection.execute(oldest.order_by(events.c.event_id).limit(limit)).all()
             old = [row.event_id for row in takewhile(lambda row: row.at_ms < before_ms, rows)]
             if old:
+                _count_missed(connection, stream, [row.event_id for row in rows[: len(old)] if row.block_id is None])
                 connection.execute(delete(events).where(events.c.stream == stream, events.c.event_id <= old[-1]))
             return len(old)
 
@@ -135,3 +164,18 @@ def _selected() -> Any:
     return select(
         events.c.event_id, events.c.stream, events.c.at_ms, events.c.kind, events.c.batch_time_ms, events.c.payload
     )
+
+
+def _count_missed(connection: Connection, stream: str, event_ids: Sequence[int]) -> None:
+    """Add those of ``event_ids``, which ascend and are deleted now, to the missed events of listeners that have not got
+    them."""
+    if not event_ids:
+        return
+    behind = select(listener_cursors.c.listener, listener_cursors.c.event_id).where(
+        listener_cursors.c.stream == stream, listener_cursors.c.event_id < event_ids[-1]
+    )
+    for name, cursor in connection.execute(behind).all():
+        missed = sum(event_id > cursor for event_id in event_ids)
+        this = (listener_cursors.c.stream == stream, listener_cursors.c.listener == name)
+        values = {"missed": listener_cursors.c.missed + missed, "event_id": event_ids[-1]}
+        connection.execute(update(listener_cursors).where(*this).values(**values))

@@ -10,6 +10,7 @@ from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.events import record
 from headrace.ledger.models import GapRow, gaps
 from headrace.ledger.states import EventKind
+from headrace.ledger.totals import add_totals
 
 
 def add_gap(
@@ -35,14 +36,31 @@ def add_gap(
     connection.execute(
         insert(gaps).values(stream=locked.row.name, **fields, batch_time_ms=batch_time_ms, at_ms=locked.now_ms)
     )
+    add_totals(connection, locked.row.name, {"gap_offsets": until_offset - from_offset})
     record(connection, locked.row.name, locked.now_ms, EventKind.GAP, fields, batch_time_ms=batch_time_ms)
 
 
 class Gaps(Repository):
     """Finds the gaps of streams."""
 
-    def page(self, stream: str, limit: int = 1000) -> list[GapRow]:
-        """Return the newest ``limit`` gaps, newest first."""
-        query = select(gaps).where(gaps.c.stream == stream).order_by(gaps.c.gap_id.desc()).limit(limit)
+    def page(self, stream: str, limit: int = 1000, *, before_id: int | None = None) -> list[GapRow]:
+        """Return the newest ``limit`` gaps, those with ids below ``before_id`` if it is given, newest first."""
+        query = select(gaps).where(gaps.c.stream == stream)
+        if before_id is not None:
+            query = query.where(gaps.c.gap_id < before_id)
         with self._database.read() as connection:
-            return [GapRow.from_row(row) for row in connection.execute(query)]
+            rows = connection.execute(query.order_by(gaps.c.gap_id.desc()).limit(limit))
+            return [GapRow.from_row(row) for row in rows]
+
+    def containing(self, stream: str, input_id: str, partition: TopicPartition, offset: int) -> GapRow | None:
+        """Return the newest gap that holds the offset, or None."""
+        query = select(gaps).where(
+            gaps.c.stream == stream,
+            gaps.c.input_id == input_id,
+            *(gaps.c[name] == value for name, value in partition_key(partition).items()),
+            gaps.c.from_offset <= offset,
+            gaps.c.until_offset > offset,
+        )
+        with self._database.read() as connection:
+            row = connection.execute(query.order_by(gaps.c.from_offset.desc()).limit(1)).one_or_none()
+        return None if row is None else GapRow.from_row(row)

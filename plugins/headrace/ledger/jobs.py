@@ -7,10 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
+from headrace.blocks import ReceiverId
 from headrace.clock import time_text
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerError
-from headrace.ledger.events import record
+from headrace.ledger.events import record, record_all
 from headrace.ledger.models import (
     JobLease,
     JobRow,
@@ -239,11 +240,16 @@ def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state:
     if error is not None:
         values["error"] = error
     connection.execute(_this(stream, epoch).values(**values))
+    live = (receivers.c.stream == stream, receivers.c.state.in_(LIVE_RECEIVERS))
+    lost_error = f"its job (epoch {epoch}) {state.value}"
+    lost = [
+        {"receiver": str(ReceiverId(stream, row.input_id, row.receiver_index)), "epoch": row.epoch, "error": lost_error}
+        for row in connection.execute(select(receivers).where(*live))
+    ]
     connection.execute(
-        update(receivers)
-        .where(receivers.c.stream == stream, receivers.c.state.in_(LIVE_RECEIVERS))
-        .values(state=ReceiverState.LOST, paused_reason=None, last_error=f"its job (epoch {epoch}) {state.value}")
+        update(receivers).where(*live).values(state=ReceiverState.LOST, paused_reason=None, last_error=lost_error)
     )
+    record_all(connection, stream, now_ms, EventKind.RECEIVER_FAILED, lost)
     connection.execute(
         update(segments)
         .where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None), segments.c.closed_at_ms.is_(None))
@@ -263,8 +269,8 @@ def _held(job: JobRow) -> LeaseHeldError:
         holder=job.holder,
         since_ms=job.acquired_at_ms,
         until_ms=job.lease_until_ms,
-        remedy=f"To take over, stop it by `headrace stop {job.stream}` and start yours when it has drained. If its "
-        "process is dead or hangs, start yours when the lease is out: whatever the old one does then is refused.",
+        remedy=f"To take over, stop it by `headrace streams stop {job.stream}` and start yours when it has drained. If "
+        "its process is dead or hangs, start yours when the lease is out: whatever the old one does then is refused.",
     )
 
 

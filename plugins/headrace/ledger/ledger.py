@@ -9,6 +9,7 @@ from typing import Any
 from headrace.clock import Clock
 from headrace.ledger.allocations import Allocations
 from headrace.ledger.attempts import Attempts
+from headrace.ledger.batch_pages import BatchPages
 from headrace.ledger.batches import Batches
 from headrace.ledger.blocks import Blocks
 from headrace.ledger.cleanup import Cleanup
@@ -18,12 +19,15 @@ from headrace.ledger.events import Events
 from headrace.ledger.gaps import Gaps
 from headrace.ledger.history import History
 from headrace.ledger.jobs import Jobs
+from headrace.ledger.listener_cursors import ListenerCursors
 from headrace.ledger.positions import Positions
+from headrace.ledger.readings import Readings
 from headrace.ledger.rebuild import Rebuild
 from headrace.ledger.receivers import Receivers
 from headrace.ledger.removal import Removal
 from headrace.ledger.replays import Replays
 from headrace.ledger.run_batch_times import RunBatchTimes
+from headrace.ledger.samples import Samples
 from headrace.ledger.schema import Migration, ensure_schema, migrate_schema
 from headrace.ledger.segments import Segments
 from headrace.ledger.snapshots import Snapshots
@@ -50,6 +54,7 @@ class Ledger:
         self.blocks = Blocks(database)
         self.segments = Segments(database)
         self.batches = Batches(database)
+        self.batch_pages = BatchPages(database)
         self.allocations = Allocations(database)
         self.attempts = Attempts(database)
         self.replays = Replays(database)
@@ -60,7 +65,10 @@ class Ledger:
         self.rebuild = Rebuild(database)
         self.gaps = Gaps(database)
         self.events = Events(database)
+        self.samples = Samples(database)
+        self.listener_cursors = ListenerCursors(database)
         self.snapshots = Snapshots(database)
+        self.readings = Readings(database)
 
     @classmethod
     def open(

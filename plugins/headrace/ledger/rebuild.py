@@ -19,6 +19,7 @@ from headrace.ledger.models import (
     batches,
     blocks,
     gaps,
+    listener_cursors,
     positions,
     receiver_jobs,
     receivers,
@@ -28,6 +29,7 @@ from headrace.ledger.models import (
     stream_revisions,
     streams,
     topics,
+    totals,
     unclaimed_times,
 )
 from headrace.ledger.rebuild_batches import insert_batches
@@ -58,6 +60,9 @@ _TABLES = (
     positions,
     topics,
     gaps,
+    # The gaps are added again: as events, which are old for listeners, and to the totals.
+    listener_cursors,
+    totals,
     receiver_jobs,
     stream_revisions,
 )
@@ -133,7 +138,7 @@ def _refuse_while_alive(connection: Connection, locked: LockedStream) -> None:
             holder=job.holder,
             since_ms=job.acquired_at_ms,
             until_ms=job.lease_until_ms,
-            remedy="Stop it (`headrace stop --wait 60`), or wait until its lease has run out.",
+            remedy="Stop it (`headrace streams stop --wait 60`), or wait until its lease has run out.",
         )
     for attempt in live_attempts(connection, locked.row.name, locked.now_ms)[:1]:
         raise LeaseHeldError(

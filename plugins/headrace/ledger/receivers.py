@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +65,7 @@ class Receivers(Repository):
                 "last_accepted_sequence": -1,
                 "segment_id": None,
                 "stats": {},
+                "earlier_totals": {} if row is None else _summed(row),
                 "restarts": row.restarts + 1 if row is not None and row.job_epoch == job.epoch else 0,
                 "stop_requested": False,
                 "paused_reason": None,
@@ -95,7 +97,8 @@ class Receivers(Repository):
 
         Args:
             sealed_through_ms: everything cut up to this time of the ledger's clock is stored.
-            stats: replaces the row's stats (JSON values); None leaves them.
+            stats: replaces the row's stats (JSON values); None leaves them. Numbers in ``totals`` count from the
+                instance's beginning; the ledger keeps their sums when the next instance registers.
             error: stored as the last error; None leaves the previous one.
             paused_reason: why the receiver is paused; None: it is not.
             drained: for each partition, a time of the ledger's clock at which everything that Kafka had was stored.
@@ -208,6 +211,11 @@ def require_receiver(connection: Connection, locked: LockedStream, lease: Receiv
     if locked.row.job_epoch != lease.job_epoch:
         raise lost_receiver(lease)
     return _current(connection, lease, lock=False)
+
+
+def _summed(row: ReceiverRow) -> dict[str, float]:
+    """Return the totals of this instance and of those before it."""
+    return dict(Counter(row.earlier_totals) + Counter(row.stats.get("totals") or {}))
 
 
 def lost_receiver(lease: ReceiverLease) -> LeaseLostError:

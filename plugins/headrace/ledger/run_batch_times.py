@@ -91,6 +91,14 @@ class RunBatchTimes(Repository):
         with self._database.read() as connection:
             return _known(connection, stream, run_id)
 
+    def of_batch(self, stream: str, batch_time_ms: int) -> list[str]:
+        """Return the ids of the runs to which this batch time was assigned, the last one first."""
+        query = select(batch_runs.c.run_id).where(
+            batch_runs.c.stream == stream, batch_runs.c.batch_time_ms == batch_time_ms
+        )
+        with self._database.read() as connection:
+            return list(connection.execute(query.order_by(batch_runs.c.at_ms.desc())).scalars())
+
     def newest(self, stream: str, limit: int = 1_000) -> dict[str, int]:
         """Return the ``limit`` latest batch times assigned to runs, by run id."""
         query = (

@@ -78,7 +78,7 @@ def _another_version(version: str, url: str) -> SchemaError:
     if any(path.stem.split("_")[0] == version for path in (MIGRATIONS / "versions").glob("*.py")):
         return SchemaError(
             what,
-            remedy="Stop what the older headrace runs on it (with its own `headrace stop NAME`), then run "
+            remedy="Stop what the older headrace runs on it (with its own `headrace streams stop NAME`), then run "
             f"`{_command(url)}`.",
         )
     return SchemaError(what, remedy="It was made by a newer headrace: use that version.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, ScalarSelect, func, insert, select, update
 
 from headrace.ledger.database import LockedStream, Repository, new_id
 from headrace.ledger.errors import BlockConflictError, SegmentRemovedError
@@ -47,23 +47,35 @@ class Segments(Repository):
             rows = connection.execute(query.order_by(segments.c.segment_id).limit(limit))
             return [SegmentRow.from_row(row) for row in rows]
 
+    def count(self, stream: str) -> int:
+        """Return the number of segments that have not been removed."""
+        query = select(func.count()).where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None))
+        with self._database.read() as connection:
+            return int(connection.execute(query).scalar_one())
+
     def stored_bytes(self, stream: str) -> int:
         """Return the bytes of the segments that have not been removed.
 
         A segment that is open, or whose size was not reported, counts up to the end of its last block.
         """
-        end = (
-            select(blocks.c.frame_offset + blocks.c.frame_length)
-            .where(blocks.c.segment_id == segments.c.segment_id)
-            .order_by(blocks.c.frame_offset.desc())
-            .limit(1)
-            .scalar_subquery()
-        )
-        query = select(func.coalesce(func.sum(func.coalesce(segments.c.bytes, end, 0)), 0)).where(
-            segments.c.stream == stream, segments.c.removed_at_ms.is_(None)
-        )
         with self._database.read() as connection:
-            return int(connection.execute(query).scalar_one())
+            return int(connection.execute(select(stored_bytes_of(stream))).scalar_one())
+
+
+def stored_bytes_of(stream: Any) -> ScalarSelect[Any]:
+    """Return the query of `Segments.stored_bytes`; ``stream`` is a name, or the column of an enclosing query."""
+    end = (
+        select(blocks.c.frame_offset + blocks.c.frame_length)
+        .where(blocks.c.segment_id == segments.c.segment_id)
+        .order_by(blocks.c.frame_offset.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    return (
+        select(func.coalesce(func.sum(func.coalesce(segments.c.bytes, end, 0)), 0))
+        .where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None))
+        .scalar_subquery()
+    )
 
 
 def segment_for(

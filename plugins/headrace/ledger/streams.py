@@ -157,8 +157,12 @@ class Streams(Repository):
         with self._database.read() as connection:
             return [StreamRow.from_row(row) for row in connection.execute(select(streams).order_by(streams.c.name))]
 
-    def set_desired_state(self, name: str, state: DesiredState | str) -> StreamRow:
+    def set_desired_state(
+        self, name: str, state: DesiredState | str, *, by: str | None = None, reason: str | None = None
+    ) -> StreamRow:
         """Set the state that a person wants for the stream. It does not stop a live job: see ``jobs.request_stop``.
+
+        ``by`` and ``reason`` are kept in the event.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -171,8 +175,13 @@ class Streams(Repository):
                     .where(streams.c.name == name)
                     .values(desired_state=wanted, updated_at_ms=locked.now_ms)
                 )
-                record(connection, name, locked.now_ms, EventKind.STREAM_STATE_CHANGED, {"desired_state": wanted.value})
+                payload = {"desired_state": wanted.value, **_given(by=by, reason=reason)}
+                record(connection, name, locked.now_ms, EventKind.STREAM_STATE_CHANGED, payload)
             return _get(connection, name)
+
+
+def _given(**values: str | None) -> dict[str, str]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _get(connection: Connection, name: str) -> StreamRow:

@@ -88,7 +88,9 @@ def _of_connection(connection: Connection) -> URL:
     if connection.conn_type == "sqlite" or own_file:
         return _sqlite(connection.host or connection.schema)
     if connection.conn_type in (*_POSTGRES_TYPES, _OWN_TYPE):
-        options = {key: str(value) for key, value in connection.extra.items() if key in _LIBPQ_OPTIONS}
+        # Airflow's connection form stores a field that was left empty as null.
+        given = {key: value for key, value in connection.extra.items() if key in _LIBPQ_OPTIONS}
+        options = {key: str(value) for key, value in given.items() if value not in (None, "")}
         return URL.create(
             "postgresql+psycopg",
             username=connection.login or None,

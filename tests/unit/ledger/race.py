@@ -1,14 +1,8 @@
-"""One of two processes in a race: `race.py <url> <scenario> <arguments, pickled and in base64>`.
-
-Prints "ready" when it stands at the line, starts at the first line of stdin, and prints its results as JSON.
-"""
+"""One of two processes in a race."""
 
 from __future__ import annotations
 
-import base64
-import json
-import pickle
-import sys
+from multiprocessing.connection import Connection
 from typing import Any
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
@@ -149,16 +143,11 @@ def migrate(ledger: None, me: str, url: str) -> str:
     return me
 
 
-def main() -> None:
-    url, scenario, arguments = sys.argv[1:]
+def run(test: Connection, url: str, scenario: str, arguments: tuple[Any, ...]) -> None:
+    """Send "ready", receive this process's name, run the scenario and send its results."""
     ledger = Ledger.open(url, create=False) if scenario != "migrate" else None
     if ledger is not None:
         ledger.now_ms()
-    print("ready", flush=True)
-    me = sys.stdin.readline().strip()
-    result = globals()[scenario](ledger, me, *pickle.loads(base64.b64decode(arguments)))  # noqa: S301
-    print(json.dumps(result), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    test.send("ready")
+    me = test.recv()
+    test.send(globals()[scenario](ledger, me, *arguments))

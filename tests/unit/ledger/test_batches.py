@@ -157,6 +157,7 @@ def test_an_attempt_completes_when_every_output_has_reported(filled: Any) -> Non
     assert kinds == [
         EventKind.BATCH_ALLOCATED,
         EventKind.BATCH_STARTED,
+        EventKind.OUTPUT_STARTED,
         EventKind.OUTPUT_COMPLETED,
         EventKind.OUTPUT_COMPLETED,
         EventKind.BATCH_COMPLETED,

@@ -31,7 +31,9 @@ def test_a_block_moves_its_positions_and_gets_the_first_interval_end_after_its_c
     assert stored.block_id == added.block_id
     assert stored.info == world.block({0: (0, 10), 1: (0, 5)}, sequence=0)
     (event,) = world.ledger.events.page("flights", kinds=[EventKind.BLOCK_ADDED])
-    assert event.payload == {"receiver": "flights/kafka/0", "batch_time_ms": NOW_MS + 1000, "records": 15}
+    assert event.payload == {
+        "receiver": "flights/kafka/0", "batch_time_ms": NOW_MS + 1000, "records": 15, "payload_bytes": 150
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("ahead", "expected"), [(0, 1000), (1, 1000), (999, 1000), (1000, 2000)])

@@ -64,7 +64,7 @@ def test_a_live_job_keeps_others_out(world: Any) -> None:
         world.ledger.jobs.acquire("flights", holder="second", lease_ms=1000)
     error = pickle.loads(pickle.dumps(refused.value))  # noqa: S301
     assert (error.holder, error.since_ms, error.until_ms) == ("driver", NOW_MS, NOW_MS + 10_000)
-    assert "headrace stop" in str(error)
+    assert "headrace streams stop" in str(error)
     assert error.remedy
 
 

@@ -96,10 +96,14 @@ def test_a_failure_is_told_with_its_reason_and_by_its_output(build: Callable[...
     for output in ("index", "files"):
         attempt = world.ledger.attempts.begin(STREAM, T1, outputs=[output], **RUN)
         world.ledger.attempts.fail(attempt, f"{output} is full")
-    failed = heard(world, EventKind.BATCH_FAILED)
-    assert [(event.payload["outputs"], event.payload["error"]) for event in failed] == [
-        (["index"], "index is full"),
-        (["files"], "files is full"),
+    failed = heard(world, EventKind.OUTPUT_FAILED)
+    assert [(event.payload["output"], event.payload["error"]) for event in failed] == [
+        ("index", "index is full"),
+        ("files", "files is full"),
+    ]
+    assert [event.payload["failures"] for event in heard(world, EventKind.BATCH_FAILED)] == [
+        {"index": "index is full"},
+        {"index": "index is full", "files": "files is full"},
     ]
     assert heard(world, EventKind.BATCH_COMPLETED, EventKind.OUTPUT_COMPLETED) == []
     assert world.ledger.batches.get(STREAM, T1).error == "files is full"
@@ -129,8 +133,8 @@ def test_a_stream_that_has_stopped_is_silent_and_a_listener_goes_on_where_it_was
     received(world, 1)
     last = heard(world)[-1].event_id
     world.ledger.jobs.release(world.job, JobState.STOPPED)
-    (stopped,) = world.ledger.events.page(STREAM, last)
-    assert stopped.kind == EventKind.JOB_STOPPED
+    receiver, stopped = world.ledger.events.page(STREAM, last)
+    assert (receiver.kind, stopped.kind) == (EventKind.RECEIVER_FAILED, EventKind.JOB_STOPPED)
     world.ledger.jobs.release(world.job, JobState.STOPPED)
     world.clock.advance(60_000)
     assert world.ledger.events.page(STREAM, stopped.event_id) == []

@@ -16,8 +16,9 @@ from headrace.ledger.run_batch_times import BatchBounds
 
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000
-# Small tables by nature: an input has few receivers, a stream few topics and partitions, a ledger few streams.
-SMALL = {"streams", "receivers", "topics", "receiver_jobs"}
+# Small tables by nature: an input has few receivers, a stream few topics, partitions and listeners, a ledger few
+# streams.
+SMALL = {"listener_cursors", "streams", "receivers", "topics", "receiver_jobs"}
 GROWING = {"blocks", "batches", "batch_attempts", "batch_inputs", "batch_outputs", "segments", "events", "replays"}
 
 
@@ -111,6 +112,10 @@ def walk(world: Any) -> None:
     ledger.gaps.page("flights")
     ledger.segments.page("flights")
     ledger.events.page("flights", 3, [EventKind.GAP])
+    ledger.events.page("flights", 3, blocks=False)
+    ledger.events.newest_id("flights")
+    ledger.listener_cursors.open(world.job, ["stats"])
+    ledger.listener_cursors.save(world.job, {"stats": 1})
     ledger.events.latest("flights")
     ledger.events.of_batch("flights", T1)
     ledger.cleanup.removable_segments("flights", NOW_MS * 2)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import pickle
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 from sqlalchemy import update
+from tests.unit.ledger.race import run
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import AttemptState, BatchState, EventKind, Ledger
@@ -23,30 +21,39 @@ from headrace.ledger.models import ReceiverLease, positions, receivers, streams
 ROUNDS = 40
 
 
+# A racing process is forked from one that has imported the ledger, and has opened none: the import takes longer than
+# the race.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["headrace.ledger"])
+
+
 def race(url: str, *runners: tuple[Any, ...]) -> list[Any]:
     """Run (scenario, arguments…) in a process each, started together; their results in order."""
-    script = Path(__file__).with_name("race.py")
-    processes = []
-    try:
+    with ExitStack() as stack:
+        connections, processes = [], []
         for scenario, *arguments in runners:
-            packed = base64.b64encode(pickle.dumps(tuple(arguments))).decode()
-            command = [sys.executable, str(script), url, scenario, packed]
-            processes.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-            )
+            connection, its_end = PROCESSES.Pipe()
+            process = PROCESSES.Process(target=run, args=(its_end, url, scenario, tuple(arguments)), daemon=True)
+            process.start()
+            its_end.close()
+            stack.callback(process.join)
+            stack.callback(process.kill)
+            connections.append(stack.enter_context(connection))
+            processes.append(process)
+        assert [receive(connection) for connection in connections] == ["ready"] * len(runners)
+        for number, connection in enumerate(connections):
+            connection.send(f"runner-{number}")
+        results = [receive(connection) for connection in connections]
         for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        for number, process in enumerate(processes):
-            assert process.stdin is not None
-            process.stdin.write(f"runner-{number}\n")
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-        assert [process.returncode for process in processes] == [0] * len(processes)
-        return [json.loads(output) for output in outputs]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+            process.join(30)
+        assert [process.exitcode for process in processes] == [0] * len(processes)
+        return results
+
+
+def receive(connection: Connection) -> Any:
+    """What the process sends next. Raises EOFError if it has ended."""
+    assert connection.poll(120), "a process of the race hangs"
+    return connection.recv()
 
 
 @pytest.fixture

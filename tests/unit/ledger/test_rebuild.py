@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import BatchState, DesiredState, EventKind
@@ -24,6 +25,7 @@ from headrace.ledger.models import (
     StreamRevision,
     StreamRow,
     TopicRow,
+    totals,
 )
 from headrace.ledger.rebuild_data import FoundBatch, FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.states import PartitionState
@@ -180,6 +182,19 @@ def test_a_registration_anew_gives_way_and_what_was_received_does_not(ledger: An
     assert {row.partition: row.next_offset for row in ledger.positions.all("flights")} == {OLD: 500, TP: 40}
     with pytest.raises(LedgerError, match="not lost"):
         ledger.rebuild.restore("flights", found())
+
+
+def test_a_restored_ledger_has_no_old_gaps_for_listeners_and_counts_none_twice(ledger: Any, world: Any) -> None:
+    ledger.listener_cursors.open(world.job, ["webhook"])
+    ledger.positions.advance(world.receiver, world.partitions[0], 0, 5, gap="lost")
+    world.clock.advance(10_000)
+    ledger.rebuild.restore("flights", found(gaps=[]))
+    job = ledger.jobs.acquire("flights", holder="driver", lease_ms=10_000)
+    cursor = ledger.listener_cursors.open(job, ["webhook"])["webhook"]
+    assert cursor.event_id == ledger.events.newest_id("flights")
+    with ledger.rebuild._database.read() as connection:
+        query = select(totals.c.name).where(totals.c.stream == "flights", totals.c.name == "gap_offsets")
+        assert connection.execute(query).all() == []
 
 
 def test_a_live_attempt_keeps_its_ledger_unless_told(ledger: Any, world: Any) -> None:

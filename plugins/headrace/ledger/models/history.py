@@ -1,8 +1,8 @@
-"""The tables of gaps and events."""
+"""The tables of gaps, events, samples, totals, and how far listeners have got the events."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Index, Integer, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Index, Integer, PrimaryKeyConstraint, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, composite, mapped_column
 
 from headrace.blocks import TopicPartition
@@ -58,8 +58,53 @@ class EventRow(Model):
     payload: Mapped[Json] = mapped_column(default_factory=dict)
 
 
+class SampleRow(Model):
+    """What the receiver job saw of a stream at a moment. ``lag`` and ``lag_seconds`` are None if they are unknown."""
+
+    __tablename__ = "samples"
+    __table_args__ = (PrimaryKeyConstraint("stream", "at_ms"),)
+
+    stream: Mapped[StreamName]
+    at_ms: Mapped[BigInt]
+    input_rate: Mapped[float]
+    lag: Mapped[BigInt | None]
+    lag_seconds: Mapped[float | None]
+    queue_bytes: Mapped[BigInt]
+    paused: Mapped[bool]
+    log_bytes: Mapped[BigInt]
+
+
+class TotalRow(Model):
+    """A sum that only grows: what the stream, or one of its outputs (``output_id`` is not ""), has counted so far."""
+
+    __tablename__ = "totals"
+    __table_args__ = (PrimaryKeyConstraint("stream", "output_id", "name"),)
+
+    stream: Mapped[StreamName]
+    output_id: Mapped[str]
+    name: Mapped[str]
+    value: Mapped[float]
+
+
+class ListenerCursorRow(Model):
+    """A listener of a stream. It has got all events up to ``event_id``, except ``missed`` ones: these were deleted
+    before. Events of blocks, which are deleted with their blocks, do not count as missed."""
+
+    __tablename__ = "listener_cursors"
+    __table_args__ = (PrimaryKeyConstraint("stream", "listener"),)
+
+    stream: Mapped[StreamName]
+    listener: Mapped[str]
+    event_id: Mapped[BigInt]
+    missed: Mapped[BigInt]
+    updated_at_ms: Mapped[BigInt]
+
+
 gaps = table_of(GapRow)
 events = table_of(EventRow)
+samples = table_of(SampleRow)
+totals = table_of(TotalRow)
+listener_cursors = table_of(ListenerCursorRow)
 
 partial_index(
     "ix_events_batch",
@@ -72,4 +117,11 @@ partial_index(
     events.c.block_id,
     unique=True,
     where=events.c.block_id.is_not(None),
+)
+# Events of blocks are far more than the others; most listeners do not read them.
+partial_index(
+    "ix_events_without_blocks",
+    events.c.stream,
+    events.c.event_id,
+    where=events.c.block_id.is_(None),
 )

@@ -86,7 +86,8 @@ class ReceiverRow(Model):
     """The newest instance of a receiver. It has stored everything cut up to ``sealed_through_ms``.
 
     ``paused_reason`` says why a live receiver is paused; None if it is not. ``max_rate`` is the rate control's limit in
-    records per second; a later instance keeps it.
+    records per second; a later instance keeps it. ``received_blocks`` and ``received_bytes`` count what all instances
+    have added. ``earlier_totals`` has the sums of ``stats["totals"]`` of the instances before this one.
     """
 
     __tablename__ = "receivers"
@@ -114,6 +115,9 @@ class ReceiverRow(Model):
     stop_requested: Mapped[bool]
     paused_reason: Mapped[str | None] = mapped_column(default=None)
     max_rate: Mapped[float | None] = mapped_column(default=None)
+    received_blocks: Mapped[BigInt] = mapped_column(default=0)
+    received_bytes: Mapped[BigInt] = mapped_column(default=0)
+    earlier_totals: Mapped[Json] = mapped_column(default_factory=dict, insert_default=dict)
 
     def alive(self, now_ms: int) -> bool:
         """Whether its lease is live at ``now_ms`` and it has not ended."""
@@ -152,7 +156,8 @@ class PositionRow(Model):
     In a stream by timestamp, ``watermark_ms`` is the latest timestamp of its stored records, and everything that Kafka
     had of it at ``drained_ms`` of the ledger's clock is stored; otherwise both are 0.
     ``leader_epoch`` and ``epoch_end_offset`` are an `EpochEnd`, or both None. Offsets up to ``removed_until_offset``
-    belonged to batches that are removed; None: no batch is removed.
+    belonged to batches that are removed; None: no batch is removed. ``received_records`` counts the records of its
+    blocks.
     """
 
     __tablename__ = "positions"
@@ -185,6 +190,7 @@ class PositionRow(Model):
     leader_epoch: Mapped[int | None] = mapped_column(default=None)
     epoch_end_offset: Mapped[BigInt | None] = mapped_column(default=None)
     removed_until_offset: Mapped[BigInt | None] = mapped_column(default=None)
+    received_records: Mapped[BigInt] = mapped_column(default=0)
 
     @property
     def kept_from(self) -> int:

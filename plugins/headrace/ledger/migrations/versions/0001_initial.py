@@ -142,6 +142,9 @@ def upgrade() -> None:
         column("stop_requested", Boolean),
         column("paused_reason", Text, nullable=True),
         column("max_rate", Float, nullable=True),
+        column("received_blocks", BigInteger, server_default="0"),
+        column("received_bytes", BigInteger, server_default="0"),
+        column("earlier_totals", Document, server_default="{}"),
         sa.PrimaryKeyConstraint("stream", "input_id", "receiver_index", name="pk_receivers"),
         sa.ForeignKeyConstraint(["segment_id"], ["segments.segment_id"], name="fk_receivers_segments"),
         stream_key("receivers"),
@@ -174,6 +177,7 @@ def upgrade() -> None:
         column("leader_epoch", Integer, nullable=True),
         column("epoch_end_offset", BigInteger, nullable=True),
         column("removed_until_offset", BigInteger, nullable=True),
+        column("received_records", BigInteger, server_default="0"),
         sa.PrimaryKeyConstraint("stream", "input_id", "topic", "topic_id", "partition", name="pk_positions"),
         sa.ForeignKeyConstraint(
             ["stream", "input_id", "topic", "topic_id"],
@@ -383,3 +387,31 @@ def upgrade() -> None:
     op.create_index("ix_events_kind", "events", ["stream", "kind", "event_id"])
     op.create_index("ix_events_stream", "events", ["stream", "event_id"])
     partial_index("uq_events_block", "events", ["block_id"], "block_id IS NOT NULL", unique=True)
+    op.create_table(
+        "samples",
+        column("stream", Text),
+        column("at_ms", BigInteger),
+        column("input_rate", Float),
+        column("lag", BigInteger, nullable=True),
+        column("lag_seconds", Float, nullable=True),
+        column("queue_bytes", BigInteger),
+        column("paused", Boolean),
+        column("log_bytes", BigInteger),
+        sa.PrimaryKeyConstraint("stream", "at_ms", name="pk_samples"),
+        stream_key("samples"),
+    )
+    op.create_table(
+        "totals",
+        *columns(Text, "stream", "output_id", "name"),
+        column("value", Float),
+        stream_key("totals"),
+        sa.PrimaryKeyConstraint("stream", "output_id", "name", name="pk_totals"),
+    )
+    partial_index("ix_events_without_blocks", "events", ["stream", "event_id"], "block_id IS NULL")
+    op.create_table(
+        "listener_cursors",
+        *columns(Text, "stream", "listener"),
+        *columns(BigInteger, "event_id", "missed", "updated_at_ms"),
+        sa.PrimaryKeyConstraint("stream", "listener", name="pk_listener_cursors"),
+        stream_key("listener_cursors"),
+    )

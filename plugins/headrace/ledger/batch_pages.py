@@ -1,0 +1,189 @@
+"""Reads batches for people: pages in several orders, points of a timeline, and numbers by state. Never a whole table.
+
+An order by time uses the primary key, or the index by state. An order by another value sorts the newest `WINDOW`
+batches of the range: an index for each order would cost every batch a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, func, select
+
+from headrace.ledger.database import Repository
+from headrace.ledger.models import BatchRow, batches, gaps
+from headrace.ledger.states import BatchState
+
+WINDOW = 10_000
+"""How many of the newest batches an order other than by time sorts, and the largest number that is counted."""
+
+
+class BatchOrder(StrEnum):
+    """The orders of a page."""
+
+    NEWEST = "newest"
+    OLDEST = "oldest"
+    RECORDS = "records"
+    PROCESSING_TIME = "processing_time"
+    TOTAL_DELAY = "total_delay"
+
+    @property
+    def by_time(self) -> bool:
+        """Whether it is an order by batch time."""
+        return self in (BatchOrder.NEWEST, BatchOrder.OLDEST)
+
+
+_VALUES: dict[BatchOrder, ColumnElement[Any]] = {
+    BatchOrder.RECORDS: batches.c.records,
+    BatchOrder.PROCESSING_TIME: func.coalesce(batches.c.completed_at_ms - batches.c.started_at_ms, -1),
+    BatchOrder.TOTAL_DELAY: func.coalesce(batches.c.completed_at_ms - batches.c.batch_time_ms, -1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """Batches of these states, all if empty, with times in ``[from_ms, until_ms)``."""
+
+    states: tuple[BatchState, ...] = ()
+    from_ms: int | None = None
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a page ended: the last batch time, and its value in an order other than by time."""
+
+    batch_time_ms: int
+    value: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Batches in order. ``after`` is where the next page begins, None after the last; ``window`` as in `BatchOrder`."""
+
+    rows: tuple[BatchRow, ...]
+    after: Place | None
+    window: int | None = None
+
+
+class BatchPages(Repository):
+    """Pages and points of a stream's batches."""
+
+    def newest(self, stream: str, limit: int) -> list[BatchRow]:
+        """Return the newest batches that are not absorbed, newest first."""
+        query = select(batches).where(batches.c.stream == stream, batches.c.state != BatchState.ABSORBED)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(batches.c.batch_time_ms.desc()).limit(limit))
+            return [BatchRow.from_row(row) for row in rows]
+
+    def page(self, stream: str, of: BatchRange, order: BatchOrder, limit: int, after: Place | None = None) -> Page:
+        """Return the next ``limit`` batches after ``after``."""
+        with self._database.read() as connection:
+            if order.by_time:
+                rows = _by_time(connection, stream, of, order=order, limit=limit + 1, after=after)
+                more, window = len(rows) > limit, None
+                end = Place(rows[limit - 1].batch_time_ms) if more else None
+                return Page(tuple(rows[:limit]), end, window)
+            return _by_value(connection, stream, of, order=order, limit=limit, after=after)
+
+    def points(self, stream: str, from_ms: int, until_ms: int, *, points: int) -> tuple[list[BatchRow], bool]:
+        """Return batches of ``[from_ms, until_ms)``, oldest first, at most ``points``, and whether some are left out.
+
+        If there are more, the range is cut into equal parts, each with its batch of the longest total delay. Absorbed
+        batches are never included.
+        """
+        time = batches.c.batch_time_ms
+        of_range = (
+            batches.c.stream == stream,
+            time >= from_ms,
+            time < until_ms,
+            batches.c.state != BatchState.ABSORBED,
+        )
+        with self._database.read() as connection:
+            every = select(batches).where(*of_range).order_by(time)
+            rows = connection.execute(every.limit(points + 1)).all()
+            if len(rows) <= points:
+                return [BatchRow.from_row(row) for row in rows], False
+            part_ms = -(-(until_ms - from_ms) // points)
+            rank = func.row_number().over(
+                partition_by=(time - from_ms) // part_ms, order_by=_VALUES[BatchOrder.TOTAL_DELAY].desc()
+            )
+            ranked = select(time, rank.label("rank")).where(*of_range).subquery()
+            times = select(ranked.c.batch_time_ms).where(ranked.c.rank == 1)
+            thinned = select(batches).where(batches.c.stream == stream, time.in_(times)).order_by(time)
+            return [BatchRow.from_row(row) for row in connection.execute(thinned)], True
+
+    def counts(self, stream: str) -> dict[str, int]:
+        """Return the number of batches by state, of the states that occur; each up to `WINDOW`."""
+        with self._database.read() as connection:
+            found = {
+                state.value: _count(
+                    connection,
+                    select(batches.c.batch_time_ms).where(batches.c.stream == stream, batches.c.state == state),
+                )
+                for state in BatchState
+            }
+        return {state: number for state, number in found.items() if number}
+
+    def gaps(self, stream: str) -> int:
+        """Return the number of the stream's gaps, up to `WINDOW`."""
+        with self._database.read() as connection:
+            return _count(connection, select(gaps.c.gap_id).where(gaps.c.stream == stream))
+
+
+def _count(connection: Connection, query: Select[Any]) -> int:
+    return int(connection.execute(select(func.count()).select_from(query.limit(WINDOW).subquery())).scalar_one())
+
+
+def _selected(stream: str, of: BatchRange, *columns: Any) -> Select[Any]:
+    query = select(*columns or (batches,)).where(batches.c.stream == stream)
+    if of.from_ms is not None:
+        query = query.where(batches.c.batch_time_ms >= of.from_ms)
+    return query if of.until_ms is None else query.where(batches.c.batch_time_ms < of.until_ms)
+
+
+def _by_state(query: Select[Any], states: Collection[BatchState]) -> Sequence[Select[Any]]:
+    # One query per state uses the index; one query for all states would read and sort all their rows.
+    return [query.where(batches.c.state == state) for state in states] or [query]
+
+
+def _by_time(
+    connection: Connection, stream: str, of: BatchRange, *, order: BatchOrder, limit: int, after: Place | None
+) -> list[BatchRow]:
+    time = batches.c.batch_time_ms
+    newest = order is BatchOrder.NEWEST
+    query = _selected(stream, of)
+    if after is not None:
+        query = query.where(time < after.batch_time_ms if newest else time > after.batch_time_ms)
+    rows: list[BatchRow] = []
+    for part in _by_state(query, of.states):
+        found = connection.execute(part.order_by(time.desc() if newest else time.asc()).limit(limit))
+        rows += [BatchRow.from_row(row) for row in found]
+    return sorted(rows, key=lambda row: row.batch_time_ms, reverse=newest)[:limit]
+
+
+def _by_value(
+    connection: Connection, stream: str, of: BatchRange, *, order: BatchOrder, limit: int, after: Place | None
+) -> Page:
+    time = batches.c.batch_time_ms
+    narrow = _selected(stream, of, time, _VALUES[order].label("value"))
+    found: list[tuple[int, int]] = []
+    for part in _by_state(narrow, of.states):
+        rows = connection.execute(part.order_by(time.desc()).limit(WINDOW))
+        found += [(int(row.value), int(row.batch_time_ms)) for row in rows]
+    if len(found) > WINDOW:
+        found = sorted(found, key=lambda pair: pair[1], reverse=True)[:WINDOW]
+    window = len(found)
+    ordered = sorted(found, reverse=True)
+    if after is not None:
+        place = (after.value or 0, after.batch_time_ms)
+        ordered = [pair for pair in ordered if pair < place]
+    taken = ordered[:limit]
+    query = select(batches).where(batches.c.stream == stream, time.in_([time_ms for _, time_ms in taken]))
+    by_time = {row.batch_time_ms: BatchRow.from_row(row) for row in connection.execute(query)}
+    page = tuple(by_time[time_ms] for _, time_ms in taken if time_ms in by_time)
+    end = Place(taken[-1][1], taken[-1][0]) if len(ordered) > limit else None
+    return Page(page, end, window)

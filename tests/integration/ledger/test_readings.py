@@ -1,0 +1,12 @@
+"""The metrics' reading of all streams on Postgres, with the counters' tests of the unit leg."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.register_assert_rewrite("tests.unit.metrics.test_counters", "tests.unit.metrics.scraping")
+
+from tests.unit.metrics.test_counters import *  # noqa: E402, F403
+from tests.unit.metrics.test_counters import watched  # noqa: E402
+
+__all__ = ["watched"]
