@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.batch.allocation import allocate
-from headrace.batch.stream_status import StreamStatus, last_error, readable_seconds, stream_status
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
+from headrace.monitoring.stream_status import StreamStatus, last_error, readable_seconds, stream_status
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.testing.records import TOPIC_ID

@@ -114,7 +114,14 @@ def slow_runs(ledger: Ledger, stream_name: str, *, coalesces: bool) -> SlowRuns 
     newest = ledger.batches.page(stream_name, _SLOW_BATCHES, _ALLOCATED)
     if len(newest) < _SLOW_BATCHES:
         return None
-    interval_ms = ledger.streams.get(stream_name).batch_interval_ms
+    return slow_runs_of(newest, ledger.streams.get(stream_name).batch_interval_ms, coalesces=coalesces)
+
+
+def slow_runs_of(newest: Sequence[BatchRow], interval_ms: int, *, coalesces: bool) -> SlowRuns | None:
+    """The same from the newest batches that are not absorbed, newest first."""
+    if len(newest) < _SLOW_BATCHES:
+        return None
+    newest = newest[:_SLOW_BATCHES]
     late_ms = [row.allocated_at_ms - min((row.batch_time_ms, *row.absorbed)) for row in newest]
     run_ms = (newest[0].allocated_at_ms - newest[-1].allocated_at_ms) // (_SLOW_BATCHES - 1)
     if run_ms <= interval_ms or min(late_ms) <= interval_ms:

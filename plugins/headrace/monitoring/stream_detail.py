@@ -1,0 +1,263 @@
+"""One stream in detail: its receiver job, receivers and partitions, and what its log holds and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.ledger import Ledger
+from headrace.ledger.batch_pages import BatchOrder, BatchRange
+from headrace.ledger.models import BatchRow, JobRow, PositionRow, ReceiverRow, StreamRow
+from headrace.ledger.states import BatchState, EventKind, PartitionState
+from headrace.monitoring.stream_state import DagFacts
+from headrace.monitoring.summary import POINTS, Placed, StreamSummary, summarize
+from headrace.receiver.input_health import InputTrouble, input_troubles, receiver_state
+
+LEASE_LOST = "lease lost"
+"""The state of a job or receiver that should run and no longer renews its lease."""
+_HOLDERS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverJob:
+    """The newest receiver job."""
+
+    state: str
+    holder: str
+    host: str | None
+    since_ms: int
+    ended_at_ms: int | None
+    error: str | None
+    epoch: int
+    revision: int | None
+    code_version: str | None
+    spark_ui: str | None
+    log_path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LastError:
+    """``at_ms`` None: only the text is known."""
+
+    at_ms: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """The newest instance of a receiver; rates are in records per second."""
+
+    id: str
+    index: int
+    input: str
+    host: str
+    state: str
+    epoch: int
+    partitions: int | None
+    rate: float | None
+    rate_limit: float | None
+    queue_blocks: int | None
+    queue_bytes: int | None
+    lag: int | None
+    heartbeat_at_ms: int
+    lease_until_ms: int
+    restarts: int
+    last_error: LastError | None
+    paused_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition of an input; ``receiver`` is the index of its owner."""
+
+    input: str
+    topic: str
+    partition: int
+    receiver: int | None
+    state: str
+    next_offset: int
+    lag: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A batch whose blocks keep the log from being deleted."""
+
+    batch_time_ms: int
+    state: str
+    reason: str
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The log's size and its oldest holders."""
+
+    bytes: int
+    limit_bytes: int | None
+    segments: int
+    held_by: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers up to 10,000; dead letters of the last batches, by Elasticsearch output."""
+
+    batches: Mapping[str, int]
+    gaps: int
+    dead_letters: Mapping[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDetail:
+    """A stream in detail."""
+
+    summary: StreamSummary
+    definition: Mapping[str, Any]
+    revision: int
+    outputs: tuple[str, ...]
+    troubles: tuple[str, ...]
+    receiver_job: ReceiverJob | None
+    receivers: tuple[Receiver, ...]
+    partitions: tuple[Partition, ...]
+    log: Log
+    counts: Counts
+
+
+def stream_detail(ledger: Ledger, name: str, place: Placed, facts: Mapping[str, DagFacts]) -> StreamDetail:
+    """Read a stream.
+
+    Raises:
+        StreamNotFoundError: the ledger does not have it.
+    """
+    row, now_ms = ledger.streams.get(name), ledger.now_ms()
+    definition = json.loads(row.definition)
+    job, receivers = ledger.jobs.current(name), ledger.receivers.all(name)
+    troubles = input_troubles(job, receivers, now_ms)
+    errors = {
+        str(event.payload.get("receiver")): event.at_ms
+        for event in reversed(ledger.events.latest(name, [EventKind.RECEIVER_ERROR, EventKind.RECEIVER_FAILED], 50))
+    }
+    return StreamDetail(
+        summary=summarize(ledger, row, place, facts),
+        definition=definition,
+        revision=row.revision,
+        outputs=row.outputs,
+        troubles=() if job is None or not job.alive(now_ms) else tuple(job.attributes.get("troubles") or ()),
+        receiver_job=None if job is None else _job(job, now_ms),
+        receivers=tuple(_receiver(each, troubles, errors, now_ms) for each in receivers),
+        partitions=tuple(_partition(each, receivers) for each in ledger.positions.all(name, live=True)),
+        log=_log(ledger, row, definition, now_ms),
+        counts=_counts(ledger, row, definition),
+    )
+
+
+def _job(job: JobRow, now_ms: int) -> ReceiverJob:
+    attributes, versions = job.attributes, job.versions
+    return ReceiverJob(
+        state=job.state.value if job.state.ended or job.alive(now_ms) else LEASE_LOST,
+        holder=job.holder,
+        host=attributes.get("host"),
+        since_ms=job.acquired_at_ms,
+        ended_at_ms=job.ended_at_ms,
+        error=job.error,
+        epoch=job.epoch,
+        revision=attributes.get("revision"),
+        code_version=", ".join(f"{name} {version}" for name, version in sorted(versions.items())) or None,
+        spark_ui=attributes.get("ui_url"),
+        log_path=attributes.get("log"),
+    )
+
+
+def _receiver(row: ReceiverRow, troubles: Sequence[InputTrouble], errors: Mapping[str, int], now_ms: int) -> Receiver:
+    stats, receiver_id = row.stats, row.receiver_id
+    text = row.last_error or stats.get("client_error")
+    return Receiver(
+        id=str(receiver_id),
+        index=receiver_id.index,
+        input=receiver_id.input_id,
+        host=row.host,
+        state=_receiver_state(row, troubles, now_ms),
+        epoch=row.epoch,
+        partitions=stats.get("partitions"),
+        rate=stats.get("rate"),
+        rate_limit=row.max_rate,
+        queue_blocks=stats.get("queued_blocks"),
+        queue_bytes=stats.get("queued_bytes"),
+        lag=None if stats.get("lag_unknown") else stats.get("total_lag"),
+        heartbeat_at_ms=row.heartbeat_ms,
+        lease_until_ms=row.lease_until_ms,
+        restarts=row.restarts,
+        last_error=None if not text else LastError(errors.get(str(receiver_id)), str(text)),
+        paused_reason=row.paused_reason,
+    )
+
+
+def _receiver_state(row: ReceiverRow, troubles: Sequence[InputTrouble], now_ms: int) -> str:
+    if row.state.ended:
+        return row.state.value
+    if not row.alive(now_ms):
+        return LEASE_LOST
+    return receiver_state(row, troubles) if row.paused_reason is None else "paused"
+
+
+def _partition(row: PositionRow, receivers: Sequence[ReceiverRow]) -> Partition:
+    owner = (row.input_id, -1 if row.receiver_index is None else row.receiver_index)
+    lags = {(each.receiver_id.input_id, each.receiver_id.index): each.stats.get("lag") or {} for each in receivers}
+    lag = lags.get(owner, {}).get(f"{row.partition.topic}-{row.partition.partition}")
+    return Partition(
+        input=row.input_id,
+        topic=row.partition.topic,
+        partition=row.partition.partition,
+        receiver=row.receiver_index,
+        state=row.state.value,
+        next_offset=row.next_offset,
+        lag=lag if row.state is PartitionState.ACTIVE else None,
+        error=row.error,
+    )
+
+
+def _log(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any], now_ms: int) -> Log:
+    remember_ms = row.batch_interval_ms
+    waiting = [
+        Holder(each.batch_time_ms, "not allocated", "no batch has taken it yet", each.payload_bytes)
+        for each in ledger.blocks.unclaimed(row.name, _HOLDERS)
+        if each.batch_time_ms <= now_ms
+    ]
+    allocated = [
+        Holder(each.batch_time_ms, each.state.value, _held(each, now_ms, remember_ms), each.payload_bytes)
+        for each in ledger.batches.uncleaned(row.name, 2 * _HOLDERS)
+        if each.state is not BatchState.ABSORBED and not each.built
+    ]
+    return Log(
+        bytes=ledger.segments.stored_bytes(row.name),
+        limit_bytes=(definition.get("limits") or {}).get("max_log_bytes"),
+        segments=ledger.segments.count(row.name),
+        held_by=tuple(sorted([*waiting, *allocated], key=lambda each: each.batch_time_ms)[:_HOLDERS]),
+    )
+
+
+def _held(batch: BatchRow, now_ms: int, remember_ms: int) -> str:
+    if batch.state in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
+        return f"it is {batch.state.value}" + (f": {batch.error}" if batch.error else "")
+    if batch.state is BatchState.COMPLETED and batch.checkpointed_at_ms is None:
+        return "it is not checkpointed yet"
+    if now_ms - batch.batch_time_ms < 2 * remember_ms:
+        return "it is remembered for a while (Stream.remember)"
+    return "the next cleanup deletes it, unless a block in the same segment is still needed"
+
+
+def _counts(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any]) -> Counts:
+    newest = ledger.batch_pages.page(row.name, BatchRange((BatchState.COMPLETED,)), BatchOrder.NEWEST, POINTS).rows
+    # Of the definition, not `row.outputs`: only Elasticsearch outputs have dead letters.
+    outputs = [each for each in definition.get("outputs") or () if each.get("kind") == "elasticsearch"]
+    letters: dict[str, int | None] = dict.fromkeys(each["id"] for each in outputs)
+    for recorded in ledger.attempts.recorded(row.name, [each.batch_time_ms for each in newest]).values():
+        for output, record in recorded.items():
+            number = record.counts.get("dead_lettered")
+            if output in letters and isinstance(number, int):
+                letters[output] = (letters.get(output) or 0) + number
+    return Counts(ledger.batch_pages.counts(row.name), ledger.batch_pages.gaps(row.name), letters)

@@ -1,0 +1,367 @@
+"""Judges a stream: what is wrong, why, since when, and what to do. The most severe finding is the stream's state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from headrace.clock import time_text
+from headrace.errors import FAILURE, Failure
+from headrace.ledger.models import AttemptRow, BatchRow, JobRow, PositionRow, ReceiverRow, StreamRow
+from headrace.ledger.states import BatchState, DesiredState
+from headrace.monitoring.stream_status import readable_seconds, slow_runs_of
+from headrace.receiver.input_health import InputTrouble, input_troubles
+
+# A stream is late beyond the larger of this time and this many batch intervals.
+LATE_SECONDS = 60.0
+LATE_INTERVALS = 3
+# Starting a receiver job takes Spark half a minute, on a busy machine a few.
+_STARTING_MS = 300_000
+_NO_RECEIVER = "Look at the receiver job's log, and whether Spark gets the executors that the receivers need."
+
+
+@dataclass(frozen=True, slots=True)
+class DagFacts:
+    """A DAG in Airflow.
+
+    ``running`` and ``queued`` are numbers of runs. ``import_error``: its file cannot be imported, so its last good
+    version is what runs.
+    """
+
+    dag_id: str
+    paused: bool = False
+    running: int = 0
+    queued: int = 0
+    import_error: bool = False
+    stale: bool = False
+
+
+class State(StrEnum):
+    """The states of a stream, the most severe first."""
+
+    FAILING = "failing"
+    STALLED = "stalled"
+    FALLING_BEHIND = "falling_behind"
+    PAUSED = "paused"
+    STARTING = "starting"
+    STOPPED = "stopped"
+    WELL = "well"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about a stream. ``since_ms`` None: not known."""
+
+    state: State
+    reason: str
+    remedy: str | None = None
+    since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the judgement rests on.
+
+    ``recent`` are the newest batches that are not absorbed, newest first. ``unfinished`` is the oldest unfinished
+    batch, with its ``attempts``; ``waiting_ms`` the oldest batch time that has blocks and no batch.
+    ``failed_positions`` are partitions that an error has stopped. ``facts`` is what Airflow says of the two DAGs.
+    """
+
+    row: StreamRow
+    coalesces: bool
+    now_ms: int
+    job: JobRow | None
+    receivers: Sequence[ReceiverRow]
+    recent: Sequence[BatchRow]
+    last_completed: BatchRow | None
+    unfinished: BatchRow | None
+    attempts: Sequence[AttemptRow] = ()
+    waiting_ms: int | None = None
+    failed_positions: Sequence[PositionRow] = ()
+    lag_seconds: float | None = None
+    batch_dag_id: str = ""
+    receiver_dag_id: str = ""
+    facts: Mapping[str, DagFacts] = field(default_factory=dict)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a person has stopped the stream."""
+        return self.row.desired_state is DesiredState.STOPPED
+
+    @property
+    def limit_seconds(self) -> float:
+        """From this age on, something is late."""
+        return max(LATE_SECONDS, LATE_INTERVALS * self.row.batch_interval_ms / 1000)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """The earliest batch time that is not finished."""
+        times = [self.waiting_ms, None if self.unfinished is None else self.unfinished.batch_time_ms]
+        return min((time for time in times if time is not None), default=None)
+
+    @property
+    def has_paused_receivers(self) -> bool:
+        """Whether a live receiver is paused."""
+        return any(each.paused_reason and each.alive(self.now_ms) for each in self.receivers)
+
+    def late_seconds(self, since_ms: int) -> float:
+        """The seconds from ``since_ms`` until now."""
+        return max(0, self.now_ms - since_ms) / 1000
+
+
+def judge(evidence: Evidence) -> list[Finding]:
+    """Return all findings, the most severe first. There is always one."""
+    order = list(State)
+    findings = [
+        *_failing(evidence),
+        *_stalled_batches(evidence),
+        *_receiving(evidence),
+        *_behind(evidence),
+        *_paused(evidence),
+        *_stopped(evidence),
+    ]
+    findings.sort(key=lambda finding: order.index(finding.state))
+    return findings or [_well(evidence)]
+
+
+# -- failing -----------------------------------------------------------------------------------------------------------
+
+
+def _failing(found: Evidence) -> Iterator[Finding]:
+    batch = found.unfinished
+    failed = [each for each in found.attempts if not each.target and each.error]
+    error = None if batch is None else batch.error or (failed[-1].error if failed else None)
+    if batch is not None and error:
+        since_ms = min((each.ended_at_ms or each.started_at_ms for each in failed), default=batch.allocated_at_ms)
+        tries = f", {len(failed)} times" if len(failed) > 1 else ""
+        doing = "is being run again; before, it failed" if batch.state is BatchState.RUNNING else "failed"
+        yield Finding(
+            State.FAILING,
+            f"Batch {time_text(batch.batch_time_ms)} {doing}{tries}, first at {time_text(since_ms)}: {error}",
+            _remedy_of(failed),
+            since_ms,
+        )
+    for each in found.failed_positions:
+        partition = f"{each.partition.topic}-{each.partition.partition}"
+        yield Finding(
+            State.FAILING,
+            f"Partition {partition} is stopped since {time_text(each.updated_at_ms)}: {each.error}",
+            "Correct the cause that the error names; the receiver then has to be started again (stop and start the "
+            "stream). Other partitions go on.",
+            each.updated_at_ms,
+        )
+
+
+def _remedy_of(failed: Sequence[AttemptRow]) -> str:
+    kind = failed[-1].attributes.get(FAILURE) if failed else None
+    if kind == Failure.CODE.value:
+        return (
+            "Correct the transform, the definition or the index's mapping. Later runs try the batch again when the "
+            "code or the definition has changed; otherwise run the batch again."
+        )
+    if kind == Failure.FINAL.value:
+        return "Stored data is missing or damaged: `headrace streams fsck` names it. Repair it, or abandon the batch."
+    return (
+        "Correct the cause that the error names. Later runs try the batch again by themselves, or run it again here. "
+        "If it can never succeed, abandon it."
+    )
+
+
+# -- stalled -----------------------------------------------------------------------------------------------------------
+
+
+def _stalled_batches(found: Evidence) -> Iterator[Finding]:
+    dag = found.facts.get(found.batch_dag_id)
+    since_ms = _last_activity(found)
+    oldest_ms = found.oldest_ms
+    if dag is not None and dag.paused:
+        if not found.stopped or oldest_ms is not None:
+            left = "" if oldest_ms is None else f"; records wait since batch time {time_text(oldest_ms)}"
+            yield Finding(
+                State.STALLED,
+                f"The DAG {dag.dag_id} is paused in Airflow, so no batch is run{left}.",
+                f"Unpause {dag.dag_id}. Its next run takes over the batch times that were missed."
+                if found.coalesces
+                else f"Unpause {dag.dag_id}.",
+                since_ms,
+            )
+        return
+    if dag is not None and dag.import_error:
+        yield Finding(
+            State.STALLED,
+            f"Airflow cannot import the file of the DAG {dag.dag_id}.",
+            "Airflow's list of DAGs shows the import error. Correct the file.",
+            since_ms,
+        )
+    if oldest_ms is not None and is_standing_still(found):
+        completed_ms = None if found.last_completed is None else found.last_completed.completed_at_ms
+        yield _nothing_completes(found, dag, oldest_ms, completed_ms)
+
+
+def is_standing_still(found: Evidence) -> bool:
+    """Whether a batch is late, and none has completed for as long."""
+    oldest_ms = found.oldest_ms
+    if oldest_ms is None or found.late_seconds(oldest_ms) <= found.limit_seconds:
+        return False
+    completed_ms = None if found.last_completed is None else found.last_completed.completed_at_ms
+    return completed_ms is None or found.late_seconds(completed_ms) > found.limit_seconds
+
+
+def _nothing_completes(found: Evidence, dag: DagFacts | None, oldest_ms: int, completed_ms: int | None) -> Finding:
+    completed = (
+        "No batch has completed yet"
+        if completed_ms is None
+        else f"No batch has completed since {time_text(completed_ms)}"
+    )
+    state = "is not allocated"
+    if found.unfinished is not None and found.unfinished.batch_time_ms == oldest_ms:
+        state = f"is {found.unfinished.state.value}"
+    reason = f"{completed}; batch {time_text(oldest_ms)} {state} for {readable_seconds(found.late_seconds(oldest_ms))}."
+    if dag is None:
+        remedy = f"Look at the runs of {found.batch_dag_id} in Airflow."
+    elif dag.running:
+        remedy = f"A run of {dag.dag_id} is running: its newest task's log says what it waits for."
+    elif dag.queued:
+        remedy = f"Runs of {dag.dag_id} are queued, and none runs: look whether Airflow's scheduler has free slots."
+    else:
+        remedy = f"No run of {dag.dag_id} is running: look whether Airflow's scheduler is alive."
+    return Finding(State.STALLED, reason, remedy, completed_ms or oldest_ms)
+
+
+def _last_activity(found: Evidence) -> int | None:
+    return found.recent[0].allocated_at_ms if found.recent else None
+
+
+# -- receiving ---------------------------------------------------------------------------------------------------------
+
+
+def _receiving(found: Evidence) -> Iterator[Finding]:
+    if found.stopped:
+        return
+    dag = found.facts.get(found.receiver_dag_id)
+    troubles = input_troubles(found.job, found.receivers, found.now_ms)
+    alive = found.job is not None and found.job.alive(found.now_ms)
+    for trouble in troubles:
+        if (trouble.starting and not _overdue(found, trouble)) or _just_begun(found, trouble, dag):
+            since_ms = found.row.created_at_ms if found.job is None else found.job.acquired_at_ms
+            yield Finding(State.STARTING, f"The receiver job starts: {trouble.error}.", None, since_ms)
+        else:
+            remedy = _NO_RECEIVER if _overdue(found, trouble) else _restart(found, dag, alive=alive)
+            yield Finding(State.STALLED, _not_received(trouble), remedy, trouble.asked_ms or None)
+    if alive and dag is not None and dag.paused:
+        yield Finding(
+            State.WELL,
+            f"The DAG {dag.dag_id} is paused: if the receiver job ends, no other is started.",
+            f"Unpause {dag.dag_id}.",
+        )
+    if alive and found.job is not None:
+        for text in found.job.attributes.get("troubles") or ():
+            yield Finding(State.WELL, str(text))
+
+
+def _just_begun(found: Evidence, trouble: InputTrouble, dag: DagFacts | None) -> bool:
+    """Whether there is no receiver job yet because the stream, or a run of its receiver DAG, has only just begun."""
+    if found.job is not None or trouble.input_id is not None or (dag is not None and dag.paused):
+        return False
+    return found.late_seconds(found.row.created_at_ms) * 1000 < _STARTING_MS
+
+
+def _overdue(found: Evidence, trouble: InputTrouble) -> bool:
+    """Whether the receiver job had more than enough time to start its first receiver."""
+    if found.job is None or not trouble.starting or trouble.input_id is not None:
+        return False
+    return found.now_ms - found.job.acquired_at_ms > _STARTING_MS
+
+
+def _not_received(trouble: InputTrouble) -> str:
+    text = str(trouble)
+    return text[0].upper() + text[1:] + "."
+
+
+def _restart(found: Evidence, dag: DagFacts | None, *, alive: bool) -> str:
+    if alive:
+        return (
+            "Look whether Kafka runs and the connection's address, credentials and topic are right. Receiving "
+            "continues by itself."
+        )
+    if dag is None:
+        return f"Unpause the DAG {found.receiver_dag_id} in Airflow; its run starts the receiver job."
+    if dag.paused:
+        return f"The DAG {dag.dag_id} is paused in Airflow. Unpause it: its run starts the receiver job."
+    if dag.running:
+        return f"A run of {dag.dag_id} is running and starts the job again; its task's log says what prevents it."
+    return f"No run of {dag.dag_id} is running: look at its last run, and whether Airflow's scheduler is alive."
+
+
+# -- less severe -------------------------------------------------------------------------------------------------------
+
+
+def _behind(found: Evidence) -> Iterator[Finding]:
+    slow = slow_runs_of(found.recent, found.row.batch_interval_ms, coalesces=found.coalesces)
+    if slow is not None and found.recent[0].allocated_at_ms > found.now_ms - 1000 * 2 * found.limit_seconds:
+        text = str(slow)
+        yield Finding(
+            State.FALLING_BEHIND,
+            f"{text[0].upper()}{text[1:].partition('. Give')[0]}.",
+            "Give the stream a longer batch_interval, or its batch DAG single_task=True.",
+            found.now_ms - slow.late_ms,
+        )
+    lag = found.lag_seconds
+    if lag is not None and lag > found.limit_seconds and not found.has_paused_receivers:
+        yield Finding(
+            State.FALLING_BEHIND,
+            f"The receivers are {readable_seconds(lag)} behind Kafka.",
+            "Give the input more receivers, or raise limits.max_rate if it is set. The list of partitions shows where "
+            "the lag is.",
+            found.now_ms - int(lag * 1000),
+        )
+    oldest_ms = found.oldest_ms
+    late = oldest_ms is not None and found.late_seconds(oldest_ms) > found.limit_seconds
+    if oldest_ms is not None and late and slow is None and not is_standing_still(found):
+        yield Finding(
+            State.FALLING_BEHIND,
+            f"Batch {time_text(oldest_ms)} is late by {readable_seconds(found.late_seconds(oldest_ms))}.",
+            "Other batches complete. Its page shows what it waits for.",
+            oldest_ms,
+        )
+
+
+def _paused(found: Evidence) -> Iterator[Finding]:
+    for each in found.receivers:
+        if each.paused_reason and each.alive(found.now_ms) and not found.stopped:
+            yield Finding(
+                State.PAUSED,
+                f"Receiver {each.receiver_id} is paused: {each.paused_reason}.",
+                "It continues by itself. Kafka keeps the records until then: mind the topic's retention.",
+            )
+
+
+def _stopped(found: Evidence) -> Iterator[Finding]:
+    if not found.stopped:
+        return
+    if found.job is not None and found.job.alive(found.now_ms):
+        yield Finding(
+            State.STOPPED,
+            "It was asked to stop: the receivers store what they have read, then they end.",
+            None,
+            found.job.stop_requested_at_ms,
+        )
+        return
+    left = "" if found.oldest_ms is None else " Batches go on until all records are written."
+    since_ms = found.row.updated_at_ms if found.job is None else found.job.ended_at_ms
+    yield Finding(
+        State.STOPPED, f"A person has stopped it; nothing is received.{left}", "Start it to receive again.", since_ms
+    )
+
+
+def _well(found: Evidence) -> Finding:
+    last = found.last_completed
+    if last is None:
+        return Finding(State.WELL, "It receives, and waits for its first records.")
+    return Finding(State.WELL, f"Batch {time_text(last.batch_time_ms)} has completed, and none is late.")
+
+
+def failed_partitions(receivers: Collection[ReceiverRow]) -> bool:
+    """Whether a receiver reports failed partitions, so that the positions are worth a query."""
+    return any(each.stats.get("failed") for each in receivers)

@@ -1,0 +1,99 @@
+"""What a person finds at three in the morning: a stream's state, the reason, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.clock import ManualClock
+from headrace.ledger import Ledger
+from headrace.monitoring.stream_state import DagFacts
+from headrace.monitoring.summary import Placed, StreamSummary, summarize
+from headrace.testing.seeded_ledger import SITUATIONS, seed
+
+BATCHES = 45
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
+    with Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('state')}/ledger.db") as ledger:
+        seed(ledger, streams=len(SITUATIONS), batches=BATCHES)
+        yield ledger
+
+
+def _summary(ledger: Ledger, situation: str, *facts: DagFacts) -> StreamSummary:
+    index = SITUATIONS.index(situation)
+    name = "orders" if index == 0 else f"orders-{index + 1}"
+    place = Placed("ledger", "b", "r")
+    return summarize(ledger, ledger.streams.get(name), place, {each.dag_id: each for each in facts})
+
+
+BUSY = (DagFacts("b", running=1), DagFacts("r", running=1))
+
+
+@pytest.mark.parametrize("situation", [each for each in SITUATIONS if each != "well"])
+def test_each_situation_is_recognised(ledger: Ledger, situation: str) -> None:
+    assert _summary(ledger, situation, *BUSY).state.value == situation
+
+
+def test_a_paused_batch_dag_is_the_reason_even_if_all_else_is_well(ledger: Ledger) -> None:
+    found = _summary(ledger, "well", DagFacts("b", paused=True), DagFacts("r", running=1))
+    assert found.state.value == "stalled"
+    assert "The DAG b is paused in Airflow" in found.reason
+    assert "Unpause b" in (found.remedy or "")
+
+
+def test_a_receiver_without_a_job_and_with_a_paused_dag_says_so(ledger: Ledger) -> None:
+    found = _summary(ledger, "stalled", DagFacts("b", running=1), DagFacts("r", paused=True))
+    texts = " ".join([found.reason, found.remedy or "", *found.also])
+    assert found.state.value == "stalled"
+    assert "lease of the receiver job" in texts
+
+
+def test_a_paused_receiver_dag_of_a_live_job_is_a_warning_only(ledger: Ledger) -> None:
+    found = _summary(ledger, "paused", DagFacts("b", running=1), DagFacts("r", paused=True))
+    assert found.state.value == "paused"
+    assert any("if the receiver job ends, no other is started" in text for text in found.also)
+
+
+def test_a_failing_batch_has_its_error_and_number_of_tries(ledger: Ledger) -> None:
+    found = _summary(ledger, "failing", *BUSY)
+    assert "3 times" in found.reason
+    assert "document_parsing_exception" in found.reason
+    assert found.since_ms is not None
+    assert found.oldest_unfinished is not None
+    assert found.oldest_unfinished.state == "failed"
+
+
+def test_the_disk_that_pauses_a_receiver_is_named(ledger: Ledger) -> None:
+    assert "0.4 GiB" in _summary(ledger, "paused", *BUSY).reason
+
+
+def test_a_stopped_stream_is_not_accused_of_receiving_nothing(ledger: Ledger) -> None:
+    found = _summary(ledger, "stopped", *BUSY)
+    assert "A person has stopped it" in found.reason
+    assert not any("not received" in text for text in found.also)
+
+
+def test_a_new_ledger_without_batches_is_no_error(tmp_path: Path) -> None:
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        ledger.streams.register("new", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
+        found = summarize(ledger, ledger.streams.get("new"), Placed("l", "b", "r"), {})
+    assert found.state.value == "starting"
+    assert (found.lag, found.last_completed_batch, found.oldest_unfinished) == (None, None, None)
+
+
+def test_a_live_job_that_never_gets_a_receiver_is_stalled_after_five_minutes(tmp_path: Path) -> None:
+    clock = ManualClock(1_800_000_000_000)
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=clock) as ledger:
+        ledger.streams.register("new", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
+        ledger.jobs.acquire("new", holder="job", lease_ms=3_600_000)
+        clock.advance(299_000)
+        assert summarize(ledger, ledger.streams.get("new"), Placed("l", "b", "r"), {}).state.value == "starting"
+        clock.advance(2_000)
+        found = summarize(ledger, ledger.streams.get("new"), Placed("l", "b", "r"), {})
+    assert found.state.value == "stalled"
+    assert "no receiver has started yet" in found.reason
+    assert "log" in (found.remedy or "")
