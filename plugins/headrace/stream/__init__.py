@@ -12,6 +12,7 @@ from headrace.stream.inputs import (
     Utf8Decoder,
 )
 from headrace.stream.limits import Backpressure, DeadLetterLimit, Limits
+from headrace.stream.listeners import Listener
 from headrace.stream.outputs import (
     ColumnIds,
     ConsoleOutput,
@@ -43,6 +44,7 @@ __all__ = [
     "KafkaOutput",
     "KeyIds",
     "Limits",
+    "Listener",
     "Output",
     "ParquetOutput",
     "RecordIds",

@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue, PositiveInt, field_validator
 from headrace.connections import CONNECTION_PREFIX
 from headrace.stream.inputs import KafkaInput
 from headrace.stream.limits import Limits
+from headrace.stream.listeners import Listener
 from headrace.stream.model import Duration, Identifier, Part, milliseconds
 from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KafkaOutput, KeyIds, Output
 from headrace.stream.references import check_reference
@@ -88,6 +89,9 @@ class StreamFields(Part):
         description="Values that transforms find in batch.parameters. A DAG run's conf may override them by name.",
     )
     storage: Storage
+    listeners: tuple[Listener, ...] = Field(
+        default=(), description='Called when something happens; "module:Class" stands for a `Listener`.'
+    )
     ledger: str = Field(description='A SQLAlchemy URL without a password, or "connection:<Airflow connection id>".')
     limits: Limits = Limits()
     spark: SparkSettings = SparkSettings()
@@ -96,6 +100,12 @@ class StreamFields(Part):
     @classmethod
     def _one_is_a_list(cls, value: object) -> object:
         return value if isinstance(value, (list, tuple)) else (value,)
+
+    @field_validator("listeners", mode="before")
+    @classmethod
+    def _listeners_by_their_references(cls, value: object) -> object:
+        several = value if isinstance(value, (list, tuple)) else (value,)
+        return tuple({"reference": each} if isinstance(each, str) else each for each in several)
 
     @field_validator("storage", mode="before")
     @classmethod
@@ -222,9 +232,10 @@ class StreamFields(Part):
 
     @property
     def connection_ids(self) -> tuple[str, ...]:
-        """The ids of the Airflow connections of inputs, outputs and ledger, each once."""
+        """The ids of the Airflow connections of inputs, outputs, listeners and ledger, each once."""
         named = [source.connection for source in self.inputs]
         named += [output.connection for output in self.outputs if isinstance(output, ElasticsearchOutput | KafkaOutput)]
+        named += [listener.connection for listener in self.listeners]
         if self.ledger.startswith(CONNECTION_PREFIX):
             named.append(self.ledger.removeprefix(CONNECTION_PREFIX))
         return tuple(dict.fromkeys(name for name in named if name is not None))

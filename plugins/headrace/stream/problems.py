@@ -51,7 +51,8 @@ def _missing_or_double(stream: StreamFields) -> Iterator[str]:
         yield f"outputs: the id {STATE_STEP!r} is that of the state's update; give the output another"
     # A transform's parameters have "_" where ids have "-".
     parameters = [source.id.replace("-", "_") for source in stream.inputs]
-    for field, ids in (("inputs", parameters), ("outputs", [output.id for output in stream.outputs])):
+    outputs, listeners = [output.id for output in stream.outputs], [listener.id for listener in stream.listeners]
+    for field, ids in (("inputs", parameters), ("outputs", outputs), ("listeners", listeners)):
         double = sorted({name for name in ids if ids.count(name) > 1})
         if double:
             yield f"{field}: the id {', '.join(double)} is used twice; give each its own id"

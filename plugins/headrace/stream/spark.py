@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from headrace.stream.model import Part
 from headrace.stream.secrets import settings_with_secrets, url_holds_secret
@@ -101,6 +101,12 @@ class SparkSettings(Part):
                 "start in different folders"
             )
         return value
+
+    @model_validator(mode="after")
+    def _one_place_names_the_cluster(self) -> Self:
+        if self.master is not None and self.connection is not None:
+            raise ValueError("give master or connection, not both: each of them names the cluster")
+        return self
 
     @property
     def is_local(self) -> bool:

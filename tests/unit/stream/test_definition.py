@@ -368,6 +368,11 @@ def test_ids_that_recur_are_not_created() -> None:
         )
 
 
+def test_a_cluster_is_named_once() -> None:
+    with pytest.raises(StreamDefinitionError, match="give master or connection, not both"):
+        SparkSettings(master="spark://host:7077", connection="spark_default")
+
+
 def test_conf_that_headrace_decides_is_refused() -> None:
     with pytest.raises(StreamDefinitionError, match=r"spark\.connect\.authenticate\.token"):
         SparkSettings(conf={"spark.connect.authenticate.token": "x"})

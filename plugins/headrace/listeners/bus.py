@@ -1,0 +1,241 @@
+"""The bus: reads the stream's events from the ledger, and gives them to the listeners, each with its own queue and
+thread.
+
+- At its start, a listener continues after its cursor. While it catches up, events wait in the ledger until its queue
+  has room, so none is dropped.
+- Afterwards a queue that is full drops events, as Spark's does: a listener that is too slow or hangs does not hold the
+  others back.
+- Cursors are written every few seconds, in one transaction for all listeners.
+
+Every event is added under the stream's lock, so ids ascend in the order of commits, and reading by id skips none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
+from headrace.ledger.models import EventRow, JobLease
+from headrace.listeners.stream_listener import StreamListener
+from headrace.listeners.subscription import Subscription
+from headrace.listeners.translation import Call, translate
+from headrace.stream_context import StreamContext
+
+logger = logging.getLogger(__name__)
+
+CAPACITY = 10_000
+"""Events that wait for one listener; as spark.scheduler.listenerbus.eventqueue.capacity."""
+STATUS = "listeners"
+"""The attribute of the receiver job that has what is wrong with each listener, by its name."""
+LOOK_SECONDS = 1.0
+# While events wait in the ledger for a queue that is full.
+_BEHIND_SECONDS = 0.1
+# The time for which a crash of the job lets events come again.
+SAVE_SECONDS = 5.0
+LAST_SAVE_SECONDS = 5.0
+"""How long `ListenerBus.stop` waits for the last cursors to be written."""
+_PAGE = 1_000
+_ERROR_CHARACTERS = 500
+# Then cursors are written if that is due, and `stop` is noticed.
+_PAGES_AT_ONCE = 10
+
+
+class ListenerBus:
+    """Runs listeners for one receiver job, from `start` to `stop`. Use once.
+
+    Args:
+        lease: the receiver job's; when it is lost, the bus ends.
+        listeners: by their names, which name their cursors.
+        new_after_id: the event after which a new listener begins; by default the newest at `start`.
+    """
+
+    def __init__(
+        self,
+        context: StreamContext,
+        lease: JobLease,
+        listeners: Mapping[str, StreamListener],
+        *,
+        problems: Mapping[str, str] | None = None,
+        new_after_id: int | None = None,
+        capacity: int = CAPACITY,
+        look_seconds: float = LOOK_SECONDS,
+        save_seconds: float = SAVE_SECONDS,
+    ) -> None:
+        self._context = context
+        self._ledger = context.ledger
+        self._lease = lease
+        self._listeners = listeners
+        self._problems = dict(problems or {})
+        self._new_after_id = new_after_id
+        self._failure: str | None = None
+        self._capacity = capacity
+        self._page = min(_PAGE, capacity)
+        self._look_seconds = look_seconds
+        self._save_seconds = save_seconds
+        self._subscriptions: list[Subscription] = []
+        # The newest event at the start, or after the ledger was away: up to it, events wait for room.
+        self._history_until: int | None = None
+        self._away = False
+        self._saved: dict[str, int] = {}
+        self._noted: dict[str, Any] | None = None
+        self._next_save = 0.0
+        self._stopping = threading.Event()
+        self._stop_until = 0.0
+        self._thread = threading.Thread(target=self._run, name="headrace-listener-bus", daemon=True)
+
+    def start(self) -> None:
+        """Open the cursors and start the threads. After an error of the ledger it can be called again.
+
+        Raises:
+            LeaseLostError: another job has begun.
+            LedgerUnavailableError: the ledger does not answer.
+        """
+        # First, since `open` resets the counts of missed events.
+        self._history_until = self._ledger.events.newest_id(self._lease.stream)
+        cursors = self._ledger.listener_cursors.open(self._lease, list(self._listeners), self._new_after_id)
+        for name, listener in self._listeners.items():
+            row = cursors[name]
+            self._saved[name] = row.event_id
+            self._subscriptions.append(
+                Subscription(name, listener, cursor=row.event_id, capacity=self._capacity, missed=row.missed)
+            )
+            if row.missed:
+                logger.warning("Listener %s missed %d events: they were deleted before it got them.", name, row.missed)
+        self._next_save = time.monotonic() + self._save_seconds
+        for subscription in self._subscriptions:
+            subscription.start(self._context)
+        self._thread.start()
+
+    def stop(self, seconds: float, save_seconds: float = LAST_SAVE_SECONDS) -> None:
+        """Deliver what has happened so far, for at most ``seconds``, then write the cursors, for at most
+        ``save_seconds``, and end. No listener is called afterwards, but one that hangs in a call stays there."""
+        self._stop_until = time.monotonic() + seconds
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(seconds + save_seconds)
+        for subscription in self._subscriptions:
+            subscription.close(time.monotonic())
+
+    def status(self) -> dict[str, Any]:
+        """What is wrong with each listener, by its name, as JSON values."""
+        failure = {} if self._failure is None else {"error": self._failure}
+        started = {each.name: {**each.status(), **failure} for each in self._subscriptions}
+        return {**started, **{name: {"error": error} for name, error in self._problems.items()}}
+
+    # -- the reading thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(self._seconds_to_next_look(self._look())):
+                if time.monotonic() >= self._next_save:
+                    self._save()
+            self._finish()
+        except LeaseLostError as error:
+            logger.error("The listeners of %s end: %s", self._lease.stream, error)
+        except Exception as error:
+            logger.exception("The listeners of %s get no more events: the bus failed", self._lease.stream)
+            self._failure = f"gets no more events: {type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
+            self._note_failure()
+        for subscription in self._subscriptions:
+            subscription.close(time.monotonic())
+
+    def _seconds_to_next_look(self, is_behind: bool) -> float:
+        return min(_BEHIND_SECONDS, self._look_seconds) if is_behind else self._look_seconds
+
+    def _finish(self) -> None:
+        """Deliver what is left, until the time given to `stop` is over, and write the cursors."""
+        while self._look() and time.monotonic() < self._stop_until:
+            time.sleep(_BEHIND_SECONDS)
+        for subscription in self._subscriptions:
+            subscription.end()
+        for subscription in self._subscriptions:
+            if not subscription.close(self._stop_until):
+                logger.warning("Listener %s did not end in time; the job does not wait for it", subscription.name)
+        self._save()
+
+    def _look(self) -> bool:
+        """Read new events. Returns whether some are left in the ledger."""
+        pending = [each for each in self._subscriptions if not each.closed]
+        left = False
+        try:
+            if self._history_until is None:
+                self._history_until = self._ledger.events.newest_id(self._lease.stream)
+            for _ in range(_PAGES_AT_ONCE):
+                pending, waits = self._read(pending)
+                left = left or waits
+        except LedgerUnavailableError as error:
+            if not self._away:
+                logger.warning("The listeners wait, the ledger does not answer: %s", error)
+            self._away = True
+            # What happens until it answers again may be more than a queue holds.
+            self._history_until = None
+            return False
+        self._away = False
+        return left or bool(pending)
+
+    def _read(self, subscriptions: Sequence[Subscription]) -> tuple[list[Subscription], bool]:
+        """Read a page for each. Returns those that have more, and whether one has to wait for room in its queue."""
+        more: list[Subscription] = []
+        waits = False
+        positions: dict[tuple[bool, int], list[Subscription]] = {}
+        for each in subscriptions:
+            if self._must_wait(each):
+                waits = True
+            else:
+                positions.setdefault((each.wants_blocks, each.read_to), []).append(each)
+        for (blocks, after_id), group in positions.items():
+            rows = self._ledger.events.page(self._lease.stream, after_id, limit=self._page, blocks=blocks)
+            if rows:
+                calls = [call for row in rows if (call := _translated(row)) is not None]
+                for each in group:
+                    each.put(calls, rows[-1].event_id)
+            if len(rows) == self._page:
+                more += group
+        return more, waits
+
+    def _must_wait(self, subscription: Subscription) -> bool:
+        """Whether the next page might not fit into the queue of a listener that catches up."""
+        catches_up = self._history_until is None or subscription.read_to < self._history_until
+        return catches_up and subscription.room < self._page
+
+    def _note_failure(self) -> None:
+        """Write the status into the job's attribute, as soon as the ledger answers."""
+        while True:
+            try:
+                self._ledger.jobs.note(self._lease.stream, self._lease.epoch, {STATUS: self.status()})
+                return
+            except LedgerUnavailableError:
+                if self._stopping.wait(self._look_seconds):
+                    return
+            except Exception:
+                logger.exception("The failure of the bus is not in the receiver job's attributes")
+                return
+
+    def _save(self) -> None:
+        """Write the cursors that have moved, and what is wrong with the listeners if that has changed."""
+        self._next_save = time.monotonic() + self._save_seconds
+        moved = {each.name: each.cursor for each in self._subscriptions}
+        moved = {name: cursor for name, cursor in moved.items() if cursor != self._saved[name]}
+        status = self.status()
+        try:
+            if moved:
+                self._ledger.listener_cursors.save(self._lease, moved)
+                self._saved |= moved
+            if status != self._noted:
+                self._ledger.jobs.note(self._lease.stream, self._lease.epoch, {STATUS: status})
+                self._noted = status
+        except LedgerUnavailableError as error:
+            logger.warning("The listeners' cursors are not written, the ledger does not answer: %s", error)
+
+
+def _translated(row: EventRow) -> Call | None:
+    try:
+        return translate(row)
+    except (KeyError, TypeError, ValueError) as error:
+        # Written by another version of headrace.
+        logger.warning("Listeners do not get event %d (%s): %r", row.event_id, row.kind, error)
+        return None
