@@ -50,8 +50,8 @@ class KafkaReceiverOperator(BaseOperator):
 
     The task waits for the job deferred, in the triggerer. It succeeds when the job was asked to stop and has drained.
     Otherwise it fails with the job's own error and the last lines of its log, so that Airflow's retry starts the job
-    again. While the stream is stopped (``headrace stop``), the task waits. Killing, clearing or marking the task asks
-    the job to stop.
+    again. While the stream is stopped (``headrace streams stop``), the task waits. Killing, clearing or marking the
+    task asks the job to stop.
 
     :param stream: the stream.
     :param start_timeout: seconds for the job to get its lease and run; about 15 of them are Spark's start.

@@ -18,6 +18,8 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from headrace.clock import time_text
 from headrace.errors import FAILURE, Failure, HeadraceError
+from headrace.hooks.ledger import LedgerHook
+from headrace.operators.airflow_stats import send_attempt
 from headrace.operators.batch import BatchStep
 from headrace.operators.links import SparkUiLink
 from headrace.operators.submit_arguments import submit_options
@@ -27,6 +29,7 @@ from headrace.runs.replacement import replace_older_job
 from headrace.runs.waiting import in_triggerer, poll_seconds
 
 if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import BaseOperatorLink, Context
 
     from headrace.hooks.spark_submit import StreamSparkSubmitHook
@@ -114,6 +117,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self.deferrable = in_triggerer(deferrable)
         self.spark_ui_url: str | None = None
         self._process: subprocess.Popen[str] | None = None
+        # The attempts of this task, for its lineage.
+        self._ran: list[Attempt] = []
         self._arguments: list[str] = []
         # Seconds waited in total, the current reason to wait, and the total when the wait for that reason began.
         self._waited = 0.0
@@ -156,12 +161,13 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         """Wait for ``slot_poll``, then run the step again: deferred, or in place.
 
         Raises ``otherwise`` (by default BatchTaskError) after waiting for the same ``waiting_for`` for
-        ``slot_timeout``.
+        ``slot_timeout``. A wait for the application has no end here: `await_application` ends it.
         """
         if waiting_for != self._waiting_for:
             self._waiting_for, self._waiting_since = waiting_for, self._waited
             self.log.info("%s", reason)
-        if self._waited - self._waiting_since >= self.slot_timeout.total_seconds():
+        waited_too_long = self._waited - self._waiting_since >= self.slot_timeout.total_seconds()
+        if waited_too_long and waiting_for != _APPLICATION:
             raise otherwise or BatchTaskError(f"Waited for {self.slot_timeout}: {reason}")
         waited = {
             "waited": self._waited + self.slot_poll.total_seconds(),
@@ -214,8 +220,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         if job.versions and (different := differences(job.versions, current_versions())):
             self.log.warning(
                 "The receiver job (epoch %d) runs with other versions (%s), so the batch is submitted. A job that is "
-                "older than this task is replaced by itself; otherwise `headrace stop %s` and `headrace start %s` "
-                "replace it.",
+                "older than this task is replaced by itself; otherwise `headrace streams stop %s` and "
+                "`headrace streams start %s` replace it.",
                 job.epoch, "; ".join(different), self.stream.name, self.stream.name,
             )  # fmt: skip
             return "submit"
@@ -223,7 +229,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         if theirs is not None and theirs != connect_token.fingerprint(secret_key(self.stream.name), self.stream.name):
             self.log.warning(
                 "The receiver job (epoch %d) was started with another secret key and would refuse this batch, so the "
-                "batch is submitted. `headrace stop %s` and `headrace start %s` give the job the key of now.",
+                "batch is submitted. `headrace streams stop %s` and `headrace streams start %s` give the job the key "
+                "of now.",
                 job.epoch, self.stream.name, self.stream.name,
             )  # fmt: skip
             return "submit"
@@ -248,6 +255,13 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             BatchTaskError: it did not complete; the failure is recorded in the ledger.
             AttemptFencedInSparkError: another attempt took over.
         """
+        self._ran.append(attempt)
+        try:
+            self._run_attempt(ledger, attempt, batch, context)
+        finally:
+            send_attempt(ledger, attempt)
+
+    def _run_attempt(self, ledger: Ledger, attempt: Attempt, batch: BatchRow, context: Context) -> None:
         from headrace.runs.steps_to_run import needs_of
 
         steps, at = ", ".join(attempt.outputs), time_text(batch.batch_time_ms)
@@ -265,14 +279,14 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self._run_in_spark(ledger, attempt, context, spark=needs.spark)
         self.log.info("Attempt %d at batch %s has completed.", attempt.number, at)
 
-    def _run_in_spark(
-        self,
-        ledger: Ledger,
-        attempt: Attempt,
-        context: Context,
-        *,
-        spark: bool,
-    ) -> None:
+    def get_openlineage_facets_on_complete(self, _task_instance: Any) -> OperatorLineage[Any, Any]:
+        """Called by Airflow's OpenLineage provider after the task, whether it succeeded or failed."""
+        from headrace.lineage.batch_lineage import batch_lineage
+
+        with LedgerHook(self.stream.ledger).opened() as ledger:
+            return batch_lineage(ledger, self.written, self._ran)
+
+    def _run_in_spark(self, ledger: Ledger, attempt: Attempt, context: Context, *, spark: bool) -> None:
         from headrace.ledger.errors import AttemptFencedError, LedgerError
         from headrace.ledger.states import AttemptState
 
@@ -291,8 +305,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             if state is not AttemptState.COMPLETED:
                 raise BatchTaskError(
                     f"Spark ended without an error, but attempt {attempt.number} at batch "
-                    f"{time_text(attempt.batch_time_ms)} "
-                    f"is {state.value}."
+                    f"{time_text(attempt.batch_time_ms)} is {state.value}."
                 )
         except BaseException as error:
             reported = False

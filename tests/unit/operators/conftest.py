@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from tests.unit.operators import toy_micro_batch
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.hooks.ledger import register
@@ -208,15 +209,24 @@ def allocated(stream, source, make_task):
 
 
 @pytest.fixture
-def toy_batch(monkeypatch):
+def toy_process(monkeypatch):
+    """The toy in place of the batch's process."""
     monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", "k" * 32)
-    path = str(Path(__file__).with_name("toy_micro_batch.py"))
+    path = toy_micro_batch.__file__
     monkeypatch.setattr("headrace.hooks.spark_submit.application", lambda name: path)
 
     def behave(how: str) -> None:
         monkeypatch.setenv("TOY_BATCH", how)
 
     return behave
+
+
+@pytest.fixture
+def toy_batch(monkeypatch, toy_process):
+    """The toy in this process, for tests that are not about the batch's process."""
+    subprocess = SimpleNamespace(Popen=toy_micro_batch.InThisProcess, PIPE=None, STDOUT=None, DEVNULL=None)
+    monkeypatch.setattr("headrace.operators.spark_attempt.subprocess", subprocess)
+    return toy_process
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 # ruff: noqa: PLR0917 - fixtures are asked for by argument
 from __future__ import annotations
 
+import sys
 import threading
 from datetime import timedelta
 from subprocess import CalledProcessError
@@ -8,6 +9,7 @@ from subprocess import CalledProcessError
 import pytest
 from airflow.sdk import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
+from tests.unit.operators.toy_micro_batch import InThisProcess
 
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import SlotBusyError
@@ -28,22 +30,21 @@ def make(stream, **options) -> WalSparkSubmitOperator:
 @pytest.fixture
 def submitted(monkeypatch, toy_batch):
     """What would go to spark-submit; it runs the toy."""
-    import subprocess
-    import sys
-
     from headrace.hooks.spark_submit import StreamSparkSubmitHook
 
     commands = []
 
     def submit(hook, application="", **kwargs):
         commands.append(hook.command(application))
-        subprocess.run([sys.executable, application, *hook._application_args], env=hook.environment(), check=True)
+        batch = InThisProcess([sys.executable, application, *hook._application_args], env=hook.environment())
+        if batch.returncode:
+            raise CalledProcessError(batch.returncode, commands[-1])
 
     monkeypatch.setattr(StreamSparkSubmitHook, "submit", submit)
     return commands
 
 
-def test_a_batch_runs_in_the_receivers_application(stream, allocated, toy_batch, connectable, ledger, capsys):
+def test_a_batch_runs_in_the_receivers_application(stream, allocated, toy_process, connectable, ledger, capsys):
     at_ms, task = allocated()
     make(stream).execute(task.context)
     batch = ledger.batches.get("flights", at_ms)
@@ -73,6 +74,16 @@ def test_an_application_that_is_starting_is_waited_for(stream, source, allocated
     ledger.jobs.update(source.job, state="running", attributes={"connect_url": "sc://localhost:15002"})
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
     assert "toy batch by way connect" in capsys.readouterr().out
+
+
+def test_a_scheduled_run_waits_for_it_longer_than_for_a_slot(stream, allocated, toy_batch):
+    """No batch can run before the application has started, so a run that fails first only alarms people."""
+    _, task = allocated()
+    limits = stream.limits.model_copy(update={"retry_for": timedelta(milliseconds=1)})
+    operator = make(stream.model_copy(update={"limits": limits}))
+    with pytest.raises(TaskDeferred) as waiting:
+        operator.slot_may_be_free(task.context, waited=60.0, waiting_for="application", waiting_since=0.0)
+    assert waiting.value.kwargs["waiting_for"] == "application"
 
 
 def test_but_not_longer_than_it_may_take(stream, allocated, submitted):
@@ -111,7 +122,7 @@ def test_nor_where_the_stream_is_to_be_stopped(stream, source, allocated, submit
     make(stream).execute(task.context)
     assert len(submitted) == 1
     warned = capsys.readouterr().out
-    assert "The stream is stopped, and has no receiver job; `headrace start flights` starts it." in warned
+    assert "The stream is stopped, and has no receiver job; `headrace streams start flights` starts it." in warned
     assert "each batch is submitted as an application of its own" in warned
 
 
@@ -129,7 +140,7 @@ def test_a_job_with_another_secret_key_is_left_alone(
     assert len(submitted) == 1
     reported = capsys.readouterr().out
     assert "another secret key" in reported
-    assert "headrace stop flights" in reported
+    assert "headrace streams stop flights" in reported
 
 
 def test_and_with_the_same_it_runs_there(stream, source, allocated, toy_batch, connectable, ledger, capsys):
@@ -147,13 +158,13 @@ def test_the_way_can_be_chosen(stream, allocated, submitted, connectable):
     assert "spark.x=1" in command
 
 
-def test_a_failed_batch_fails_the_task_and_can_be_run_again(stream, allocated, toy_batch, connectable, ledger):
+def test_a_failed_batch_fails_the_task_and_can_be_run_again(stream, allocated, toy_process, connectable, ledger):
     at_ms, task = allocated()
-    toy_batch("fail")
+    toy_process("fail")
     with pytest.raises(BatchTaskError, match="exit code 1"):
         make(stream).execute(task.context)
     assert ledger.batches.get("flights", at_ms).error == "the transform said no"
-    toy_batch("ok")
+    toy_process("ok")
     make(stream).execute(task.context)
     assert ledger.batches.get("flights", at_ms).attempt == 2
 
@@ -215,19 +226,19 @@ def test_an_end_without_completion_is_a_failure(stream, allocated, toy_batch, co
     assert attempt.state.value == "failed"
 
 
-def test_a_warning_of_the_batchs_process_is_one_in_the_tasks_log(stream, allocated, toy_batch, connectable, capsys):
+def test_a_warning_of_the_batchs_process_is_one_in_the_tasks_log(stream, allocated, toy_process, connectable, capsys):
     _, task = allocated()
-    toy_batch("warn")
+    toy_process("warn")
     make(stream).execute(task.context)
     lines = [line for line in capsys.readouterr().out.splitlines() if "toy batch" in line or ": 429" in line]
     assert ["[warning" in line for line in lines] == [False, True]
 
 
 def test_an_attempt_that_dies_after_its_last_record_is_seen_to_be_complete_by_the_retry(
-    stream, allocated, toy_batch, connectable, ledger
+    stream, allocated, toy_process, connectable, ledger
 ):
     at_ms, task = allocated()
-    toy_batch("die")
+    toy_process("die")
     with pytest.raises(BatchTaskError, match="signal 9"):
         make(stream, step="elasticsearch").execute(task.context)
     make(stream, step="elasticsearch").execute(task.again(try_number=2).context)
@@ -311,9 +322,9 @@ def test_but_not_for_ever(stream, allocated, toy_batch, connectable, ledger):
         make(stream).slot_may_be_free(task.context, **{**waiting.value.kwargs, "waited": 10_000.0})
 
 
-def test_killing_the_task_tells_its_process_to_end(stream, allocated, toy_batch, connectable, ledger, until):
+def test_killing_the_task_tells_its_process_to_end(stream, allocated, toy_process, connectable, ledger, until):
     at_ms, task = allocated()
-    toy_batch("hang")
+    toy_process("hang")
     operator = make(stream)
     failures = []
 

@@ -1,0 +1,94 @@
+"""The lineage of the batches that a task has run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.openlineage.extractors import OperatorLineage
+from openlineage.client.event_v2 import InputDataset, OutputDataset
+from openlineage.client.facet_v2 import output_statistics_output_dataset
+
+from headrace.clock import time_text
+from headrace.lineage.dataset_names import DatasetName, index_name, output_name, topic_name
+from headrace.lineage.facets import BatchFacet, OffsetRange, OffsetRangesFacet
+from headrace.stream import ElasticsearchOutput
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+    from headrace.ledger.models import Attempt
+    from headrace.stream import Stream
+
+# What the outputs call their rows and bytes.
+_ROWS = ("created", "updated", "messages", "rows")
+
+
+def batch_lineage(ledger: Ledger, written: Stream, attempts: Iterable[Attempt]) -> OperatorLineage[Any, Any]:
+    """Return the lineage of some attempts of a task: topics with their offset ranges, and what their outputs wrote.
+
+    An output that has not recorded its success is left out.
+
+    Args:
+        written: the definition that the attempts write by; of a replay, the replay's.
+    """
+    ran = list(attempts)
+    if not ran:
+        return OperatorLineage()
+    times = sorted({attempt.batch_time_ms for attempt in ran})
+    facet = BatchFacet(stream=ran[0].stream, batchTimes=[time_text(each) for each in times], target=ran[0].target)
+    return OperatorLineage(
+        inputs=_inputs(ledger, written, ran[0].stream, times),
+        outputs=_outputs(ledger, written, ran),
+        run_facets={"headrace_batches": facet},
+    )
+
+
+def _inputs(ledger: Ledger, written: Stream, stream_name: str, times: Iterable[int]) -> list[InputDataset]:
+    sources = {source.id: source for source in written.inputs}
+    ranges: dict[DatasetName, list[OffsetRange]] = defaultdict(list)
+    for batch_time_ms in times:
+        for row in ledger.batches.inputs(stream_name, batch_time_ms):
+            source = sources.get(row.input_id)
+            if source is None:
+                # The stream's definition has lost this input since.
+                continue
+            partition = row.partition
+            ranges[topic_name(source, partition.topic)].append(
+                OffsetRange(partition.partition, row.from_offset, row.until_offset, row.records, partition.incarnation)
+            )
+    return [
+        InputDataset(
+            namespace=each.namespace, name=each.name, inputFacets={"headrace_offsets": OffsetRangesFacet(ranges=found)}
+        )
+        for each, found in ranges.items()
+    ]
+
+
+def _outputs(ledger: Ledger, written: Stream, ran: Iterable[Attempt]) -> list[OutputDataset]:
+    outputs = {output.id: output for output in written.outputs}
+    rows: dict[DatasetName, int] = defaultdict(int)
+    for attempt in ran:
+        recorded = ledger.attempts.outputs(attempt.stream, attempt.batch_time_ms, target=attempt.target)
+        for row in recorded:
+            output = outputs.get(row.output_id)
+            if output is None or row.attempt != attempt.number or row.error is not None:
+                continue
+            name = output_name(output)
+            if name is not None:
+                rows[name] += _written(row.counts)
+            letters = int(row.counts.get("dead_lettered") or 0)
+            if letters and isinstance(output, ElasticsearchOutput):
+                rows[index_name(output, output.dead_letters)] += letters
+    return [_dataset(name, count) for name, count in rows.items()]
+
+
+def _dataset(name: DatasetName, rows: int) -> OutputDataset:
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=rows)
+    return OutputDataset(namespace=name.namespace, name=name.name, outputFacets={"outputStatistics": statistics})
+
+
+def _written(counts: Mapping[str, Any]) -> int:
+    if "created" in counts:
+        return int(counts["created"]) + int(counts.get("updated") or 0)
+    return next((int(counts[name]) for name in _ROWS if name in counts), 0)

@@ -1,0 +1,1 @@
+"""The metrics of all streams for Prometheus, read from the ledger."""

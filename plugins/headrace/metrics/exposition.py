@@ -1,0 +1,63 @@
+"""Renders the metrics of the streams in some ledgers, in the format that the scraper asks for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client.exposition import choose_encoder
+
+from headrace.errors import HeadraceError
+from headrace.ledger.errors import LedgerUrlError
+from headrace.ledger.readings import StreamReading
+from headrace.metrics.collector import add_stream
+from headrace.metrics.families import Families
+
+logger = logging.getLogger(__name__)
+
+Read = Callable[[str], list[StreamReading]]
+
+
+def render(
+    ledgers: Iterable[str],
+    *,
+    read: Read,
+    accept: str = "",
+    may_read: Callable[[str, str], bool] = lambda *_: True,
+) -> tuple[bytes, str]:
+    """Return the exposition and its content type.
+
+    A ledger that does not answer has ``headrace_ledger_up`` 0 and no streams; the others are still shown. If two
+    ledgers have a stream of the same name, the first one that may be read is shown: a sample may appear only once.
+
+    Args:
+        ledgers: their references.
+        read: returns the readings of a ledger; it raises a HeadraceError if that does not answer.
+        accept: the request's Accept header: the text format, or OpenMetrics.
+        may_read: whether a stream, by its ledger's reference and its name, is shown.
+    """
+    families, seen = Families(), set[str]()
+    for number, url in enumerate(dict.fromkeys(ledgers)):
+        began = time.monotonic()
+        try:
+            readings = read(url)
+        except HeadraceError as error:
+            # A reference that is refused may hold a password.
+            label = f"invalid {number}" if isinstance(error, LedgerUrlError) else url
+            logger.warning("The metrics of ledger %s cannot be read: %s", label, error)
+            families.add("headrace_ledger_up", (label,), 0)
+            continue
+        families.add("headrace_ledger_up", (url,), 1)
+        families.add("headrace_ledger_scrape_seconds", (url,), time.monotonic() - began)
+        for reading in readings:
+            name = reading.stream.name
+            if not may_read(url, name):
+                continue
+            if name in seen:
+                logger.warning("Stream %s of ledger %s has the name of another ledger's stream.", name, url)
+                continue
+            seen.add(name)
+            add_stream(families, reading)
+    encode, content_type = choose_encoder(accept)
+    return encode(families), content_type
