@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pyarrow as pa
@@ -18,7 +18,8 @@ from headrace.ledger.errors import (
     PositionConflictError,
     SegmentRemovedError,
 )
-from headrace.ledger.models import ReceiverLease
+from headrace.ledger.models import AddedBlock, EpochEnd, ReceiverLease
+from headrace.ledger.totals import DURATION_BOUNDS, observation
 from headrace.receiver.disk_space import room_for
 from headrace.receiver.errors import StoreFailedError
 from headrace.receiver.event_times import by_event_time
@@ -51,7 +52,11 @@ _ROOM_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class StoreCounts:
-    """What a receiver has stored since it began. The pushing thread writes it."""
+    """What a receiver has stored since it began. The pushing thread writes it.
+
+    ``durations`` are two histograms (`headrace.ledger.totals.observation`): "log_write", writing and syncing a block,
+    and "ledger_transaction", adding it to the ledger.
+    """
 
     blocks: int = 0
     records: int = 0
@@ -59,6 +64,12 @@ class StoreCounts:
     write_failures: int = 0
     dropped_records: int = 0
     late_records: int = 0
+    durations: dict[str, float] = field(default_factory=dict)
+
+    def took(self, name: str, seconds: float) -> None:
+        """Add a duration to one of the histograms."""
+        for key, amount in observation(name, seconds, DURATION_BOUNDS).items():
+            self.durations[key] = self.durations.get(key, 0.0) + amount
 
 
 class BlockStore:
@@ -194,6 +205,10 @@ class BlockStore:
                     last_accepted_sequence=self._last_accepted,
                     event_time_ms=event_time_ms,
                 )
+                # Here, not after the ledger's answer: if the ledger refuses the block, perhaps no other follows, and
+                # the receiver would pause for good on a disk that has room.
+                self._pausing.stored(frame.payload_bytes)
+                self._counts.took("log_write", frame.seconds)
                 info = BlockInfo(
                     receiver=self._lease.receiver_id,
                     epoch=self._lease.epoch,
@@ -218,7 +233,6 @@ class BlockStore:
                 failures += 1
                 logger.warning("storing a block failed (%d of %d tries): %s", failures, STORE_TRIES, error)
             else:
-                self._pausing.stored(frame.payload_bytes)
                 return
         raise StoreFailedError(
             f"A block of {records.num_rows} records could not be stored in {STORE_TRIES} tries: {last}.",
@@ -242,7 +256,7 @@ class BlockStore:
             for each in info.ranges
             if (end := self._kafka.leader_epochs.end_at(each.partition, each.until_offset)) is not None
         }
-        added = self._retried(lambda: self._ledger.blocks.add(self._lease, info, ends))
+        added = self._retried(lambda: self._add_to_ledger(info, ends))
         self._is_undecided = False
         self._last_accepted = info.sequence
         self._counts.blocks += 1
@@ -250,6 +264,12 @@ class BlockStore:
         self._counts.late_records += info.records if added.late else 0
         self._counts.payload_bytes += info.payload_bytes
         self._closed(frame.closed)
+
+    def _add_to_ledger(self, info: BlockInfo, ends: Mapping[TopicPartition, EpochEnd]) -> AddedBlock:
+        began = self._clock.monotonic()
+        added = self._ledger.blocks.add(self._lease, info, ends)
+        self._counts.took("ledger_transaction", self._clock.monotonic() - began)
+        return added
 
     def _closed(self, segments: Sequence[str]) -> None:
         for segment in segments:

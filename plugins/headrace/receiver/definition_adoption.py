@@ -52,7 +52,7 @@ class Unadopted:
         return (
             f"The receiver job (epoch {self.epoch}) still receives by revision {self.running} of the definition, and "
             f"the stream has revision {self.newest}: {'; '.join(self.differences)}. To have it adopted: "
-            f"`headrace stop {self.stream}`, then `headrace start {self.stream}`."
+            f"`headrace streams stop {self.stream}`, then `headrace streams start {self.stream}`."
         )
 
 
@@ -109,6 +109,7 @@ def _received(stream: Stream) -> dict[str, Any]:
         value = fields[name]
         found |= {f"{name}.{part}": value[part] for part in value} if isinstance(value, dict) else {name: value}
     found |= {f"limits.{name}": fields["limits"][name] for name in _LIMITS}
+    found["listeners"] = [str(listener) for listener in stream.listeners]
     found["outputs versioned by offsets"] = versioned_by_offsets(stream)
     return found
 

@@ -31,13 +31,14 @@ Space = tuple[int, int]
 
 
 class DiskReserve:
-    """Checks about once a second. Used by one thread."""
+    """Checks about once a second. Used by one thread. ``found`` is the space at the last check, None if unknown."""
 
     def __init__(self, space: Callable[[], Space | None], clock: Clock) -> None:
         self._space = space
         self._clock = clock
         self._next_look = 0.0
         self._reason: str | None = None
+        self.found: Space | None = None
 
     def look(self, only_receiving_helps: Callable[[], bool] = lambda: False) -> str | None:
         """Return why receiving has to pause; None while there is enough room.
@@ -48,7 +49,8 @@ class DiskReserve:
         now = self._clock.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
-            self._reason = self._judge(self._space(), only_receiving_helps)
+            self.found = self._space()
+            self._reason = self._judge(self.found, only_receiving_helps)
         return self._reason
 
     def _judge(self, space: Space | None, only_receiving_helps: Callable[[], bool]) -> str | None:

@@ -8,7 +8,7 @@ from functools import partial
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import EventKind
-from headrace.receiver.disk_space import DiskReserve, space_of
+from headrace.receiver.disk_space import DiskReserve, Space, space_of
 from headrace.receiver.log_budget import LogBudget, only_receiving_helps
 from headrace.stream_context import StreamContext
 
@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class Pausing:
-    """Used by the pushing thread, except ``reason``: the consuming thread stops fetching while it is set."""
+    """Used by the pushing thread, except ``reason``: the consuming thread stops fetching while it is set.
+
+    ``pauses`` counts the pauses that began, ``paused_seconds`` their duration up to the last `look`.
+    """
 
     def __init__(self, context: StreamContext, lease: ReceiverLease) -> None:
         self._context = context
@@ -28,6 +31,9 @@ class Pausing:
         self._low: str | None = None
         self._exceeded: str | None = None
         self._reported: str | None = None
+        self._paused_since: float | None = None
+        self.pauses = 0
+        self.paused_seconds = 0.0
         self._reported_at = 0.0
 
     @property
@@ -40,7 +46,13 @@ class Pausing:
         self._low = self._reserve.look(self._only_receiving_helps)
         if self._budget is not None:
             self._exceeded = self._budget.look()
+        self._measure()
         return self._kind != self._reported
+
+    @property
+    def disk(self) -> Space | None:
+        """The space of the log's disk at the last `look`; None if unknown."""
+        return self._reserve.found
 
     def disk_is_full(self, error: BaseException) -> None:
         """Pause: a write found no room."""
@@ -80,6 +92,14 @@ class Pausing:
         except LedgerUnavailableError as error:
             logger.warning("The ledger does not answer, so it is unknown what batches wait for: %s", error)
             return False
+
+    def _measure(self) -> None:
+        now = self._context.clock.monotonic()
+        if self._paused_since is not None:
+            self.paused_seconds += now - self._paused_since
+        elif self.reason is not None:
+            self.pauses += 1
+        self._paused_since = None if self.reason is None else now
 
     @property
     def _kind(self) -> str | None:

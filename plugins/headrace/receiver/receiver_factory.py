@@ -131,6 +131,7 @@ class ReceiverFactory:
                 kafka,
                 counts,
                 lag_watch,
+                pausing=pausing,
                 recovery=writer.recovery,
                 stored_positions=stored_positions,
                 now_ms=now_ms,

@@ -12,6 +12,7 @@ from headrace.receiver.input_health import UNASKED
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.lag_watch import Lag, LagWatch
 from headrace.receiver.partition_state import FetchState
+from headrace.receiver.pausing import Pausing
 from headrace.wal.log_recovery import LogRecovery
 
 # The window of the rate: long enough to be steady, short enough to show a stall.
@@ -29,6 +30,7 @@ class ReceiverStats:
         counts: StoreCounts,
         lag_watch: LagWatch,
         *,
+        pausing: Pausing,
         recovery: LogRecovery,
         stored_positions: Callable[[], Mapping[TopicPartition, int]],
         now_ms: Callable[[], int],
@@ -38,6 +40,7 @@ class ReceiverStats:
         self._kafka = kafka
         self._counts = counts
         self._lag_watch = lag_watch
+        self._pausing = pausing
         self._torn_tail_bytes = sum(tail.length for tail in recovery.torn_tails)
         self._log_damages = len(recovery.damage)
         self._stored_positions = stored_positions
@@ -49,7 +52,9 @@ class ReceiverStats:
 
         ``rate`` is in records/s over the last 10 s. ``lag`` is in offsets per "topic-partition", None if Kafka does not
         say. ``lag_seconds``: everything that Kafka had this long ago is stored; None if unknown for a partition.
-        ``lag_unknown`` counts the partitions whose lag is not in ``total_lag``.
+        ``lag_unknown`` counts the partitions whose lag is not in ``total_lag``. ``lag_ages`` are these seconds for each
+        listed partition that has a lag. ``totals`` only grow while this receiver lives; the ledger sums them over its
+        instances.
         """
         kafka, counts = self._kafka, self._counts
         self._stored.append((now, counts.records))
@@ -64,6 +69,8 @@ class ReceiverStats:
         }
         found = self._lag_watch.lags(self._stored_positions())
         lags = {f"{each.topic}-{each.partition}": lag.records for each, lag in found.items()}
+        listed = dict(sorted(lags.items(), key=lambda item: -(item[1] or 0))[:_MOST_LISTED])
+        ages = self._ages(found)
         return {
             "records": counts.records,
             "blocks": counts.blocks,
@@ -75,7 +82,8 @@ class ReceiverStats:
             "at_end": sum(each.state is FetchState.AT_END for each in status),
             "failed": sum(each.state is FetchState.FAILED for each in status),
             "leaderless": sum(each.state is FetchState.LEADERLESS for each in status),
-            "lag": dict(sorted(lags.items(), key=lambda item: -(item[1] or 0))[:_MOST_LISTED]),
+            "lag": listed,
+            "lag_ages": {name: ages[name] for name, lag in listed.items() if lag and name in ages},
             "total_lag": sum(lag or 0 for lag in lags.values()),
             "lag_unknown": sum(lag is None for lag in lags.values()),
             "lag_seconds": self._seconds_behind(list(found.values())),
@@ -96,6 +104,30 @@ class ReceiverStats:
             "partition_errors": kafka.errors,
             "connected": kafka.connected,
             "client_error": kafka.client_error,
+            "disk": self._pausing.disk,
+            "totals": self._totals(),
+        }
+
+    def _totals(self) -> dict[str, float]:
+        kafka, counts = self._kafka, self._counts
+        return {
+            "store_failures": counts.write_failures,
+            "dropped_records": counts.dropped_records,
+            "late_records": counts.late_records,
+            "commit_failures": kafka.commits.failures,
+            "partition_errors": kafka.errors,
+            "unreadable_headers": kafka.unreadable_headers,
+            "pauses": self._pausing.pauses,
+            "paused_seconds": round(self._pausing.paused_seconds, 3),
+            **{name: round(value, 6) for name, value in counts.durations.items()},
+        }
+
+    def _ages(self, lags: Mapping[TopicPartition, Lag]) -> dict[str, float]:
+        now_ms = self._now_ms()
+        return {
+            f"{each.topic}-{each.partition}": round(max(0, now_ms - lag.drained_ms) / 1000, 1)
+            for each, lag in lags.items()
+            if lag.drained_ms is not None
         }
 
     def _seconds_behind(self, lags: Collection[Lag]) -> float | None:

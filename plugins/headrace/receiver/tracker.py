@@ -28,6 +28,7 @@ from headrace.receiver.partitioning import Partitioning
 from headrace.receiver.rate_controller import RateController
 from headrace.receiver.receiver_restarts import HANG_SECONDS, RESTART_SECONDS, ReceiverLauncher, TrackedReceiver
 from headrace.receiver.receiver_task import ReceiverTask
+from headrace.receiver.sampling import Sampler
 from headrace.stream.inputs import KafkaInput
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import LogStorage
@@ -113,6 +114,7 @@ class ReceiverTracker:
             for index in range(source.receivers)
         ]
         self._rates = RateController(context, job_lease)
+        self._sampler = Sampler(context)
         self._health = InputHealth(source.id for source in stream.inputs)
         self._now_ms = 0
         self._questions: dict[str, Future[Discovery]] = {}
@@ -151,6 +153,7 @@ class ReceiverTracker:
                     self._hand_out(rows, status.now_ms)
                     self._keep_slot_for_batches()
                     self._tolerantly(self._rates.follow)
+                    self._tolerantly(partial(self._sampler.look, rows, status.now_ms))
                 self._clock.wait(stop, TICK_SECONDS)
         except LeaseLostError as error:
             logger.error("the receiver job of %s ends: %s", self._stream.name, error)

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from headrace.clock import times_text
 from headrace.errors import HeadraceError
@@ -24,6 +25,8 @@ from headrace.fsck.connecting import check_input, check_storage
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavailableError
 from headrace.ledger.models import JobLease
+from headrace.listeners.bus import LAST_SAVE_SECONDS
+from headrace.listeners.job_listeners import JobListeners
 from headrace.receiver.definition_adoption import REVISION
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
@@ -34,6 +37,7 @@ from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, un
 from headrace.spark.receiver_application import ReceiverApplication, start_application, warm_up_connect
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
+from headrace.spark.transforms import add_py_files
 from headrace.spark.versions import current_versions
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
@@ -52,6 +56,10 @@ _STOP_SECONDS = 30.0
 _RELEASE_SECONDS = 300.0
 _RELEASE_PERIOD_SECONDS = 2.0
 _ERROR_CHARACTERS = 2_000
+# How long the end of a stopped job waits for listeners, before their cursors are written.
+_LISTENERS_SECONDS = 10.0
+# The same for a failed job, and for its cursors: the next job waits for the lease, which nothing renews any more.
+_FAILED_LISTENERS_SECONDS = 1.0
 
 
 class StorageNotUsableError(HeadraceError):
@@ -72,6 +80,7 @@ class ReceiverJob:
         self._application: ReceiverApplication | None = None
         self._launcher: SparkReceiverLauncher | None = None
         self._watches: list[ProcessWatch] = []
+        self._listeners: JobListeners | None = None
 
     def run(self) -> int:
         """Run the job and return the process's exit code. Raises LeaseHeldError if another job is alive."""
@@ -95,6 +104,8 @@ class ReceiverJob:
             self._stream.name, self._revision, self._lease.epoch, self._holder,
         )  # fmt: skip
         try:
+            self._listeners = JobListeners(self._context, self._lease, partial(add_py_files, self._stream))
+            self._listeners.start()
             self._start(self._lease)
             return self._track(self._lease)
         except LeaseLostError as lost:
@@ -167,13 +178,16 @@ class ReceiverJob:
         return 0
 
     def _end(self, state: JobState, error: str | None, exit_code: int) -> None:
-        """End the receivers, then the lease, then Spark. A step that fails does not prevent the next one; if a step
-        hangs, the process ends with ``exit_code``."""
+        """End the receivers, the listeners, the lease, then Spark. A step that fails does not prevent the next one; if
+        a step hangs, the process ends with ``exit_code``."""
         release_seconds = _RELEASE_SECONDS if state is JobState.STOPPED else 0.0
-        ending = threading.Timer(_STOP_SECONDS + release_seconds, os._exit, (exit_code,))
+        most = _STOP_SECONDS + _LISTENERS_SECONDS + LAST_SAVE_SECONDS + release_seconds
+        ending = threading.Timer(most, os._exit, (exit_code,))
         ending.daemon = True
         ending.start()
-        for step in (self._cancel_receivers, lambda: self._release(state, error, release_seconds), self._stop_spark):
+        release = partial(self._release, state, error, release_seconds)
+        stop_listeners = partial(self._stop_listeners, state)
+        for step in (self._cancel_receivers, stop_listeners, release, self._stop_spark):
             try:
                 step()
             except Exception:
@@ -185,6 +199,14 @@ class ReceiverJob:
     def _cancel_receivers(self) -> None:
         if self._launcher is not None and not self._launcher.cancel_all(_CANCEL_SECONDS):
             logger.warning("some receivers did not end in %.0f s; the next epoch fences them", _CANCEL_SECONDS)
+
+    def _stop_listeners(self, state: JobState) -> None:
+        if self._listeners is None:
+            return
+        if state is JobState.FAILED:
+            self._listeners.stop(_FAILED_LISTENERS_SECONDS, _FAILED_LISTENERS_SECONDS)
+        else:
+            self._listeners.stop(_LISTENERS_SECONDS)
 
     def _release(self, state: JobState, error: str | None, release_seconds: float = 0.0) -> None:
         """End the lease, with retries for ``release_seconds`` while the ledger does not answer."""

@@ -83,7 +83,10 @@ class SparkReceiverHandle:
 
     def _run(self) -> None:
         try:
-            self._spark_context.setJobGroup(self._group, f"receiver {self._task.receiver_id}", interruptOnCancel=True)
+            receiver = self._task.receiver_id
+            # As in Spark Streaming, with the stream and the input.
+            name = f"Streaming job running receiver {receiver.index} ({receiver.stream}, input {receiver.input_id})"
+            self._spark_context.setJobGroup(self._group, name, interruptOnCancel=True)
             self._spark_context.setLocalProperty("spark.scheduler.pool", POOL)
             (report,) = placed(self._spark_context, self._task, self._locations).map(run_receiver_task).collect()
         except Exception as error:

@@ -7,12 +7,15 @@ import json
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
 
+from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.spark import connect_token
 from headrace.spark.sessions import ConnectRefusedError
@@ -26,7 +29,17 @@ FIRST_LOOK_SECONDS = 240.0
 TRANSFORM = """
 import os
 import time
+from headrace.listeners import StreamListener
 from pyspark.sql import functions as F
+
+class Heard(StreamListener):
+    def note(self, event):
+        with open({folder!r} + "/heard", "a") as file:
+            print(event.event_id, type(event).__name__, file=file)
+
+    on_streaming_started = on_receiver_started = on_receiver_stopped = on_block_added = note
+    on_batch_submitted = on_batch_started = on_batch_completed = note
+    on_output_operation_started = on_output_operation_completed = note
 
 def transform(records, batch):
     folder = {folder!r}
@@ -43,7 +56,7 @@ def transform(records, batch):
 @pytest.fixture(scope="module")
 def application(application_of: Callable[[str], Any]) -> Any:
     """A running receiver job, started by plain Python, with a transform from a folder of code."""
-    made = application_of(TRANSFORM)
+    made = application_of(TRANSFORM, listener="Heard")
     made.running_job(made.start_job())
     return made
 
@@ -63,6 +76,33 @@ def test_a_batch_runs_in_the_receivers_application(application: Any) -> None:
     again = application.run_batch(time_ms)
     assert (again.returncode, again.stdout) == (0, "")
     assert "has completed by attempt 1" in again.stderr
+
+
+def test_spark_describes_its_jobs_by_stream_batch_time_and_output(application: Any) -> None:
+    application.produce("named")
+    time_ms = application.allocate_next()
+    assert application.run_batch(time_ms).returncode == 0
+    expected = f"clicks: batch {time_text(time_ms)}, output console, attempt 1"
+    found: dict[str, Any] = {}
+    # Spark's pages follow its events with a delay.
+    for _ in range(120):
+        found = {job.get("description", ""): job for job in spark_jobs(application)}
+        if expected in found:
+            break
+        time.sleep(0.5)
+    assert expected in found
+    assert found[expected]["jobGroup"] == f"headrace/clicks/{time_ms}/1/console"
+    receivers = {name: job["status"] for name, job in found.items() if "receiver" in name}
+    assert receivers == {"Streaming job running receiver 0 (clicks, input records)": "RUNNING"}, found
+
+
+def spark_jobs(application: Any) -> list[dict[str, Any]]:
+    """The jobs of the application, as Spark's own pages list them."""
+    attributes = application.job().attributes
+    url = f"{attributes['ui_url']}/api/v1/applications/{attributes['application_id']}/jobs"
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - the driver's own page
+        jobs: list[dict[str, Any]] = json.load(answer)
+    return jobs
 
 
 def test_the_lease_has_the_versions_and_the_connect_url(application: Any) -> None:
@@ -181,3 +221,12 @@ def test_a_stop_request_drains_and_ends_well(application: Any) -> None:
     job = application.job()
     assert (job.state, job.error) == (JobState.STOPPED, None)
     assert not [position for position in application.ledger.positions.all("clicks") if position.error]
+    heard = [line.split() for line in (application.folder / "heard").read_text().splitlines()]
+    ids, events = [int(event_id) for event_id, _ in heard], [event for _, event in heard]
+    assert ids == sorted(set(ids)), "an event came twice, or not in its order"
+    assert events[:2] == ["StreamingStarted", "ReceiverStarted"]
+    story = ["BlockAdded", "BatchSubmitted", "BatchStarted", "OutputOperationStarted", "OutputOperationCompleted"]
+    assert [events.index(each) for each in story] == sorted(events.index(each) for each in story)
+    assert {"BatchCompleted", "ReceiverStopped"} <= set(events)
+    (status,) = job.attributes["listeners"].values()
+    assert status == {"dropped": 0, "missed": 0, "failed": 0}

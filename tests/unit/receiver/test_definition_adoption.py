@@ -12,7 +12,7 @@ from headrace.hooks.ledger import register
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.models import JobLease
 from headrace.receiver.definition_adoption import REVISION, receiving_differences, unadopted
-from headrace.stream import JsonDecoder, KafkaInput, KeyIds, Limits, Stream
+from headrace.stream import JsonDecoder, KafkaInput, KeyIds, Limits, Listener, Stream
 
 
 def shop(folder: Path, **changes: Any) -> Stream:
@@ -50,6 +50,14 @@ def test_what_receivers_read_is_a_difference(tmp_path: Path, change: str) -> Non
     changes, expected = RECEIVED[change]
     found = list(receiving_differences(shop(tmp_path), shop(tmp_path, **changes)))
     assert found == [text.format(folder=tmp_path) for text in expected]
+
+
+def test_another_connection_of_a_listener_is_a_difference(tmp_path: Path) -> None:
+    before, after = (
+        shop(tmp_path, listeners=[Listener(reference="mine:Mine", connection=connection)]) for connection in (None, "a")
+    )
+    (found,) = receiving_differences(before, after)
+    assert found == "listeners was mine:Mine (mine:Mine {}) and is mine:Mine (mine:Mine {}, connection a)"
 
 
 def test_an_output_that_stops_the_stream_when_a_topic_grows_is_one_too(tmp_path: Path) -> None:
@@ -98,7 +106,8 @@ def test_a_difference_is_told_until_a_job_has_adopted_it(tmp_path: Path, ledger:
     newest = register(ledger, by_timestamp)
     assert str(unadopted(ledger, "shop")) == (
         "The receiver job (epoch 1) still receives by revision 1 of the definition, and the stream has revision 2: "
-        "batch_by was arrival and is timestamp. To have it adopted: `headrace stop shop`, then `headrace start shop`."
+        "batch_by was arrival and is timestamp. To have it adopted: `headrace streams stop shop`, then "
+        "`headrace streams start shop`."
     )
     ledger.jobs.release(job)
     assert unadopted(ledger, "shop") is None

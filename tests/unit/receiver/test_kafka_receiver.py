@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -168,7 +169,9 @@ def test_what_fails_for_a_day_is_fetched_again_each_minute(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("policy", ["fail", "reset"])
-def test_lasting_damage_fails_the_partition_and_says_where_and_what_helps(policy: str) -> None:
+def test_lasting_damage_fails_the_partition_and_says_where_and_what_helps(
+    policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
     setting = Setting(policy)
     batch = FakeEntry(None, kind="damaged", base_offset=1)
     setting.kafka.produce("a", 0, b"0", *[batch] * 3, b"4")
@@ -182,6 +185,7 @@ def test_lasting_damage_fails_the_partition_and_says_where_and_what_helps(policy
         events += setting.receiver.fetch(0)
         setting.clock.advance(60_000)
     assert reported(events) == [("records", 0, 1)], "no offset is skipped"
+    assert re.findall(r"fetched again in (\d+) s", caplog.text) == ["1", "2", "4", "8", "16", "32", "60"]
     (status,) = setting.receiver.status()
     assert status.state is FetchState.FAILED
     assert "the record batch at offset 1 cannot be read" in (status.error or "")

@@ -7,19 +7,21 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.clock import ManualClock
 from headrace.ledger import EventKind, ReceiverState
-from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.models import ReceiverRow
+from headrace.ledger.errors import LeaseHeldError, LedgerUnavailableError
+from headrace.ledger.models import ReceiverRow, receivers
 from headrace.receiver import block_store, supervisor
 from headrace.receiver.block_store import STORE_TRIES
 from headrace.receiver.disk_space import DiskReserve, room_for, space_of
@@ -66,6 +68,16 @@ def receiver(setting: Setting) -> ReceiverRow:
 def paused_for(setting: Setting) -> str:
     rows = setting.ledger.receivers.all("air")
     return (rows[0].paused_reason or "") if rows else ""
+
+
+def take_partitions(setting: Setting) -> None:
+    """Take them as the tracker does from a receiver whose lease has run out, although this one renews it."""
+    while True:
+        with setting.ledger._database.write_stream("air") as (connection, _):
+            connection.execute(update(receivers).values(lease_until_ms=0))
+        with suppress(LeaseHeldError):
+            setting.ledger.positions.force_release(setting.job, "records", setting.partitions)
+            return
 
 
 class Disk(FaultyStorage):
@@ -128,6 +140,21 @@ def test_a_full_disk_pauses_the_receiver_and_it_goes_on_when_there_is_room(setti
     assert len(setting.events(EventKind.RECEIVING_PAUSED)) == 1
     assert receiver(setting).epoch == 1
     assert [offset for _, offset, _ in setting.stored()] == list(range(11))
+
+
+def test_a_pause_ends_with_a_write_that_finds_room_although_the_ledger_refuses_its_block(setting: Setting) -> None:
+    """No other block follows: a paused receiver reads nothing, and only a write shows that there is room."""
+    setting.kafka.produce("flights", 0, *[b"%d" % n for n in range(10)])
+    disk = Disk(setting.storage)
+    with setting.running(storage=disk):
+        eventually(lambda: "disk is full" in paused_for(setting))
+        take_partitions(setting)
+        disk.full = False
+        eventually(lambda: len(setting.events(EventKind.RECEIVING_RESUMED)) == 1)
+        assert setting.positions() == [0]
+        setting.assign(0)
+        eventually(lambda: setting.positions() == [10])
+    assert [offset for _, offset, _ in setting.stored()] == list(range(10))
 
 
 def test_what_was_stored_before_the_disk_was_full_is_there_and_not_twice(setting: Setting) -> None:

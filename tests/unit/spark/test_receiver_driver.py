@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from headrace.kafka import admin_questions
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LedgerUnavailableError
+from headrace.listeners import StreamingStarted, StreamListener
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
 from headrace.spark import receiver_driver
 from headrace.spark.receiver_driver import ReceiverJob, StorageNotUsableError
-from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream import ConsoleOutput, KafkaInput, Listener, Stream
 from headrace.stream_context import StreamContext
 
 
@@ -100,6 +104,84 @@ def test_a_ledger_that_stays_away_keeps_no_job_alive(
     spark.ledger_failures = 1_000_000
     assert ReceiverJob(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
     assert spark.stopped
+
+
+class Listening(StreamListener):
+    """Notes the job epochs that it gets; with ``hangs``, it never comes back from the first call."""
+
+    epochs: ClassVar[list[int]] = []
+    gate: ClassVar[threading.Event] = threading.Event()
+
+    def __init__(self, *, hangs: bool = False, fails: bool = False) -> None:
+        if fails:
+            raise OSError("no server")
+        self._hangs = hangs
+
+    def on_streaming_started(self, event: StreamingStarted) -> None:
+        self.epochs.append(event.job_epoch)
+        if self._hangs:
+            self.gate.wait()
+
+
+def run_with_listeners(stream: Stream, ledger: Any, monkeypatch: pytest.MonkeyPatch, *listeners: Listener) -> int:
+    """Run the job of the stream with these listeners, whose module is this one."""
+    monkeypatch.setitem(sys.modules, "listening", SimpleNamespace(Listening=Listening))
+    monkeypatch.setattr(Listening, "epochs", [])
+    monkeypatch.setattr(Listening, "gate", threading.Event())
+    changed = Stream(**{**stream.model_dump(mode="json"), "listeners": [each.model_dump() for each in listeners]})
+    return ReceiverJob(StreamContext(changed, ledger), revision=1, holder="a test").run()
+
+
+def test_the_jobs_listeners_get_its_events_from_its_start_to_its_end(
+    stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Listener(reference="listening:Listening", name="broken", arguments={"fails": True})
+    assert run_with_listeners(stream, ledger, monkeypatch, broken, Listener(reference="listening:Listening")) == 0
+    assert Listening.epochs == [1]
+    status = ledger.jobs.current("clicks").attributes["listeners"]
+    assert status["listening:Listening"] == {"dropped": 0, "missed": 0, "failed": 0}
+    assert "OSError: no server" in status["broken"]["error"]
+
+
+def test_a_listener_that_hangs_does_not_keep_the_job_from_ending(
+    stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_driver, "_LISTENERS_SECONDS", 2.0)
+    hanging = Listener(reference="listening:Listening", arguments={"hangs": True})
+    assert run_with_listeners(stream, ledger, monkeypatch, hanging) == 0
+    assert Listening.epochs == [1]
+    job = ledger.jobs.current("clicks")
+    assert (job.state, job.error) == (JobState.STOPPED, None)
+    assert spark.stopped
+    Listening.gate.set()
+
+
+def test_receiving_does_not_wait_for_a_listener_whose_constructor_hangs(
+    stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_driver, "_LISTENERS_SECONDS", 0.1)
+    gate = threading.Event()
+    monkeypatch.setattr(Listening, "__init__", lambda _: gate.wait())
+    assert run_with_listeners(stream, ledger, monkeypatch, Listener(reference="listening:Listening")) == 0
+    assert ledger.jobs.current("clicks").state is JobState.STOPPED
+    gate.set()
+
+
+def test_a_failed_job_releases_its_lease_without_waiting_for_a_listener_that_hangs(
+    stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise RuntimeError("a test")
+
+    monkeypatch.setattr(receiver_driver, "_LISTENERS_SECONDS", 120.0)
+    monkeypatch.setattr(ReceiverJob, "_track", fail)
+    hanging = Listener(reference="listening:Listening", arguments={"hangs": True})
+    begun = time.monotonic()
+    with pytest.raises(RuntimeError, match="a test"):
+        run_with_listeners(stream, ledger, monkeypatch, hanging)
+    assert time.monotonic() - begun < 60
+    assert ledger.jobs.current("clicks").state is JobState.FAILED
+    Listening.gate.set()
 
 
 def make(tmp_path: Path, storage: str) -> Stream:
