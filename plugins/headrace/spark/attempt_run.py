@@ -18,6 +18,7 @@ attempt's Spark jobs and no others.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,11 +26,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.batch.stream_status import WARNING
 from headrace.elasticsearch.errors import ForeignDocumentsError
 from headrace.errors import FAILURE, TRIED_WITH, Failure, HeadraceError
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
+from headrace.monitoring.stream_status import WARNING
 from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frames
 from headrace.spark.batch_plan import WRITTEN, plan_attempt
 from headrace.spark.code_version import code_version, tried_with
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from headrace.spark.batch_attempt import BatchAttempt
     from headrace.spark.batch_plan import AttemptPlan, OutputPlan
     from headrace.spark.incarnations import BatchIncarnations
+
+logger = logging.getLogger(__name__)
 
 # How long to wait for cancelled Spark jobs to end.
 _CANCEL_SECONDS = 15.0
@@ -154,7 +157,11 @@ class _AttemptRun:
         if self._cancelled.is_set():
             raise _Stopped
         started = time.monotonic()
-        self._attempt.name_jobs(step)
+        try:
+            self._attempt.name_jobs(step)
+        except Exception as error:
+            # It makes requests to a Connect server. If the server is gone, the step itself reports that.
+            logger.debug("the Spark jobs of %s have no names: %s", step, error)
         name = "the state" if step == STATE_STEP else f"output {step}"
         try:
             counts = work()
@@ -295,7 +302,8 @@ class _AttemptRun:
         with contextlib.suppress(HeadraceError):
             # The decision about another try reads these attributes.
             self._ledger.attempts.renew(self._claim, attributes=attributes)
-            self._ledger.attempts.fail(self._claim, reason_of(error)[:_ERROR_CHARACTERS])
+            failures = {step: reason_of(each)[:_ERROR_CHARACTERS] for step, each in self._failures.items()}
+            self._ledger.attempts.fail(self._claim, reason_of(error)[:_ERROR_CHARACTERS], failures)
 
     def _written(self) -> list[str]:
         """The outputs that may hold documents of this attempt, as `WRITTEN` defines it."""

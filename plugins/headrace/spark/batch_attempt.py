@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
+from headrace.clock import time_text
 from headrace.spark.outputs.report_files import WARNING
 from headrace.spark.sessions import attempt_tag, fail_fast, is_connect
 from headrace.spark.transforms import BatchContext
+from headrace.stream import STATE_STEP
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from headrace.stream_context import StreamContext
 
 _POOL = "batches"
+# The local properties that Spark takes a job's description and group from.
+_DESCRIPTION = "spark.job.description"
+_GROUP = "spark.jobGroup.id"
 
 
 class BatchAttempt:
@@ -102,8 +107,9 @@ class BatchAttempt:
     def name_jobs(self, step: str) -> None:
         """Name the Spark jobs that this thread starts from now on by ``step``, if there is a session.
 
-        Classic sessions show job group and description in Spark's user interface; a Connect server sets these two
-        itself and shows the tags.
+        A Connect server has a thread of its own for each operation, and describes its jobs by the text of the
+        operation. But it gives each query's jobs the session's settings as local properties, and a local property is
+        what Spark takes a job's description from. So the session's setting replaces that text.
         """
         spark = self._spark
         if spark is None:
@@ -113,16 +119,23 @@ class BatchAttempt:
             spark.clearTags()
             spark.addTag(self._tag)
             spark.addTag(group)
+            spark.conf.set(_DESCRIPTION, self.description(step))
+            spark.conf.set(_GROUP, group)
             return
         # A writer looks up its data source in its thread's active session, and a new thread has none.
         jvm: Any = spark._jvm
         spark._get_j_spark_session_class(jvm).setActiveSession(spark._jsparkSession)
-        replay = f" replay {self.claim.target}" if self.claim.target else ""
-        name = f"{self.stream.name} batch {self.batch_time_ms}{replay} attempt {self.claim.number}: {step}"
         context = spark.sparkContext
-        context.setJobGroup(group, name, interruptOnCancel=True)
+        context.setJobGroup(group, self.description(step), interruptOnCancel=True)
         context.setLocalProperty("spark.scheduler.pool", _POOL)
         context.addJobTag(self._tag)
+
+    def description(self, step: str) -> str:
+        """The description of the Spark jobs of a step, for Spark's user interface."""
+        claim = self.claim
+        replay = f", replay {claim.target}" if claim.target else ""
+        output = "state" if step == STATE_STEP else f"output {step}"
+        return f"{self.stream.name}: batch {time_text(claim.batch_time_ms)}, {output}{replay}, attempt {claim.number}"
 
     def cancel_jobs(self) -> None:
         """Cancel the attempt's running jobs, and no others. Call it last in a session; any thread may call it."""

@@ -47,12 +47,15 @@ def read_inputs(
     """
     if partitions is None and not is_connect(spark):
         partitions = spark.sparkContext.defaultParallelism
-    return {source.id: decode_input(_records(spark, source, origins, partitions), source) for source in stream.inputs}
+    return {
+        source.id: decode_input(read_records(spark, source, origins, partitions), source) for source in stream.inputs
+    }
 
 
-def _records(
-    spark: SparkSession, source: KafkaInput, origins: Sequence[BatchOrigin], partitions: int | None
+def read_records(
+    spark: SparkSession, source: KafkaInput, origins: Sequence[BatchOrigin], partitions: int | None = None
 ) -> DataFrame:
+    """The records of one input in these batches, undecoded (``headrace.wal.payload.RECORD_SCHEMA``)."""
     in_kafka = [origin.manifest_uri for origin in origins if origin.source == "kafka"]
     in_log = [origin.manifest_uri for origin in origins if origin.source != "kafka"]
     frames = []

@@ -76,7 +76,8 @@ def running_job(ledger: Ledger, stream_name: str) -> JobRow:
         )
         raise ApplicationMissingError(
             f"The receiver job of stream {stream_name!r} {state}, so there is no application to run the batch in.",
-            remedy=f"Start it (headrace start {stream_name}, or its receiver DAG), or run the batch with way 'submit'.",
+            remedy=f"Start it (`headrace streams start {stream_name}`, or its receiver DAG), or run the batch with way "
+            "'submit'.",
         )
     if not job.attributes.get("connect_url"):
         raise ApplicationMissingError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -19,6 +18,9 @@ from headrace.receiver.end_offset_tracker import Ends
 Key = tuple[str, int]
 
 _FIRST_TIMESTAMP_MS = 1_700_000_000_000
+
+# A consumer wakes when values are appended; it finds everything else that a test changes after this time.
+_LONGEST_WAIT_SECONDS = 0.02
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class FakeKafka:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.appended = threading.Condition(self.lock)
         self.logs: dict[Key, FakeLog] = {}
         self.topic_ids: dict[str, str] = {}
         self.committed: dict[Key, int] = {}
@@ -96,6 +99,7 @@ class FakeKafka:
             log = self.logs[topic, partition]
             entries = [value if isinstance(value, FakeEntry) else FakeEntry(value) for value in values]
             log.entries.extend(replace(each, leader_epoch=log.leader_epoch) for each in entries)
+            self.appended.notify_all()
             return log.high
 
     def elect(self, topic: str, partition: int, high: int | None = None) -> None:
@@ -170,8 +174,8 @@ class FakeConsumer:
         with self._kafka.lock:
             for key in list(self._positions):
                 found += self._consume(key, num_messages - len(found))
-        if not found and timeout:
-            time.sleep(min(timeout, 0.002))
+            if not found and timeout:
+                self._kafka.appended.wait(min(timeout, _LONGEST_WAIT_SECONDS))
         return found
 
     def _consume(self, key: Key, most: int) -> list[Message]:

@@ -333,20 +333,21 @@ def cluster(server_folder: Path) -> Iterator[SparkCluster]:
 
 
 @pytest.fixture(scope="module")
-def application_of(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Application]]:
+def application_of(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Application]]:
     """Builds an `Application` for a module's tests from the source of its transform, in a folder of code of its own.
 
-    ``{folder!r}`` in the source is the application's folder.
+    ``{folder!r}`` in the source is the application's folder; ``listener`` is a class there.
     """
     made: list[Application] = []
 
-    def make(source: str) -> Application:
+    def make(source: str, *, listener: str | None = None) -> Application:
         folder = tmp_path_factory.mktemp("application")
         name = f"transform_{uuid.uuid4().hex}"
         (folder / "code").mkdir()
         (folder / "code" / f"{name}.py").write_text(source.format(folder=str(folder)))
         spark = SparkSettings(master="local[3]", py_files=(str(folder / "code"),))
-        made.append(new_application(kafka, folder, transform=f"{name}:transform", spark=spark))
+        listeners = () if listener is None else (f"{name}:{listener}",)
+        made.append(new_application(kafka, folder, transform=f"{name}:transform", spark=spark, listeners=listeners))
         return made[-1]
 
     yield make

@@ -69,7 +69,7 @@ def test_of_two_jobs_started_at_once_one_runs_and_the_other_says_who_holds_the_l
     reported = application.log(f"job-{lost}")
     assert f"is held by {job.holder}" in reported
     assert f"process {job.attributes['pid']} on {job.attributes['host']}) since 2" in reported
-    assert "To take over, stop it by `headrace stop clicks`" in reported
+    assert "To take over, stop it by `headrace streams stop clicks`" in reported
     assert "Traceback" not in reported
 
 

@@ -23,12 +23,12 @@ from pyspark.sql import SparkSession
 
 from headrace.batch.build_from_kafka import build_from_kafka
 from headrace.batch.manifest import ManifestError
-from headrace.batch.stream_status import last_error
 from headrace.blocks import TopicPartition
 from headrace.elasticsearch.errors import TooManyDeadLettersError
 from headrace.kafka.range_reader import RangeClients
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
+from headrace.monitoring.stream_status import last_error
 from headrace.spark.attempt_run import BatchResult
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_command import main

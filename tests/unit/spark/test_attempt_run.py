@@ -90,6 +90,9 @@ class Rig:
         self.stream = stream
         self.claim = claim
 
+    def name_jobs(self, step: str) -> None:
+        pass
+
     def run(self, session: Any = None) -> None:
         """Run the attempt; the error that it ends with is raised."""
 
@@ -99,7 +102,7 @@ class Rig:
             return object()
 
         attempt = BatchAttempt(StreamContext(self.stream, self.ledger), self.claim, open_session, out=StringIO())
-        attempt.name_jobs = lambda step: None  # type: ignore[method-assign]
+        attempt.name_jobs = self.name_jobs  # type: ignore[method-assign]
         attempt.cancel_jobs = lambda: None  # type: ignore[method-assign]
         run_attempt(attempt)
 
@@ -189,6 +192,15 @@ def test_no_output_begins_after_the_attempt_was_terminated(
         rig.run()
     assert writers.called == ["first", "second"]
     assert rig.row.attributes[WRITTEN] == ["first", "second"]
+
+
+def test_an_error_in_naming_the_jobs_fails_no_step(rig: Rig, writers: Writers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise OSError("the Connect server does not answer")
+
+    monkeypatch.setattr(rig, "name_jobs", fail)
+    rig.run()
+    assert rig.row.state.value == "completed"
 
 
 def test_a_single_failed_step_raises_its_own_error(rig: Rig, writers: Writers, monkeypatch: pytest.MonkeyPatch) -> None:

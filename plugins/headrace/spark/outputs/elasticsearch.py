@@ -85,7 +85,7 @@ class ElasticsearchOutputWriter:
         raise TooManyDeadLettersError(
             f"Of {counts.rows:,} rows for index {self._output.index!r} {counted.total():,} are dead letters, {passed}: "
             f"{reasons}.",
-            remedy=f"They are kept in {self._output.dead_letters!r} (headrace dlq list {stream} --output "
+            remedy=f"They are kept in {self._output.dead_letters!r} (headrace dead-letters list {stream} --output "
             f"{self._output.id}). Correct the mapping, the decoder or the transform, or raise the output's "
             "dead_letter_limit; the batch's next run writes what is missing.",
         )

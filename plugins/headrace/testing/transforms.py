@@ -1,0 +1,274 @@
+"""Runs a stream's transform on given records in a test, as a batch would: the same decoding, columns and checks.
+
+It needs a Spark session and nothing else: no ledger, no log, no Kafka and no Elasticsearch. A session takes some
+seconds to start, so let a fixture with the scope "session" hold it::
+
+    @pytest.fixture(scope="session")
+    def spark():
+        with local_session() as session:
+            yield session
+
+    def test_the_total_is_cents_times_pieces(spark):
+        run = run_transform(stream, [{"item": "cup", "cents": 250, "pieces": 2}], spark=spark)
+        assert [row["total"] for row in run.rows()] == [500]
+
+The records may also be the Parquet file that ``headrace batches export`` wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from headrace.blocks import TopicPartition
+from headrace.elasticsearch.duplicate_ids import duplicate_ids_error
+from headrace.elasticsearch.options import DocumentIdKind
+from headrace.errors import HeadraceError
+from headrace.spark.batch_export import RAW_KEY, RAW_VALUE
+from headrace.spark.decoding import REASON, DecodedInput, decode_input
+from headrace.spark.document_preview import PreviewedDocument, preview_documents
+from headrace.spark.incarnations import BatchIncarnations, lacks_incarnation
+from headrace.spark.local_session import local_session
+from headrace.spark.transforms import BatchContext, apply_transform, check_transform, load_transform
+from headrace.spark.wal_source import RECORD_SCHEMA as SPARK_SCHEMA
+from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+from headrace.wal.payload import RECORD_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["KafkaRecord", "TransformRun", "TransformTestError", "local_session", "run_transform"]
+
+FIRST_BATCH_TIME = datetime(2026, 1, 1, tzinfo=UTC)
+_EXAMPLES = 5
+
+
+class TransformTestError(HeadraceError):
+    """The records do not fit the stream's inputs, or there is no such output."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRecord:
+    """A record as Kafka gives it. A text is encoded as UTF-8, a mapping as JSON.
+
+    ``topic`` None: the input's first topic. ``offset`` None: the offset after that of the record before it in the
+    partition, from 0 on. ``timestamp`` None: the start of the batch's interval.
+    """
+
+    value: bytes | str | Mapping[str, Any] | None
+    key: bytes | str | None = None
+    topic: str | None = None
+    partition: int = 0
+    offset: int | None = None
+    timestamp: datetime | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    incarnation: int = 1
+
+
+Values = Sequence[KafkaRecord | bytes | str | Mapping[str, Any] | None] | Path
+"""Records of one input: records, or values of records; or the path of an exported Parquet file."""
+
+
+def run_transform(
+    stream: Stream,
+    records: Values | Mapping[str, Values],
+    *,
+    spark: SparkSession,
+    batch_time: datetime = FIRST_BATCH_TIME,
+    attempt: int = 1,
+    parameters: Mapping[str, Any] | None = None,
+    state: Mapping[str, DataFrame] | None = None,
+) -> TransformRun:
+    """Run the transforms of all outputs on these records.
+
+    Args:
+        stream: the definition. Its connections are not used.
+        records: those of the only input, or a mapping from input ids to records. Inputs that are not named are empty.
+        spark: a classic session, such as that of `local_session`.
+        batch_time: the time of the batch, for ``batch.batch_time``.
+        attempt: the value of ``batch.attempt``.
+        parameters: values that override the stream's parameters, for ``batch.parameters``.
+        state: the frames "state" and "changes", for transforms of a stream with state that take them.
+
+    Raises:
+        TransformTestError: there is no such input.
+        TransformError: the transform's parameters do not fit the inputs, or it does not return what the outputs need.
+        StreamDefinitionError: the transform cannot be imported.
+    """
+    check_transform(stream)
+    batch_time_ms = int(batch_time.timestamp() * 1000)
+    tables = {
+        source.id: _table(source, values, batch_time_ms - stream.batch_interval_ms)
+        for source, values in _by_input(stream, records)
+    }
+    inputs = {
+        source.id: decode_input(spark.createDataFrame(tables[source.id]).to(SPARK_SCHEMA), source)
+        for source in stream.inputs
+    }
+    decoded = {name: views.decoded for name, views in inputs.items()}
+    frames: dict[str, DataFrame] = {}
+    for output in stream.outputs:
+        context = BatchContext.of(
+            stream.name,
+            batch_time_ms,
+            stream.batch_interval_ms,
+            attempt,
+            parameters={**stream.parameters, **(parameters or {})},
+            window_ms=None if output.window is None else output.window.length_ms,
+        )
+        transform = load_transform(stream, output)
+        if transform is None and isinstance(output, ElasticsearchOutput):
+            # A document without a transform is the value's own bytes.
+            (views,) = inputs.values()
+            frames[output.id] = views.original
+            continue
+        known = [each.id for each in stream.outputs]
+        frames |= apply_transform(transform, decoded, [output.id], context, more=state, known=known)
+    return TransformRun(stream, batch_time_ms, frames, inputs, _incarnations(tables.values()))
+
+
+class TransformRun:
+    """The result of transforms. ``frames`` are the outputs' DataFrames by output id, ``inputs`` the decoded inputs."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        batch_time_ms: int,
+        frames: Mapping[str, DataFrame],
+        inputs: Mapping[str, DecodedInput],
+        incarnations: BatchIncarnations,
+    ) -> None:
+        self.frames = frames
+        self.inputs = inputs
+        self._stream = stream
+        self._batch_time_ms = batch_time_ms
+        self._incarnations = incarnations
+
+    def rows(self, output_id: str | None = None) -> list[dict[str, Any]]:
+        """The rows of an output, or of the only output, as dictionaries.
+
+        Raises:
+            TransformTestError: there is no such output, or there are several and none is named.
+        """
+        return [row.asDict(recursive=True) for row in self.frames[self._output_id(output_id)].collect()]
+
+    def documents(self, output_id: str | None = None) -> list[PreviewedDocument]:
+        """What an Elasticsearch output would send: for each row its id, version and JSON text, or why it is rejected.
+
+        Raises:
+            TransformTestError: there is no such Elasticsearch output.
+            UnsuitableRowsError: the rows do not have the columns that the output's ids need.
+            DuplicateIdsError: two rows have the same id, so the batch would fail.
+        """
+        output = self._stream.output(self._output_id(output_id))
+        if not isinstance(output, ElasticsearchOutput):
+            raise TransformTestError(f"Output {output.id!r} writes no documents: it is of kind {output.kind}.")
+        frame = self.frames[output.id]
+        found = preview_documents(
+            frame,
+            output,
+            stream_name=self._stream.name,
+            batch_time_ms=self._batch_time_ms,
+            incarnations=self._incarnations if lacks_incarnation(frame.columns) else None,
+        )
+        # Several records of one key are several versions of one document.
+        counted = Counter((each.id, each.version) for each in found if each.rejected is None)
+        double = [str(id_) for (id_, _), number in counted.items() if number > 1]
+        if double:
+            raise duplicate_ids_error(output.index, DocumentIdKind(output.document_ids.kind), double[:_EXAMPLES])
+        return found
+
+    def undecodable(self, input_id: str | None = None) -> list[dict[str, Any]]:
+        """The records that do not decode, which the transform does not get, with ``undecodable_reason``."""
+        wanted = [views for name, views in self.inputs.items() if input_id in (None, name)]
+        frames = [views.undecodable for views in wanted if views.undecodable is not None]
+        return [row.asDict(recursive=True) for frame in frames for row in frame.collect()]
+
+    def _output_id(self, output_id: str | None) -> str:
+        known = ", ".join(self.frames)
+        if output_id is None and len(self.frames) == 1:
+            return next(iter(self.frames))
+        if output_id is None or output_id not in self.frames:
+            raise TransformTestError(f"Name one of the outputs of stream {self._stream.name!r}: {known}.")
+        return output_id
+
+
+def _by_input(stream: Stream, records: Values | Mapping[str, Values]) -> list[tuple[KafkaInput, Values]]:
+    known = ", ".join(source.id for source in stream.inputs)
+    if not isinstance(records, Mapping):
+        if len(stream.inputs) > 1:
+            raise TransformTestError(
+                f"Stream {stream.name!r} has several inputs.", remedy=f"Give the records by input id: {known}."
+            )
+        return [(stream.inputs[0], records)]
+    unknown = sorted(set(records) - {source.id for source in stream.inputs})
+    if unknown:
+        raise TransformTestError(f"Stream {stream.name!r} has no input {', '.join(unknown)}, but {known}.")
+    return [(source, records.get(source.id, [])) for source in stream.inputs]
+
+
+def _table(source: KafkaInput, values: Values, timestamp_ms: int) -> pa.Table:
+    """The records as the log has them (``RECORD_SCHEMA``)."""
+    if isinstance(values, Path):
+        return _exported(values)
+    topic = source.topics[0] if source.topics else "records"
+    next_offsets: Counter[tuple[str, int, int]] = Counter()
+    rows = []
+    for each in values:
+        record = each if isinstance(each, KafkaRecord) else KafkaRecord(each)
+        where = (record.topic or topic, record.partition, record.incarnation)
+        offset = next_offsets[where] if record.offset is None else record.offset
+        next_offsets[where] = offset + 1
+        at = timestamp_ms if record.timestamp is None else int(record.timestamp.timestamp() * 1000)
+        rows.append(
+            {
+                "key": _bytes(record.key),
+                "value": _bytes(record.value),
+                "topic": where[0],
+                "partition": record.partition,
+                "offset": offset,
+                "timestamp": at,
+                "timestampType": 0,
+                "headers": [{"key": name, "value": value} for name, value in record.headers] or None,
+                "incarnation": record.incarnation,
+            }
+        )
+    arrays = [pa.array([row[field.name] for row in rows], field.type) for field in RECORD_SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=RECORD_SCHEMA)
+
+
+def _exported(path: Path) -> pa.Table:
+    """The records of a file of ``headrace batches export``, with their bytes, to be decoded again."""
+    table = parquet.read_table(path)
+    missing = [name for name in (RAW_KEY, RAW_VALUE, REASON) if name not in table.column_names]
+    if missing:
+        raise TransformTestError(
+            f"{path} has no column {', '.join(missing)}.", remedy="Write it by headrace batches export."
+        )
+    raw = table.drop_columns(["key", "value"]).rename_columns({RAW_KEY: "key", RAW_VALUE: "value"})
+    return raw.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
+
+
+def _incarnations(tables: Iterable[pa.Table]) -> BatchIncarnations:
+    ranges = []
+    for table in tables:
+        keys = ["topic", "partition", "incarnation"]
+        grouped = table.group_by(keys).aggregate([("offset", "min"), ("offset", "max")])
+        for row in grouped.to_pylist():
+            partition = TopicPartition(row["topic"], "", row["partition"], row["incarnation"])
+            ranges.append((partition, row["offset_min"], row["offset_max"] + 1))
+    return BatchIncarnations(ranges)
+
+
+def _bytes(value: bytes | str | Mapping[str, Any] | None) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else json.dumps(value).encode()
