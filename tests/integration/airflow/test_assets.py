@@ -6,10 +6,13 @@ The tests are steps of one story, in order: starting an Airflow costs half a min
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from datetime import datetime, timedelta
 
 import pytest
+from playwright.sync_api import expect
+from tests.integration.airflow.in_chromium import frame, signed_in
 
 from headrace.ledger import AttemptState
 
@@ -136,6 +139,28 @@ def test_batches_are_started_by_what_was_received_each_with_records_of_its_own(i
             reached = ranges.until_offset
         (position,) = ledger.positions.all("orders")
         assert reached == position.next_offset
+
+
+def test_a_person_finds_the_stream_a_batch_and_its_run_on_the_page(installation):
+    failed = []
+    with signed_in(installation.airflow) as page:
+        page.on("pageerror", lambda error: failed.append(str(error)))
+        page.get_by_test_id("nav-sidebar").get_by_text("Streams").click()
+        streams = frame(page, "Streams")
+        streams.get_by_role("link", name="clicks", exact=True).click()
+        # Airflow's address follows, so that a reload leads back.
+        expect(page).to_have_url(re.compile("#/streams/clicks$"))
+        page.reload()
+        streams.get_by_role("link", name="Batches", exact=True).click()
+        streams.locator("tbody tr a").first.click()
+        expect(streams.get_by_role("heading", level=1)).to_contain_text("Batch")
+        # From the batch to its run, and on the run back to the batch.
+        streams.get_by_role("link", name="Run in Airflow").click()
+        page.get_by_role("link", name="Batch", exact=True).click()
+        expect(frame(page, "Batch").get_by_role("heading", level=1)).to_contain_text("Batch")
+        page.goto(f"{installation.airflow.url}/dags/reports/plugin/headrace_stream")
+        expect(frame(page, "Stream").locator("main")).to_contain_text("belongs to no stream")
+    assert failed == []
 
 
 def unfinished(installation) -> list:

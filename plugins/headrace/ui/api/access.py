@@ -1,0 +1,111 @@
+"""Who may do what: the dependencies of all routes of the API.
+
+A stream is visible to those who may read its batch DAG; if several DAGs declare themselves that, all of them. To
+everyone else it does not exist: 404, not 403, so that names do not leak.
+An action needs the right to change the batch DAG's runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, HTTPException, Path, Request
+
+from headrace.ledger import Ledger
+from headrace.monitoring.summary import Placed
+from headrace.ui.api.airflow_side import AirflowSide, Caller
+from headrace.ui.api.catalogue import Catalogue
+from headrace.ui.api.ledgers import OpenLedgers
+
+T = TypeVar("T")
+_OWN = ("same-origin", "none")
+
+
+async def known_caller(request: Request) -> Caller:
+    """Return who calls; 401 if nobody."""
+    airflow: AirflowSide = request.app.state.airflow
+    return await airflow.caller(request)
+
+
+CallerDep = Annotated[Caller, Depends(known_caller)]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStream:
+    """A stream that the caller may read."""
+
+    name: str
+    place: Placed
+    caller: Caller
+    airflow: AirflowSide
+    ledgers: OpenLedgers
+
+    def ask(self, question: Callable[[Ledger], T]) -> T:
+        """Ask its ledger."""
+        return self.ledgers.ask(self.place.ledger, question)
+
+    @property
+    def may_operate(self) -> bool:
+        """Whether the caller may act on the stream."""
+        return may_operate(self.airflow, self.caller, *self.place.batch_dag_ids)
+
+    @property
+    def not_operable(self) -> str:
+        """Why the caller may not act on the stream, if they may not."""
+        return f"{self.caller.name} may not change the DAG {' and '.join(self.place.batch_dag_ids)} and start its runs."
+
+
+def may_operate(airflow: AirflowSide, caller: Caller, *dag_ids: str) -> bool:
+    """Whether the caller may change each of the DAGs, and start its runs."""
+    return all(
+        airflow.may(caller, "PUT", dag_id) and airflow.may(caller, "POST", dag_id, runs=True) for dag_id in dag_ids
+    )
+
+
+def readable_stream(
+    request: Request,
+    caller: CallerDep,
+    name: Annotated[str, Path(description="The stream's name.", examples=["orders"])],
+) -> KnownStream:
+    """Return the stream of the path; 404 if there is none, or the caller may not see it."""
+    state = request.app.state
+    airflow: AirflowSide = state.airflow
+    catalogue: Catalogue = state.catalogue
+    place = catalogue.find(name, lambda dag_id: airflow.may(caller, "GET", dag_id))
+    if place is None:
+        raise HTTPException(404, f"There is no stream {name!r}, or you may not read its batch DAG.")
+    return KnownStream(name, place, caller, airflow, state.ledgers)
+
+
+def operable_stream(stream: Annotated[KnownStream, Depends(readable_stream)]) -> KnownStream:
+    """Return the stream of the path; 403 if the caller may read it and not act on it."""
+    if not stream.may_operate:
+        raise HTTPException(403, stream.not_operable)
+    return stream
+
+
+def refuse_forgery(request: Request) -> None:
+    """Refuse a request that another site makes a browser send with the user's cookie.
+
+    Airflow's cookie is SameSite=Lax, so that a browser sends it with no POST of another site. But a site is a domain
+    with all of its hosts and ports. So a POST that is identified by the cookie must say that it has JSON, which a form
+    cannot, and a script of another origin only after Airflow has allowed that (CORS, by default never); and if the
+    browser says where the request comes from, it must be this server's own page. A bearer token proves the intent by
+    itself.
+
+    Raises:
+        HTTPException: 415 if its content is not JSON, 403 if it is from another site's page.
+    """
+    content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content != "application/json":
+        raise HTTPException(415, "Send the body as JSON, with Content-Type: application/json ({} if it is empty).")
+    if request.headers.get("authorization", "").lower().startswith("bearer "):
+        return
+    if request.headers.get("sec-fetch-site", "same-origin").lower() not in _OWN:
+        raise HTTPException(403, "The request comes from a page of another origin.")
+
+
+StreamDep = Annotated[KnownStream, Depends(readable_stream)]
+OperableDep = Annotated[KnownStream, Depends(operable_stream)]

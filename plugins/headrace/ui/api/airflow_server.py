@@ -1,0 +1,177 @@
+"""Airflow as the API sees it, inside Airflow's API server: its users, rights, DAGs and runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import bearer_scheme, get_user
+from airflow.configuration import conf
+from airflow.models.connection import Connection
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.utils.session import create_session
+from fastapi import HTTPException, Request
+from sqlalchemy import func, select
+
+from headrace.connections import CONNECTION_PREFIX, ConnectionNotFoundError, variable_name
+from headrace.monitoring.stream_state import DagFacts
+from headrace.ui.api.airflow_side import Caller, DeclaredStream, Interval, Run
+from headrace.ui.api.declared_streams import DeclaredStreams
+from headrace.ui.lazy_app import ROOT_APP
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LEDGER_TYPE = "headrace_ledger"
+_CREDENTIALS = ("authorization", "cookie")
+
+
+class AirflowServer:
+    """The Airflow whose API server this process is."""
+
+    def __init__(self) -> None:
+        self._declared = DeclaredStreams()
+
+    async def caller(self, request: Request) -> Caller:
+        user = await get_user(request, None, await bearer_scheme(request))
+        return Caller(user.get_name(), user)
+
+    def may(self, caller: Caller, method: str, dag_id: str, *, runs: bool = False) -> bool:
+        # The auth manager also allows what does not exist: the id may be a guess, for a stream that no DAG declares.
+        if not _exists(dag_id):
+            return False
+        allowed: bool = get_auth_manager().is_authorized_dag(
+            method=method,  # type: ignore[arg-type]
+            access_entity=DagAccessEntity.RUN if runs else None,
+            details=DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id)),
+            user=caller.user,
+        )
+        return allowed
+
+    def declared(self) -> Collection[DeclaredStream]:
+        return self._declared.all()
+
+    def ledgers(self) -> Collection[str]:
+        named = [part.strip() for part in conf.get("headrace", "ledgers", fallback="").split(",") if part.strip()]
+        with create_session() as session:
+            of_type = select(Connection.conn_id).where(Connection.conn_type == _LEDGER_TYPE)
+            ids = session.scalars(of_type.order_by(Connection.conn_id)).all()
+        references = [
+            part if "://" in part or part.startswith(CONNECTION_PREFIX) else _reference(part) for part in named
+        ]
+        return list(dict.fromkeys([*references, *map(_reference, ids)]))
+
+    def metrics_token(self) -> str:
+        return conf.get("headrace", "metrics_token", fallback="").strip()
+
+    def environ(self, reference: str) -> Mapping[str, str] | None:
+        if not reference.startswith(CONNECTION_PREFIX):
+            return None
+        conn_id = reference.removeprefix(CONNECTION_PREFIX)
+        try:
+            connection = Connection.get_connection_from_secrets(conn_id)
+        except (AirflowNotFoundException, PermissionError) as error:
+            raise ConnectionNotFoundError(
+                f"Airflow's API server has no connection {conn_id!r}.",
+                remedy="Define it in Airflow, in a place that the API server can read.",
+            ) from error
+        # Not put into the process's environment: it is passed for this one look-up.
+        return {variable_name(conn_id): connection.as_json()}
+
+    def facts(self, dag_ids: Collection[str]) -> Mapping[str, DagFacts]:
+        ids = list(dag_ids)
+        with create_session() as session:
+            dags = session.execute(
+                select(DagModel.dag_id, DagModel.is_paused, DagModel.has_import_errors, DagModel.is_stale).where(
+                    DagModel.dag_id.in_(ids)
+                )
+            ).all()
+            active = session.execute(
+                select(DagRun.dag_id, DagRun.state, func.count())
+                .where(DagRun.dag_id.in_(ids), DagRun.state.in_(("running", "queued")))
+                .group_by(DagRun.dag_id, DagRun.state)
+            ).all()
+        counts = {(dag_id, str(state)): int(number) for dag_id, state, number in active}
+        return {
+            dag_id: DagFacts(
+                dag_id,
+                paused=bool(paused),
+                running=counts.get((dag_id, "running"), 0),
+                queued=counts.get((dag_id, "queued"), 0),
+                import_error=bool(import_error),
+                stale=bool(stale),
+            )
+            for dag_id, paused, import_error, stale in dags
+        }
+
+    def run(self, dag_id: str, run_id: str) -> Run | None:
+        return _run(dag_id, DagRun.run_id == run_id)
+
+    def run_ending(self, dag_id: str, ended_ms: int) -> Run | None:
+        ended = _EPOCH + timedelta(milliseconds=ended_ms)
+        # An interval is a day at most in practice; with the lower bound the index by DAG and logical date is enough.
+        since = ended - timedelta(days=1)
+        return _run(dag_id, DagRun.logical_date.between(since, ended), DagRun.data_interval_end == ended)
+
+    async def clear(self, request: Request, run: Run, *, reason: str | None) -> None:
+        path = f"/dags/{quote(run.dag_id)}/dagRuns/{quote(run.run_id, safe='')}/clear"
+        body = {"dry_run": False, "only_failed": False, **({"note": reason} if reason else {})}
+        await _ask(request, path, body)
+
+    async def trigger(self, request: Request, dag_id: str, interval: Interval, conf: Mapping[str, Any]) -> Run:
+        # Airflow gives a logical date only one run, and the interval's start has the schedule's. Any other millisecond
+        # inside the interval belongs to the same batch.
+        offset_ms = 1 + time.time_ns() // 1_000_000 % max(1, interval.interval_ms - 1)
+        at = _EPOCH + timedelta(milliseconds=interval.start_ms + offset_ms)
+        body = {"logical_date": at.isoformat(), "conf": dict(conf)}
+        answer = await _ask(request, f"/dags/{quote(dag_id)}/dagRuns", body)
+        return Run(dag_id, str(answer["dag_run_id"]), str(answer["state"]))
+
+    def batch_time_of(self, dag_id: str, run_id: str) -> int | None:
+        query = select(DagRun.data_interval_end).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
+        with create_session() as session:
+            ended = session.scalar(query)
+        return None if ended is None else (ended - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _exists(dag_id: str) -> bool:
+    with create_session() as session:
+        return session.scalar(select(DagModel.dag_id).where(DagModel.dag_id == dag_id)) is not None
+
+
+def _run(dag_id: str, *conditions: Any) -> Run | None:
+    query = select(DagRun.run_id, DagRun.state).where(DagRun.dag_id == dag_id, *conditions)
+    with create_session() as session:
+        found = session.execute(query.order_by(DagRun.logical_date.desc()).limit(1)).first()
+    return None if found is None else Run(dag_id, found.run_id, str(found.state))
+
+
+def _reference(named: str) -> str:
+    """A ledger's reference from a URL, a connection's id, or ``connection:<id>``."""
+    is_reference = "://" in named or named.startswith(CONNECTION_PREFIX)
+    return named if is_reference else f"{CONNECTION_PREFIX}{named}"
+
+
+async def _ask(request: Request, path: str, body: Mapping[str, Any]) -> Any:
+    """POST to Airflow's own API within this process, as the caller: Airflow checks the rights and writes its audit log.
+
+    Raises:
+        HTTPException: Airflow's answer, if it refuses.
+    """
+    headers = {name: request.headers[name] for name in _CREDENTIALS if name in request.headers}
+    transport = httpx.ASGITransport(app=request.scope[ROOT_APP])
+    async with httpx.AsyncClient(transport=transport, base_url="http://airflow", timeout=60) as client:
+        answer = await client.post(f"/api/v2{path}", json=dict(body), headers=headers)
+    if answer.is_success:
+        return answer.json()
+    try:
+        detail = answer.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        detail = answer.text[:500]
+    raise HTTPException(answer.status_code, f"Airflow refuses it: {detail}")

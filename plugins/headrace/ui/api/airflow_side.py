@@ -1,0 +1,133 @@
+"""What the API needs of Airflow: who calls and what they may do, the streams that its DAGs declare, and their runs.
+
+`headrace.ui.api.airflow_server` implements it inside Airflow's API server. The page's development server and unit tests
+have their own, so that the rest of the API can be tried without Airflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fastapi import Request
+
+from headrace.monitoring.stream_state import DagFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An authenticated user. ``user`` is Airflow's own object, ``name`` is for the audit."""
+
+    name: str
+    user: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredStream:
+    """A stream as Airflow's DAGs declare it. ``ledger`` is the reference that the user wrote.
+
+    ``other_batch_dag_ids`` are further DAGs that declare themselves its batch DAG, such as a copy.
+    """
+
+    name: str
+    ledger: str
+    batch_dag_id: str
+    receiver_dag_id: str
+    replay_dag_ids: tuple[str, ...] = ()
+    other_batch_dag_ids: tuple[str, ...] = ()
+
+    @property
+    def batch_dag_ids(self) -> tuple[str, ...]:
+        """All DAGs that decide who may read the stream, and act on it."""
+        return (self.batch_dag_id, *self.other_batch_dag_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A DAG run."""
+
+    dag_id: str
+    run_id: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The data interval of a batch time, which is its end."""
+
+    batch_time_ms: int
+    interval_ms: int
+
+    @property
+    def start_ms(self) -> int:
+        """Its first millisecond."""
+        return self.batch_time_ms - self.interval_ms
+
+
+class AirflowSide(Protocol):
+    """Airflow, as the API sees it. Calls may block."""
+
+    async def caller(self, request: Request) -> Caller:
+        """Return who calls.
+
+        Raises:
+            HTTPException: 401 if nobody, 403 if the token is invalid.
+        """
+        ...
+
+    def may(self, caller: Caller, method: str, dag_id: str, *, runs: bool = False) -> bool:
+        """Whether the caller may do this ("GET", "PUT", "POST") to the DAG, or to its runs; false if there is none."""
+        ...
+
+    def declared(self) -> Collection[DeclaredStream]:
+        """Return the streams of all DAGs, whoever may see them; some seconds old at most."""
+        ...
+
+    def ledgers(self) -> Collection[str]:
+        """Return the ledgers that the configuration and the connections name beside those of the DAGs."""
+        ...
+
+    def metrics_token(self) -> str:
+        """Return the token with which a scraper gets the metrics of all streams; "" if there is none."""
+        ...
+
+    def environ(self, reference: str) -> Mapping[str, str] | None:
+        """Return the environment in which the connection of ``connection:<id>`` is looked up; None if it is a URL.
+
+        Raises:
+            ConnectionNotFoundError: Airflow has no such connection, or its secrets backend refuses it.
+        """
+        ...
+
+    def facts(self, dag_ids: Collection[str]) -> Mapping[str, DagFacts]:
+        """Return whether these DAGs are paused, and their running and failed runs; unknown DAGs are left out."""
+        ...
+
+    def run(self, dag_id: str, run_id: str) -> Run | None:
+        """Return a run, None if it does not exist."""
+        ...
+
+    def run_ending(self, dag_id: str, ended_ms: int) -> Run | None:
+        """Return the newest run whose data interval ends then."""
+        ...
+
+    async def clear(self, request: Request, run: Run, *, reason: str | None) -> None:
+        """Clear all tasks of a run with the caller's rights, so that it runs again.
+
+        Raises:
+            HTTPException: Airflow refuses it.
+        """
+        ...
+
+    async def trigger(self, request: Request, dag_id: str, interval: Interval, conf: Mapping[str, Any]) -> Run:
+        """Start a run for a batch time with the caller's rights.
+
+        Raises:
+            HTTPException: Airflow refuses it.
+        """
+        ...
+
+    def batch_time_of(self, dag_id: str, run_id: str) -> int | None:
+        """Return the end of a run's data interval in milliseconds, None if there is no such run or interval."""
+        ...

@@ -1,0 +1,71 @@
+"""``GET /headrace/metrics``: the metrics of all streams, for Prometheus.
+
+A scraper sends ``Authorization: Bearer <token>`` with the token of ``[headrace] metrics_token``, and gets all streams.
+Anyone else needs Airflow's login, and gets the streams whose batch DAG they may read.
+"""
+
+from __future__ import annotations
+
+import hmac
+from concurrent.futures import Future
+
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from headrace.errors import HeadraceError
+from headrace.ledger.readings import StreamReading
+from headrace.metrics.exposition import render
+from headrace.ui.api.airflow_side import AirflowSide, Caller
+from headrace.ui.api.catalogue import undeclared
+from headrace.ui.api.ledgers import OpenLedgers
+
+_BEARER = "bearer "
+
+
+def metrics_router(airflow: AirflowSide, ledgers: OpenLedgers) -> APIRouter:
+    """Make the router, over the server's open ledgers."""
+    router = APIRouter()
+
+    @router.get("/metrics", summary="The metrics of all streams, for Prometheus", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        scraper = is_scraper(request.headers.get("authorization"), airflow.metrics_token())
+        caller = None if scraper else await airflow.caller(request)
+        accept = request.headers.get("accept", "")
+        body, content_type = await run_in_threadpool(_render, airflow, ledgers, caller, accept)
+        # What a caller gets depends on their rights.
+        return Response(body, media_type=content_type, headers={"Cache-Control": "no-store"})
+
+    return router
+
+
+def is_scraper(authorization: str | None, metrics_token: str) -> bool:
+    """Whether the header has the scrapers' token. The comparison takes the same time wherever they differ."""
+    if not metrics_token or authorization is None or not authorization.lower().startswith(_BEARER):
+        return False
+    given = authorization[len(_BEARER) :].strip()
+    return hmac.compare_digest(given.encode(), metrics_token.encode())
+
+
+def _render(airflow: AirflowSide, ledgers: OpenLedgers, caller: Caller | None, accept: str) -> tuple[bytes, str]:
+    declared = airflow.declared()
+    places = {(each.ledger, each.name): each for each in declared}
+
+    def may_read(ledger: str, stream_name: str) -> bool:
+        if caller is None:
+            return True
+        place = places.get((ledger, stream_name)) or undeclared(stream_name, ledger, declared)
+        return all(airflow.may(caller, "GET", dag_id) for dag_id in place.batch_dag_ids)
+
+    references = list(dict.fromkeys([*(each.ledger for each in declared), *airflow.ledgers()]))
+    begun = {each: _begin(ledgers, each) for each in references}
+    return render(references, read=lambda each: ledgers.answer(each, begun[each]), accept=accept, may_read=may_read)
+
+
+def _begin(ledgers: OpenLedgers, reference: str) -> Future[list[StreamReading]]:
+    """Begin to read a ledger. All are read at the same time, so that one that is silent does not delay the others."""
+    try:
+        return ledgers.submit(reference, lambda ledger: ledger.readings.all())
+    except HeadraceError as error:
+        refused: Future[list[StreamReading]] = Future()
+        refused.set_exception(error)
+        return refused

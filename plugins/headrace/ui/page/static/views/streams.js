@@ -1,0 +1,93 @@
+/** All streams, one line each, the worst first. */
+
+import { announce } from "../core/announce.js";
+import { count, duration, rate, words } from "../core/format.js";
+import { html, useEffect, useRef } from "../core/html.js";
+import { usePolled } from "../core/polling.js";
+import { replaceQuery } from "../core/router.js";
+import { Link } from "../parts/link.js";
+import { Empty, WithData } from "../parts/messages.js";
+import { Sparkline } from "../parts/sparkline.js";
+import { StateBadge, WORST_FIRST } from "../parts/state_badge.js";
+import { Ago } from "../parts/time.js";
+import { Words } from "../parts/words.js";
+
+/** @param {{query: Record<string, string>}} props */
+export function Streams({ query }) {
+  const polled = usePolled("streams");
+  return html`<h1 tabindex="-1">Streams</h1>
+    <${WithData} polled=${polled} what="the streams">${(data) => html`<${List} data=${data} query=${query} />`}</${WithData}>`;
+}
+
+/** @param {{data: any, query: Record<string, string>}} props */
+function List({ data, query }) {
+  const streams = [...data.streams].sort((a, b) => place(a) - place(b) || (b.lag_seconds ?? 0) - (a.lag_seconds ?? 0) || a.name.localeCompare(b.name));
+  const text = (query.text ?? "").toLowerCase(), state = query.state ?? "";
+  const shown = streams.filter((each) => (!state || each.state === state) && `${each.name} ${each.reason}`.toLowerCase().includes(text));
+  const found = WORST_FIRST.map((each) => [each, streams.filter((stream) => stream.state === each).length]).filter(([, number]) => number);
+  useStateChanges(streams);
+  return html`
+    ${(data.problems ?? []).map((each) => html`<div key=${each.ledger} class="message problem" role="alert">
+      <strong>The streams of one ledger are not shown</strong><div><code>${each.ledger}</code></div><div>${each.error}</div>${each.remedy ? html`<div><b>What to do:</b> ${each.remedy}</div>` : null}${each.streams?.length ? html`<div>In it: ${each.streams.join(", ")}</div>` : null}</div>`)}
+    ${streams.length ? html`
+      <div class="filters" role="search" aria-label="Filter the streams">
+        <label class="field"><span>Name or reason</span>
+          <input type="search" value=${query.text ?? ""} onInput=${(event) => replaceQuery({ ...query, text: event.currentTarget.value })} /></label>
+        <div class="chips" role="group" aria-label="State">
+          ${[["", streams.length], ...found].map(([each, number]) => html`<button type="button" key=${each} class="chip"
+            aria-pressed=${state === each} onClick=${() => replaceQuery({ ...query, state: each })}>${each ? words(each) : "all"} <b>${number}</b></button>`)}
+        </div>
+      </div>
+      ${shown.length ? html`<${Lines} streams=${shown} />` : html`<${Empty} title="No stream matches the filter">
+        <button type="button" onClick=${() => replaceQuery({})}>Show all ${streams.length}</button></${Empty}>`}`
+      : data.problems?.length ? null : html`<${Empty} title="There is no stream yet">
+        A stream appears here when its receiver DAG has run for the first time: unpause both DAGs of the stream. You see the streams
+        whose batch DAG you may read.</${Empty}>`}`;
+}
+
+/** @param {any} stream */
+function place(stream) {
+  const found = WORST_FIRST.indexOf(stream.state);
+  return found < 0 ? WORST_FIRST.length : found;
+}
+
+/** Says aloud which stream has another state than at the last look. @param {any[]} streams */
+function useStateChanges(streams) {
+  const last = useRef(/** @type {Map<string, string> | null} */ (null));
+  useEffect(() => {
+    const states = new Map(streams.map((each) => [each.name, each.state]));
+    const changed = last.current ? streams.filter((each) => last.current.has(each.name) && last.current.get(each.name) !== each.state) : [];
+    if (changed.length) announce(changed.map((each) => `${each.name} is ${words(each.state)}`).join(", "));
+    last.current = states;
+  });
+}
+
+const COLUMNS = ["State", "Stream", "Why", "Input", "Lag", "Last completed batch", "Input, delay, lag"];
+
+// The roles are repeated: on a narrow screen the style sheet lays the cells out as blocks, which drops them.
+/** @param {{streams: any[]}} props */
+function Lines({ streams }) {
+  return html`<table class="streams" role="table" aria-label="Streams, the worst first">
+    <thead role="rowgroup"><tr role="row">${COLUMNS.map((each) => html`<th key=${each} role="columnheader" scope="col">${each}</th>`)}</tr></thead>
+    <tbody role="rowgroup">${streams.map((each) => html`<${Line} key=${`${each.ledger} ${each.name}`} stream=${each} />`)}</tbody>
+  </table>`;
+}
+
+/** @param {{stream: any}} props */
+function Line({ stream }) {
+  const { last_completed_batch: last, sparklines = {} } = stream;
+  return html`<tr role="row">
+    <td role="cell" class="state"><${StateBadge} state=${stream.state} /></td>
+    <th role="rowheader" scope="row" class="name"><${Link} to=${["streams", stream.name]}>${stream.name}</${Link}></th>
+    <td role="cell" class="why"><${Words} text=${stream.reason} />${stream.remedy ? html`<div class="remedy"><${Words} text=${stream.remedy} /></div>` : null}</td>
+    <td role="cell" class="brief" data-name="Input">${rate(stream.input_rate)}</td>
+    <td role="cell" class="brief" data-name="Lag">${stream.lag == null ? "not known" : html`<b>${count(stream.lag)}</b> records`}${stream.lag_seconds == null ? null : html`<div class="quiet">${duration(stream.lag_seconds)}</div>`}</td>
+    <td role="cell" class="brief" data-name="Last completed batch">${last
+      ? html`<${Ago} at=${last.completed_at} /><div class="quiet">${count(last.records)} records in ${duration(last.total_delay)}</div>` : "none yet"}</td>
+    <td role="cell" class="trend">
+      <${Sparkline} values=${sparklines.input_rate ?? []} name="Input rate" show=${rate} />
+      <${Sparkline} values=${sparklines.total_delay ?? []} name="Total delay" show=${duration} tone="delay" />
+      <${Sparkline} values=${sparklines.lag ?? []} name="Lag" show=${(value) => `${count(value)} records`} tone="lag" />
+    </td>
+  </tr>`;
+}

@@ -1,0 +1,37 @@
+"""The system's Chromium for the tests of the page; `make chromium` checks that there is one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+
+@contextmanager
+def open_chromium() -> Iterator[Browser]:
+    """Start a Chromium without a window. ``CHROMIUM`` names another program than the one on the PATH; with "none" the
+    calling test is skipped.
+
+    While it is open, its thread counts as one with a running event loop: keep it no longer than needed, so that tests
+    that start a loop of their own can follow in the same process.
+
+    Raises:
+        FileNotFoundError: there is no Chromium.
+    """
+    if os.environ.get("CHROMIUM") == "none":
+        pytest.skip("needs Chromium, and CHROMIUM=none")
+    program = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        raise FileNotFoundError("These tests need Chromium: apt-get install chromium, or name a program in CHROMIUM.")
+    # Chromium refuses its own sandbox under root, as CI runs it; it loads only this machine's pages.
+    arguments = ["--no-sandbox", "--disable-dev-shm-usage"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()

@@ -1,0 +1,98 @@
+"""Which DAGs are those of a stream, and who may see a stream that several DAGs, or none, declare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.ui.api.declared_streams import Declaration, combined
+
+from .conftest import Api
+
+
+def test_all_dags_that_declare_themselves_the_batch_dag_are_kept_the_default_id_first() -> None:
+    ids = ("a_copy", "orders_batches", "z_copy")
+    (found,) = combined(Declaration(each, "orders", "ledger", "batches") for each in ids)
+    assert found.batch_dag_id == "orders_batches"
+    assert found.batch_dag_ids == ("orders_batches", "a_copy", "z_copy")
+
+
+def test_a_stream_without_a_batch_dag_gets_the_default_id() -> None:
+    (found,) = combined([Declaration("mine", "orders", "ledger", "receiver")])
+    assert (found.batch_dag_ids, found.receiver_dag_id) == (("orders_batches",), "mine")
+
+
+@pytest.fixture
+def copied(api: Api) -> Api:
+    """The stream "orders" with a second DAG that declares itself its batch DAG."""
+    first, *others = api.airflow.streams
+    api.airflow.streams = [replace(first, other_batch_dag_ids=("a_copy",)), *others]
+    return api
+
+
+def _names(api: Api) -> list[str]:
+    return [stream["name"] for stream in api.get("/streams")["streams"]]
+
+
+def test_a_copied_dag_is_a_problem_in_the_list(copied: Api) -> None:
+    found = copied.get("/streams")
+    assert "orders" in [stream["name"] for stream in found["streams"]]
+    (problem,) = found["problems"]
+    assert problem["streams"] == ["orders"]
+    assert "orders_batches, a_copy" in problem["error"]
+
+
+@pytest.mark.parametrize("hidden", ["orders_batches", "a_copy"])
+def test_the_right_on_one_of_several_batch_dags_is_not_enough(copied: Api, hidden: str) -> None:
+    copied.airflow.hidden = {hidden}
+    assert "orders" not in _names(copied)
+    copied.get("/streams/orders", 404)
+    copied.post("/streams/orders/stop", status=404)
+    copied.get("/dags/orders_receiver", 404)
+    (problem,) = copied.get("/streams")["problems"]
+    assert hidden not in problem["error"]
+
+
+def test_acting_needs_the_right_on_each_batch_dag(copied: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    may = copied.airflow.may
+    monkeypatch.setattr(
+        copied.airflow,
+        "may",
+        lambda caller, method, dag_id, *, runs=False: (
+            may(caller, method, dag_id, runs=runs) and (method == "GET" or dag_id != "a_copy")
+        ),
+    )
+    assert copied.get("/streams/orders")["may"] == {"read": True, "operate": False}
+    assert {each["name"] for each in copied.get("/streams")["streams"] if not each["may"]["operate"]} == {"orders"}
+    assert "a_copy" in copied.post("/streams/orders/stop", status=403)["detail"]
+
+
+def test_another_reference_of_the_same_ledger_gives_no_further_rights(api: Api) -> None:
+    first, *others = api.airflow.streams
+    api.airflow.streams = [replace(first, ledger="sqlite:////nowhere/x.db", batch_dag_id="secret"), *others]
+    api.airflow.hidden = {"secret"}
+    assert "orders" not in _names(api)
+    api.get("/streams/orders", 404)
+
+
+def test_a_stream_that_no_dag_declares_needs_the_right_on_the_default_id(api: Api) -> None:
+    api.airflow.streams, api.airflow.ledger_urls = [], [api.url]
+    api.airflow.hidden = {"orders_batches"}
+    assert "orders" not in _names(api)
+    assert "orders-2" in _names(api)
+    api.get("/streams/orders", 404)
+    api.get("/streams/orders-2")
+
+
+def test_a_refused_url_is_not_shown_and_names_only_readable_streams(api: Api) -> None:
+    url = "postgresql+psycopg://someone:secret@host/db"
+    first = api.airflow.streams[0]
+    api.airflow.streams = [replace(first, name=name, batch_dag_id=f"{name}_b", ledger=url) for name in ("one", "two")]
+    api.airflow.hidden = {"two_b"}
+    found = api.get("/streams")
+    assert "secret" not in str(found)
+    (problem,) = found["problems"]
+    assert (problem["ledger"], problem["streams"]) == ("invalid ledger", ["one"])
+    api.airflow.hidden |= {"one_b"}
+    assert api.get("/streams")["problems"] == []

@@ -1,0 +1,73 @@
+"""The route of one record's way: over a real ledger and log; the cases themselves are in tests/unit/trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from tests.page_server import NoAirflow
+from tests.unit.fsck.conftest import INTERVAL_MS, STREAM, TIMES, Shop, empty_ledger, make_shop
+
+from headrace.trace import record_reader
+from headrace.ui.api.airflow_side import DeclaredStream
+from headrace.ui.api.app import create_app
+
+from .conftest import Api
+
+__all__ = ["empty_ledger", "make_shop"]
+
+
+@pytest.fixture
+def shop_api(make_shop: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Shop, Api]]:
+    """A stream with a completed batch and a block that waits."""
+    monkeypatch.setattr(record_reader, "ANSWER_SECONDS", 0.05)
+    shop: Shop = make_shop()
+    shop.store()
+    shop.clock.advance(INTERVAL_MS)
+    shop.allocate(TIMES[0])
+    shop.complete(TIMES[0])
+    shop.store()
+    url = shop.stream.ledger
+    airflow = NoAirflow(streams=[DeclaredStream(STREAM, url, f"{STREAM}_batches", f"{STREAM}_receiver")])
+    root = FastAPI()
+    app = create_app(airflow, ledger_seconds=600)
+    root.mount("/headrace", app)
+    yield shop, Api(TestClient(root), airflow, app, url)
+    app.state.ledgers.close()
+
+
+def test_a_record_is_traced_by_its_coordinates(shop_api: tuple[Shop, Api]) -> None:
+    _, api = shop_api
+    answer = api.get(f"/streams/{STREAM}/trace", topic="clicks", partition=0, offset=1)
+    assert answer["search"] is None
+    record = answer["record"]
+    assert record["position"] == {
+        "input": "clicks", "topic": "clicks", "topic_id": "id-1", "incarnation": 1, "partition": 0, "offset": 1
+    }  # fmt: skip
+    assert record["state"] == "in_batch"
+    assert record["record"]["value"] == {"text": "1", "encoding": "utf-8", "size": 1}
+    assert record["record"]["timestamp"] == "2023-11-14T22:13:20.000Z"
+    assert record["batch"]["batch_time"] == "2023-11-14T22:13:30.000Z"
+    assert (record["block"]["in_log"], record["block"]["sequence"]) == (True, 0)
+    assert [attempt["state"] for attempt in record["attempts"]] == ["completed"]
+    assert [(output["output_id"], output["outcome"]) for output in record["outputs"]] == [("console", "written")]
+
+
+def test_a_key_is_searched_in_the_log(shop_api: tuple[Shop, Api]) -> None:
+    _, api = shop_api
+    search = api.get(f"/streams/{STREAM}/trace", key="cup")["search"]
+    assert (search["matches"], search["searched_records"], search["complete"]) == ([], 10, True)
+    assert search["from"] == "2023-11-14T22:13:30.000Z"
+
+
+def test_a_record_that_the_stream_does_not_have_is_404_and_another_form_422(shop_api: tuple[Shop, Api]) -> None:
+    _, api = shop_api
+    path = f"/streams/{STREAM}/trace"
+    assert "not seen a topic 'x'" in api.get(path, 404, topic="x", partition=0, offset=1)["detail"]
+    for params in ({}, {"topic": "clicks"}, {"key": "a", "document_id": "b"}):
+        assert api.get(path, 422, **params)["detail"].startswith("Give topic, partition and offset")  # type: ignore[arg-type]
+    assert api.get(path, 422, topic="clicks", partition=-1, offset=1)
+    assert api.get("/streams/none/trace", 404, key="a")

@@ -1,0 +1,115 @@
+"""The route of the metrics: who gets which streams, in which format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from tests.page_server import NoAirflow
+
+from headrace.ledger import Ledger
+from headrace.ui.api.airflow_side import DeclaredStream
+from headrace.ui.api.app import create_app
+from headrace.ui.api.metrics import is_scraper
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+INTERVALS = {"batch_interval_ms": 1_000, "block_interval_ms": 200}
+
+
+@pytest.fixture
+def airflow(tmp_path: Path) -> NoAirflow:
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
+    with Ledger.open(urls[0]) as ledger:
+        for name in ("flights", "clicks"):
+            ledger.streams.register(
+                name, '{"outputs": [{"id": "index"}], "limits": {"max_log_bytes": 99}}', **INTERVALS
+            )
+    with Ledger.open(urls[1]) as ledger:
+        ledger.streams.register("flights", '{"outputs": []}', **INTERVALS)
+        ledger.streams.register("orders", '{"outputs": []}', **INTERVALS)
+    return NoAirflow(
+        ledger_urls=[*urls, f"sqlite:///{tmp_path}/missing.db", "postgresql+psycopg://someone:secret@host/db"],
+        streams=[DeclaredStream("clicks", urls[0], "clicks_in_batches", "clicks_receiver")],
+        token=TOKEN,
+    )
+
+
+@pytest.fixture
+def get(airflow: NoAirflow) -> Callable[..., tuple[int, str, str]]:
+    client = TestClient(create_app(airflow))
+
+    def get(user: str = "anonymous", **headers: str) -> tuple[int, str, str]:
+        answer = client.get("/metrics", headers={"X-User": user, **headers})
+        return answer.status_code, answer.text, answer.headers["content-type"]
+
+    return get
+
+
+def streams_in(text: str) -> set[str]:
+    lines = [line for line in text.splitlines() if line.startswith("headrace_stream_running")]
+    assert len(lines) == len(set(lines)), "a sample may appear only once"
+    return {line.split('"')[1] for line in lines}
+
+
+def test_without_a_login_and_without_the_token_nothing_is_shown(get: Callable[..., tuple[int, str, str]]) -> None:
+    assert get()[0] == 401
+    assert get(Authorization="Bearer wrong")[0] == 401
+    assert get(Authorization=f"Basic {TOKEN}")[0] == 401
+
+
+def test_a_scraper_gets_the_streams_of_all_ledgers(get: Callable[..., tuple[int, str, str]]) -> None:
+    status, text, content_type = get(Authorization=f"Bearer {TOKEN}")
+    assert status == 200
+    assert content_type.startswith("text/plain; version=")
+    assert streams_in(text) == {"flights", "clicks", "orders"}
+    assert 'headrace_log_limit_bytes{stream="flights"} 99.0' in text
+
+
+def test_a_ledger_that_does_not_answer_is_named_and_a_password_is_not(get: Callable[..., tuple[int, str, str]]) -> None:
+    text = get(Authorization=f"Bearer {TOKEN}")[1]
+    down = [line for line in text.splitlines() if line.startswith("headrace_ledger_up") and line.endswith(" 0.0")]
+    assert [line for line in down if "missing.db" in line]
+    assert len(down) == 2
+    assert "secret" not in text
+
+
+def test_a_user_gets_the_streams_whose_batch_dag_they_may_read(
+    airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]
+) -> None:
+    airflow.hidden = {"clicks_in_batches", "orders_batches"}
+    status, text, _ = get(user="viewer")
+    assert status == 200
+    assert streams_in(text) == {"flights"}
+    assert "clicks" not in text
+
+
+def test_two_streams_of_one_name_each_need_the_right_on_their_own_dag(
+    airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]
+) -> None:
+    first, second, *_ = airflow.ledger_urls
+    airflow.streams = [
+        DeclaredStream("flights", first, "first_batches", "r"),
+        DeclaredStream("flights", second, "second_batches", "r"),
+    ]
+    airflow.hidden = {"first_batches"}
+    # The first ledger's stream has a limit of its log.
+    assert "flights" in streams_in(get(user="viewer")[1])
+    assert 'headrace_log_limit_bytes{stream="flights"}' not in get(user="viewer")[1]
+    airflow.hidden = {"second_batches"}
+    assert 'headrace_log_limit_bytes{stream="flights"} 99.0' in get(user="viewer")[1]
+
+
+def test_openmetrics_is_given_if_it_is_asked_for(get: Callable[..., tuple[int, str, str]]) -> None:
+    _, text, content_type = get(user="viewer", Accept="application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert text.endswith("# EOF\n")
+
+
+def test_without_a_configured_token_no_token_is_right() -> None:
+    assert not is_scraper("Bearer ", "")
+    assert not is_scraper("Bearer x", "")
+    assert not is_scraper(None, TOKEN)
+    assert not is_scraper("Bearer ü", TOKEN)
+    assert is_scraper(f"bearer {TOKEN}", TOKEN)
