@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from headrace.get_provider_info import get_provider_info
+from headrace.ledger.urls import engine_url
 
 
 def test_it_is_what_airflows_schema_says():
@@ -36,7 +37,6 @@ def test_every_module_is_there(kind):
 def test_every_class_is_there():
     info = get_provider_info()
     named = [entry["hook-class-name"] for entry in info["connection-types"]]
-    named += [entry["plugin-class"] for entry in info["plugins"]]
     named += info["extra-links"]
     for path in named:
         module, _, attribute = path.rpartition(".")
@@ -56,3 +56,45 @@ def test_the_configuration_has_its_defaults():
 def test_the_entry_points_are_those_of_the_project():
     ours = [e for e in metadata.entry_points(group="apache_airflow_provider") if e.name == "provider_info"]
     assert "headrace.get_provider_info:get_provider_info" in {e.value for e in ours}
+
+
+def test_the_form_of_a_ledger_connection_is_known_without_importing_its_hook():
+    from airflow.providers_manager import ProvidersManager
+
+    manager = ProvidersManager()
+    behaviour = manager.field_behaviours["headrace_ledger"]
+    assert behaviour["hidden_fields"] == ["extra"]
+    assert set(behaviour["placeholders"]) == {"host", "port", "schema"}
+    form = {w.field_name for w in manager._connection_form_widgets.values() if w.package_name == "headrace"}
+    fields = get_provider_info()["connection-types"][0]["conn-fields"]
+    assert form == set(fields)
+
+
+def test_every_field_of_the_form_reaches_the_ledgers_database(monkeypatch):
+    fields = get_provider_info()["connection-types"][0]["conn-fields"]
+    values = {name: field["schema"].get("enum", ["7"])[0] for name, field in fields.items()}
+    server = {"conn_type": "headrace_ledger", "host": "db", "schema": "ledger"}
+    monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps(server | {"extra": values}))
+    assert dict(engine_url("connection:ledger").query) == values
+
+
+def test_a_field_of_the_form_that_was_left_empty_has_no_effect(monkeypatch):
+    fields = get_provider_info()["connection-types"][0]["conn-fields"]
+    empty = {name: [None, ""][number % 2] for number, name in enumerate(fields)}
+    server = {"conn_type": "headrace_ledger", "host": "db", "schema": "ledger"}
+    monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps(server | {"extra": empty}))
+    assert dict(engine_url("connection:ledger").query) == {}
+
+
+@pytest.mark.parametrize("lazy", ["True", "False"])
+def test_the_plugin_is_registered_once(monkeypatch, caplog, lazy):
+    from airflow import plugins_manager, settings
+
+    monkeypatch.setattr(settings, "LAZY_LOAD_PROVIDERS", lazy == "True")
+    plugins, errors = plugins_manager._get_plugins.__wrapped__()
+    assert [str(plugin.source) for plugin in plugins if plugin.name == "headrace"] == [
+        f"headrace=={metadata.version('headrace')}: "
+        "EntryPoint(name='headrace', value='headrace.ui.plugin:HeadracePlugin', group='airflow.plugins')"
+    ]
+    assert not [error for error in (*errors, *errors.values()) if "headrace" in error]
+    assert not [record for record in caplog.records if "headrace" in record.getMessage()]

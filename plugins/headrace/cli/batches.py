@@ -1,4 +1,4 @@
-"""`headrace batches`: list a stream's batches, show one, abandon one, and list unclaimed batch times."""
+"""`headrace batches list`, `show`, `abandon` and `unclaimed`: a stream's batches, and batch times without a batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.batch_account import show_batch
+from headrace.cli.commands import examples
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, milliseconds, opened
 from headrace.cli.options import batch_time as batch_time_ms
 from headrace.cli.output import duration_text, print_json, print_table
@@ -22,18 +23,12 @@ _IDLE_MS = 60_000
 _IDLE_INTERVALS = 3
 
 BatchTime = Annotated[
-    str, typer.Argument(help="The batch's time: epoch milliseconds or ISO 8601, such as 2026-11-21T14:05Z.")
+    str,
+    typer.Argument(metavar="TIME", help="The batch's time, in ISO 8601, such as 2026-11-21T14:05Z."),
 ]
 
-batches = typer.Typer(add_completion=False, no_args_is_help=True, help="Show a stream's batches, or abandon one.")
 
-
-@batches.callback()
-def _group() -> None:
-    """Show a stream's batches, or abandon one."""
-
-
-@batches.command("list")
+@examples("batches list orders --limit 50")
 def list_batches(
     name: StreamName,
     *,
@@ -45,7 +40,7 @@ def list_batches(
     as_json: AsJson = False,
 ) -> None:
     """List a stream's batches and its unclaimed batch times."""
-    from headrace.batch.stream_status import last_error
+    from headrace.monitoring.stream_status import last_error
 
     with opened(ledger) as found:
         found.streams.get(name)
@@ -79,7 +74,7 @@ def list_batches(
             typer.echo(f"And later ones: `headrace batches unclaimed {name}` lists them.")
 
 
-@batches.command()
+@examples("batches show orders 2026-11-21T14:05Z")
 def show(name: StreamName, batch_time: BatchTime, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """Show one batch: its contents, where its records are, its attempts, and the result of each output."""
     with opened(ledger) as found:
@@ -87,7 +82,7 @@ def show(name: StreamName, batch_time: BatchTime, *, ledger: LedgerUrl, as_json:
         show_batch(found, name, batch_time_ms(batch_time, "BATCH_TIME", interval_ms=interval_ms), as_json=as_json)
 
 
-@batches.command()
+@examples("batches abandon orders 2026-11-21T14:05Z --reason 'its records are damaged'")
 def abandon(
     name: StreamName,
     batch_time: BatchTime,
@@ -110,7 +105,7 @@ def abandon(
         typer.echo(reported)
 
 
-@batches.command()
+@examples("batches unclaimed orders")
 def unclaimed(
     name: StreamName,
     *,

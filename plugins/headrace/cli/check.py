@@ -1,4 +1,4 @@
-"""`headrace check`: check a stream's definition, and whether what it needs answers."""
+"""`headrace streams check`: check a stream's definition, and whether what it needs answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.commands import examples
 from headrace.cli.options import AsJson
 from headrace.cli.output import print_json
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 
+@examples("streams check pipelines.orders:stream", "streams check orders.json --connect")
 def check(
     definition: Annotated[str, typer.Argument(help="A JSON file, or module:attribute of a Stream.")],
     *,
@@ -31,6 +33,7 @@ def check(
     variables.
     """
     from headrace.kafka.client_settings import check_client_settings
+    from headrace.listeners.loading import check_listeners
     from headrace.spark.transforms import check_transform
     from headrace.stream import Stream
 
@@ -38,6 +41,7 @@ def check(
     stream = Stream.load(definition)
     check_client_settings(stream)
     check_transform(stream)
+    check_listeners(stream)
     if connect:
         _check_connections(stream, as_json=as_json)
     elif as_json:

@@ -1,4 +1,4 @@
-"""`headrace events`: what happened to a stream."""
+"""`headrace events list`: what happened to a stream."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.commands import examples
 from headrace.cli.options import LedgerUrl, StreamName, opened
 from headrace.clock import time_text
 from headrace.ledger import EventKind
@@ -15,11 +16,15 @@ if TYPE_CHECKING:
     from headrace.ledger.models import EventRow
 
 
-def events(
+@examples("events list orders --follow", "events list orders --kind batch_failed --kind job_failed")
+def list_events(
     name: StreamName,
     *,
     ledger: LedgerUrl,
-    kind: Annotated[list[EventKind] | None, typer.Option(help="Only this kind; may be given several times.")] = None,
+    kind: Annotated[
+        list[EventKind] | None,
+        typer.Option(metavar="KIND", help="Only this kind, such as batch_failed; may be given several times."),
+    ] = None,
     blocks: Annotated[
         bool, typer.Option("--blocks", help="Also the events of blocks, of which there are several a second.")
     ] = False,

@@ -1,4 +1,4 @@
-"""`headrace fsck`: check a stream's ledger, log, manifests, checkpoints and Kafka against each other."""
+"""`headrace streams fsck`: check a stream's ledger, log, manifests, checkpoints and Kafka against each other."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.commands import examples
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import print_json
 from headrace.errors import HeadraceError
@@ -19,6 +20,7 @@ _REPORTED = 20
 """The number of findings of one kind that are printed."""
 
 
+@examples("streams fsck orders", "streams fsck orders --no-kafka --json")
 def fsck(
     name: StreamName,
     *,

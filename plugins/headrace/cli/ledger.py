@@ -1,33 +1,17 @@
-"""`headrace ledger migrate` and `headrace recover`: bring a ledger to this version's schema, and rebuild a lost one."""
+"""`headrace ledger migrate`: brings a ledger to this version's schema."""
 
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import AsJson, LedgerUrl, StreamName
+from headrace.cli.commands import examples
+from headrace.cli.options import AsJson, LedgerUrl
 from headrace.cli.output import print_json
-from headrace.wal.scan import RecoveryMode
-
-if TYPE_CHECKING:
-    from headrace.batch.recovery.recover import Recovered
-    from headrace.ledger import Ledger
-    from headrace.stream import Stream
-
-ledger = typer.Typer(no_args_is_help=True, add_completion=False, help="The ledger's schema.")
 
 
-@ledger.callback()
-def _group() -> None:
-    """Keep `migrate` a sub-command although it is the only one."""
-
-
-@ledger.command()
+@examples("ledger migrate --ledger sqlite:////srv/orders/ledger.db")
 def migrate(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """Migrate a ledger to this version's schema, or create a new one. First stop what an older headrace runs on it.
 
@@ -44,97 +28,3 @@ def migrate(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
         typer.echo(f"Made a ledger of schema {done.after}.")
     else:
         typer.echo(f"Migrated the ledger from schema {done.before} to {done.after}.")
-
-
-def recover(
-    name: StreamName,
-    *,
-    ledger: LedgerUrl,
-    storage: Annotated[str | None, typer.Option(help="The stream's storage, if the ledger is lost.")] = None,
-    definition: Annotated[
-        str | None,
-        typer.Option(help="The stream's definition if no checkpoint has it: a JSON file, or module:attribute."),
-    ] = None,
-    mode: Annotated[RecoveryMode, typer.Option(help="What to do about a damaged log.")] = (
-        RecoveryMode.TOLERATE_CORRUPTED_TAIL_RECORDS
-    ),
-    dry_run: Annotated[bool, typer.Option("--dry-run", "--check", help="Only report what would be done.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Recover although a receiver job or a batch may still run; both are fenced.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Rebuild a stream's lost ledger; or, from the ledger, restore its lost checkpoints, history and manifests."""
-    from headrace.batch.recovery.recover import recover as run
-    from headrace.stream import Stream
-    from headrace.wal.storage import open_storage
-
-    given = None if definition is None else Stream.load(definition)
-    with _opened(ledger, dry_run=dry_run) as found:
-        recovered = run(
-            name,
-            found,
-            open_storage(_storage_url(found, name, storage, given)).below(name),
-            definition=given,
-            mode=mode,
-            dry_run=dry_run,
-            force=force,
-            progress=lambda what: typer.echo(f"{name}: {what}", err=True),
-        )
-    if as_json:
-        print_json(recovered.as_dict())
-    else:
-        _report(recovered)
-
-
-@contextmanager
-def _opened(url: str, *, dry_run: bool) -> Iterator[Ledger]:
-    """The ledger; created if it is lost. A dry run uses a temporary empty ledger in place of a lost one."""
-    from headrace.ledger import Ledger
-    from headrace.ledger.errors import LedgerUnavailableError, SchemaError
-
-    if not dry_run:
-        with Ledger.open(url) as ledger:
-            yield ledger
-        return
-    try:
-        ledger = Ledger.open(url, create=False)
-    except (LedgerUnavailableError, SchemaError) as error:
-        if "no ledger at" not in str(error) and "is empty" not in str(error):
-            raise
-    else:
-        with ledger:
-            yield ledger
-        return
-    with tempfile.TemporaryDirectory() as folder, Ledger.open(f"sqlite:///{folder}/ledger.db") as ledger:
-        yield ledger
-
-
-def _storage_url(ledger: Ledger, name: str, storage: str | None, definition: Stream | None) -> str:
-    from headrace.ledger.errors import StreamNotFoundError
-    from headrace.stream import Stream
-
-    if storage is not None:
-        return storage
-    if definition is not None:
-        return definition.storage.url
-    try:
-        row = ledger.streams.get(name)
-    except StreamNotFoundError:
-        raise typer.BadParameter(
-            f"the ledger does not know stream {name!r}: give its storage, or its definition (--definition)",
-            param_hint="--storage",
-        ) from None
-    return Stream.from_json(row.definition).storage.url
-
-
-def _report(recovered: Recovered) -> None:
-    for step, what in recovered.steps.items():
-        done = ("Would delete" if recovered.dry_run else "Deleted") if step.endswith("deleted") else None
-        typer.echo(f"{done or ('Would write' if recovered.dry_run else 'Wrote')} {what}.")
-    if not recovered.steps:
-        typer.echo(f"Nothing of stream {recovered.stream} is lost.")
-    if recovered.counts:
-        typer.echo(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in recovered.counts.items()))
-    for notice in recovered.notices:
-        typer.echo(f"Note: {notice}")

@@ -1,35 +1,18 @@
-"""The `headrace` command: a registry of sub-commands, each imported when it is called."""
+"""The `headrace` command."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from headrace import __version__
+from headrace.cli.commands import Nouns
 from headrace.errors import HeadraceError
-
-COMMANDS = {
-    "up": "headrace.cli.stack:up",
-    "status": "headrace.cli.stack:status",
-    "down": "headrace.cli.stack:down",
-    "check": "headrace.cli.check:check",
-    "streams": "headrace.cli.streams:streams",
-    "start": "headrace.cli.start_stop:start",
-    "stop": "headrace.cli.start_stop:stop",
-    "batches": "headrace.cli.batches:batches",
-    "recover": "headrace.cli.ledger:recover",
-    "events": "headrace.cli.events:events",
-    "ledger": "headrace.cli.ledger:ledger",
-    "fsck": "headrace.cli.fsck:fsck",
-    "alias": "headrace.cli.alias:alias",
-    "dlq": "headrace.cli.dlq:dlq",
-}
-"""Name to `module:attribute`: a `typer.Typer` becomes a group, a function a command. The help uses this order."""
 
 
 @contextmanager
@@ -42,41 +25,39 @@ def errors_as_one_line() -> Iterator[None]:
         sys.exit(1)
 
 
-def single_command(function: Callable[..., None]) -> typer.Typer:
-    """An application whose only command is ``function``."""
-    single = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
-    single.command()(function)
-    return single
+class RootGroup(TyperGroup):
+    """The nouns of `headrace.cli.commands.COMMANDS`."""
 
-
-class LazyGroup(TyperGroup):
-    """Looks up sub-commands in `COMMANDS`, so that `headrace status` does not import what other commands need."""
-
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        target = COMMANDS.get(cmd_name)
-        if target is None:
-            return None
-        module, _, attribute = target.partition(":")
-        found = getattr(import_module(module), attribute)
-        if not isinstance(found, typer.Typer):
-            found = single_command(found)
-        command = typer.main.get_command(found)
-        command.name = cmd_name
-        return command
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "commands": Nouns()})
 
     def invoke(self, ctx: Any) -> Any:
         with errors_as_one_line():
             return super().invoke(ctx)
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
+app = typer.Typer(
+    cls=RootGroup,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def headrace() -> None:
+def headrace(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Micro-batch ingestion from Kafka to Elasticsearch that Airflow runs and Spark computes."""
 
 

@@ -1,4 +1,4 @@
-"""`headrace up`, `status` and `down`: start, show and stop the embedded stack of a data folder."""
+"""`headrace stack up`, `status` and `down`: start, show and stop the embedded stack of a data folder."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from headrace.cli.commands import examples
 from headrace.cli.stack_display import Progress, login_line, stack_table
 from headrace.devstack.errors import LocalStackError, StackRunningError
 from headrace.devstack.stack import SERVICES, StackOptions
@@ -33,6 +34,7 @@ Data = Annotated[Path, typer.Option(help="The folder of the stack's data.", file
 AsJson = Annotated[bool, typer.Option("--json", help="Print the stack's state as JSON.")]
 
 
+@examples("stack up --data mine/data --dags mine/dags", "stack up --detach --without airflow")
 def up(
     *,
     data: Data = Path(".headrace"),
@@ -72,17 +74,21 @@ def up(
         _hold(options, as_json)
 
 
+@examples("stack status --json")
 def status(*, data: Data = Path(".headrace"), as_json: AsJson = False) -> None:
     """Show what runs and at which address; the exit code is 3 unless everything runs."""
     state = read_state(data.absolute())
     if state is None:
-        raise LocalStackError(f"There is no stack in {data.absolute()}.", remedy="`headrace up` makes one.")
+        error = LocalStackError(f"There is no stack in {data.absolute()}.", remedy="`headrace stack up` makes one.")
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(_NOT_RUNNING)
     state = state.as_found()
     _print(state, as_json)
     if not _all_run(state):
         raise typer.Exit(_NOT_RUNNING)
 
 
+@examples("stack down --data mine/data")
 def down(
     *,
     data: Data = Path(".headrace"),
@@ -181,7 +187,7 @@ def _revive(data: Path, state: StackState) -> StackState:
             if now is None or not now.supervised:
                 raise StackRunningError(
                     f"The stack in {data} is being stopped, or could not be started: {now.error if now else ''}",
-                    remedy="Try again when `headrace status` says it is stopped.",
+                    remedy="Try again when `headrace stack status` says it is stopped.",
                 )
             progress.show(now)
             if now.phase is Phase.RUNNING and all(one.phase is not Phase.STARTING for one in now.services.values()):

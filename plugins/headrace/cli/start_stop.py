@@ -1,4 +1,4 @@
-"""`headrace start` and `headrace stop`: say whether a stream is to be received."""
+"""`headrace streams start` and `headrace streams stop`: say whether a stream is to be received."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.commands import examples
 from headrace.cli.options import AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, opened
 from headrace.cli.output import print_json
 
@@ -17,6 +18,7 @@ _NOT_STOPPED = 4
 """Exit code of `stop --wait` when the receiver job still runs at the deadline."""
 
 
+@examples("streams start orders")
 def start(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """Let a stopped stream run again: its waiting receiver DAG starts the receiver job."""
     with opened(ledger) as found:
@@ -27,15 +29,16 @@ def start(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> No
         typer.echo(f"Stream {name} is to run; its receiver DAG starts the receiver job.")
 
 
+@examples("streams stop orders --wait 60", "streams stop orders --storage /srv/headrace --reason 'the ledger is lost'")
 def stop(
     name: StreamName,
     *,
-    ledger: OptionalLedgerUrl = None,
+    ledger: OptionalLedgerUrl,
     storage: Annotated[
         str | None,
         typer.Option(help="Instead of --ledger, if the ledger is lost: the storage that the definition names."),
     ] = None,
-    reason: Annotated[str, typer.Option(help="The reason; it is kept with the job.")] = "headrace stop",
+    reason: Annotated[str, typer.Option(help="The reason; it is kept with the job.")] = "headrace streams stop",
     wait: Annotated[float, typer.Option(help="Wait this many seconds for the receivers to drain.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:

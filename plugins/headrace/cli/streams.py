@@ -1,13 +1,14 @@
-"""`headrace streams`: list the streams, or show one with its receivers and positions."""
+"""`headrace streams list` and `show`: the streams, or one with its receivers and positions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headrace.cli.options import AsJson, LedgerUrl, opened
+from headrace.cli.commands import examples
+from headrace.cli.options import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import print_json, print_table
 from headrace.clock import time_text
 from headrace.receiver.input_health import InputTrouble, input_troubles, receiver_state
@@ -17,17 +18,10 @@ if TYPE_CHECKING:
     from headrace.ledger.models import JobRow, PositionRow, ReceiverRow, StreamRow
 
 
-def streams(
-    *,
-    ledger: LedgerUrl,
-    name: Annotated[str | None, typer.Argument(help="One stream, with its receivers and positions.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the streams with their lag, rate and delay, or show one: its receiver job, receivers and positions."""
+@examples("streams list", "streams list --json", "streams list --ledger sqlite:////srv/orders/ledger.db")
+def list_streams(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
+    """List the streams with their health, lag, rate and delay."""
     with opened(ledger) as found:
-        if name is not None:
-            _show(found, name, as_json=as_json)
-            return
         rows = [_summary(found, row) for row in found.streams.all()]
     if as_json:
         print_json(rows)
@@ -51,6 +45,13 @@ def streams(
                 typer.echo(f"{row['name']}: {row['unadopted']}")
 
 
+@examples("streams show orders")
+def show_stream(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
+    """Show one stream: its health, its receiver job, receivers and positions."""
+    with opened(ledger) as found:
+        _show(found, name, as_json=as_json)
+
+
 def _receiver_state(receiver: ReceiverRow, unasked: Collection[InputTrouble], now_ms: int) -> str:
     if receiver.state.ended:
         return receiver.state.value
@@ -60,7 +61,7 @@ def _receiver_state(receiver: ReceiverRow, unasked: Collection[InputTrouble], no
 
 
 def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
-    from headrace.batch.stream_status import NOT_RECEIVED, stream_status
+    from headrace.monitoring.stream_status import NOT_RECEIVED, stream_status
     from headrace.receiver.definition_adoption import unadopted
 
     job = ledger.jobs.current(row.name)
@@ -128,7 +129,7 @@ def _oldest(unfinished: dict[str, Any] | None) -> str | None:
 
 
 def _slow_runs(ledger: Ledger, row: StreamRow) -> str | None:
-    from headrace.batch.stream_status import slow_runs
+    from headrace.monitoring.stream_status import slow_runs
     from headrace.stream import Stream
 
     found = slow_runs(ledger, row.name, coalesces=Stream.from_json(row.definition).coalesces)

@@ -41,15 +41,6 @@ class LedgerHook(BaseHook):
         self.ledger_conn_id = ledger_conn_id
         self._ledger = ledger or f"{CONNECTION_PREFIX}{ledger_conn_id}"
 
-    @classmethod
-    def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """The fields of Airflow's connection form."""
-        return {
-            "hidden_fields": ["extra"],
-            "relabeling": {"schema": "Database", "host": "Host (empty: SQLite)"},
-            "placeholders": {"host": "db.example.com", "port": "5432", "schema": "headrace, or /data/ledger.db"},
-        }
-
     def get_conn(self) -> Ledger:
         """Open the ledger; create it in an empty database. The caller closes it.
 

@@ -1,4 +1,4 @@
-"""`headrace batches`: the list, what nobody has taken, and what is given up."""
+"""`headrace batches list` and the other verbs: the list, what nobody has taken, and what is given up."""
 
 from __future__ import annotations
 
@@ -122,3 +122,10 @@ def test_what_is_not_there_is_an_error(run: Callable[..., Result]) -> None:
     assert run("unclaimed", "nosuch").exit_code == 1
     assert run("abandon", "shop", "1000", "--reason", "x").exit_code == 1
     assert run("show", "shop", "soon").exit_code == 2
+
+
+def test_export_refuses_a_folder_before_anything_is_read(tmp_path: Path) -> None:
+    arguments = ["batches", "export", "orders", "2026-11-21T14:05Z", "--to", str(tmp_path), "--ledger", "sqlite://"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "directory" in result.stderr

@@ -1,4 +1,4 @@
-"""`headrace recover`, on a stream's folder without its ledger, and beside it."""
+"""`headrace streams recover`, on a stream's folder without its ledger, and beside it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stream(tmp_path: Path) -> Stream:
 
 
 def run(stream: Stream, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["recover", "shop", "--ledger", stream.ledger, *arguments])
+    return CliRunner().invoke(app, ["streams", "recover", "shop", "--ledger", stream.ledger, *arguments])
 
 
 def test_a_lost_ledger_is_rebuilt_after_a_dry_run_that_makes_none(stream: Stream, tmp_path: Path) -> None:
@@ -75,3 +75,19 @@ def test_what_it_refuses_is_told_in_a_sentence(stream: Stream, tmp_path: Path) -
     assert "holds no checkpoint" in refused.stderr
     assert "Traceback" not in refused.output
     assert run(stream, "--storage", stream.storage.url, "--mode", "hope").exit_code == 2
+
+
+def test_a_recorded_definition_counts_and_a_note_says_that_another_was_given(stream: Stream, tmp_path: Path) -> None:
+    same, other = tmp_path / "same.json", tmp_path / "other.json"
+    same.write_text(stream.to_json())
+    other.write_text(stream.model_copy(update={"transform": "operator:itemgetter"}).to_json())
+    note = "Note: the given definition differs from the recorded one"
+    by_checkpoint = run(stream, "--definition", str(other), "--dry-run")
+    assert note in by_checkpoint.stdout
+    assert note not in run(stream, "--definition", str(same)).stdout
+    with Ledger.open(stream.ledger, create=False) as ledger:
+        assert ledger.streams.get("shop").definition == stream.to_json()
+    by_ledger = run(stream, "--definition", str(other))
+    assert note in by_ledger.stdout
+    with Ledger.open(stream.ledger, create=False) as ledger:
+        assert ledger.streams.get("shop").definition == stream.to_json()

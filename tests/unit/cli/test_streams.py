@@ -52,11 +52,11 @@ def answer(stream: Stream, *arguments: str) -> object:
 
 
 def test_streams_are_listed_and_shown(stream: Stream) -> None:
-    (listed,) = answer(stream, "streams")  # type: ignore[misc]
+    (listed,) = answer(stream, "streams", "list")  # type: ignore[misc]
     assert (listed["name"], listed["desired_state"], listed["job"]) == ("shop", "running", "starting")
-    shown = answer(stream, "streams", "shop")
+    shown = answer(stream, "streams", "show", "shop")
     assert shown["receiver_job"]["holder"] == "somebody"  # type: ignore[index]
-    for arguments in (("streams",), ("streams", "shop")):
+    for arguments in (("streams", "list"), ("streams", "show", "shop")):
         assert "shop" in run(stream, *arguments).stdout
 
 
@@ -64,13 +64,13 @@ def test_a_receiver_job_by_an_older_definition_is_shown_until_it_is_started_anew
     with Ledger.open(stream.ledger) as ledger:
         ledger.jobs.note("shop", 1, {"revision": 1})
         register(ledger, stream.model_copy(update={"transform": "operator:itemgetter"}))
-        assert run(stream, "streams").stdout.count("still receives") == 0
+        assert run(stream, "streams", "list").stdout.count("still receives") == 0
         register(ledger, stream.model_copy(update={"batch_by": "timestamp"}))
-    for arguments in (("streams",), ("streams", "shop")):
+    for arguments in (("streams", "list"), ("streams", "show", "shop")):
         reported = run(stream, *arguments).stdout
         assert "still receives by revision 1 of the definition, and the stream has revision 3" in reported
         assert "batch_by was arrival and is timestamp" in reported
-    (listed,) = answer(stream, "streams")  # type: ignore[misc]
+    (listed,) = answer(stream, "streams", "list")  # type: ignore[misc]
     assert (listed["revision"], listed["job_revision"]) == (3, 1)
     assert listed["unadopted"]["differences"] == ["batch_by was arrival and is timestamp"]
 
@@ -84,10 +84,10 @@ def test_a_receiver_that_pauses_is_shown_with_its_reason(stream: Stream) -> None
         lease = ledger.receivers.register(job, receiver, host="here", lease_ms=60_000)
         for reason in ("the disk is full", None):
             ledger.receivers.heartbeat(lease, sealed_through_ms=0, paused_reason=reason)
-            shown = run(stream, "streams", "shop").stdout
+            shown = run(stream, "streams", "show", "shop").stdout
             assert (" paused " in shown) is (reason is not None)
             assert ("Paused: receiver shop/clicks/0: the disk is full" in shown) is (reason is not None)
-            found = answer(stream, "streams", "shop")
+            found = answer(stream, "streams", "show", "shop")
             assert found["receivers"][0]["paused_reason"] == reason  # type: ignore[index]
 
 
@@ -97,7 +97,7 @@ def test_a_trouble_of_the_receiver_job_is_shown(stream: Stream) -> None:
         assert job is not None
         lease = JobLease("shop", job.epoch, job.holder, 60_000, job.lease_until_ms)
         ledger.jobs.renew(lease, attributes={"troubles": ["Topics of input clicks do not exist: cliks"]})
-    assert "Trouble: Topics of input clicks do not exist: cliks" in run(stream, "streams", "shop").stdout
+    assert "Trouble: Topics of input clicks do not exist: cliks" in run(stream, "streams", "show", "shop").stdout
 
 
 def test_what_cannot_be_asked_is_not_called_running(stream: Stream) -> None:
@@ -110,31 +110,31 @@ def test_what_cannot_be_asked_is_not_called_running(stream: Stream) -> None:
         ledger.receivers.heartbeat(receiver, sealed_through_ms=0, stats=stats)
         health = {"clicks": {"asked_ms": 0, "error": "Kafka at kafka:9092 cannot be asked", "topics": {}}}
         ledger.jobs.update(lease, state="running", attributes={"inputs": health})
-        (listed,) = answer(stream, "streams")  # type: ignore[misc]
+        (listed,) = answer(stream, "streams", "list")  # type: ignore[misc]
         assert (listed["health"], listed["job"]) == ("not received", "waiting for its inputs")
         assert (listed["lag"], listed["lag_unknown"], listed["rate"]) == (5, 1, 2.5)
-        for reported in (run(stream, "streams").stdout, run(stream, "streams", "shop").stdout):
+        for reported in (run(stream, "streams", "list").stdout, run(stream, "streams", "show", "shop").stdout):
             assert "waiting for its inputs" in reported
             assert "at least 5" in reported
-        shown = run(stream, "streams", "shop").stdout
+        shown = run(stream, "streams", "show", "shop").stdout
         assert "input clicks is not received: Kafka at kafka:9092" in shown
         assert "waiting for Kafka" in shown, "the receiver"
         health["clicks"]["error"] = None
         ledger.jobs.renew(lease, attributes={"inputs": health})
-        (listed,) = answer(stream, "streams")  # type: ignore[misc]
+        (listed,) = answer(stream, "streams", "list")  # type: ignore[misc]
         assert (listed["health"], listed["job"]) == ("well", "running")
 
 
 def test_stop_asks_the_job_and_start_wants_it_again(stream: Stream) -> None:
-    stopped = answer(stream, "stop", "shop")
+    stopped = answer(stream, "streams", "stop", "shop")
     assert stopped == {"stream": "shop", "desired_state": "stopped", "running": True}
-    waited = run(stream, "stop", "shop", "--wait", "0.3")
+    waited = run(stream, "streams", "stop", "shop", "--wait", "0.3")
     assert waited.exit_code == 4
     with Ledger.open(stream.ledger) as ledger:
         job = ledger.jobs.current("shop")
         assert job is not None
-        assert job.stop_reason == "headrace stop"
-    assert answer(stream, "start", "shop") == {"stream": "shop", "desired_state": "running"}
+        assert job.stop_reason == "headrace streams stop"
+    assert answer(stream, "streams", "start", "shop") == {"stream": "shop", "desired_state": "running"}
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -153,7 +153,7 @@ def test_stop_waits_until_the_job_has_ended(stream: Stream, *, as_json: bool) ->
     job.start()
     begun = time.monotonic()
     try:
-        stopped = run(stream, "stop", "shop", "--wait", "30", *(["--json"] if as_json else []))
+        stopped = run(stream, "streams", "stop", "shop", "--wait", "30", *(["--json"] if as_json else []))
     finally:
         ended.set()
         job.join()
@@ -175,15 +175,15 @@ def test_batches_are_listed_and_shown_by_their_time(stream: Stream) -> None:
 
 
 def test_events_are_a_json_object_a_line(stream: Stream) -> None:
-    lines = run(stream, "events", "shop", "--json").stdout.splitlines()
+    lines = run(stream, "events", "list", "shop", "--json").stdout.splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["stream_registered", "job_started", "batch_allocated"]
-    assert run(stream, "events", "shop", "--kind", "nonsense").exit_code == 2
+    assert run(stream, "events", "list", "shop", "--kind", "nonsense").exit_code == 2
 
 
 def test_an_unknown_stream_or_ledger_is_an_error_and_makes_nothing(stream: Stream, tmp_path: Path) -> None:
     assert run(stream, "batches", "list", "nope").exit_code == 1
     missing = tmp_path / "missing.db"
-    result = CliRunner().invoke(app, ["streams", "--ledger", f"sqlite:///{missing}"])
+    result = CliRunner().invoke(app, ["streams", "list", "--ledger", f"sqlite:///{missing}"])
     assert result.exit_code == 1
     assert not missing.exists()
 
@@ -191,10 +191,10 @@ def test_an_unknown_stream_or_ledger_is_an_error_and_makes_nothing(stream: Strea
 def test_check_tells_what_is_wrong(stream: Stream, tmp_path: Path) -> None:
     good = tmp_path / "good.json"
     good.write_text(stream.to_json())
-    assert CliRunner().invoke(app, ["check", str(good)]).exit_code == 0
+    assert CliRunner().invoke(app, ["streams", "check", str(good)]).exit_code == 0
     bad = tmp_path / "bad.json"
     bad.write_text(json.dumps({**json.loads(stream.to_json()), "outputs": []}))
-    result = CliRunner().invoke(app, ["check", str(bad)])
+    result = CliRunner().invoke(app, ["streams", "check", str(bad)])
     assert result.exit_code == 1
     assert "outputs" in result.output
 
@@ -204,7 +204,7 @@ def test_check_finds_a_value_that_the_kafka_client_refuses(stream: Stream, tmp_p
     fields["inputs"][0]["client"] = {"fetch.min.bytes": "many"}
     definition = tmp_path / "client.json"
     definition.write_text(json.dumps(fields))
-    result = CliRunner().invoke(app, ["check", str(definition)])
+    result = CliRunner().invoke(app, ["streams", "check", str(definition)])
     assert result.exit_code == 1
     assert "client of input 'clicks' is refused by librdkafka" in result.output
     assert "fetch.min.bytes" in result.output
@@ -215,10 +215,10 @@ def test_check_finds_a_transform_where_a_batch_would(stream: Stream, tmp_path: P
     fields = {**json.loads(stream.to_json()), "spark": {"py_files": [str(tmp_path / "checked_by_the_command.py")]}}
     definition = tmp_path / "with_transform.json"
     definition.write_text(json.dumps({**fields, "transform": "checked_by_the_command:rows"}))
-    found = CliRunner().invoke(app, ["check", str(definition)])
+    found = CliRunner().invoke(app, ["streams", "check", str(definition)])
     assert found.exit_code == 0, found.output
     definition.write_text(json.dumps({**fields, "transform": "checked_by_the_command:misfit"}))
-    refused = CliRunner().invoke(app, ["check", str(definition)])
+    refused = CliRunner().invoke(app, ["streams", "check", str(definition)])
     assert refused.exit_code == 1
     assert "Name its parameters like the inputs' ids" in refused.output
 
@@ -233,7 +233,9 @@ def test_stop_without_a_ledger_leaves_a_request_in_the_streams_folder(tmp_path: 
     storage = open_storage(str(tmp_path))
     storage.write_atomically("shop/manifests/0.json", b"{}")
     runner = CliRunner()
-    stopped = runner.invoke(app, ["stop", "shop", "--storage", str(tmp_path), "--reason", "the ledger is lost"])
+    stopped = runner.invoke(
+        app, ["streams", "stop", "shop", "--storage", str(tmp_path), "--reason", "the ledger is lost"]
+    )
     assert stopped.exit_code == 0, stopped.output
     assert "ends within a minute" in stopped.stdout
     assert find_stop_request(storage.below("shop"), since_ms=0) == "the ledger is lost"
@@ -242,7 +244,7 @@ def test_stop_without_a_ledger_leaves_a_request_in_the_streams_folder(tmp_path: 
 @pytest.mark.parametrize("arguments", [["--storage", "{folder}"], []], ids=["another folder", "neither"])
 def test_stop_asks_for_the_ledger_or_the_storage(tmp_path: Path, arguments: list[str]) -> None:
     given = [each.format(folder=tmp_path) for each in arguments]
-    refused = CliRunner().invoke(app, ["stop", "shop", *given], env={"HEADRACE_LEDGER": None})
+    refused = CliRunner().invoke(app, ["streams", "stop", "shop", *given], env={"HEADRACE_LEDGER": None})
     assert refused.exit_code == 2
     assert "storage" in refused.output
     assert not (tmp_path / "shop").exists()

@@ -1,4 +1,4 @@
-"""`headrace alias swap`: move an output's alias, for readers and the stream itself, to an index that a replay wrote."""
+"""`headrace aliases swap`: moves an output's alias to an index that a replay wrote."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.commands import examples
 from headrace.cli.elasticsearch_outputs import administration_of, elasticsearch_outputs, registered
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, milliseconds, opened
 from headrace.cli.output import print_json
@@ -20,19 +21,12 @@ if TYPE_CHECKING:
 _REPORTED = 10
 _NO_END_MS = 2**62
 
-alias = typer.Typer(add_completion=False, no_args_is_help=True, help="Move the alias that a stream writes through.")
-
 
 class AliasSwapRefusedError(HeadraceError):
     """The alias is not moved: the new index lacks batches, or there is no such replay."""
 
 
-@alias.callback()
-def _group() -> None:
-    """Move the alias that a stream writes through."""
-
-
-@alias.command()
+@examples("aliases swap orders elasticsearch --to orders-v2 --replay v2")
 def swap(
     name: StreamName,
     output: Annotated[str, typer.Argument(help="The id of the stream's Elasticsearch output; its index is an alias.")],

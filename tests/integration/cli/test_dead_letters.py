@@ -1,4 +1,4 @@
-"""`headrace dlq`: a real Elasticsearch, and the dead letters that an output left there."""
+"""`headrace dead-letters list`, `show` and `replay`: a real Elasticsearch, and dead letters of an output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Shop:
     """The stream `shop`, what its batches index, and the commands about what they could not."""
 
     def __init__(self, url: str, folder: Path, **fields: Any) -> None:
-        self.index = f"dlq-{uuid.uuid4().hex[:8]}"
+        self.index = f"dead-letters-test-{uuid.uuid4().hex[:8]}"
         outputs = {"hosts": url, "index": self.index, "max_retry_seconds": 20, **fields.pop("output", {})}
         self.stream = Stream(
             **{
@@ -89,11 +89,11 @@ class Shop:
         counts: IndexingCounts = Indexer(self.transport, options).index([rows])
         return counts
 
-    def dlq(self, command: str, *arguments: str) -> Result:
-        return CliRunner().invoke(app, ["dlq", command, "shop", *arguments, "--ledger", self.stream.ledger])
+    def dead_letters(self, command: str, *arguments: str) -> Result:
+        return CliRunner().invoke(app, ["dead-letters", command, "shop", *arguments, "--ledger", self.stream.ledger])
 
     def reported(self, command: str, *arguments: str) -> Any:
-        result = self.dlq(command, *arguments, "--json")
+        result = self.dead_letters(command, *arguments, "--json")
         assert result.exception is None or result.exit_code == 1, result.output
         return json.loads(result.stdout)
 
@@ -157,7 +157,7 @@ def test_letters_are_listed_and_counted(shop: Shop) -> None:
     newest_first = [shop.letter(f"clicks+0+{offset}") for offset in (10, 11, 1, 2)]
     assert [letter["id"] for letter in reported["letters"]] == newest_first
     assert "value" not in reported["letters"][0]
-    text = shop.dlq("list", "--limit", "2").output
+    text = shop.dead_letters("list", "--limit", "2").output
     assert "4 dead letters" in text
     assert "clicks+0+10" in text
     assert "These are 2 of them" in text
@@ -185,30 +185,30 @@ def test_letters_of_other_streams_in_the_same_index_are_not_ours(shop: Shop) -> 
     foreign = {"stream": "other", "output": "elasticsearch", "reason": {"type": "x", "text": ""}, "topic": "clicks"}
     shop.ask("PUT", f"/{shop.index}-dead-letters/_doc/foreign", foreign)
     assert "foreign" not in shop.listed()
-    assert "no dead letter 'foreign'" in shop.dlq("show", "foreign").output
+    assert "no dead letter 'foreign'" in shop.dead_letters("show", "foreign").output
 
 
 def test_a_letter_is_shown_with_all_it_holds(shop: Shop) -> None:
-    text = shop.dlq("show", shop.letter("clicks+0+1")).output
+    text = shop.dead_letters("show", shop.letter("clicks+0+1")).output
     for part in ("2023-11-14T22:13:20.123Z", '{"n": "one"}', "key-1", "document_parsing_exception: ", "trace="):
         assert part in text
     letter = shop.reported("show", shop.letter("clicks+0+1"))
     assert base64.b64decode(letter["value"]) == b'{"n": "one"}'
-    assert shop.dlq("show", shop.letter("clicks+0+2"), "--value").stdout_bytes == b"junk"
-    assert shop.dlq("show", "nothing").exit_code == 1
+    assert shop.dead_letters("show", shop.letter("clicks+0+2"), "--value").stdout_bytes == b"junk"
+    assert shop.dead_letters("show", "nothing").exit_code == 1
 
 
 def test_nothing_is_replayed_without_yes(shop: Shop) -> None:
     shop.mend()
     assert shop.reported("replay")["to_replay"] == 4
-    assert "--yes" in shop.dlq("replay").output
+    assert "--yes" in shop.dead_letters("replay").output
     assert len(shop.documents()) == 2
     assert len(shop.listed()) == 4
 
 
 def test_a_corrected_mapping_accepts_the_documents_and_a_letter_without_a_document_stays(shop: Shop) -> None:
     shop.mend()
-    result = shop.dlq("replay", "--yes")
+    result = shop.dead_letters("replay", "--yes")
     assert result.exit_code == 1
     assert "3 of 4 dead letters are replayed" in result.output
     assert "1 were refused again: 1 malformed_document" in result.output
@@ -224,7 +224,7 @@ def test_without_a_correction_letters_are_refused_again_and_keep_their_contents(
     assert (reported["replayed"], reported["refused"]) == (0, 4)
     after = shop.documents("-dead-letters")
     assert after == before
-    assert shop.dlq("replay", "--yes").exit_code == 1
+    assert shop.dead_letters("replay", "--yes").exit_code == 1
 
 
 def test_a_replay_that_stopped_before_it_marked_its_letters_can_be_repeated(shop: Shop) -> None:
@@ -239,12 +239,12 @@ def test_a_replay_that_stopped_before_it_marked_its_letters_can_be_repeated(shop
         )
     reported = shop.reported("replay", "--yes", "--batch", str(BATCHES[1]))
     assert (reported["replayed"], reported["documents"]["repeated"], reported["documents"]["created"]) == (2, 2, 0)
-    assert shop.dlq("replay", "--yes", "--batch", str(BATCHES[1])).exit_code == 0
+    assert shop.dead_letters("replay", "--yes", "--batch", str(BATCHES[1])).exit_code == 0
 
 
 def test_letters_are_chosen_by_their_ids(shop: Shop) -> None:
     shop.mend()
-    result = shop.dlq("replay", "--yes", "--id", shop.letter("clicks+0+1"), "--id", shop.letter("clicks+0+10"))
+    result = shop.dead_letters("replay", "--yes", "--id", shop.letter("clicks+0+1"), "--id", shop.letter("clicks+0+10"))
     assert result.exit_code == 0, result.output
     assert shop.listed() == ["clicks+0+11", "clicks+0+2"]
 
@@ -353,7 +353,7 @@ def test_letters_that_a_later_attempt_did_not_write_are_withdrawn_and_no_others(
 
 def test_control_characters_in_a_letter_are_escaped_in_a_terminal(shop: Shop) -> None:
     shop.write(b'\x1b[2J{"n": 1}', first=20)
-    assert "field [n] of type [long]" in shop.dlq("list").output
-    text = shop.dlq("show", shop.letter("clicks+0+20")).output
+    assert "field [n] of type [long]" in shop.dead_letters("list").output
+    text = shop.dead_letters("show", shop.letter("clicks+0+20")).output
     assert "\\x1b[2J" in text
     assert "\x1b" not in text

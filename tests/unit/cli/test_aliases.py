@@ -1,4 +1,4 @@
-"""`headrace alias swap` with a real ledger and a stand-in for Elasticsearch; the integration tests move an alias."""
+"""`headrace aliases swap` with a real ledger and a stand-in for Elasticsearch; the integration tests move an alias."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli import alias
+from headrace.cli import aliases
 from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
@@ -70,10 +70,10 @@ class Shop:
             )
 
     def lacking(self) -> tuple[list[int], list[int]]:
-        return alias._lacking(self.ledger, "shop", "index", "v2", "new")
+        return aliases._lacking(self.ledger, "shop", "index", "v2", "new")
 
     def swap(self, *options: str) -> Any:
-        arguments = ["alias", "swap", "shop", "index", "--to", "new", "--replay", "v2", "--json"]
+        arguments = ["aliases", "swap", "shop", "index", "--to", "new", "--replay", "v2", "--json"]
         result = CliRunner().invoke(app, [*arguments, "--ledger", self.stream.ledger, *options])
         return json.loads(result.stdout) if result.exit_code == 0 else result.output
 
@@ -93,7 +93,7 @@ class Moves:
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    monkeypatch.setattr(alias, "administration_of", lambda *_, **__: contextlib.nullcontext(Moves()))
+    monkeypatch.setattr(aliases, "administration_of", lambda *_, **__: contextlib.nullcontext(Moves()))
     made = Shop(tmp_path)
     yield made
     made.ledger.close()

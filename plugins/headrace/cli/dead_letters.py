@@ -1,4 +1,4 @@
-"""`headrace dlq`: list, show and replay dead letters, the documents that Elasticsearch refused permanently."""
+"""`headrace dead-letters list`, `show` and `replay`: the documents that Elasticsearch refused permanently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.dlq_display import plan, report_counts, report_letter, report_list, report_plan
+from headrace.cli.commands import examples
+from headrace.cli.dead_letter_display import plan, report_counts, report_letter, report_list, report_plan
 from headrace.cli.elasticsearch_outputs import (
     MAX_RETRY_SECONDS,
     NoSuchOutputError,
@@ -26,18 +27,16 @@ if TYPE_CHECKING:
     from headrace.elasticsearch.options import IndexingOptions
     from headrace.stream import ElasticsearchOutput, Stream
 
-dlq = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Dead letters: list them, show one, or index them again."
-)
-
 OutputId = Annotated[
     str | None, typer.Option(help="The id of the Elasticsearch output; needed if the stream has several.")
 ]
 IndexName = Annotated[
     str | None, typer.Option("--index", help="Letters for this index, which a replay of the stream wrote.")
 ]
-Batch = Annotated[str | None, typer.Option(help="Only this batch time: epoch milliseconds or ISO 8601.")]
-Since = Annotated[str | None, typer.Option("--from", help="Only batch times from this one on.")]
+Batch = Annotated[str | None, typer.Option(help="Only this batch time, in ISO 8601.")]
+Since = Annotated[
+    str | None, typer.Option("--from", help='Only batch times from this one on: ISO 8601, or "2 hours ago".')
+]
 Until = Annotated[str | None, typer.Option(help="Only batch times up to this one, inclusive.")]
 ReasonType = Annotated[
     str | None, typer.Option("--reason", help="Only letters with this type of reason, as shown by list.")
@@ -50,13 +49,11 @@ Offset = Annotated[
 Replayed = Annotated[bool, typer.Option("--replayed", help="Include letters that were replayed.")]
 
 
-@dlq.callback()
-def _group() -> None:
-    """Dead letters: list them, show one, or index them again."""
-
-
-@dlq.command("list")
-def list_(
+@examples(
+    "dead-letters list orders --from '2 hours ago'",
+    "dead-letters list orders --reason document_parsing_exception --json",
+)
+def list_letters(
     name: StreamName,
     *,
     ledger: LedgerUrl,
@@ -95,7 +92,7 @@ def list_(
         print_json(reported)
 
 
-@dlq.command()
+@examples("dead-letters show orders orders/elasticsearch/orders/orders+2+1042")
 def show(
     name: StreamName,
     letter_id: Annotated[str, typer.Argument(help="The letter's id, as shown by list.", metavar="ID")],
@@ -121,7 +118,10 @@ def show(
         report_letter(letter)
 
 
-@dlq.command()
+@examples(
+    "dead-letters replay orders --reason document_parsing_exception",
+    "dead-letters replay orders --reason document_parsing_exception --yes",
+)
 def replay(
     name: StreamName,
     *,

@@ -1,4 +1,4 @@
-"""The text output of `headrace dlq`."""
+"""The text output of `headrace dead-letters list`, `show` and `replay`."""
 
 from __future__ import annotations
 

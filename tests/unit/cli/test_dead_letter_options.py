@@ -1,4 +1,4 @@
-"""Options of `headrace dlq` that can only be mistakes are refused, before Elasticsearch is asked anything."""
+"""Options about dead letters that can only be mistakes are refused, before Elasticsearch is asked anything."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def ledger_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("options", "option", "says"),
     [
-        ("--batch x", "--batch", "'x' is neither epoch milliseconds nor ISO 8601"),
+        ("--batch x", "--batch", "'x' is no time: give ISO 8601"),
         ("--batch 2026-11-21T14:05:03Z", "--batch", "2026-11-21T14:05:03Z is no batch time: the one before it is"),
-        ("--from x", "--from", "'x' is neither"),
-        ("--until x", "--until", "'x' is neither"),
+        ("--from x", "--from", "'x' is no time"),
+        ("--until x", "--until", "'x' is no time"),
         ("--from 20000 --until 10000", "--from", "is later than --until"),
         ("--batch 10000 --from 10000", "--batch", "either --batch or --from"),
         ("--offset 9-1", "--offset", "'9-1' ends before it begins"),
@@ -45,7 +45,7 @@ def ledger_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_mistaken_option_is_refused_by_its_name(
     ledger_url: str, command: str, options: str, option: str, says: str
 ) -> None:
-    result = CliRunner().invoke(app, ["dlq", command, "shop", *options.split(), "--ledger", ledger_url])
+    result = CliRunner().invoke(app, ["dead-letters", command, "shop", *options.split(), "--ledger", ledger_url])
     assert result.exit_code == 2, result.output
     text = " ".join(result.output.replace("│", "").split())
     assert f"Invalid value for {option}" in text

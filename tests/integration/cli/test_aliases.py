@@ -1,4 +1,4 @@
-"""`headrace alias swap`: a real Elasticsearch, and a ledger with a stream whose history was replayed."""
+"""`headrace aliases swap`: a real Elasticsearch, and a ledger with a stream whose history was replayed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Shop:
         ledger.attempts.complete(attempt)
 
     def swap(self, *options: str, to: str | None = None) -> Result:
-        arguments = ["alias", "swap", "shop", "elasticsearch", "--to", to or self.new, "--replay", "v2"]
+        arguments = ["aliases", "swap", "shop", "elasticsearch", "--to", to or self.new, "--replay", "v2"]
         return CliRunner().invoke(app, [*arguments, "--ledger", self.stream.ledger, *options])
 
     def administration(self) -> Administration:

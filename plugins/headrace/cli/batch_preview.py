@@ -1,0 +1,171 @@
+"""`headrace batches preview` and `headrace batches export`: what a batch would write, and its records in a file."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.batches import BatchTime
+from headrace.cli.commands import examples
+from headrace.cli.elasticsearch_outputs import registered
+from headrace.cli.options import AsJson, LedgerUrl, StreamName, opened
+from headrace.cli.options import batch_time as batch_time_ms
+from headrace.cli.output import print_json, print_table, printable
+from headrace.clock import time_text
+
+if TYPE_CHECKING:
+    from headrace.spark.batch_preview import BatchPreview, OutputPreview
+    from headrace.stream_context import StreamContext
+
+
+@examples(
+    "batches preview orders 2026-11-21T14:05Z",
+    "batches preview orders 2026-11-21T14:05Z --transform orders:mended --limit 5",
+)
+def preview(
+    name: StreamName,
+    batch_time: BatchTime,
+    *,
+    ledger: LedgerUrl,
+    transform: Annotated[
+        str | None, typer.Option(help="Use this transform instead, as module:function.", metavar="MODULE:FUNCTION")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="Only the output with this id.")] = None,
+    limit: Annotated[int, typer.Option(help="How many rows of each output.", min=1)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show the rows that a batch would write with the present definition and code, and write nothing.
+
+    It reads the batch as an attempt does, in a Spark session of its own on this machine. A module of the current folder
+    can be used as transform.
+    """
+    with _context(ledger, name) as context:
+        from headrace.spark.batch_preview import preview_batch, with_transform
+        from headrace.spark.local_session import local_session
+        from headrace.stream_context import StreamContext
+
+        at_ms = batch_time_ms(batch_time, "BATCH_TIME", interval_ms=context.stream.batch_interval_ms)
+        changed = StreamContext(with_transform(context.stream, transform, output), context.ledger)
+        with _session(local_session("headrace preview", changed.stream.spark.conf)) as open_session:
+            shown = preview_batch(changed, at_ms, open_session, output_id=output, limit=limit)
+    print_json(_plain(asdict(shown))) if as_json else _report(shown)
+
+
+@examples("batches export orders 2026-11-21T14:05Z --to orders.parquet")
+def export(
+    name: StreamName,
+    batch_time: BatchTime,
+    *,
+    ledger: LedgerUrl,
+    to: Annotated[Path, typer.Option(help="The Parquet file to write.", metavar="FILE.parquet", dir_okay=False)],
+    input_id: Annotated[
+        str | None, typer.Option("--input", help="The id of the input, if the stream has several.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a batch's records to a Parquet file: decoded as the transform gets them, with their bytes from Kafka.
+
+    `headrace.testing.transforms` runs a transform on the file in a test.
+    """
+    with _context(ledger, name) as context:
+        from headrace.spark.batch_export import export_batch
+        from headrace.spark.local_session import local_session
+
+        at_ms = batch_time_ms(batch_time, "BATCH_TIME", interval_ms=context.stream.batch_interval_ms)
+        with _session(local_session("headrace export", context.stream.spark.conf)) as open_session:
+            done = export_batch(context, at_ms, to, open_session, input_id=input_id, overwrite=overwrite)
+    if as_json:
+        print_json(done)
+        return
+    bad = f", {done.undecodable:,} of them undecodable," if done.undecodable else ""
+    typer.echo(f"{done.records:,} records{bad} of batch {time_text(at_ms)} are in {done.path} ({done.bytes:,} bytes).")
+
+
+@contextmanager
+def _context(ledger: str, name: str) -> Iterator[StreamContext]:
+    from headrace.stream_context import StreamContext
+
+    # A transform in the current folder can be imported, as by `headrace streams check`.
+    sys.path.insert(0, "")
+    with opened(ledger) as found:
+        yield StreamContext(registered(found, name), found)
+
+
+@contextmanager
+def _session(opening: Any) -> Iterator[Any]:
+    """A function that opens the session when it is first needed; the session is closed at the end."""
+    from contextlib import ExitStack
+
+    with ExitStack() as closing:
+        yield lambda: closing.enter_context(opening)
+
+
+def _report(shown: BatchPreview) -> None:
+    where = "the log" if shown.source == "log" else "Kafka"
+    typer.echo(
+        f"Batch {time_text(shown.batch_time_ms)} of {shown.stream}: {shown.records:,} records, read from {where}. "
+        "Nothing was written."
+    )
+    for output in shown.outputs:
+        _report_output(output)
+
+
+def _report_output(output: OutputPreview) -> None:
+    by = "no transform" if output.transform is None else output.transform
+    typer.echo(f"\nOutput {output.output_id} ({output.kind}, {by}):")
+    if output.skipped is not None:
+        typer.echo(f"It would write nothing: {output.skipped}.")
+        return
+    if output.undecodable:
+        first = output.undecodable_records[0]
+        typer.echo(
+            f"{output.undecodable:,} records do not decode, the first is {first.topic} {first.partition} "
+            f"{first.offset}: {printable(first.reason)}"
+        )
+    if output.documents is not None:
+        print_table(
+            ("document id", "version", "document", "dead letter because"),
+            [
+                (
+                    each.id,
+                    None if each.version is None else str(each.version),
+                    "deleted" if each.document is None and each.rejected is None else each.document,
+                    None if each.rejected is None else f"{each.rejected.type}: {each.rejected.text}",
+                )
+                for each in output.documents
+            ],
+        )
+    else:
+        names = list(output.rows[0]) if output.rows else []
+        print_table(names, [[_cell(row[name]) for name in names] for row in output.rows]) if names else None
+    if output.more:
+        typer.echo("There are more rows: --limit shows more.")
+    elif not output.rows:
+        typer.echo("No rows.")
+
+
+def _cell(value: Any) -> object:
+    plain = _plain(value)
+    return None if plain is None else str(plain)
+
+
+def _plain(value: Any) -> Any:
+    """Rows as JSON values: bytes as text if they are UTF-8, else base64; all else that JSON has not, as text."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes | bytearray):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,62 @@
+"""`airflow headrace …`, by the real `airflow` command, with a connection that only Airflow's secrets backend has."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.ledger import Ledger
+
+pytest.importorskip("airflow")
+
+
+def airflow(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    secrets = {"connections_file_path": str(home / "connections.json")}
+    settings = {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__SECRETS__BACKEND": "airflow.secrets.local_filesystem.LocalFilesystemBackend",
+        "AIRFLOW__SECRETS__BACKEND_KWARGS": json.dumps(secrets),
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "HEADRACE"))}
+    return subprocess.run(
+        [Path(sys.executable).with_name("airflow"), "headrace", *arguments],
+        env=kept | settings,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_commands_run_under_airflow_with_its_connections(tmp_path: Path) -> None:
+    database = tmp_path / "ledger.db"
+    with Ledger.open(f"sqlite:///{database}") as ledger:
+        ledger.streams.register("orders", "{}", batch_interval_ms=10_000, block_interval_ms=200)
+    connection = {"conn_type": "headrace_ledger", "schema": str(database)}
+    (tmp_path / "connections.json").write_text(json.dumps({"headrace_ledger_default": connection}))
+    listed = airflow(tmp_path, "events", "list", "orders", "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert json.loads(listed.stdout)["kind"] == "stream_registered"
+
+
+def test_all_that_follows_a_noun_is_left_to_the_command() -> None:
+    from airflow.cli.cli_parser import _add_command
+
+    from headrace.cli.airflow_commands import airflow_commands
+
+    parser = argparse.ArgumentParser()
+    groups = parser.add_subparsers()
+    for command in airflow_commands():
+        _add_command(groups, command)
+    for line in ("streams -h", "trace --key cup orders", "batches list orders --limit 3", "streams"):
+        assert parser.parse_args(["headrace", *line.split()]).arguments == line.split()
+    with pytest.raises(SystemExit):
+        parser.parse_args(["headrace", "stack", "up"])
