@@ -1,0 +1,72 @@
+"""What the wheel and the source distribution hold."""
+
+from __future__ import annotations
+
+import email
+import re
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+from tests.integration.package.conftest import ADDRESS, ROOT, Distributions
+
+PACKAGE = ROOT / "plugins" / "headrace"
+# Given to spark-submit; they travel inside the package.
+APPLICATIONS = {"headrace/spark/applications/receiver.py", "headrace/spark/applications/micro_batch.py"}
+
+
+def sources(folder: Path) -> set[str]:
+    """The files of a folder that git knows, or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", folder], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return {line for line in listed.stdout.splitlines() if (ROOT / line).is_file()}
+
+
+def metadata(text: bytes) -> tuple[dict[str, list[str]], str]:
+    message = email.message_from_bytes(text)
+    return {name: message.get_all(name, []) for name in set(message)}, str(message.get_payload())
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(distributions: Distributions) -> None:
+    with zipfile.ZipFile(distributions.wheel) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    package = {name.removeprefix("plugins/") for name in sources(PACKAGE)}
+    assert names == package | APPLICATIONS
+    # Of what is no Python, by name: a rule that ignores one of these kinds of files would ignore them above too.
+    assert {
+        "headrace/py.typed",
+        "headrace/devstack/jars.lock.json",
+        "headrace/ledger/migrations/versions/0001_initial.py",
+        "headrace/ledger/migrations/script.py.mako",
+    } <= names
+
+
+def test_the_source_distribution_holds_what_builds_the_wheel_and_the_documentation(
+    distributions: Distributions,
+) -> None:
+    with tarfile.open(distributions.sdist) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"}
+    beside = pages | {"pyproject.toml", "hatch_build.py", ".gitignore", "PKG-INFO"}
+    folders = ("plugins/headrace", "spark_jobs", "docs")
+    assert names == beside | {name for folder in folders for name in sources(ROOT / folder)}
+
+
+def test_both_have_the_metadata_of_the_release(distributions: Distributions) -> None:
+    with zipfile.ZipFile(distributions.wheel) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        of_wheel = wheel.read(name)
+    with tarfile.open(distributions.sdist) as sdist:
+        (name,) = [name for name in sdist.getnames() if name.endswith("/PKG-INFO") and name.count("/") == 1]
+        file = sdist.extractfile(name)
+        assert file is not None
+        of_sdist = file.read()
+    fields, description = metadata(of_wheel)
+    assert (fields, description) == metadata(of_sdist)
+    assert f"Documentation, {ADDRESS}/tree/v{fields['Version'][0]}/docs" in fields["Project-URL"]
+    assert "Framework :: Apache Airflow :: Provider" in fields["Classifier"]
+    assert fields["License-Expression"] == ["Apache-2.0"]
+    assert not re.findall(r"\]\((?!https?://|#)", description)
+    assert f"({ADDRESS}/blob/" in description
