@@ -23,7 +23,7 @@ SERVERS ?= 3
 IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wordcount faults test unit integration system system-and-integration floors lint format lock java jars clean
+.PHONY: help demo wordcount faults test unit integration system system-and-integration floors lint docs format lock java chromium jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -37,19 +37,19 @@ wordcount: $(VENV)/.installed java jars ## Spark's quick example as a stream, on
 faults: $(VENV)/.installed java jars ## The hammer: MINUTES=10 SEED=7, CLUSTER=1 for Spark as a cluster of two workers
 	$(BIN)/python -m tests.hammer --minutes $(MINUTES) --seed $(SEED) $(if $(CLUSTER),--cluster) $(ARGS)
 
-test: lint unit system-and-integration ## All the tests, and the linters
+test: chromium lint unit system-and-integration ## All the tests, and the linters
 
 unit: $(VENV)/.installed-dev ## Milliseconds each, no server, in four processes (WORKERS=1 for one)
 	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
-integration: $(VENV)/spark.jsa jars ## Real Kafka, Elasticsearch, Postgres and Spark (SERVERS=1 for one set of them)
+integration: $(VENV)/spark.jsa jars chromium ## Real Kafka, Elasticsearch, Postgres and Spark (SERVERS=1 for one set of them)
 	$(BIN)/python -m pytest tests/integration -q $(IN_FILES) $(ARGS)
 
 system: $(VENV)/spark.jsa jars ## The DAGs in a real Airflow, through its API
 	$(BIN)/python -m pytest tests/system -q $(IN_FILES) $(ARGS)
 
 # At once, since both mostly wait; the long files of the system tests first.
-system-and-integration: $(VENV)/spark.jsa jars
+system-and-integration: $(VENV)/spark.jsa jars chromium
 	$(BIN)/python -m pytest tests/system tests/integration -q $(IN_FILES) $(ARGS)
 
 # Apart from .venv: everything that pyproject.toml names is at its floor, the rest as new as these allow.
@@ -62,11 +62,15 @@ floors: $(VENV)/.uv ## The unit tests with the lowest versions that pyproject.to
 	VIRTUAL_ENV=$(CURDIR)/$(FLOORS) $(BIN)/uv pip install -q --no-deps -e .
 	$(FLOORS)/bin/python -m pytest tests/unit -q -p no:cacheprovider $(ARGS)
 
-lint: $(VENV)/.installed-dev ## ruff, mypy and the layers
+lint: $(VENV)/.installed-dev docs ## ruff, mypy, the layers, and the documentation's site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# The variable: mkdocs-material prints an advertisement for its successor.
+docs: $(VENV)/.installed-dev ## The documentation as a site: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: $(VENV)/.installed-dev ## Put the code into form
 	$(BIN)/ruff check --fix .
@@ -79,7 +83,7 @@ lock: $(VENV)/.uv ## Pin the requirements anew
 clean: ## Remove the environment and what the demo left
 	@if [ -x $(BIN)/headrace ]; then \
 	  for data in .headrace/demo .headrace/faults .headrace; do \
-	    $(BIN)/headrace down --wipe --data $$data || echo "$$data could not be taken down in order; it is deleted."; \
+	    $(BIN)/headrace stack down --wipe --data $$data || echo "$$data could not be taken down in order; it is deleted."; \
 	  done; fi
 	rm -rf $(VENV) $(FLOORS) .headrace build dist
 
@@ -92,6 +96,14 @@ java:
 	  [ "$${version:-0}" -ge 17 ] || { \
 	  echo "headrace needs Java 17 or newer, and 'java' on the PATH is version $${version:-unknown}."; \
 	  echo "Install one with 'apt-get install openjdk-17-jre-headless' or 'brew install openjdk@17' and put it first on the PATH."; \
+	  exit 1; }
+
+# Before the tests start, since a missing browser would be noticed only after an hour.
+chromium:
+	@[ "$${CHROMIUM:-}" = none ] || command -v "$${CHROMIUM:-chromium}" >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 || { \
+	  echo "The tests of the page need Chromium, and there is no 'chromium' on the PATH."; \
+	  echo "Install it with 'apt-get install chromium' or 'dnf install chromium', or name the program: CHROMIUM=/path/to/chrome make …"; \
+	  echo "CHROMIUM=none make … skips these tests."; \
 	  exit 1; }
 
 # Ahead of what waits for servers with a deadline. No stamp: the cache is elsewhere, and looking through it is quick.

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.main import COMMANDS
 from headrace.ledger.models import metadata
 from headrace.stream import (
     Backpressure,
@@ -32,7 +31,9 @@ from headrace.stream import (
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# The pages of the root, of docs/ and of its folders.
+OF_ROOT = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
+PAGES = [*OF_ROOT, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def code_blocks(page: Path) -> list[str]:
@@ -47,8 +48,19 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_page_of_docs_is_in_the_readme(page: Path) -> None:
-    assert page.name == "README.md" or f"(docs/{page.name})" in (ROOT / "README.md").read_text()
+def test_every_page_is_in_the_readme_or_in_the_index_of_its_folder(page: Path) -> None:
+    if page.parent == ROOT / "docs" / "guides" and page.name != "index.md":
+        assert f"({page.name})" in (page.parent / "index.md").read_text()
+    else:
+        assert page.name == "README.md" or f"({page.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
+
+
+def test_the_tutorial_has_the_readmes_code() -> None:
+    tutorial = (ROOT / "docs" / "first-stream.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    (producer,) = re.findall(r"^```\n(\.venv/bin/python - .*?)^```", readme, re.DOTALL | re.MULTILINE)
+    for code in [*code_blocks(ROOT / "README.md"), producer]:
+        assert code in tutorial
 
 
 def test_the_readmes_first_stream_is_a_dag_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,13 +126,6 @@ def test_every_table_of_the_ledger_is_told() -> None:
     text = (ROOT / "docs" / "ledger.md").read_text()
     reported = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     assert reported == set(metadata.tables)
-
-
-def test_commands_that_are_told_exist() -> None:
-    for page in PAGES:
-        for command in re.findall(r"headrace (\w+)(?: |`)", page.read_text()):
-            if re.search(rf"(?:`|bin/)headrace {command}\b", page.read_text()):
-                assert command in COMMANDS, f"{page.name}: headrace {command}"
 
 
 def test_make_targets_that_are_told_exist() -> None:

@@ -1,0 +1,138 @@
+"""Every `headrace …` command that a page, an error text, a script or a comment names exists and parses."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from headrace.cli.commands import COMMANDS, examples_of
+from headrace.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = ("*.md", "*.py", "*.sh", "*.yaml", "*.toml", "Makefile")
+
+# In a page's code block, or between back-quotes, which may be a line break apart; "# " continues a comment.
+_QUOTED = re.compile(r"`+(?:[\w./]*bin/)?headrace\s+([a-z][^`]+?)`")
+_LINE = re.compile(r"^\s*(?:[\w./]*bin/)?headrace +([a-z].*)$", re.MULTILINE)
+_BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_LEDGER", "sqlite:////nowhere/ledger.db")
+
+
+def named_commands(path: Path) -> Iterator[str]:
+    """The commands that a file names, without the word headrace."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        # A text that is continued on the next line: its quotes go.
+        text = re.sub(r'"\s*\n\s*f?"', "", text)
+    if path.suffix in (".sh", "") or path.name == "Makefile":
+        yield from re.findall(r"^\s*(?:\S*bin/|\$\(BIN\)/)?headrace ([^|;&\\\n]+)", text, re.MULTILINE)
+        return
+    for command in _QUOTED.findall(text):
+        yield re.sub(r"\s*\n\s*(?:#\s)?\s*", " ", command)
+    if path.suffix == ".md":
+        for block in _BLOCK.findall(text):
+            yield from _LINE.findall(block)
+
+
+def parse(command: str) -> None:
+    """Parse the command as the program does, but run nothing.
+
+    Placeholders are values: words in capitals, ``{…}``, ``%s`` and ``…``. Parts in brackets are given.
+    A command may be named without its required arguments (`headrace streams stop`).
+    """
+    text = re.sub(r"\{[^}]*\}|%s|…", "x", command.partition(" #")[0]).replace("[", " ").replace("]", " ")
+    words = shlex.split(text)
+    found: Any = typer.main.get_command(app)
+    context = found.make_context("headrace", [], resilient_parsing=True)
+    while hasattr(found, "commands"):
+        assert words, "it names a group, and no command of it"
+        name = words.pop(0)
+        assert name in found.commands, f"there is no command {name!r}"
+        found = found.commands[name]
+        if hasattr(found, "commands"):
+            context = found.make_context(name, [], parent=context, resilient_parsing=True)
+    try:
+        found.make_context(name, words, parent=context)
+    except typer.Exit:
+        pass  # --help
+    except Exception as error:
+        if type(error).__name__ != "MissingParameter":
+            raise
+
+
+def files() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *FILES], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [ROOT / name for name in listed.stdout.split() if (ROOT / name).exists()]
+
+
+def test_every_command_that_is_named_parses() -> None:
+    wrong, found = [], set()
+    for path in files():
+        for command in named_commands(path):
+            try:
+                parse(command)
+            except Exception as error:
+                wrong.append(f"{path.relative_to(ROOT)}: headrace {command}: {error}")
+            found.add(command)
+    assert not wrong, "\n".join(wrong)
+    assert len(found) > 40
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "stop",
+        "streams stop --nonsense",
+        "streams",
+        "streams stop NAME --wait soon",
+        "batches nonsense",
+        "fsck NAME",
+        "streams show NAME MORE",
+    ],
+)
+def test_a_wrong_command_is_found(command: str) -> None:
+    with pytest.raises(Exception, match=r"o such option|no command|names a group|unexpected extra|a valid number"):
+        parse(command)
+
+
+def targets() -> list[tuple[str, str]]:
+    """Each command with its ``module:function``."""
+    every = []
+    for name, noun in COMMANDS.items():
+        verbs = {"": noun.verbs} if isinstance(noun.verbs, str) else noun.verbs
+        every += [(f"{name} {verb}".strip(), target) for verb, target in verbs.items()]
+    return every
+
+
+@pytest.mark.parametrize(("command", "target"), targets())
+def test_each_command_has_examples_that_parse(command: str, target: str) -> None:
+    module, _, function = target.partition(":")
+    lines = examples_of(getattr(importlib.import_module(module), function))
+    assert lines
+    for line in lines:
+        assert line.startswith(command)
+        parse(line)
+
+
+@pytest.mark.parametrize(("command", "target"), targets())
+def test_each_command_prints_json_if_asked(command: str, target: str) -> None:
+    parse(f"{command} --json")
+
+
+def test_each_command_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert [command for command, _ in targets() if f"`{command}" not in page] == []
