@@ -26,7 +26,8 @@ _STOP_SECONDS = 120.0
 class DemoStack:
     """A stack in its own folder, which is emptied at each start.
 
-    Without ``keep`` it ends with this process, however this process ends; with ``keep`` it runs until `headrace down`.
+    Without ``keep`` it ends with this process, however this process ends; with ``keep`` it runs until
+    `headrace stack down`.
     """
 
     def __init__(self, data: Path, dags: Path, *, keep: bool) -> None:
@@ -40,7 +41,7 @@ class DemoStack:
         """Stop and delete an earlier demo's stack, then start; ``show`` is called with the state until it runs."""
         self.clear()
         self.data.mkdir(parents=True, exist_ok=True)
-        arguments = ["up", "--data", str(self.data), "--dags", str(self._dags)]
+        arguments = ["stack", "up", "--data", str(self.data), "--dags", str(self._dags)]
         arguments += ["--plugins", str(self.data / "plugins")]
         if self._keep:
             self._detaching = subprocess.Popen(
@@ -56,7 +57,7 @@ class DemoStack:
             return
         self._guarded = GuardedProcess(
             ProcessSpec(
-                name="headrace up",
+                name="headrace stack up",
                 argv=[*_HEADRACE, *arguments],
                 env=child_environment(self._settings()),
                 log=self._log,
@@ -74,12 +75,12 @@ class DemoStack:
             # On SIGINT it also stops the servers that it is starting.
             self._detaching.send_signal(signal.SIGINT)
             self._detaching.wait(_STOP_SECONDS)
-        _run("down", "--data", str(self.data))
+        _run("stack", "down", "--data", str(self.data))
 
     def clear(self) -> None:
         """Stop the stack in the folder if one runs, and delete the folder."""
         if self.data.exists():
-            _run("down", "--data", str(self.data), "--wipe")
+            _run("stack", "down", "--data", str(self.data), "--wipe")
 
     @property
     def state(self) -> StackState:

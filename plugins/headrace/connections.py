@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ FILE_VARIABLE = "HEADRACE_CONNECTIONS_FILE"
 
 CONNECTION_PREFIX = "connection:"
 """The prefix of a ledger's URL that names a connection: ``connection:<its id>``."""
+
+
+_lookups: list[Callable[[str], str | None]] = []
 
 
 class ConnectionNotFoundError(HeadraceError):
@@ -68,16 +71,25 @@ def variable_name(conn_id: str) -> str:
     return ENV_PREFIX + conn_id.upper()
 
 
+def look_up_by(find: Callable[[str], str | None]) -> None:
+    """Let `resolve` also ask ``find`` for a connection's JSON or URI, which gives None if it has none with this id.
+
+    For a process that has another source than the environment, such as `airflow headrace …`. Only the last one counts.
+    """
+    _lookups[:] = [find]
+
+
 def resolve(conn_id: str, environ: Mapping[str, str] | None = None) -> Connection:
     """Look up the connection with this id.
 
     Raises:
-        ConnectionNotFoundError: neither the environment nor the file that it names has its variable.
+        ConnectionNotFoundError: neither the environment, nor the file that it names, nor `look_up_by` has it.
         ConnectionFormatError: its text is neither JSON nor a URI.
     """
     name = variable_name(conn_id)
     environ = os.environ if environ is None else environ
     text = environ.get(name) or _of_file(environ.get(FILE_VARIABLE)).get(name)
+    text = text or next((found for find in _lookups if (found := find(conn_id))), None)
     if not text:
         raise ConnectionNotFoundError(
             f"Connection {conn_id!r} is not known to this process.",

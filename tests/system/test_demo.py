@@ -31,7 +31,7 @@ def data() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
     folder.chmod(0o755)
     yield folder / "demo"
-    subprocess.run([*HEADRACE, "down", "--data", folder / "demo", "--wipe"], check=True, capture_output=True)
+    subprocess.run([*HEADRACE, "stack", "down", "--data", folder / "demo", "--wipe"], check=True, capture_output=True)
     folder.rmdir()
 
 

@@ -104,7 +104,8 @@ def find_newest(storage: LogStorage) -> FoundCheckpoint:
     reported = "; ".join(f"{path}: {why}" for path, why in refused.items())
     raise CheckpointError(
         f"{storage.url} has no checkpoint that can be read" + (f" ({reported})." if refused else "."),
-        remedy="A checkpoint is written after a completed batch; with the ledger there, `headrace recover` writes one.",
+        remedy="A checkpoint is written after a completed batch; with the ledger there, `headrace streams recover` "
+        "writes one.",
     )
 
 

@@ -98,8 +98,11 @@ def _begins_an_hour(context: StreamContext) -> bool:
 
 
 def _prune_events(context: StreamContext) -> int:
+    """Delete old events and samples; returns the number of events."""
     before_ms = context.ledger.now_ms() - max(EVENTS_KEPT_MS, context.stream.remember_ms)
     pruned = 0
+    while context.ledger.samples.prune(context.name, before_ms):
+        pass
     for _ in range(_PRUNED_AT_ONCE):
         gone = context.ledger.events.prune(context.name, before_ms)
         pruned += gone

@@ -103,7 +103,7 @@ def read_history(folder: LogStorage, number: int) -> list[Mapping[str, Any]]:
     except DocumentDamagedError as error:
         raise HistoryError(
             f"The file {folder.url}/{path} is damaged: {error}.",
-            remedy="With the ledger there, `headrace recover` writes it again; else restore it from a copy.",
+            remedy="With the ledger there, `headrace streams recover` writes it again; else restore it from a copy.",
         ) from None
     if fields.get("version") != VERSION:
         raise HistoryError(

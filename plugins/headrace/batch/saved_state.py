@@ -117,7 +117,8 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, FoundBatch
         raise HistoryError(
             f"{folder.url}/{history_path(0).partition('/')[0]} has {len(there)} of the {expected['files']} files that "
             f"the checkpoint {checkpoint.path} knows of.",
-            remedy="With the ledger there, `headrace recover` writes them again; else restore them from a copy.",
+            remedy="With the ledger there, `headrace streams recover` writes them again; else restore them from a "
+            "copy.",
         )
     saved: dict[int, FoundBatch] = {}
     for number in [number for number in places if number < checkpoint.written_at_ms]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, TaskGroup
 
 from headrace.dags.declared_once import declare_once
-from headrace.dags.defaults import START_DATE, describe, tags
+from headrace.dags.defaults import START_DATE, declaration, describe, tags
 from headrace.dags.params import batch_params
 from headrace.dags.received_schedule import received_schedule
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
@@ -83,7 +83,7 @@ def batch_dag(
         **options,
     ) as dag:
         if single_task:
-            MicroBatchOperator(task_id="micro_batch", stream=stream)
+            MicroBatchOperator(task_id="micro_batch", stream=stream, doc_json=declaration(stream, "batches"))
         else:
             _tasks(stream)
     return dag
@@ -91,7 +91,9 @@ def batch_dag(
 
 def _tasks(stream: Stream) -> None:
     await_blocks = BlocksReadySensor(task_id="await_blocks", stream=stream)
-    allocate_blocks = AllocateBlocksOperator(task_id="allocate_blocks", stream=stream)
+    allocate_blocks = AllocateBlocksOperator(
+        task_id="allocate_blocks", stream=stream, doc_json=declaration(stream, "batches")
+    )
     before: Any = await_blocks >> allocate_blocks
     if stream.state is not None:
         # An output may be computed from the state, so the state is updated first, once for all outputs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,15 @@ START_DATE = datetime(2020, 1, 1, tzinfo=UTC)
 def tags(stream: Stream, kind: str) -> list[str]:
     """The tags of a stream's DAGs, to filter by in the UI."""
     return ["headrace", kind, f"stream:{stream.name}"]
+
+
+def declaration(stream: Stream, kind: str) -> str:
+    """The JSON documentation of one task of each DAG: the stream's name, and its ledger as the user wrote it.
+
+    Airflow keeps it with the serialised DAG, where the API server finds the stream and its ledger without importing the
+    DAG's file. A ledger's URL has no secret: a stream's definition is refused if it has one.
+    """
+    return json.dumps({"headrace": {"stream": stream.name, "ledger": stream.ledger, "kind": kind}})
 
 
 def _place(output: Output) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG
 
 from headrace.dags.declared_once import declare_once
-from headrace.dags.defaults import START_DATE, describe, tags
+from headrace.dags.defaults import START_DATE, declaration, describe, tags
 from headrace.operators.kafka_receiver import KafkaReceiverOperator
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ One run follows another; each keeps the stream's receiver job alive: a Spark app
 blocks in the write-ahead log. The job is a process of its own and outlives this task's crashes: the next run attaches
 to it by its lease in the ledger.
 
-Pausing this DAG leaves the job running. To stop it, run `headrace stop {name}`; `headrace start {name}` undoes that.
-Marking or clearing the task stops the job as well, but the next run starts another at once, unless this DAG is paused.
+Pausing this DAG leaves the job running. To stop it, run `headrace streams stop {name}`; `headrace streams start
+{name}` undoes that. Marking or clearing the task stops the job as well, but the next run starts another at once, unless
+this DAG is paused.
 
 {stream}
 """
@@ -59,5 +60,5 @@ def receiver_dag(stream: Stream, *, dag_id: str | None = None, **options: Any) -
         tags=[*tags(stream, "receiver"), *options.pop("tags", [])],
         **options,
     ) as dag:
-        KafkaReceiverOperator(task_id="receive", stream=stream)
+        KafkaReceiverOperator(task_id="receive", stream=stream, doc_json=declaration(stream, "receiver"))
     return dag

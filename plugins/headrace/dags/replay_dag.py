@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, TaskGroup
 
-from headrace.dags.defaults import START_DATE, describe, tags
+from headrace.dags.defaults import START_DATE, declaration, describe, tags
 from headrace.dags.params import outputs_param, parameters_param
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.runs.retries import replay_retries
@@ -74,5 +74,12 @@ def replay_dag(
         TaskGroup("replay_batch"),
     ):
         for output in replay.outputs:
-            ReplayBatchOperator(task_id=output.id, stream=stream, replay=replay, target=name, step=output.id)
+            ReplayBatchOperator(
+                task_id=output.id,
+                stream=stream,
+                replay=replay,
+                target=name,
+                step=output.id,
+                doc_json=declaration(stream, "replay"),
+            )
     return dag

@@ -228,7 +228,7 @@ class Airflow(Startable):
         except PackageNotFoundError as error:
             raise LocalStackError(
                 "Airflow is not installed here.",
-                remedy="Install headrace[airflow], or run `headrace up --without airflow`.",
+                remedy="Install headrace[airflow], or run `headrace stack up --without airflow`.",
             ) from error
 
     def _new_passwords(self) -> dict[str, str]:

@@ -98,7 +98,7 @@ def bundle_jars(
         raise JarsError(f"The lock file {LOCK_FILE.name} has no jars for {bundle!r}.", remedy=_REMAKE)
     folder = _folder(bundle, wanted, cache)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Locked, so that parallel tests and a first `headrace up` fetch only once.
+    # Locked, so that parallel tests and a first `headrace stack up` fetch only once.
     with exclusive(folder.with_suffix(".lock")):
         if not folder.is_dir():
             _fetch_checked(bundle, wanted, folder, cache)

@@ -33,6 +33,7 @@ from headrace.errors import HeadraceError
 
 SERVICES = ("kafka", "elasticsearch", "postgres", "airflow")
 LEDGER_DATABASE = "headrace"
+LEDGER_CONNECTION = "headrace_ledger"
 AIRFLOW_DATABASE = "airflow"
 
 
@@ -155,6 +156,7 @@ class Stack:
             None if "postgres" in without else PostgresServer(self.data / "postgres", port=ports["postgres"])
         )
         self.airflow = None
+        self.state.connections = self.connections()
         if "airflow" not in without and self.postgres is not None:
             self.airflow = Airflow(
                 self.data / "airflow",
@@ -184,7 +186,7 @@ class Stack:
                 "schema": "http",
             }
         if self.postgres is not None:
-            found["headrace_ledger"] = {
+            found[LEDGER_CONNECTION] = {
                 "conn_type": "postgres",
                 "host": LOOPBACK,
                 "port": self.postgres.port,

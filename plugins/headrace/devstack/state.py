@@ -6,6 +6,7 @@ import contextlib
 import json
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -60,6 +61,8 @@ class StackState(BaseModel):
     supervisor: ProcessRef | None = None
     services: dict[str, ServiceState] = {}
     login: Login | None = None
+    connections: dict[str, dict[str, Any]] = {}
+    """The Airflow connections to the servers, by id. They have no passwords: the servers listen on loopback."""
     error: str | None = None
 
     @property
@@ -83,7 +86,10 @@ class StackState(BaseModel):
         services = {
             name: service.model_copy(update={"phase": Phase.STOPPED}) for name, service in self.services.items()
         }
-        error = "Its supervisor was killed. `headrace down` ends whatever is left, and so does the next `headrace up`."
+        error = (
+            "Its supervisor was killed. `headrace stack down` ends whatever is left, and so does the next "
+            "`headrace stack up`."
+        )
         return self.model_copy(update={"phase": Phase.STOPPED, "services": services, "error": error})
 
 

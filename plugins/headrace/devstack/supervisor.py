@@ -1,4 +1,4 @@
-"""The process that runs a stack: `python -m headrace.devstack.supervisor`, or `headrace up` in the foreground.
+"""The process that runs a stack: `python -m headrace.devstack.supervisor`, or `headrace stack up` in the foreground.
 
 SIGTERM, SIGINT and SIGHUP stop the stack; SIGUSR1 restarts its dead servers. If this process is killed, the servers'
 guards see their pipes close and end the servers.
@@ -71,7 +71,7 @@ def _held(data: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise StackRunningError(
                 f"Another process holds the stack in {data}.",
-                remedy="`headrace status` tells, `headrace down` stops it.",
+                remedy="`headrace stack status` tells, `headrace stack down` stops it.",
             ) from error
         yield
 

@@ -70,10 +70,13 @@ class Cluster:
     http_compress: bool = False
 
     @classmethod
-    def of(cls, settings: ClusterSettings) -> Self:
-        """The cluster of an output. Resolves the connection, if there is one, at the time of the call."""
+    def of(cls, settings: ClusterSettings, environ: Mapping[str, str] | None = None) -> Self:
+        """The cluster of an output. Resolves the connection, if there is one, at the time of the call.
+
+        ``environ``: where the connection is looked up; by default this process's environment.
+        """
         if settings.connection:
-            return cls.from_connection(resolve(settings.connection))
+            return cls.from_connection(resolve(settings.connection, environ))
         return cls(nodes=tuple(_node(host, default_scheme="http") for host in settings.hosts))
 
     @classmethod

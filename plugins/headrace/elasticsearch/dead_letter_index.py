@@ -208,7 +208,7 @@ class DeadLetterIndex:
             return letter
         raise DeadLetterMissingError(
             f"There is no dead letter {id_!r} of output {self._options.output_id!r} in {self._name!r}.",
-            remedy="See headrace dlq list --replayed.",
+            remedy="See `headrace dead-letters list --replayed`.",
         )
 
     def prepare_notes(self) -> None:

@@ -50,10 +50,11 @@ class Problem(StrEnum):
 
 _NOT_BY_HAND = (
     "The ledger was changed by something other than headrace, or headrace has a fault: keep a copy of it as it is, "
-    "and rebuild it with `headrace recover`, or report it with this output."
+    "and rebuild it with `headrace streams recover`, or report it with this output."
 )
 _SET_BACK = (
-    "Stop the stream and do not start it on this ledger: restore the newer one, or rebuild it with `headrace recover`."
+    "Stop the stream and do not start it on this ledger: restore the newer one, or rebuild it with "
+    "`headrace streams recover`."
 )
 _READ_AGAIN = (
     "A batch that has not completed can be read again from Kafka while Kafka has its offsets, once the segment's file "
@@ -136,11 +137,11 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
     ),
     Problem.CHECKPOINT_UNREADABLE: (
         "A lost ledger could not be rebuilt completely.",
-        "The next completed batch writes a checkpoint; or write one from the ledger with `headrace recover`.",
+        "The next completed batch writes a checkpoint; or write one from the ledger with `headrace streams recover`.",
     ),
     Problem.CHECKPOINT_BEHIND: (
         "The ledger says that a batch is in a checkpoint, and it is not: it would be run again after a rebuild.",
-        "Write a checkpoint from the ledger with `headrace recover`.",
+        "Write a checkpoint from the ledger with `headrace streams recover`.",
     ),
     Problem.LEDGER_SET_BACK: (
         "The newest checkpoint is ahead of the ledger, which was restored from an older copy: records would be "

@@ -104,10 +104,12 @@ _FORCED: Mapping[str, Any] = {
 }
 
 
-def consumer_config(source: KafkaInput, *, group: str, limits: Limits) -> ClientConfig:
-    """The settings of a receiver's consumer. Raises ClientSettingError, ConnectionNotFoundError or
-    ConnectionFormatError."""
-    given = {**_connection_config(source), **_checked(source)}
+def consumer_config(
+    source: KafkaInput, *, group: str, limits: Limits, environ: Mapping[str, str] | None = None
+) -> ClientConfig:
+    """The settings of a receiver's consumer. ``environ``: where the connection is looked up; by default this process's
+    environment. Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError."""
+    given = {**_connection_config(source, environ), **_checked(source)}
     config: ClientConfig = {**_DEFAULTS, **_prefetch(limits.prefetch_bytes), **given}
     if "reconnect.backoff.max.ms" in given and "reconnect.backoff.ms" not in given:
         # The given maximum may be below our reconnect.backoff.ms, which librdkafka refuses.
@@ -160,9 +162,9 @@ def _prefetch(prefetch_bytes: int) -> ClientConfig:
 _ADMIN_REFRESH_MS = 5_000
 
 
-def admin_config(source: KafkaInput) -> ClientConfig:
+def admin_config(source: KafkaInput, environ: Mapping[str, str] | None = None) -> ClientConfig:
     """The settings of the tracker's admin client."""
-    config = _connection_config(source)
+    config = _connection_config(source, environ)
     config.setdefault("client.id", "headrace-tracker")
     config["allow.auto.create.topics"] = False
     kept = {name: value for name, value in config.items() if name not in _CONSUMER_ONLY}
@@ -177,10 +179,10 @@ _CONSUMER_ONLY = frozenset(
 )
 
 
-def _connection_config(source: KafkaInput) -> ClientConfig:
+def _connection_config(source: KafkaInput, environ: Mapping[str, str] | None = None) -> ClientConfig:
     if source.connection is None:
         return {"bootstrap.servers": source.bootstrap_servers}
-    return connection_config(resolve(source.connection))
+    return connection_config(resolve(source.connection, environ))
 
 
 def connection_config(connection: Connection) -> ClientConfig:

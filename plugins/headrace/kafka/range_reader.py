@@ -7,7 +7,7 @@ and control records leave offsets without a record.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -61,15 +61,17 @@ class RangeClients:
     admin: ClientConfig = field(repr=False)
 
     @classmethod
-    def of(cls, source: KafkaInput, *, prefetch_bytes: int = PREFETCH_BYTES) -> Self:
-        """Resolve the input's connection in this process's environment.
+    def of(
+        cls, source: KafkaInput, *, prefetch_bytes: int = PREFETCH_BYTES, environ: Mapping[str, str] | None = None
+    ) -> Self:
+        """Resolve the input's connection in ``environ``, by default this process's environment.
 
         Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError.
         """
         limits = Limits(prefetch_bytes=prefetch_bytes)
         # Nothing is ever committed for the group; librdkafka requires one.
-        config = consumer_config(source, group=source.group or "headrace-replay", limits=limits)
-        return cls(config, admin_config(source))
+        config = consumer_config(source, group=source.group or "headrace-replay", limits=limits, environ=environ)
+        return cls(config, admin_config(source, environ))
 
     def for_offsets(self, offsets: int) -> Self:
         """These settings for reading so many offsets: few messages beyond them are fetched."""

@@ -139,7 +139,7 @@ def _received_by(job: JobRow | None, row: StreamRow, live: Sequence[ReceiverRow]
         return batch_by, ""
     return batch_by, (
         f"; the stream is by {row.batch_by}, but its receiver job of epoch {job.epoch} still receives by {batch_by}: "
-        "`headrace stop` and `headrace start` restart it"
+        "`headrace streams stop` and `headrace streams start` restart it"
     )
 
 

@@ -153,7 +153,7 @@ def missing_application(ledger: Ledger, stream: str) -> str | None:
             return None
         return f"The receiver job (epoch {job.epoch}) is {job.state.value} and serves no Spark Connect."
     if ledger.streams.get(stream).desired_state is DesiredState.STOPPED:
-        return f"The stream is stopped, and has no receiver job; `headrace start {stream}` starts it."
+        return f"The stream is stopped, and has no receiver job; `headrace streams start {stream}` starts it."
     if job is None:
         return f"The stream has had no receiver job yet. Is the DAG paused that starts it ({stream}_receiver)?"
     how = job.error or ("it was stopped" if job.state.ended else "its lease has run out")

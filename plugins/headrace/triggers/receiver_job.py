@@ -45,7 +45,7 @@ class ReceiverJobTrigger(LedgerTrigger):
 
 
 class StreamWantedTrigger(LedgerTrigger):
-    """Fires when the stream's desired state is running: ``headrace start`` after ``headrace stop``."""
+    """Fires when the stream's desired state is running: ``headrace streams start`` after ``stop``."""
 
     def __init__(self, *, ledger: str, stream: str, poll_interval: float | None = None) -> None:
         super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval)

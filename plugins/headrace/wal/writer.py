@@ -30,13 +30,15 @@ SEGMENT_SECONDS = 60.0
 @dataclass(frozen=True, slots=True)
 class WrittenFrame:
     """A block that is durable. ``opened`` is the segment that this write created (None: it appended to an open one).
-    ``closed`` are the segments closed or given up since the last write: they never grow again."""
+    ``closed`` are the segments closed or given up since the last write: they never grow again. ``seconds`` is the time
+    that the store took to write and sync the frame."""
 
     handle: BlockHandle
     sequence: int
     payload_bytes: int
     opened: str | None
     closed: tuple[str, ...]
+    seconds: float
 
 
 class _OpenSegment:
@@ -201,6 +203,7 @@ class WriteAheadLogWriter:
         if opening:
             self._next_number += 1
         parts: list[Data] = [*opening, head, body]
+        began = self._clock.monotonic()
         try:
             if self._close_after_write:
                 self._write_whole(segment, parts, offset + length, header.sequence)
@@ -211,6 +214,7 @@ class WriteAheadLogWriter:
             if isinstance(error, Exception):
                 raise WriteFailedError(segment.path, header.sequence, error) from error
             raise
+        seconds = self._clock.monotonic() - began
         segment.blocks += 1
         if opening:
             self._previous.clear()
@@ -223,6 +227,7 @@ class WriteAheadLogWriter:
             payload_bytes=payload.size,
             opened=segment.path if opening else None,
             closed=self._take_closed(),
+            seconds=seconds,
         )
 
     def _write_whole(self, segment: _OpenSegment, parts: list[Data], end_offset: int, sequence: int) -> None:

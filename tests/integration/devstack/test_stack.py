@@ -1,4 +1,4 @@
-"""`headrace up`, `status` and `down` as a person runs them, on real servers."""
+"""`headrace stack up`, `status` and `down` as a person runs them, on real servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Headrace:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "headrace.cli.main", *arguments],
+            [sys.executable, "-m", "headrace.cli.main", "stack", *arguments],
             cwd=self.folder,
             env=self.env,
             stdout=subprocess.PIPE,

@@ -119,12 +119,15 @@ class Life:
 
     def assign(self) -> None:
         """Deal the partitions out; where another owns one, it is given back first."""
+        dealt: dict[str, dict[TopicPartition, int]] = {}
         for row in self.ledger.positions.all(NAME):
             index = self.random.randrange(2) if row.input_id == "clicks" else 0
             owner = None if row.receiver_index is None else ReceiverId(NAME, row.input_id, row.receiver_index)
             if owner is not None and row.receiver_index != index:
                 self.ledger.positions.release(self.receivers[owner].lease, row.partition)
-            self.ledger.positions.assign(self.job, row.input_id, {row.partition: index})
+            dealt.setdefault(row.input_id, {})[row.partition] = index
+        for input_id, partitions in dealt.items():
+            self.ledger.positions.assign(self.job, input_id, partitions)
 
     def step(self) -> None:
         """Anything that may come next."""

@@ -437,7 +437,7 @@ def test_a_stream_is_not_begun_anew_beside_its_own_log(live: Callable[..., Life]
     life = live(4, steps=30)
     refuse_if_lost(life.context)
     with Ledger.open(new_url, clock=life.clock) as ledger:
-        with pytest.raises(LostLedgerError, match="headrace recover shop --storage"):
+        with pytest.raises(LostLedgerError, match="headrace streams recover shop --storage"):
             refuse_if_lost(life.context_in(ledger))
         other = life.stream.model_copy(update={"name": "another"})
         refuse_if_lost(StreamContext(other, ledger))

@@ -39,7 +39,7 @@ def test_a_running_stack_without_supervisor_is_told_as_stopped() -> None:
     assert found.phase is Phase.STOPPED
     assert found.services["kafka"].phase is Phase.STOPPED
     assert found.error is not None
-    assert "headrace down" in found.error
+    assert "headrace stack down" in found.error
 
 
 def test_a_server_that_has_just_died_is_told_as_failed() -> None:

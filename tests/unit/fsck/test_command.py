@@ -1,4 +1,4 @@
-"""`headrace fsck`: what it prints, and its exit codes."""
+"""`headrace streams fsck`: what it prints, and its exit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .conftest import STREAM, TIMES, Shop
 
 
 def fsck(shop: Shop, *options: str) -> Result:
-    return CliRunner().invoke(app, ["fsck", STREAM, "--ledger", shop.stream.ledger, *options])
+    return CliRunner().invoke(app, ["streams", "fsck", STREAM, "--ledger", shop.stream.ledger, *options])
 
 
 def test_a_clean_stream_is_0(shop: Shop) -> None:
@@ -53,8 +53,8 @@ def test_many_findings_of_a_kind_are_cut_for_people_and_not_for_scripts(shop: Sh
 
 
 def test_what_cannot_be_checked_is_2(shop: Shop) -> None:
-    assert CliRunner().invoke(app, ["fsck", "nosuch", "--ledger", shop.stream.ledger]).exit_code == 2
-    missing = CliRunner().invoke(app, ["fsck", STREAM, "--ledger", "sqlite:////nosuch/ledger.db"])
+    assert CliRunner().invoke(app, ["streams", "fsck", "nosuch", "--ledger", shop.stream.ledger]).exit_code == 2
+    missing = CliRunner().invoke(app, ["streams", "fsck", STREAM, "--ledger", "sqlite:////nosuch/ledger.db"])
     assert missing.exit_code == 2
 
 

@@ -155,12 +155,12 @@ def test_the_command_lists_every_check_and_fails_where_one_does(
     monkeypatch.setattr(admin_questions, "_HOPE_SECONDS", 0.2)
     definition = tmp_path / "shop.json"
     definition.write_text(make(tmp_path, outputs=ConsoleOutput()).to_json())
-    reported = CliRunner().invoke(app, ["check", str(definition), "--connect"])
+    reported = CliRunner().invoke(app, ["streams", "check", str(definition), "--connect"])
     assert reported.exit_code == 1
     assert f"FAILED input records: {CLOSED}: Kafka at {CLOSED} cannot be asked" in reported.stdout
     assert "ok     storage" in reported.stdout
-    answer = CliRunner().invoke(app, ["check", str(definition), "--connect", "--json"])
+    answer = CliRunner().invoke(app, ["streams", "check", str(definition), "--connect", "--json"])
     assert answer.exit_code == 1
     checks = {each["name"]: each["error"] for each in json.loads(answer.stdout)["checks"]}
     assert [name for name, error in checks.items() if error] == ["input records"]
-    assert CliRunner().invoke(app, ["check", str(definition)]).exit_code == 0
+    assert CliRunner().invoke(app, ["streams", "check", str(definition)]).exit_code == 0

@@ -130,7 +130,7 @@ class TestAMissingApplication:
         ledger.jobs.release(lease, "failed", "its JVM was killed")
         assert "(epoch 1) is gone: its JVM was killed." in missing(ledger)
         ledger.streams.set_desired_state("shop", "stopped")
-        assert "`headrace start shop` starts it" in missing(ledger)
+        assert "`headrace streams start shop` starts it" in missing(ledger)
 
 
 def missing(ledger) -> str | None:

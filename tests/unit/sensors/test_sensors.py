@@ -455,7 +455,7 @@ class TestBatchByChangedUnderALiveJob:
         self.by(ledger, stream, "timestamp")
         reported = (
             "; the stream is by timestamp, but its receiver job of epoch 1 still receives by arrival: "
-            "`headrace stop` and `headrace start` restart it"
+            "`headrace streams stop` and `headrace streams start` restart it"
         )
         self.seal(timed, T - 1)
         assert timed.ask() == (False, "waiting for flights/records/0, flights/records/1" + reported)

@@ -131,4 +131,4 @@ def test_the_receiver_sensors_trigger_warns_of_a_definition_that_the_job_has_not
         trigger.look(ledger)
     reported = capsys.readouterr().out
     assert reported.count("still receives by revision 1 of the definition") == 1
-    assert "headrace stop flights" in reported
+    assert "headrace streams stop flights" in reported

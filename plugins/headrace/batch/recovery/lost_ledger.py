@@ -36,8 +36,8 @@ def refuse_if_lost(context: StreamContext) -> None:
     if checkpoint_paths(context.storage) or _has_log(context.storage):
         raise LostLedgerError(
             f"The ledger does not know stream {stream.name!r}, which has a log in {stream.folder_url}.",
-            remedy=f"If its ledger was lost: `headrace recover {stream.name} --storage {stream.storage.url}`. If it is "
-            "elsewhere, name that one. To begin anew, give the stream another name, or move the folder away.",
+            remedy=f"If its ledger was lost: `headrace streams recover {stream.name} --storage {stream.storage.url}`. "
+            "If it is elsewhere, name that one. To begin anew, give the stream another name, or move the folder away.",
         )
 
 

@@ -77,7 +77,8 @@ def recover(
 
     Args:
         folder: the stream's folder in its storage.
-        definition: needed if the ledger and all checkpoints are lost.
+        definition: needed if the ledger and all checkpoints are lost. Otherwise theirs counts; a notice says so if this
+            one is another.
         mode: what to do about a damaged log.
         dry_run: report what would be done, and change nothing.
         force: recover even while a receiver job or a batch of the lost ledger could still run. Both are fenced.
@@ -99,6 +100,7 @@ def recover(
         _write_manifests(context, report)
         _delete_manifests(context, report)
         why = _why_a_checkpoint(context, report)
+        _note_other_definition(ledger.streams.get(stream_name).definition, definition, report)
     if why is not None:
         report.steps[Step.CHECKPOINT_WRITTEN] = f"a checkpoint, since {why}"
         if not dry_run:
@@ -140,9 +142,19 @@ def _rebuild(
     progress("putting the ledger together")
     concluded = rebuild_stream(contents, definition, folder_url=None, now_ms=ledger.now_ms())
     _report(concluded, report)
+    _note_other_definition(concluded.found.stream.definition, definition, report)
     if not report.dry_run:
         progress("writing the ledger")
         ledger.rebuild.restore(stream_name, concluded.found, force=force)
+
+
+def _note_other_definition(used: str, given: Stream | None, report: Recovered) -> None:
+    """Report that the recorded definition stays: batches refer to its revisions, and the DAGs register the next one."""
+    if given is not None and Stream.from_json(used).to_json() != given.to_json():
+        report.notices.append(
+            "the given definition differs from the recorded one, which is used; the next run of the stream's DAGs "
+            "registers theirs"
+        )
 
 
 def _refuse_while_alive(contents: FolderContents, now_ms: int) -> None:
@@ -154,8 +166,9 @@ def _refuse_while_alive(contents: FolderContents, now_ms: int) -> None:
         raise RecoveryRefusedError(
             f"The last sign of life in the folder of stream {contents.stream!r} is {now_ms - contents.last_sign_ms} ms "
             "old: its receiver job, or a batch, could still live.",
-            remedy=f"Pause the stream's DAGs and run `headrace stop {contents.stream} --storage URL`, which ends the "
-            f"job without its ledger. Then try again in {left_ms // 1000 + 1} seconds; or say --force if neither runs.",
+            remedy=f"Pause the stream's DAGs and run `headrace streams stop {contents.stream} --storage URL`, which "
+            f"ends the job without its ledger. Then try again in {left_ms // 1000 + 1} seconds; or say --force if "
+            "neither runs.",
         )
 
 
