@@ -37,9 +37,13 @@ def require_batch(connection: Connection, stream: str, batch_time_ms: int) -> Ba
 
 
 def outcome(
-    required: Collection[str], newest: Mapping[str, BatchOutputRow], running: Collection[AttemptRow], now_ms: int
+    connection: Connection,
+    required: Collection[str],
+    newest: Mapping[str, BatchOutputRow],
+    running: Collection[AttemptRow],
+    now_ms: int,
 ) -> tuple[BatchState, str | None]:
-    """Return the state, and the newest error if it is failed.
+    """Return the state, and the error of the newest attempt that failed if it is failed.
 
     Running while an attempt at a required output is live, so that the last attempt to end gets the final state. Then:
     completed if the newest attempt at every required output has recorded it; failed if one of these failed; running if
@@ -53,7 +57,7 @@ def outcome(
     left = [newest[output_id] for output_id in missing if output_id in newest]
     failed = [row for row in left if row.state is AttemptState.FAILED]
     if failed:
-        return BatchState.FAILED, max(failed, key=lambda row: row.attempt).error
+        return BatchState.FAILED, _attempt_error(connection, max(failed, key=lambda row: row.attempt))
     return BatchState.RUNNING if running else BatchState.ALLOCATED, None
 
 
@@ -88,9 +92,7 @@ def settle(
     if by_records:
         running = [row for row in running if not all(is_recorded(newest.get(output)) for output in row.outputs)]
     required = required_steps(locked, batch)
-    state, error = outcome(required, newest, running, locked.now_ms)
-    if state is BatchState.FAILED:
-        error = _attempt_error(connection, batch, required, newest) or error
+    state, error = outcome(connection, required, newest, running, locked.now_ms)
     values: dict[str, Any] = {"state": state, "error": error, "history": 0, **changes}
     completes = state is BatchState.COMPLETED and batch.state is not BatchState.COMPLETED
     if state is BatchState.COMPLETED:
@@ -116,18 +118,17 @@ def settle(
     return settled
 
 
-def _attempt_error(
-    connection: Connection, batch: BatchRow, required: Collection[str], newest: Mapping[str, BatchOutputRow]
-) -> str | None:
-    """Return the error of the newest attempt that failed: it names all the outputs that failed, and the reason if the
-    attempt was ended from outside."""
-    number = max(row.attempt for step, row in newest.items() if step in required and row.state is AttemptState.FAILED)
+def _attempt_error(connection: Connection, output: BatchOutputRow) -> str | None:
+    """Return the error of the output's attempt: it names all the outputs that failed, and the reason if the attempt was
+    ended from outside. The output's own error if the attempt has none."""
     table = batch_attempts.c
     query = select(table.error).where(
-        table.stream == batch.stream, table.batch_time_ms == batch.batch_time_ms, table.number == number
+        table.stream == output.stream,
+        table.batch_time_ms == output.batch_time_ms,
+        table.number == output.attempt,
     )
     found: str | None = connection.execute(query).scalar()
-    return found
+    return found or output.error
 
 
 def _record_end(

@@ -154,7 +154,7 @@ def settle_replay(
     newest = newest_outputs(connection, stream, batch_time_ms, target, revision=row.revision)
     others = running_attempts(connection, stream, batch_time_ms, revision=row.revision)
     running = [other for other in others if other.target == target]
-    state, error = outcome(row.outputs, newest, running, locked.now_ms)
+    state, error = outcome(connection, row.outputs, newest, running, locked.now_ms)
     values: dict[str, Any] = {"state": state, "error": error}
     if code_version is not None:
         values["code_version"] = code_version

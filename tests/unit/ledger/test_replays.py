@@ -107,6 +107,16 @@ def test_a_replay_of_several_outputs_completes_with_the_last(world: Any) -> None
         replay(world, definition=definition, outputs=["console"])
 
 
+def test_a_failed_replay_has_the_error_of_its_attempt(world: Any) -> None:
+    definition = json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]})
+    attempt = replay(world, definition=definition, outputs=["index", "files"])
+    world.ledger.attempts.fail(
+        attempt, "index: no index; files: disk full", {"index": "no index", "files": "disk full"}
+    )
+    (row,) = world.ledger.replays.between("flights", "v2", T1, T1 + 1)
+    assert row.error == "index: no index; files: disk full"
+
+
 def test_a_definition_is_kept_once(world: Any) -> None:
     for at in (T1, T2, T3):
         finish(world, replay(world, at))
