@@ -77,7 +77,8 @@ class Webhook(StreamListener):
 
     def on_dead_letters(self, event: DeadLetters) -> None:
         where = f"output {event.output_id} of {event.stream}"
-        self._post("dead_letters", f"{event.records} dead letters in {where}", event)
+        exceeded = "" if event.exceeded is None else f", {event.exceeded}: it fails"
+        self._post("dead_letters", f"{event.records} dead letters in {where}{exceeded}", event)
 
     def on_gap(self, event: Gap) -> None:
         offsets = f"{event.topic}[{event.partition}] {event.from_offset} to {event.until_offset}"

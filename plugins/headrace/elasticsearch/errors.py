@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from headrace.errors import Failure, HeadraceError
 
 
@@ -52,9 +55,17 @@ class DeadLettersRefusedError(IndexingError):
 
 
 class TooManyDeadLettersError(IndexingError):
-    """A batch has more dead letters than its output's limit allows. The letters were written."""
+    """A batch has more dead letters than its output's limit allows. The letters were written.
+
+    ``exceeded`` names the limit, ``counts`` are those of the write.
+    """
 
     failure = Failure.CODE
+
+    def __init__(self, what: str, *, remedy: str, exceeded: str, counts: Mapping[str, Any]) -> None:
+        super().__init__(what, remedy=remedy)
+        self.exceeded = exceeded
+        self.counts = counts
 
 
 class DeadLetterMissingError(IndexingError):

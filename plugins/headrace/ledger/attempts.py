@@ -30,7 +30,7 @@ from headrace.ledger.attempt_statements import (
 )
 from headrace.ledger.batch_ordering import check_order, check_slots
 from headrace.ledger.batch_origins import source_of
-from headrace.ledger.batch_states import figures, is_recorded, require_batch, settle
+from headrace.ledger.batch_states import figures, is_recorded, present_run, require_batch, settle
 from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import (
     AlreadyCompletedError,
@@ -49,10 +49,11 @@ from headrace.ledger.models import (
     batch_attempts,
     batch_outputs,
 )
+from headrace.ledger.output_records import record_failures, record_success
 from headrace.ledger.replays import present_revision, settle_replay
 from headrace.ledger.revisions import at_revision
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
-from headrace.ledger.totals import add_totals, output_totals
+from headrace.ledger.totals import add_totals
 
 _ENDED = (AttemptState.COMPLETED, AttemptState.FAILED)
 
@@ -160,16 +161,7 @@ class Attempts(Repository):
             )
         with self._database.write_stream(attempt.stream) as (connection, locked):
             require_running(connection, attempt)
-            this = (*outputs_of(attempt), batch_outputs.c.output_id == output_id)
-            first = connection.execute(select(batch_outputs.c.recorded_at_ms).where(*this)).scalar_one() is None
-            values = {"counts": dict(counts), "recorded_at_ms": locked.now_ms, "code_version": code_version}
-            connection.execute(update(batch_outputs).where(*this).values(state=AttemptState.COMPLETED, **values))
-            if not attempt.target:
-                amounts = {"writes": 1, **output_totals(counts)} if first else {}
-                add_totals(connection, attempt.stream, amounts, output_id=output_id)
-                payload = {"attempt": attempt.number, "output": output_id, "counts": dict(counts)}
-                _event(connection, locked, attempt, EventKind.OUTPUT_COMPLETED, payload)
-                _report_dead_letters(connection, locked, attempt, output_id, counts)
+            record_success(connection, locked, attempt, output_id, counts=counts, code_version=code_version)
 
     def complete(self, attempt: Attempt, *, code_version: str | None = None) -> BatchRow:
         """End the attempt as completed. Returns the batch's row after that. A second call changes nothing.
@@ -204,13 +196,20 @@ class Attempts(Repository):
             if attempt.target:
                 settle_replay(connection, locked, attempt, code_version=code_version)
                 return batch
-            return settle(connection, locked, batch, code_version=code_version)
+            return settle(connection, locked, batch, ended=attempt.number, code_version=code_version)
 
-    def fail(self, attempt: Attempt, error: str, failures: Mapping[str, str] = MappingProxyType({})) -> BatchRow:
+    def fail(
+        self,
+        attempt: Attempt,
+        error: str,
+        failures: Mapping[str, str] = MappingProxyType({}),
+        counts: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> BatchRow:
         """End the attempt with an error. The outputs that it has not recorded have failed, and can be begun again.
 
         Args:
             failures: the reasons of single outputs, by their ids. For the others it is ``error``.
+            counts: of failed outputs that have written dead letters, by their ids.
 
         Raises:
             AttemptFencedError: a newer attempt took an output of this one, or this one has ended.
@@ -219,15 +218,12 @@ class Attempts(Repository):
             require_running(connection, attempt)
             locked = at_revision(connection, now, attempt.revision)
             batch = require_batch(connection, attempt.stream, attempt.batch_time_ms)
-            failed = _fail_outputs(connection, locked, attempt, error, failures)
+            record_failures(connection, locked, attempt, error, failures=failures, counts=counts)
             end_attempt(connection, attempt, AttemptState.FAILED, ended_at_ms=locked.now_ms, error=error)
             if attempt.target:
                 settle_replay(connection, locked, attempt)
                 return batch
-            payloads = [{"attempt": attempt.number, "output": output, "error": text} for output, text in failed.items()]
-            of_batch = {"batch_time_ms": attempt.batch_time_ms}
-            record_all(connection, attempt.stream, locked.now_ms, EventKind.OUTPUT_FAILED, payloads, **of_batch)
-            return settle(connection, locked, batch)
+            return settle(connection, locked, batch, ended=attempt.number)
 
     def of_batch(self, stream: str, batch_time_ms: int) -> list[AttemptRow]:
         """Return the attempts at the batch and at its replays, oldest first."""
@@ -328,11 +324,9 @@ def _begin(
 ) -> Attempt:
     stream, batch_time_ms = batch.stream, batch.batch_time_ms
     fence_attempts(connection, stream, batch_time_ms, locked.now_ms, target="", outputs=taken)
-    beside = [
-        row
-        for row in running_attempts(connection, stream, batch_time_ms)
-        if not row.target and row.alive(locked.now_ms)
-    ]
+    beside = any(
+        not row.target and row.alive(locked.now_ms) for row in running_attempts(connection, stream, batch_time_ms)
+    )
     source = source_of(connection, batch)
     newest = newest_outputs(connection, stream, batch_time_ms)
     recorded = {step for step, row in newest.items() if is_recorded(row)}
@@ -344,43 +338,18 @@ def _begin(
     )
     tried = any(step in newest for step in taken)
     add_totals(connection, stream, {"attempts": 1, "retries": int(tried)})
-    goes_on = bool(beside) or (batch.state is BatchState.ALLOCATED and batch.started_at_ms is not None)
+    run = present_run(connection, stream, batch_time_ms)
+    unrecorded = [newest[step] for step in taken if step in newest and step not in recorded]
+    goes_on = run is not None and run.goes_on(unrecorded, beside=beside)
     settled = settle(connection, locked, batch, attempt=attempt.number, required=list(batch.required or ()))
     if settled.state is BatchState.RUNNING and not goes_on:
         settled = settle(connection, locked, settled, started_at_ms=locked.now_ms)
-    run = {"holder": attempt.holder, "way": attempt.way, "outputs": list(taken), "revision": attempt.revision}
-    payload = {**figures(settled), "attempt": attempt.number, **run, "continues": goes_on}
-    _event(connection, locked, attempt, EventKind.BATCH_STARTED, payload)
-    started = [{"attempt": attempt.number, "output": output_id} for output_id in taken]
+    of_attempt = {"holder": attempt.holder, "way": attempt.way, "outputs": list(taken), "revision": attempt.revision}
+    # An attempt only at outputs that the batch does not need to complete does not start the batch.
+    continues = goes_on or settled.state is not BatchState.RUNNING
+    payload = {**figures(settled), "attempt": attempt.number, **of_attempt, "continues": continues}
     of_batch = {"batch_time_ms": batch_time_ms}
+    record(connection, stream, locked.now_ms, EventKind.BATCH_STARTED, payload, **of_batch)
+    started = [{"attempt": attempt.number, "output": output_id} for output_id in taken]
     record_all(connection, stream, locked.now_ms, EventKind.OUTPUT_STARTED, started, **of_batch)
     return attempt
-
-
-def _fail_outputs(
-    connection: Connection, locked: LockedStream, attempt: Attempt, error: str, failures: Mapping[str, str]
-) -> dict[str, str]:
-    """Write the reasons of the outputs that have failed by themselves. Returns those of all failed outputs, by id."""
-    left = [*outputs_of(attempt), batch_outputs.c.state == AttemptState.RUNNING]
-    failed = connection.execute(select(batch_outputs.c.output_id).where(*left)).scalars().all()
-    reasons = {output_id: failures.get(output_id, error) for output_id in failed}
-    for output_id in failures.keys() & reasons.keys():
-        values = {"state": AttemptState.FAILED, "error": failures[output_id], "recorded_at_ms": locked.now_ms}
-        connection.execute(update(batch_outputs).where(*left, batch_outputs.c.output_id == output_id).values(**values))
-    return reasons
-
-
-def _report_dead_letters(
-    connection: Connection, locked: LockedStream, attempt: Attempt, output_id: str, counts: Mapping[str, Any]
-) -> None:
-    records = counts.get("dead_lettered")
-    if records:
-        payload = {"attempt": attempt.number, "output": output_id, "records": records}
-        payload["reasons"] = dict(counts.get("dead_letter_reasons") or {})
-        _event(connection, locked, attempt, EventKind.DEAD_LETTERS, payload)
-
-
-def _event(
-    connection: Connection, locked: LockedStream, attempt: Attempt, kind: EventKind, payload: Mapping[str, Any]
-) -> None:
-    record(connection, attempt.stream, locked.now_ms, kind, payload, batch_time_ms=attempt.batch_time_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select, update
 
@@ -11,9 +11,26 @@ from headrace.ledger.attempt_statements import newest_outputs, running_attempts
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import BatchNotFoundError
 from headrace.ledger.events import record
-from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow, batch_attempts, batches
+from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow, batch_attempts, batches, events
 from headrace.ledger.states import AttemptState, BatchState, EventKind
 from headrace.ledger.totals import add_totals, batch_delays
+
+
+class Run(NamedTuple):
+    """A run of a batch: the attempts from ``first_attempt`` on. ``failed``: the event of its failure is recorded."""
+
+    first_attempt: int
+    failed: bool
+
+    def goes_on(self, tried: Collection[BatchOutputRow], *, beside: bool) -> bool:
+        """Whether the next attempt belongs to this run, although it has failed: tasks of several outputs may run one
+        after another.
+
+        It does if it repeats no output of the run without a record; before the failure also if it runs ``beside``
+        another attempt. ``tried`` are the newest rows of its outputs without a record.
+        """
+        repeats = any(row.attempt >= self.first_attempt for row in tried)
+        return not repeats or (beside and not self.failed)
 
 
 def find_batch(connection: Connection, stream: str, batch_time_ms: int) -> BatchRow | None:
@@ -76,15 +93,40 @@ def required_steps(locked: LockedStream, batch: BatchRow) -> list[str]:
     return [step for step in locked.row.outputs if fixed is None or step in fixed]
 
 
+def present_run(connection: Connection, stream: str, batch_time_ms: int) -> Run | None:
+    """Return the batch's present run, from its events. None if it has not begun or has completed, or if its events were
+    deleted."""
+    bounds = (EventKind.BATCH_ALLOCATED, EventKind.BATCH_STARTED, EventKind.BATCH_COMPLETED, EventKind.BATCH_FAILED)
+    query = select(events.c.kind, events.c.payload).where(
+        events.c.stream == stream, events.c.batch_time_ms == batch_time_ms, events.c.kind.in_(bounds)
+    )
+    failed = False
+    for row in connection.execute(query.order_by(events.c.event_id.desc())):
+        if row.kind == EventKind.BATCH_FAILED:
+            failed = True
+        elif row.kind != EventKind.BATCH_STARTED:
+            return None
+        elif not row.payload["continues"]:
+            return Run(row.payload["attempt"], failed)
+    return None
+
+
 def settle(
-    connection: Connection, locked: LockedStream, batch: BatchRow, *, by_records: bool = False, **changes: Any
+    connection: Connection,
+    locked: LockedStream,
+    batch: BatchRow,
+    *,
+    by_records: bool = False,
+    ended: int | None = None,
+    **changes: Any,
 ) -> BatchRow:
     """Write the state that follows from the batch's outputs, and ``changes``; add an event when it completes.
 
     Returns the batch's new row. Also adds an event when it fails: when its last live attempt has ended, and an output
-    has failed.
+    has failed. A run has one such event.
 
-    ``by_records``: an attempt that has recorded all its outputs counts as ended.
+    ``by_records``: an attempt that has recorded all its outputs counts as ended. ``ended`` is the number of the attempt
+    that ends now, for the event.
     """
     stream, batch_time_ms = batch.stream, batch.batch_time_ms
     newest = newest_outputs(connection, stream, batch_time_ms)
@@ -108,12 +150,22 @@ def settle(
         update(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms).values(**values)
     )
     settled = require_batch(connection, stream, batch_time_ms)
-    if completes or (state is BatchState.FAILED and batch.state is not BatchState.FAILED):
-        _record_end(connection, locked, settled, newest)
+    fails = state is BatchState.FAILED and batch.state is not BatchState.FAILED
+    if fails:
+        run = present_run(connection, stream, batch_time_ms)
+        fails = run is None or not run.failed
+    if completes or fails:
+        _record_end(connection, locked, settled, newest, ended)
     if completes and batch.steps is None:
         # The first time only: a batch that is run again a year later is not a year late.
-        amounts = batch_delays(batch_time_ms, settled.started_at_ms, locked.now_ms)
-        amounts |= {"batches_completed": 1, "batch_records": settled.records, "batch_bytes": settled.payload_bytes}
+        amounts: dict[str, float] = {
+            "batches_completed": 1,
+            "batch_records": settled.records,
+            "batch_bytes": settled.payload_bytes,
+        }
+        if batch_time_ms > locked.row.zero_time_ms:
+            # Neither is one from before the stream began, such as those that are built from Kafka.
+            amounts |= batch_delays(batch_time_ms, settled.started_at_ms, locked.now_ms)
         add_totals(connection, stream, amounts)
     return settled
 
@@ -132,13 +184,18 @@ def _attempt_error(connection: Connection, output: BatchOutputRow) -> str | None
 
 
 def _record_end(
-    connection: Connection, locked: LockedStream, batch: BatchRow, newest: Mapping[str, BatchOutputRow]
+    connection: Connection,
+    locked: LockedStream,
+    batch: BatchRow,
+    newest: Mapping[str, BatchOutputRow],
+    ended: int | None,
 ) -> None:
     """Add the event of a batch that has completed or failed."""
     completed = batch.state is BatchState.COMPLETED
     done = {step: row.counts for step, row in newest.items() if step in locked.row.outputs and is_recorded(row)}
     failed = {step: row.error for step, row in newest.items() if row.state is AttemptState.FAILED}
     payload = {**figures(batch), "error": batch.error, "outputs": done, "failures": {} if completed else failed}
+    payload["ended_attempt"] = ended
     kind = EventKind.BATCH_COMPLETED if completed else EventKind.BATCH_FAILED
     record(connection, batch.stream, locked.now_ms, kind, payload, batch_time_ms=batch.batch_time_ms)
 

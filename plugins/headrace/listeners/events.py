@@ -60,9 +60,9 @@ class ReceiverStopped(StreamEvent):
 class BatchInfo:
     """A batch, as Spark's BatchInfo. What has not happened yet is None.
 
-    ``submitted_at_ms`` is the time of its allocation, ``started_at_ms`` that of its first attempt since it was last
-    submitted or failed. ``absorbed_ms`` are the earlier batch times that it took over. ``outputs`` has the counts of
-    each output operation that is done, ``failures`` the reason of each that failed, both by the output's id.
+    ``submitted_at_ms`` is the time of its allocation, ``started_at_ms`` that of the first attempt of its present run.
+    ``absorbed_ms`` are the earlier batch times that it took over. ``outputs`` has the counts of each output operation
+    that is done, ``failures`` the reason of each that failed, both by the output's id.
     """
 
     batch_time_ms: int
@@ -106,14 +106,17 @@ class BatchSubmitted(StreamEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStarted(StreamEvent):
-    """The first attempt at a batch has begun, or the first one after it had failed or completed."""
+    """A run of a batch has begun: its first, or one that repeats outputs after it had failed or completed."""
 
     batch: BatchInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCompleted(StreamEvent):
-    """No attempt at the batch runs any more, and it has succeeded or failed. A failed batch may be started again."""
+    """No attempt at the batch runs any more, and it has succeeded or failed.
+
+    A run that fails has one such event, also if outputs of it are begun later. A failed batch may be started again.
+    """
 
     batch: BatchInfo
 
@@ -174,13 +177,17 @@ class Gap(StreamEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetters(StreamEvent):
-    """An output of a batch has written records to its dead letters. ``reasons`` counts them by reason."""
+    """An output of a batch has written records to its dead letters. ``reasons`` counts them by reason.
+
+    ``exceeded`` names the output's limit if they are more than it allows, so that the output has failed; else None.
+    """
 
     batch_time_ms: int
     output_id: str
     attempt: int
     records: int
     reasons: Mapping[str, int]
+    exceeded: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,8 @@ def _output_completed(row: EventRow, common: _Common) -> OutputOperationComplete
 
 
 def _dead_letters(row: EventRow, common: _Common) -> DeadLetters:
-    return DeadLetters(**common, **_output(row), records=row.payload["records"], reasons=row.payload["reasons"])
+    names = ("records", "reasons", "exceeded")
+    return DeadLetters(**common, **_output(row), **{name: row.payload[name] for name in names})
 
 
 def _block_added(row: EventRow, common: _Common) -> BlockAdded:

@@ -127,7 +127,8 @@ _COUNTERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("headrace_output_seconds_total", _OUTPUT, "Time that these writes took."),
     ("headrace_output_requests_total", _OUTPUT, "Bulk requests to Elasticsearch."),
     ("headrace_output_request_retries_total", _OUTPUT, "Bulk requests that were sent again, in whole or in part."),
-    ("headrace_dead_letters_total", _OUTPUT, "Records written to the dead letters."),
+    ("headrace_dead_letters_total", _OUTPUT, "Records written to the dead letters, with repetitions."),
+    ("headrace_dead_letter_limit_exceeded_total", _OUTPUT, "Writes that failed because of the dead_letter_limit."),
     ("headrace_undecodable_records_total", _OUTPUT, "Records that the decoder refused."),
 )
 

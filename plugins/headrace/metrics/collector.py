@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.ledger.models import ReceiverRow
+from headrace.ledger.output_records import LIMIT_EXCEEDED
 from headrace.ledger.readings import StreamReading
 from headrace.ledger.states import AttemptState
 from headrace.ledger.totals import DELAY_BOUNDS, DURATION_BOUNDS
@@ -44,6 +45,7 @@ _OUTPUT_TOTALS = {
     "headrace_output_bytes_total": "bytes",
     "headrace_output_seconds_total": "duration_seconds",
     "headrace_dead_letters_total": "dead_lettered",
+    "headrace_dead_letter_limit_exceeded_total": LIMIT_EXCEEDED,
     "headrace_undecodable_records_total": "undecodable",
 }
 # Only of Elasticsearch outputs.

@@ -31,7 +31,7 @@ _COUNTS: Mapping[str, str] = {
 
 def send_attempt(ledger: Ledger, attempt: Attempt) -> None:
     """Send the numbers of an attempt that has ended: of its outputs, and of its batch if it completed the batch for the
-    first time, or failed it.
+    first time, or ended a run of it that has failed.
 
     It never raises: a batch does not fail because its numbers cannot be sent. Replays are not sent.
     """
@@ -44,7 +44,7 @@ def send_attempt(ledger: Ledger, attempt: Attempt) -> None:
 
 
 def _send(ledger: Ledger, attempt: Attempt) -> None:
-    from headrace.ledger.states import AttemptState, BatchState
+    from headrace.ledger.states import AttemptState, BatchState, EventKind
 
     stream, batch_time_ms = attempt.stream, attempt.batch_time_ms
     attempts = [each for each in ledger.attempts.of_batch(stream, batch_time_ms) if not each.target]
@@ -53,27 +53,32 @@ def _send(ledger: Ledger, attempt: Attempt) -> None:
         # The attempt that replaced it sends its own numbers.
         return
     _count("batch.attempts", 1, stream=stream, state=row.state.value)
-    outputs = [each for each in ledger.attempts.outputs(stream, batch_time_ms) if each.error is None]
-    for output in outputs:
+    found = ledger.attempts.outputs(stream, batch_time_ms)
+    for output in found:
         if output.attempt == attempt.number:
-            _send_output(stream, output.output_id, output.counts)
+            # One that failed because of its dead letters has written them.
+            letters = {name: output.counts[name] for name in ("dead_lettered",) if name in output.counts}
+            _send_output(stream, output.output_id, output.counts if output.error is None else letters)
+    outputs = [each for each in found if each.error is None]
+    for event in ledger.events.of_batch(stream, batch_time_ms):
+        if event.kind == EventKind.BATCH_FAILED and event.payload["ended_attempt"] == attempt.number:
+            _count("batch.failed", 1, stream=stream)
     batch = ledger.batches.get(stream, batch_time_ms)
-    if row.state is AttemptState.FAILED and batch.state is BatchState.FAILED:
-        _count("batch.failed", 1, stream=stream)
     last = max(outputs, key=lambda output: (output.recorded_at_ms, output.attempt), default=None)
     if batch.state is not BatchState.COMPLETED or last is None or last.attempt != attempt.number:
         return
     earlier = [each for each in attempts if each.number < attempt.number and each.state is AttemptState.COMPLETED]
     if not any(set(each.outputs) & set(attempt.outputs) for each in earlier):
         # A batch that is run again a year later is not a year late.
-        _send_batch(batch)
+        _send_batch(batch, ledger.streams.get(stream).zero_time_ms)
 
 
-def _send_batch(batch: BatchRow) -> None:
+def _send_batch(batch: BatchRow, zero_time_ms: int) -> None:
     stream = batch.stream
     _count("batch.completed", 1, stream=stream)
     _count("batch.records", batch.records, stream=stream)
-    if batch.completed_at_ms is None:
+    if batch.completed_at_ms is None or batch.batch_time_ms <= zero_time_ms:
+        # Neither is one from before the stream began, such as those that are built from Kafka.
         return
     _time("batch.total_delay", batch.completed_at_ms - batch.batch_time_ms, stream)
     if batch.started_at_ms is not None:

@@ -26,10 +26,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.elasticsearch.errors import ForeignDocumentsError
+from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
 from headrace.errors import FAILURE, TRIED_WITH, Failure, HeadraceError
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
+from headrace.ledger.output_records import LIMIT_EXCEEDED
 from headrace.monitoring.stream_status import WARNING
 from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frames
 from headrace.spark.batch_plan import WRITTEN, plan_attempt
@@ -303,7 +304,12 @@ class _AttemptRun:
             # The decision about another try reads these attributes.
             self._ledger.attempts.renew(self._claim, attributes=attributes)
             failures = {step: reason_of(each)[:_ERROR_CHARACTERS] for step, each in self._failures.items()}
-            self._ledger.attempts.fail(self._claim, reason_of(error)[:_ERROR_CHARACTERS], failures)
+            counts = {
+                step: {**each.counts, LIMIT_EXCEEDED: each.exceeded}
+                for step, each in self._failures.items()
+                if isinstance(each, TooManyDeadLettersError)
+            }
+            self._ledger.attempts.fail(self._claim, reason_of(error)[:_ERROR_CHARACTERS], failures, counts)
 
     def _written(self) -> list[str]:
         """The outputs that may hold documents of this attempt, as `WRITTEN` defines it."""

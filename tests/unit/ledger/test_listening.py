@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headrace.ledger import EventKind
-from headrace.ledger.models import EventRow
+import pytest
+
+from headrace.clock import ManualClock
+from headrace.ledger import EventKind, Ledger
+from headrace.ledger.models import Attempt, EventRow
 from headrace.ledger.states import JobState
 
 from .conftest import INTERVAL_MS, NOW_MS, STREAM, World
@@ -101,12 +104,112 @@ def test_a_failure_is_told_with_its_reason_and_by_its_output(build: Callable[...
         ("index", "index is full"),
         ("files", "files is full"),
     ]
-    assert [event.payload["failures"] for event in heard(world, EventKind.BATCH_FAILED)] == [
-        {"index": "index is full"},
-        {"index": "index is full", "files": "files is full"},
-    ]
+    # The second task belongs to the run that has failed: it is no second failure of the batch.
+    (event,) = heard(world, EventKind.BATCH_FAILED)
+    assert (event.payload["failures"], event.payload["ended_attempt"]) == ({"index": "index is full"}, 1)
     assert heard(world, EventKind.BATCH_COMPLETED, EventKind.OUTPUT_COMPLETED) == []
     assert world.ledger.batches.get(STREAM, T1).error == "files is full"
+
+
+class Tasks:
+    """The output tasks of one batch, and the events of its runs: "started" by the attempts that began one."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._attempts = world.ledger.attempts
+        received(world, 1)
+        world.allocate(T1)
+
+    def begin(self, *outputs: str, **options: Any) -> Attempt:
+        return self._attempts.begin(STREAM, T1, outputs=outputs, **RUN, **options)
+
+    def fail(self, attempt: Attempt) -> None:
+        self._attempts.fail(attempt, "no")
+
+    def complete(self, attempt: Attempt) -> None:
+        for output in attempt.outputs:
+            self._attempts.record_output(attempt, output, {})
+        self._attempts.complete(attempt)
+
+    def story(self) -> list[tuple[str, int]]:
+        events = heard(self._world, EventKind.BATCH_STARTED, EventKind.BATCH_COMPLETED, EventKind.BATCH_FAILED)
+        numbers = [event.payload.get("ended_attempt", event.payload["attempt"]) for event in events]
+        found = zip(events, numbers, strict=True)
+        return [
+            (event.kind.removeprefix("batch_"), number) for event, number in found if not event.payload.get("continues")
+        ]
+
+
+@pytest.fixture
+def tasks(build: Callable[..., World]) -> Tasks:
+    return Tasks(build(outputs=["index", "files"]))
+
+
+def test_a_failed_task_and_a_later_one_are_one_run(tasks: Tasks) -> None:
+    tasks.fail(tasks.begin("index"))
+    tasks.complete(tasks.begin("files"))
+    assert tasks.story() == [("started", 1), ("failed", 1)]
+    tasks.complete(tasks.begin("index"))
+    assert tasks.story()[2:] == [("started", 3), ("completed", 3)]
+
+
+def test_each_run_of_two_failing_tasks_starts_once_and_fails_once(tasks: Tasks) -> None:
+    for first in (1, 3, 5):
+        tasks.fail(tasks.begin("index"))
+        tasks.fail(tasks.begin("files"))
+        assert tasks.story()[-2:] == [("started", first), ("failed", first)]
+    assert len(tasks.story()) == 6
+
+
+def test_a_task_that_is_retried_beside_another_belongs_to_the_same_run(tasks: Tasks) -> None:
+    index, files = tasks.begin("index"), tasks.begin("files")
+    tasks.fail(index)
+    again = tasks.begin("index")
+    tasks.complete(files)
+    tasks.fail(again)
+    assert tasks.story() == [("started", 1), ("failed", 3)]
+
+
+def test_a_task_that_is_retried_after_the_failure_starts_a_run_beside_another(tasks: Tasks) -> None:
+    tasks.fail(tasks.begin("index"))
+    files = tasks.begin("files")
+    again = tasks.begin("index")
+    tasks.complete(files)
+    tasks.fail(again)
+    assert tasks.story() == [("started", 1), ("failed", 1), ("started", 3), ("failed", 3)]
+
+
+def test_a_task_that_was_killed_starts_a_run_when_it_is_retried(tasks: Tasks, clock: ManualClock) -> None:
+    tasks.begin("index")
+    clock.advance(6_000)
+    tasks.complete(tasks.begin("files"))
+    assert tasks.story() == [("started", 1)]
+    tasks.fail(tasks.begin("index"))
+    assert tasks.story() == [("started", 1), ("started", 3), ("failed", 3)]
+
+
+def test_a_completed_batch_that_is_run_again_starts_and_ends_again(tasks: Tasks) -> None:
+    tasks.complete(tasks.begin("index", "files"))
+    tasks.fail(tasks.begin("index", force=True))
+    assert tasks.story() == [("started", 1), ("completed", 1), ("started", 2), ("failed", 2)]
+
+
+def test_an_output_that_the_stream_got_later_starts_no_run_of_a_completed_batch(tasks: Tasks, ledger: Ledger) -> None:
+    tasks.complete(tasks.begin("index", "files"))
+    settings = {"batch_interval_ms": INTERVAL_MS, "block_interval_ms": 200}
+    ledger.streams.register(STREAM, '{"changed": true}', outputs=["index", "files", "copy"], **settings)
+    tasks.complete(tasks.begin("copy"))
+    assert tasks.story() == [("started", 1), ("completed", 1)]
+
+
+def test_a_batch_that_is_built_anew_starts_anew(build: Callable[..., World]) -> None:
+    world = build()
+    attempts = world.ledger.attempts
+    for inputs in (None, []):
+        world.allocate(NOW_MS, inputs=inputs)
+        attempts.fail(attempts.begin(STREAM, NOW_MS, **RUN), "no")
+    assert [event.payload["continues"] for event in heard(world, EventKind.BATCH_STARTED)] == [False, False]
+    assert len(heard(world, EventKind.BATCH_FAILED)) == 2
 
 
 def test_batches_that_end_in_another_order_are_told_of_in_that_order(build: Callable[..., World]) -> None:

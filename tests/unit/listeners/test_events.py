@@ -258,9 +258,26 @@ def test_blocks_gaps_dead_letters_and_pauses_are_reported(world: World, listen: 
     assert (gap.topic, gap.partition, gap.from_offset, gap.until_offset, gap.reason) == ("departures", 0, 0, 1, "lost")
     (letters,) = of(recorder, "on_dead_letters")
     assert (letters.output_id, letters.records, letters.reasons) == ("index", 3, reasons)
+    assert letters.exceeded is None
     assert recorder.methods[-2:] == ["on_receiving_paused", "on_receiving_resumed"]
     assert of(recorder, "on_receiving_paused")[0].cause == "disk_low"
     assert of(recorder, "on_receiving_resumed")[0].paused_seconds == 1.5
+
+
+@two_outputs
+def test_dead_letters_beyond_the_limit_are_reported_with_the_output_that_fails(world: World, listen: Listen) -> None:
+    receive(world, 0)
+    counts = {"dead_lettered": 9, "dead_letter_reasons": {"rejected": 9}, "dead_letter_limit_exceeded": "more than 5"}
+
+    def happening() -> None:
+        world.allocate(T1)
+        attempt = world.ledger.attempts.begin(STREAM, T1, **RUN)
+        world.ledger.attempts.fail(attempt, "both", {"files": "too many"}, {"files": counts})
+
+    (letters,) = of(listen(happening), "on_dead_letters")
+    assert (letters.output_id, letters.attempt, letters.records, letters.reasons, letters.exceeded) == (
+        "files", 1, 9, {"rejected": 9}, "more than 5"
+    )  # fmt: skip
 
 
 def test_a_replay_has_no_events_for_listeners(world: World, listen: Listen) -> None:
@@ -273,7 +290,8 @@ def test_a_replay_has_no_events_for_listeners(world: World, listen: Listen) -> N
             attempt = world.ledger.replays.begin(STREAM, T1, **RUN, **copy)
             world.ledger.attempts.record_output(attempt, "index", {"dead_lettered": 1})
             world.ledger.attempts.complete(attempt)
-        world.ledger.attempts.fail(world.ledger.replays.begin(STREAM, T1, **RUN, **copy), "no")
+        attempt = world.ledger.replays.begin(STREAM, T1, **RUN, **copy)
+        world.ledger.attempts.fail(attempt, "no", counts={"index": {"dead_lettered": 1}})
 
     assert listen(happening).calls == []
 

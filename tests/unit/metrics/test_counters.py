@@ -139,6 +139,28 @@ def test_a_batch_that_is_run_again_adds_attempts_and_no_delay(world: Any, watche
     assert watched.value("headrace_batch_attempts_total") == 2
 
 
+def test_dead_letters_beyond_the_limit_are_counted_with_the_output_that_fails(world: Any, watched: Watched) -> None:
+    world.clock.advance(1500)
+    world.allocate(T1)
+    counts = {"dead_lettered": 9, "dead_letter_limit_exceeded": "more than 5"}
+    for failures in (1, 2):
+        attempt = world.ledger.attempts.begin("flights", T1, **RUN)
+        world.ledger.attempts.fail(attempt, "too many", counts={"index": counts})
+        watched.look("a failure")
+        assert watched.value("headrace_dead_letters_total", output="index") == 9 * failures
+        assert watched.value("headrace_dead_letter_limit_exceeded_total", output="index") == failures
+    assert watched.value("headrace_output_writes_total", output="index") == 0
+
+
+def test_a_batch_from_before_the_stream_began_adds_no_delay(world: Any, watched: Watched) -> None:
+    world.allocate(NOW_MS - 86_400_000, inputs=[])
+    world.complete(NOW_MS - 86_400_000)
+    watched.look("a batch that was built from Kafka")
+    assert watched.value("headrace_batches_completed_total") == 1
+    for delay in ("scheduling_delay", "processing", "total_delay"):
+        assert watched.value(f"headrace_batch_{delay}_seconds_count") == 0
+
+
 def test_no_counter_falls_when_batches_and_blocks_are_removed(
     build: Callable[..., Any], ledger: Ledger, clock: Any
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 
+from headrace.operators.airflow_stats import send_attempt
 from headrace.operators.spark_attempt import BatchTaskError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 
@@ -58,8 +59,6 @@ def test_a_completed_batch_sends_its_records_delays_and_outputs(stream, allocate
 
 
 def test_dead_letters_are_counted_by_output(stream, allocated, ledger, received):
-    from headrace.operators.airflow_stats import send_attempt
-
     at_ms, _ = allocated()
     attempt = ledger.attempts.begin("flights", at_ms, holder="task", way="connect", lease_ms=5_000)
     ledger.attempts.record_output(attempt, "elasticsearch", {"created": 2, "dead_lettered": 1})
@@ -68,6 +67,12 @@ def test_dead_letters_are_counted_by_output(stream, allocated, ledger, received)
     found = received()
     assert found["airflow.headrace.flights.elasticsearch.output.dead_letters"] == "1|c"
     assert found["airflow.headrace.output.created"] == "2|c"
+    again = ledger.attempts.begin("flights", at_ms, holder="task", way="connect", lease_ms=5_000, force=True)
+    ledger.attempts.fail(again, "too many", counts={"elasticsearch": {"created": 2, "dead_lettered": 7}})
+    send_attempt(ledger, again)
+    found = received()
+    assert found["airflow.headrace.flights.elasticsearch.output.dead_letters"] == "7|c"
+    assert "airflow.headrace.output.created" not in found
 
 
 def test_a_failed_batch_is_counted_and_run_again_it_is_no_second_completion(
@@ -88,6 +93,36 @@ def test_a_failed_batch_is_counted_and_run_again_it_is_no_second_completion(
     found = received()
     assert found["airflow.headrace.flights.completed.batch.attempts"] == "1|c"
     assert "airflow.headrace.batch.completed" not in found
+
+
+def test_the_task_that_ends_a_failed_run_counts_it_once(stream, allocated, ledger, received):
+    at_ms, _ = allocated()
+    outputs = ["elasticsearch", "console"]
+    ledger.streams.register("flights", "{}", batch_interval_ms=200, block_interval_ms=200, outputs=outputs)
+    run = {"holder": "task", "way": "connect", "lease_ms": 60_000}
+    failing, other = (ledger.attempts.begin("flights", at_ms, outputs=[output], **run) for output in outputs)
+    ledger.attempts.fail(failing, "no")
+    send_attempt(ledger, failing)
+    # The batch may still be running; the other task ends it.
+    assert "airflow.headrace.batch.failed" not in received()
+    ledger.attempts.record_output(other, "console", {})
+    ledger.attempts.complete(other)
+    send_attempt(ledger, other)
+    assert received()["airflow.headrace.batch.failed"] == "1|c"
+
+
+def test_a_batch_from_before_the_stream_began_sends_no_delays(stream, ledger, received):
+    at_ms = ledger.streams.get("flights").zero_time_ms
+    ledger.allocations.seal("flights", at_ms)
+    empty = {"manifest_uri": "m", "manifest_sha256": "0" * 64, "blocks_expected": 0}
+    ledger.allocations.allocate("flights", at_ms, inputs=[], **empty)
+    attempt = ledger.attempts.begin("flights", at_ms, holder="task", way="connect", lease_ms=60_000)
+    ledger.attempts.record_output(attempt, "elasticsearch", {})
+    ledger.attempts.complete(attempt)
+    send_attempt(ledger, attempt)
+    found = received()
+    assert found["airflow.headrace.batch.completed"] == "1|c"
+    assert not any("delay" in name or "processing_time" in name for name in found)
 
 
 @pytest.mark.usefixtures("connectable")

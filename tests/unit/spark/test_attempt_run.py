@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.batch.allocation import allocate
-from headrace.elasticsearch.errors import ForeignDocumentsError
+from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
@@ -160,6 +160,16 @@ def test_an_output_may_be_written_once_its_write_has_begun_unless_it_met_foreign
     with pytest.raises(AttemptFailedError, match=r"first: .*others; second: .*the executor died; done: third"):
         rig.run()
     assert rig.row.attributes[WRITTEN] == ["second", "third"]
+
+
+def test_dead_letters_beyond_the_limit_are_in_the_ledger_with_the_failure(rig: Rig, writers: Writers) -> None:
+    counts = {"rows": 3, "dead_lettered": 2, "dead_letter_reasons": {"rejected": 2}}
+    writers.fail("first", TooManyDeadLettersError("too many", remedy="Do.", exceeded="more than 1", counts=counts))
+    with pytest.raises(AttemptFailedError):
+        rig.run()
+    failed = rig.ledger.attempts.outputs("shop", rig.claim.batch_time_ms)[0]
+    assert (failed.output_id, failed.state.value) == ("first", "failed")
+    assert failed.counts == {**counts, "dead_letter_limit_exceeded": "more than 1"}
 
 
 def test_an_output_whose_transform_fails_is_not_written(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -69,11 +70,14 @@ def test_what_a_person_should_know_is_posted_with_its_event(server: Server) -> N
     webhook.on_batch_completed(batch({}))
     webhook.on_batch_completed(batch({"index": "the index is read-only"}))
     webhook.on_dead_letters(LETTERS)
+    webhook.on_dead_letters(replace(LETTERS, exceeded="more than the 2 of dead_letter_limit.number"))
     webhook.close()
-    (_, failed), (_, letters) = server.posts
+    (_, failed), (_, letters), (_, exceeding) = server.posts
     assert failed["kind"] == "batch_failed"
     assert "index: the index is read-only" in failed["text"]
     assert (letters["event"]["event_id"], letters["event"]["reasons"]) == (7, {"mapper_parsing_exception": 3})
+    assert "dead_letter_limit" not in letters["text"]
+    assert exceeding["text"].endswith(", more than the 2 of dead_letter_limit.number: it fails")
     assert "on_block_added" not in overridden(webhook)
 
 

@@ -88,6 +88,8 @@ class ElasticsearchOutputWriter:
             remedy=f"They are kept in {self._output.dead_letters!r} (headrace dead-letters list {stream} --output "
             f"{self._output.id}). Correct the mapping, the decoder or the transform, or raise the output's "
             "dead_letter_limit; the batch's next run writes what is missing.",
+            exceeded=passed,
+            counts=counts.to_dict(),
         )
 
 

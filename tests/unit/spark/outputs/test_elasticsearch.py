@@ -80,6 +80,8 @@ def test_the_limit_is_over_both_writes(write: Any) -> None:
     for part in ("8 document_parsing_exception, 3 rejected", *kept):
         assert part in str(error.value)
     assert error.value.failure is Failure.CODE
+    assert "dead_letter_limit.share" in error.value.exceeded
+    assert error.value.counts["dead_letter_reasons"] == {"document_parsing_exception": 8, "rejected": 3}
 
 
 def test_records_without_a_value_do_not_count(write: Any) -> None:
