@@ -134,9 +134,15 @@ class Receivers(Repository):
             return ReceiverOrders(assigned, revoked, stop, values["lease_until_ms"], now_ms, row.max_rate)
 
     def release(
-        self, lease: ReceiverLease, state: ReceiverState | str = ReceiverState.STOPPED, error: str | None = None
+        self,
+        lease: ReceiverLease,
+        state: ReceiverState | str = ReceiverState.STOPPED,
+        error: str | None = None,
+        totals: Mapping[str, float] | None = None,
     ) -> None:
         """End this instance: it can add no more blocks. Its partitions stay with its index. A second call is harmless.
+
+        ``totals`` replaces those in the stats of the last heartbeat.
 
         Raises:
             LeaseLostError: a newer instance has registered.
@@ -154,6 +160,8 @@ class Receivers(Repository):
             values: dict[str, Any] = {"state": ended, "lease_until_ms": locked.now_ms, "paused_reason": None}
             if error is not None:
                 values["last_error"] = error
+            if totals is not None:
+                values["stats"] = {**row.stats, "totals": dict(totals)}
             connection.execute(_this(receiver_id).values(**values))
             _close_segments(connection, receiver_id, lease.epoch + 1, locked.now_ms)
             kind = EventKind.RECEIVER_STOPPED if ended is ReceiverState.STOPPED else EventKind.RECEIVER_FAILED

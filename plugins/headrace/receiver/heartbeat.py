@@ -39,7 +39,7 @@ Orders = tuple[ReceiverOrders, frozenset[TopicPartition]]
 
 
 class Heartbeat:
-    """Used by the pushing thread, except ``state``, ``take_orders``, ``drain_until`` and ``forget_failure``."""
+    """Used by the pushing thread; ``state``, ``take_orders``, ``drain_until``, ``forget_failure`` and ``end`` are not."""
 
     def __init__(
         self,
@@ -132,6 +132,11 @@ class Heartbeat:
         """Report that the receiver is stopping. After this time `wait` gives up."""
         self.state = ReceiverState.STOPPING
         self._give_up_at = monotonic_seconds
+
+    def end(self, state: ReceiverState, error: str | None) -> None:
+        """Release the lease, with what the receiver has counted since the last heartbeat. Call it when the pushing
+        thread has ended. Raises LeaseLostError and LedgerUnavailableError."""
+        self._ledger.receivers.release(self._lease, state, error, self._stats.totals())
 
     def take_orders(self) -> Orders | None:
         """Return the newest orders; each is returned once."""

@@ -105,10 +105,11 @@ class ReceiverStats:
             "connected": kafka.connected,
             "client_error": kafka.client_error,
             "disk": self._pausing.disk,
-            "totals": self._totals(),
+            "totals": self.totals(),
         }
 
-    def _totals(self) -> dict[str, float]:
+    def totals(self) -> dict[str, float]:
+        """Return the numbers that only grow."""
         kafka, counts = self._kafka, self._counts
         return {
             "store_failures": counts.write_failures,

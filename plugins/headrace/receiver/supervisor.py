@@ -90,8 +90,6 @@ class ReceiverSupervisor:
         stop reading, ``lag_watch`` measures the lag, and ``unauthorized`` has records read again that could not be
         stored because their topic may not be described."""
         self._receiver_id = lease.receiver_id
-        self._lease = lease
-        self._ledger = context.ledger
         self._clock = context.clock
         self._kafka = kafka
         self._limiter = limiter
@@ -187,7 +185,7 @@ class ReceiverSupervisor:
             steps = [
                 self._store.close,
                 self._kafka.close,
-                partial(self._ledger.receivers.release, self._lease, report.state, report.error),
+                partial(self._heartbeat.end, report.state, report.error),
             ]
         for step in steps:
             try:
