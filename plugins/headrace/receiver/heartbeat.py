@@ -39,7 +39,7 @@ Orders = tuple[ReceiverOrders, frozenset[TopicPartition]]
 
 
 class Heartbeat:
-    """Used by the pushing thread; ``state``, ``take_orders``, ``drain_until``, ``forget_failure`` and ``end`` are not."""
+    """Used by the pushing thread, except ``state``, ``take_orders``, ``drain_until``, ``forget_failure``, ``end``."""
 
     def __init__(
         self,

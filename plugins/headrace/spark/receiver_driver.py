@@ -32,7 +32,7 @@ from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
 from headrace.spark.batch_drain import BatchDrain
 from headrace.spark.failures import first_cause
-from headrace.spark.job_log import bounded_log
+from headrace.spark.job_log import LOG_VARIABLE, bounded_log
 from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.receiver_application import ReceiverApplication, start_application, warm_up_connect
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
@@ -96,6 +96,8 @@ class ReceiverJob:
                 "host": socket.gethostname(),
                 "java_parent": under_spark_submit(),
                 REVISION: self._revision,
+                # On the host; None in cluster mode, where the master keeps the driver's output.
+                "log": os.environ.get(LOG_VARIABLE),
                 **self._secret(),
             },
         )
@@ -185,13 +187,13 @@ class ReceiverJob:
         ending = threading.Timer(most, os._exit, (exit_code,))
         ending.daemon = True
         ending.start()
-        release = partial(self._release, state, error, release_seconds)
-        stop_listeners = partial(self._stop_listeners, state)
-        for step in (self._cancel_receivers, stop_listeners, release, self._stop_spark):
-            try:
-                step()
-            except Exception:
-                logger.exception("a step of the receiver job's end failed")
+        lease = self._lease if state is JobState.STOPPED else None
+        # Cancelling and the listeners may take nearly as long as a lease.
+        with contextlib.nullcontext() if lease is None else _Renewing(self._ledger, lease):
+            _try_step(self._cancel_receivers)
+            _try_step(partial(self._stop_listeners, state))
+        _try_step(partial(self._release, state, error, release_seconds))
+        _try_step(self._stop_spark)
         for watch in self._watches:
             watch.dismiss()
         ending.cancel()
@@ -236,17 +238,28 @@ class ReceiverJob:
         self._release(JobState.FAILED, "the driver's JVM is gone")
 
 
-class _Renewing:
-    """Renews the lease while Spark starts: with slow executors the start can take longer than a lease.
+def _try_step(step: Callable[[], None]) -> None:
+    """Run a step of the job's end."""
+    try:
+        step()
+    except Exception:
+        logger.exception("a step of the receiver job's end failed")
 
-    This is the one exception to the rule that the storing loop renews: nothing is received before the start is done.
+
+class _Renewing:
+    """Renews the lease while Spark starts, which can take longer than a lease with slow executors, and while a stopped
+    job ends.
+
+    These are the exceptions to the rule that the storing loop renews: nothing is received before the start is done, or
+    after the tracker has ended.
     """
 
     def __init__(self, ledger: Ledger, lease: JobLease) -> None:
         self._ledger = ledger
         self._lease = lease
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="headrace-start", daemon=True)
+        self._period = min(_RENEW_SECONDS, lease.lease_ms / 3000)
+        self._thread = threading.Thread(target=self._renew, name="headrace-renewal", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -258,7 +271,7 @@ class _Renewing:
     def _renew(self) -> None:
         # Bounded: a start that hangs must not hold the stream forever.
         for _ in range(60):
-            if self._over.wait(_RENEW_SECONDS):
+            if self._over.wait(self._period):
                 return
             with contextlib.suppress(HeadraceError):
                 self._ledger.jobs.renew(self._lease)

@@ -16,8 +16,12 @@ from headrace.kafka import admin_questions
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.listeners import StreamingStarted, StreamListener
+from headrace.listeners.job_listeners import JobListeners
+from headrace.monitoring.stream_detail import stream_detail
+from headrace.monitoring.summary import Placed
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
 from headrace.spark import receiver_driver
+from headrace.spark.job_log import LOG_VARIABLE
 from headrace.spark.receiver_driver import ReceiverJob, StorageNotUsableError
 from headrace.stream import ConsoleOutput, KafkaInput, Listener, Stream
 from headrace.stream_context import StreamContext
@@ -83,6 +87,16 @@ def spark(monkeypatch: pytest.MonkeyPatch, ledger: Any) -> SimpleNamespace:
     monkeypatch.setattr("headrace.spark.batch_drain._PERIOD_SECONDS", 0.0)
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"the process was ended with {code}"))
     return spark
+
+
+def test_a_job_notes_where_its_log_is(
+    stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOG_VARIABLE, "/var/log/headrace/clicks/receiver.log")
+    assert ReceiverJob(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
+    job = stream_detail(ledger, "clicks", Placed("ledger", "clicks_batches", "clicks_receiver"), {}).receiver_job
+    assert job is not None
+    assert job.log_path == "/var/log/headrace/clicks/receiver.log"
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2, 10])
@@ -154,6 +168,29 @@ def test_a_listener_that_hangs_does_not_keep_the_job_from_ending(
     assert (job.state, job.error) == (JobState.STOPPED, None)
     assert spark.stopped
     Listening.gate.set()
+
+
+def test_a_job_that_stops_renews_its_lease_while_it_waits_for_a_listener(
+    stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = threading.Event()
+    stop, renew = JobListeners.stop, ledger.jobs.renew
+
+    def stopped(*given: Any) -> None:
+        ending.set()
+        stop(*given)
+
+    def renewed(*given: Any, **more: Any) -> Any:
+        if ending.is_set():
+            Listening.gate.set()
+        return renew(*given, **more)
+
+    monkeypatch.setattr(receiver_driver, "_RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(JobListeners, "stop", stopped)
+    ledger.jobs.renew = renewed
+    hanging = Listener(reference="listening:Listening", arguments={"hangs": True})
+    assert run_with_listeners(stream, ledger, monkeypatch, hanging) == 0
+    assert Listening.gate.is_set()
 
 
 def test_receiving_does_not_wait_for_a_listener_whose_constructor_hangs(
