@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tests.unit.receiver.waiting import LIMIT_SECONDS
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.models import JobLease
+from headrace.ledger.models import JobLease, ReceiverRow
 from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.receiver_factory import ReceiverClients
@@ -43,7 +44,7 @@ class Running:
         return self.join()
 
     def join(self) -> ReceiverReport:
-        self.thread.join(30)
+        self.thread.join(LIMIT_SECONDS)
         assert self.report is not None
         return self.report
 
@@ -100,8 +101,21 @@ class Setting:
                 found += [(row["partition"], row["offset"], row["value"]) for row in batch.to_pylist()]
         return sorted(found)
 
+    def receiver(self) -> ReceiverRow:
+        (row,) = self.ledger.receivers.all("air")
+        return row
+
+    def paused_for(self) -> str:
+        """Why the receiver is paused, or the empty string."""
+        rows = self.ledger.receivers.all("air")
+        return (rows[0].paused_reason or "") if rows else ""
+
     def events(self, kind: EventKind) -> list[dict[str, Any]]:
         return [event.payload for event in self.ledger.events.page("air", kinds=[kind])]
+
+
+MakeStream = Callable[..., Stream]
+MakeSetting = Callable[[Stream], Setting]
 
 
 @pytest.fixture
@@ -160,3 +174,11 @@ def make_setting(
 ) -> Callable[[Stream], Setting]:
     """What a receiver of a stream runs in; see `Setting`."""
     return lambda stream: Setting(stream, *open_ledger(stream), fake_kafka)
+
+
+@pytest.fixture
+def setting(make_stream: MakeStream, make_setting: MakeSetting) -> Setting:
+    """Of a stream with two receivers and a topic of two partitions, which are not assigned."""
+    made = make_setting(make_stream(receivers=2))
+    made.topic()
+    return made

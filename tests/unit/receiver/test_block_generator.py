@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
+from tests.unit.receiver.waiting import eventually
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock, SystemClock
 from headrace.receiver.block_generator import BlockGenerator, GeneratedBlock, GeneratorState
 from headrace.receiver.errors import GeneratorStateError
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "did not happen in time"
-        time.sleep(0.002)
 
 
 class Pushes:

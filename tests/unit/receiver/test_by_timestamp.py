@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger.models import StoredBlock
 from headrace.receiver import heartbeat
@@ -16,13 +16,6 @@ from headrace.testing.fake_kafka import FakeEntry
 from headrace.wal.reader import read_block
 
 SECOND = 1_000
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "did not happen in time"
-        time.sleep(0.01)
 
 
 class Timed:

@@ -1,19 +1,21 @@
-"""By timestamp only receiving lets a batch complete, and only a batch's cleanup makes room on a nearly full disk."""
+"""What of a disk is left to others, and when a batch may use it: by timestamp only receiving lets it complete."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.receiver.waiting import eventually
 
 from headrace.clock import ManualClock
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.receiver import pausing
-from headrace.receiver.disk_space import DiskReserve
+from headrace.receiver.disk_space import DiskReserve, room_for, space_of
 from headrace.stream import Stream
 from headrace.stream.limits import MIB
 from headrace.stream_context import StreamContext
@@ -21,13 +23,6 @@ from headrace.testing.fake_kafka import FakeEntry
 
 TOTAL = 1_000_000 * MIB
 RESERVE = 256
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "did not happen in time"
-        time.sleep(0.01)
 
 
 def records_of_this_moment() -> list[FakeEntry]:
@@ -110,3 +105,27 @@ def test_what_waits_is_asked_of_the_ledger(
     found = pausing.Pausing(StreamContext(make_stream(batch_by=batch_by), ledger, clock=ManualClock(1_000)), lease)
     found.look()
     assert (found.reason is not None) is pauses
+
+
+def test_some_of_a_disk_is_left_to_others() -> None:
+    """Of a small disk a part, of a large one a fixed size; and it takes some more to go on than to pause."""
+    clock = ManualClock(1_000)
+    for total, reserve in ((1_000 * MIB, 50), (1_000_000 * MIB, 256)):
+        space = SimpleNamespace(free=0)
+        found = DiskReserve(lambda space=space, total=total: (space.free, total), clock)  # type: ignore[misc]
+        for free, pauses in ((reserve + 1, False), (reserve - 1, True), (1.4 * reserve, True), (1.6 * reserve, False)):
+            space.free = int(free * MIB)
+            clock.advance(1_000)
+            reason = found.look()
+            assert (reason is not None) is pauses, (total, free)
+            assert reason is None or f"{reserve:.1f} MiB are reserved" in reason
+
+
+def test_an_object_store_has_no_reserve_and_a_folder_that_is_not_there_yet_has_its_parents(tmp_path: Path) -> None:
+    assert space_of("s3://bucket/air") is None
+    assert DiskReserve(lambda: None, ManualClock(1_000)).look() is None
+    space = space_of((tmp_path / "not" / "yet").as_uri())
+    assert space is not None
+    assert 0 < space[0] < space[1]
+    assert room_for((tmp_path / "not" / "yet").as_uri(), 1_000)
+    assert list(tmp_path.iterdir()) == []

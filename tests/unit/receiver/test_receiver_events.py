@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger import EventKind
 from headrace.ledger.errors import PartitionNotAssignedError
 from headrace.ledger.states import PartitionState, ReceiverState
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,13 +20,6 @@ from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka, FakeTopicIds
 from headrace.wal.storage import open_storage
 
 MakeStream = Callable[..., Stream]
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 25.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "did not happen in time"
-        time.sleep(0.02)
 
 
 class FakeDiscoverer:

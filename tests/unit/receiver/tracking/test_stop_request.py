@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 import pytest
-from tests.unit.receiver.tracking.setting import Setting, eventually
+from tests.unit.receiver.tracking.setting import Setting
+from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.receiver import tracker

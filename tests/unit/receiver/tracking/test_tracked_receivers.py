@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from tests.unit.receiver.tracking.setting import Handle, MakeStream, Setting, eventually
+from tests.unit.receiver.tracking.setting import Handle, MakeStream, Setting
+from tests.unit.receiver.waiting import eventually
 
 from headrace.batch.allocation import allocate
 from headrace.blocks import ReceiverId

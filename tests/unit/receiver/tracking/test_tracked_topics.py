@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.receiver.tracking.setting import MakeStream, Setting, eventually
+from tests.unit.receiver.tracking.setting import MakeStream, Setting
+from tests.unit.receiver.waiting import eventually
 
 from headrace.kafka.errors import KafkaNotAskedError
 from headrace.kafka.topic_watch import SeenTopic

@@ -1,0 +1,59 @@
+"""One consumer over a Kafka in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.blocks import OffsetRange, TopicPartition
+from headrace.clock import ManualClock
+from headrace.kafka.record_batches import RecordChunk
+from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.offset_gaps import OffsetGaps
+from headrace.receiver.partition_state import FetchState, Gap
+from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeEvidence, FakeKafka
+
+CONTROL = FakeEntry(None, kind="control")
+DAMAGED = FakeEntry(None, kind="damaged")
+GONE = FakeEntry(None, kind="gone")
+
+
+class Setting:
+    def __init__(self, policy: Any = "fail") -> None:
+        self.kafka = FakeKafka()
+        self.clock = ManualClock(0)
+        topic_id = self.kafka.create("a", 2)
+        self.p0, self.p1 = TopicPartition("a", topic_id, 0), TopicPartition("a", topic_id, 1)
+        self.consumers: list[FakeConsumer] = []
+        self.evidence = FakeEvidence(self.kafka)
+        self.receiver = KafkaReceiver(
+            {},
+            on_lost_offsets=policy,
+            offset_gaps=OffsetGaps(lambda: self.evidence),
+            clock=self.clock,
+            consumer_factory=self._consumer,
+        )
+
+    def _consumer(self, config: dict[str, Any]) -> FakeConsumer:
+        self.config = config
+        self.consumers.append(FakeConsumer(self.kafka, config))
+        return self.consumers[-1]
+
+    def fetch(self) -> list[RecordChunk | Gap]:
+        found: list[RecordChunk | Gap] = []
+        for _ in range(5):
+            found += self.receiver.fetch(0)
+        return found
+
+    def ranges(self) -> list[OffsetRange]:
+        return [each for event in self.fetch() if isinstance(event, RecordChunk) for each in event.ranges]
+
+    def state(self, partition: TopicPartition) -> FetchState:
+        return next(each.state for each in self.receiver.status() if each.partition == partition)
+
+
+def reported(events: list[RecordChunk | Gap]) -> list[tuple[str, int, int]]:
+    return [
+        ("gap" if isinstance(event, Gap) else "records", each.from_offset, each.until_offset)
+        for event in events
+        for each in ([event] if isinstance(event, Gap) else event.ranges)
+    ]

@@ -1,0 +1,121 @@
+"""What a consumer reads, and which offsets it commits."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka import KafkaError
+from tests.unit.receiver.kafka_receiver.setting import CONTROL, Setting
+
+from headrace.blocks import OffsetRange, TopicPartition
+from headrace.kafka.record_batches import RecordChunk
+from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.partition_state import FetchState
+
+
+def test_reads_from_the_position_to_the_end() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"%d" % n for n in range(10)])
+    setting.receiver.assign(setting.p0, 4)
+    assert setting.ranges() == [OffsetRange(setting.p0, 4, 10, 6)]
+    assert setting.state(setting.p0) is FetchState.AT_END
+
+
+def test_the_position_passes_control_records() -> None:
+    setting = Setting()
+    setting.evidence.transactions = True
+    setting.kafka.produce("a", 0, b"1", CONTROL, b"2", CONTROL, CONTROL)
+    setting.receiver.assign(setting.p0, 0)
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 5, 2)]
+    setting.kafka.produce("a", 0, CONTROL)
+    assert setting.ranges() == [OffsetRange(setting.p0, 5, 6, 0)]
+    assert setting.receiver.offsets_without_record == 4
+
+
+def test_unassigned_partitions_are_not_read_and_the_others_go_on() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    setting.receiver.unassign(setting.p0)
+    for partition in (0, 1):
+        setting.kafka.produce("a", partition, b"x")
+    assert setting.ranges() == [OffsetRange(setting.p1, 0, 1, 1)]
+
+
+def test_a_failed_commit_is_counted_and_repeated() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.kafka.fail_commits = KafkaError(KafkaError.UNKNOWN_MEMBER_ID, "another member")
+    setting.receiver.commits.note([OffsetRange(setting.p0, 0, 5, 5)])
+    setting.fetch()
+    assert setting.receiver.commits.failures == 1
+    assert "another member" in (setting.receiver.commits.last_error or "")
+    setting.kafka.fail_commits = None
+    setting.receiver.commits.note([OffsetRange(setting.p1, 0, 3, 3)])
+    setting.fetch()
+    assert setting.kafka.committed == {("a", 0): 5, ("a", 1): 3}
+    assert setting.receiver.commits.open == 0
+
+
+def test_nothing_is_committed_past_the_lease() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.commits.allow_until(setting.clock.monotonic() + 10)
+    setting.receiver.commits.note([OffsetRange(setting.p0, 0, 5, 5)])
+    setting.clock.advance(11_000)
+    setting.fetch()
+    assert setting.kafka.committed == {}
+
+
+def test_what_is_stored_is_committed_within_the_lease() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.commits.allow_until(setting.clock.monotonic() + 10)
+    setting.receiver.commits.note([OffsetRange(setting.p0, 0, 5, 5)])
+    setting.clock.advance(9_000)
+    setting.fetch()
+    assert setting.kafka.committed == {("a", 0): 5}
+
+
+def test_large_records_are_fetched_a_few_at_a_time() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"x" * 1_000_000] * 40)
+    setting.receiver.assign(setting.p0, 0)
+    chunks = [event for event in setting.fetch() if isinstance(event, RecordChunk)]
+    assert sum(chunk.records for chunk in chunks) == 40
+    assert max(chunk.nbytes for chunk in chunks) <= 16 * 1024 * 1024
+
+
+def test_listening_takes_no_record_and_reading_goes_on_after_it_where_it_was() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"x"] * 4)
+    setting.receiver.assign(setting.p0, 0)
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 4, 4)]
+    setting.receiver.listen()
+    setting.kafka.produce("a", 0, *[b"x"] * 3)
+    setting.kafka.produce("a", 1, *[b"x"] * 2)
+    setting.receiver.assign(setting.p1, 1)
+    for _ in range(3):
+        setting.receiver.listen()
+    assert setting.receiver.partitions == {setting.p0: 4, setting.p1: 1}
+    assert set(setting.ranges()) == {OffsetRange(setting.p0, 4, 7, 3), OffsetRange(setting.p1, 1, 2, 1)}
+
+
+def test_the_client_is_heard_while_nothing_is_read() -> None:
+    """Its statistics would pile up in it, over a gigabyte a day with a hundred partitions."""
+    receiver = KafkaReceiver(
+        {
+            "bootstrap.servers": "127.0.0.1:1",
+            "group.id": "g",
+            "statistics.interval.ms": 10,
+            "log_level": 0,
+            "enable.auto.commit": False,
+        }
+    )
+    receiver.assign(TopicPartition("t", "id", 0), 0)
+    until = time.monotonic() + 30
+    while receiver.connected is None or receiver.client_error is None:
+        receiver.listen()
+        time.sleep(0.01)
+        assert time.monotonic() < until
+    receiver.close(0)
