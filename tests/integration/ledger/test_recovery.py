@@ -1,4 +1,4 @@
-"""A ledger on Postgres that is lost, and rebuilt on Postgres: `tests/unit/batch/test_recovery.py`'s comparison."""
+"""A ledger on Postgres that is lost, and rebuilt on Postgres: compared as in `tests/unit/batch/recovery`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.batch.life import LEASE_MS, NAME, Life
-from tests.unit.batch.test_recovery import KINDS, all_blocks, contents
+from tests.unit.batch.life import KINDS, LEASE_MS, NAME, Life
+from tests.unit.batch.recovery.ledger_contents import all_blocks, contents
 
 from headrace.batch.recovery.recover import recover
 from headrace.devstack.postgres import PostgresServer

@@ -28,6 +28,12 @@ LEASE_MS = 3_600_000
 NAME = "shop"
 DEFINITION = '{"outputs": [{"id": "index"}, {"id": "files"}]}'
 REPLAY = '{"outputs": [{"id": "again"}]}'
+KINDS: dict[str, dict[str, Any]] = {
+    "arrival": {},
+    "coalescing": {"coalesce": True, "limits": Limits()},
+    "timestamp": {"batch_by": "timestamp"},
+}
+"""The options of a `Life` for each kind of stream."""
 
 
 @dataclass

@@ -32,7 +32,7 @@ from headrace.stream.errors import StreamDefinitionError
 
 from .conftest import START_MS, Receiving, take
 from .life import LEASE_MS, NAME, Life
-from .test_recovery import contents
+from .recovery.ledger_contents import contents
 
 INTERVAL_MS = 10_000
 HISTORY = timedelta(seconds=60)

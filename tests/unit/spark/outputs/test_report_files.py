@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.receiver.tracking.setting import eventually
+from tests.unit.receiver.waiting import eventually
 
 from headrace.elasticsearch.write_report import take_warnings, warnings_beside
 from headrace.spark.outputs import report_files

@@ -1,0 +1,134 @@
+"""A batch's documents and dead letters in a real Elasticsearch."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.integration.spark.micro_batch.conftest import Make, Records, run
+
+from headrace.elasticsearch.errors import TooManyDeadLettersError
+from headrace.ledger import BatchState
+from headrace.stream import (
+    ColumnIds,
+    ConsoleOutput,
+    DeadLetterLimit,
+    ElasticsearchOutput,
+    JsonDecoder,
+    KafkaInput,
+    Utf8Decoder,
+)
+
+
+def documents(url: str, index: str) -> dict[str, Any]:
+    urllib.request.urlopen(f"{url}/{index}/_refresh", data=b"").read()  # noqa: S310
+    with urllib.request.urlopen(f"{url}/{index}/_search?size=100") as answer:  # noqa: S310
+        return {hit["_id"]: hit["_source"] for hit in json.load(answer)["hits"]["hits"]}
+
+
+def test_documents_reach_elasticsearch_and_what_does_not_decode_its_dead_letters(
+    spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
+) -> None:
+    index = f"clicks-{uuid.uuid4().hex}"
+    batch = make_batch_ledger(
+        inputs=KafkaInput(
+            bootstrap_servers="localhost:9092", topics="clicks", value_decoder=JsonDecoder(fields="id INT")
+        ),
+        outputs=(ElasticsearchOutput(hosts=elasticsearch, index=index), ConsoleOutput()),
+    )
+    batch.add(make_records([b'{"id": 1, "more": true}', b'{"id": "one"}', b"\xff\xfe"]))
+    result, printed = run(spark, batch)
+    assert documents(elasticsearch, index) == {"clicks+0+0": {"id": 1, "more": True}}, "the value's own bytes"
+    letters = documents(elasticsearch, f"{index}-dead-letters")
+    ours = f"{batch.stream.name}/elasticsearch/{index}"
+    assert set(letters) == {f"{ours}/clicks+0+1", f"{ours}/clicks+0+2"}
+    assert {letter["value"] for letter in letters.values()} == {"eyJpZCI6ICJvbmUifQ==", "//4="}
+    reasons = [letter["reason"] for letter in letters.values()]
+    assert {reason["type"] for reason in reasons} == {"rejected"}
+    assert all("value" in reason["text"] for reason in reasons)
+    counts = result.outputs["elasticsearch"]
+    assert (counts["rows"], counts["indexed"], counts["dead_lettered"], counts["undecodable"]) == (3, 1, 2, 2)
+    assert "Row(id=1)" in printed
+    assert not list((Path(batch.stream.folder_url) / "reports").glob("*")), "reports are read and gone"
+
+
+def test_too_many_dead_letters_fail_the_batch_are_kept_and_leave_when_their_rows_are_indexed(
+    spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
+) -> None:
+    """Twelve that the mapping refuses and six that do not decode: the limit is over both, and over all tasks."""
+    index = f"clicks-{uuid.uuid4().hex}"
+    letters = f"{index}-dead-letters"
+    limit = DeadLetterLimit(tolerated=15)
+    output = ElasticsearchOutput(hosts=elasticsearch, index=index, dead_letter_limit=limit)
+    decoder = JsonDecoder(fields="id STRING")
+    source = KafkaInput(bootstrap_servers="localhost:9092", topics="clicks", value_decoder=decoder)
+    batch = make_batch_ledger(inputs=source, outputs=output)
+    make_index(elasticsearch, index, "long")
+    for first in (0, 11):
+        values = [b'{"id": "x"}'] * 6 + [b'{"id": "1"}'] * 2 + [b"junk"] * 3
+        batch.add(make_records(values, first_offset=first))
+    with pytest.raises(
+        TooManyDeadLettersError, match=r"22 rows .* 18 are dead letters, more than the 50% of dead_letter_limit"
+    ):
+        run(spark, batch, partitions=2)
+    time_ms = batch.ledger.batches.page(batch.stream.name)[0].batch_time_ms
+    assert batch.ledger.batches.get(batch.stream.name, time_ms).state is not BatchState.COMPLETED
+    assert len(documents(elasticsearch, letters)) == 18
+    raised = output.model_copy(update={"dead_letter_limit": DeadLetterLimit(share=1)})
+    stream = batch.stream.model_copy(update={"outputs": (raised,)})
+    counts = batch.run(spark, batch.begin(time_ms), stream=stream).outputs["elasticsearch"]
+    assert (counts["dead_lettered"], counts["repeated"], counts["letters_withdrawn"]) == (18, 4, 0)
+    assert len(documents(elasticsearch, letters)) == 18
+    make_index(elasticsearch, index, "keyword")
+    counts = batch.run(spark, batch.begin(time_ms, force=True)).outputs["elasticsearch"]
+    assert (counts["dead_lettered"], counts["indexed"], counts["letters_withdrawn"]) == (6, 16, 12)
+    left = documents(elasticsearch, letters).values()
+    assert {letter["value_text"] for letter in left} == {"junk"}
+    assert len(left) == 6
+
+
+def make_index(elasticsearch: str, index: str, id_type: str) -> None:
+    """Make the index anew, with its field id of this type."""
+    for method, body in (("DELETE", None), ("PUT", {"mappings": {"properties": {"id": {"type": id_type}}}})):
+        request = urllib.request.Request(  # noqa: S310
+            f"{elasticsearch}/{index}{'?ignore_unavailable=true' if body is None else ''}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        urllib.request.urlopen(request, timeout=30).close()  # noqa: S310
+
+
+def test_the_same_batch_again_changes_nothing(
+    spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
+) -> None:
+    index = f"clicks-{uuid.uuid4().hex}"
+    batch = make_batch_ledger(outputs=ElasticsearchOutput(hosts=elasticsearch, index=index))
+    batch.add(make_records([b'{"id": 1}', b'{"id": 2}']))
+    run(spark, batch)
+    before = documents(elasticsearch, index)
+    again = batch.run(spark, batch.begin(10_000, force=True))
+    counts = again.outputs["elasticsearch"]
+    assert (again.attempt, counts["indexed"], counts["repeated"]) == (2, 0, 2)
+    assert documents(elasticsearch, index) == before
+
+
+def test_an_aggregate_goes_to_column_ids(
+    spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records, transforms: Any
+) -> None:
+    index = f"words-{uuid.uuid4().hex}"
+    lines = KafkaInput(id="lines", bootstrap_servers="localhost:9092", topics="clicks", value_decoder=Utf8Decoder())
+    output = ElasticsearchOutput(hosts=elasticsearch, index=index, document_ids=ColumnIds(columns=("word",)))
+    batch = make_batch_ledger(inputs=lines, outputs=output, **transforms("words"))
+    batch.add(make_records([b"a b a", b"\xff"]), input_id="lines")
+    result, _ = run(spark, batch)
+    found = documents(elasticsearch, index)
+    assert sorted((document["word"], document["count"]) for document in found.values()) == [("a", 2), ("b", 1)]
+    letter = f"{batch.stream.name}/elasticsearch/{index}/clicks+0+1"
+    assert set(documents(elasticsearch, f"{index}-dead-letters")) == {letter}
+    assert result.outputs["elasticsearch"]["dead_lettered"] == 1

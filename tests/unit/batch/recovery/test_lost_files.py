@@ -1,0 +1,114 @@
+"""Checkpoints, history files and manifests that are lost, damaged or of another version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.unit.batch.life import LEASE_MS, NAME, Life
+from tests.unit.batch.recovery.conftest import rebuild
+from tests.unit.batch.recovery.ledger_contents import contents
+
+from headrace.batch.checkpoint import checkpoint_paths
+from headrace.batch.checksummed_json import decode_document, encode_document
+from headrace.batch.history_files import HistoryError, read_history
+from headrace.batch.manifest import ManifestError
+from headrace.batch.recovery.recover import Step, recover
+from headrace.batch.saved_state import read_saved_state
+from headrace.ledger import EventKind, Ledger
+
+
+def test_lost_checkpoints_are_written_from_the_ledger(live: Callable[..., Life]) -> None:
+    life = live(1)
+    life.finish()
+    life.checkpoint()
+    folder = life.storage.below(NAME)
+    assert recover(NAME, life.ledger, folder).steps == {}
+    for path in checkpoint_paths(folder):
+        folder.delete(path)
+    assert set(recover(NAME, life.ledger, folder, dry_run=True).steps) == {Step.CHECKPOINT_WRITTEN}
+    assert checkpoint_paths(folder) == []
+    assert set(recover(NAME, life.ledger, folder).steps) == {Step.CHECKPOINT_WRITTEN}
+    kept = {time_ms: batch.row.state for time_ms, batch in read_saved_state(folder).batches.items()}
+    assert kept == {row.batch_time_ms: row.state for row in life.ledger.batches.page(NAME, 1000)}
+    assert life.ledger.events.page(NAME, kinds=[EventKind.CHECKPOINT_REWRITTEN])
+    newest = checkpoint_paths(folder)[-1]
+    folder.write_atomically(newest, b"{}")
+    assert set(recover(NAME, life.ledger, folder).steps) == {Step.CHECKPOINT_WRITTEN}
+    assert recover(NAME, life.ledger, folder).steps == {}
+
+
+def test_manifests_and_history_files_of_another_version_are_refused(live: Callable[..., Life], new_url: str) -> None:
+    life = live(1)
+    life.finish()
+    folder, path = life.context.storage, life.context.storage.paths("manifests")[0]
+    folder.write_atomically(path, encode_document({**decode_document(folder.read(path)), "version": 9}))
+    with Ledger.open(new_url, clock=life.clock) as ledger, pytest.raises(ManifestError, match="version 9"):
+        recover(NAME, ledger, folder)
+    folder.write_atomically(
+        "history/0000000000007.json", encode_document({"version": 2, "stream": NAME, "batches": []})
+    )
+    with pytest.raises(HistoryError, match="is of version 2, this headrace reads 1"):
+        read_history(folder, 7)
+
+
+@pytest.mark.parametrize("harm", ["missing", "damaged"])
+def test_lost_history_and_manifests_are_written_from_the_ledger(
+    live: Callable[..., Life], new_url: str, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.batch.history_files.FILED", 2)
+    life = live(2)
+    life.finish()
+    life.checkpoint()
+    life.checkpoint()
+    folder = life.storage.below(NAME)
+    origins = life.ledger.batches.origins(NAME, [batch.batch_time_ms for batch in life.ledger.batches.uncleaned(NAME)])
+    uncleaned = next(
+        batch
+        for batch in life.ledger.batches.uncleaned(NAME)
+        if batch.blocks and batch.batch_time_ms in origins and origins[batch.batch_time_ms].source == "log"
+    )
+    manifest = f"manifests/{uncleaned.manifest_uri.rpartition('/')[2]}"
+
+    def break_it(path: str) -> None:
+        if harm == "missing":
+            folder.delete(path)
+        else:
+            folder.write_atomically(path, folder.read(path)[:-4])
+
+    life.clock.advance(LEASE_MS + 1_000)
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        break_it(folder.paths("history")[0])
+        with pytest.raises(HistoryError, match="the checkpoint" if harm == "missing" else "is damaged"):
+            recover(NAME, ledger, folder)
+        break_it(manifest)
+    report = recover(NAME, life.ledger, folder)
+    assert set(report.steps) == {Step.HISTORY_WRITTEN, Step.MANIFESTS_WRITTEN, Step.CHECKPOINT_WRITTEN}
+    assert recover(NAME, life.ledger, folder).steps == {}
+    whole = folder.read(manifest)
+    break_it(manifest)
+    life.clock.advance(LEASE_MS + 1_000)
+    with Ledger.open(new_url, clock=life.clock) as ledger, pytest.raises(ManifestError, match=harm):
+        recover(NAME, ledger, folder)
+    folder.write_atomically(manifest, whole)
+    expected = contents(life.ledger)
+    found = contents(rebuild(life, new_url))
+    assert {name: rows for name, rows in found.items() if rows != expected[name]} == {}
+
+
+def test_manifests_of_overtaken_allocations_are_deleted(live: Callable[..., Life]) -> None:
+    life = live(1)
+    life.finish()
+    life.checkpoint()
+    folder = life.storage.below(NAME)
+    manifests = folder.paths("manifests")
+    (batch, *_) = life.ledger.batches.page(NAME, 1)
+    left = f"manifests/{batch.batch_time_ms}-0123456789abcdef.json"
+    unclaimed = f"manifests/{batch.batch_time_ms + 10_000_000}-0123456789abcdef.json"
+    for path in (left, unclaimed):
+        folder.write_atomically(path, b"whatever an allocation wrote")
+    assert set(recover(NAME, life.ledger, folder, dry_run=True).steps) == {Step.MANIFESTS_DELETED}
+    assert folder.exists(left)
+    recover(NAME, life.ledger, folder)
+    # One whose time nobody has claimed may be in the making.
+    assert folder.paths("manifests") == sorted([*manifests, unclaimed])

@@ -1,0 +1,217 @@
+"""A ledger that is lost is rebuilt as it was, whatever its stream had gone through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.batch.conftest import T1, T2, Receiving, take
+from tests.unit.batch.life import KINDS, LEASE_MS, NAME, Life
+from tests.unit.batch.recovery.conftest import rebuild
+from tests.unit.batch.recovery.ledger_contents import all_blocks, check_whole, contents, holes
+
+from headrace.batch.allocation import restore_manifest
+from headrace.batch.checkpoint import checkpoint_paths
+from headrace.batch.recovery.recover import RecoveryRefusedError, Step, recover
+from headrace.fsck.stream_check import check_stream
+from headrace.ledger import BatchState, Ledger
+from headrace.ledger.errors import LeaseLostError
+from headrace.stream import Limits, Stream
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rebuilt_ledger_is_the_lost_one_table_by_table(
+    live: Callable[..., Life], new_url: str, kind: str, seed: int
+) -> None:
+    life = live(seed, **KINDS[kind])
+    # A deploy in the middle: what is written from here on is written by another definition.
+    life.stream = life.stream.model_copy(update={"parameters": {"deployed": "again"}})
+    life.register(life.ledger)
+    for _ in range(30):
+        life.step()
+    life.finish()
+    life.checkpoint()
+    life.checkpoint()
+    expected = contents(life.ledger)
+    rebuilt = rebuild(life, new_url)
+    found = contents(rebuilt)
+    for table in expected:
+        assert found[table] == expected[table], table
+    assert check_stream(rebuilt, NAME, kafka=False).findings == []
+    assert rebuilt.streams.at_revision(NAME, 2).definition == life.stream.to_json()
+    # The blocks are in the order in which they were added, so that the same manifests can be drawn up of them.
+    folder, rows = life.storage.below(NAME), rebuilt.batches.page(NAME, 1000)
+    origins = rebuilt.batches.origins(NAME, [row.batch_time_ms for row in rows])
+    for row in rows:
+        if row.batch_time_ms in origins and origins[row.batch_time_ms].source == "log":
+            folder.delete(f"manifests/{row.batch_time_ms}.json")
+            assert restore_manifest(life.context_in(rebuilt), row)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(10, 12))
+def test_what_no_checkpoint_saw_comes_back_from_the_log(
+    live: Callable[..., Life], new_url: str, kind: str, seed: int
+) -> None:
+    """Without a checkpoint at the end: blocks, positions and allocations are there all the same, and once."""
+    life = live(seed, **KINDS[kind])
+    life.checkpoint()
+    for _ in range(25):
+        life.random.choice(
+            [life.store] * 5 + [life.advance_clock, life.run_batch, life.restart, life.leave_undecided]
+        )()
+    before, rebuilt = life.ledger, rebuild(life, new_url)
+    dropped = {
+        (block.info.receiver, block.info.epoch, block.info.sequence): block
+        for block in all_blocks(before).values()
+        if block.info.handle not in all_blocks(rebuilt)
+    }
+    # A writer's last block, of which nothing tells that it was accepted: Kafka has it.
+    newest: dict[Any, int] = {}
+    for block in all_blocks(before).values():
+        writer = (block.info.receiver, block.info.epoch)
+        newest[writer] = max(newest.get(writer, -1), block.info.sequence)
+    assert all(newest[receiver, epoch] == sequence for receiver, epoch, sequence in dropped)
+    assert not any(before.batches.find(NAME, block.batch_time_ms) for block in dropped.values())
+    assert all_blocks(rebuilt).keys() <= all_blocks(before).keys()
+    assert contents(rebuilt)["batch_inputs"] == contents(before)["batch_inputs"]
+    expected = {(row.input_id, row.partition): row.next_offset for row in before.positions.all(NAME)}
+    for block in sorted(dropped.values(), key=lambda block: block.block_id, reverse=True):
+        for r in block.info.ranges:
+            expected[block.info.receiver.input_id, r.partition] = r.from_offset
+    # Where only control records follow, they are read past again.
+    positions = {(row.input_id, row.partition): row.next_offset for row in rebuilt.positions.all(NAME)}
+    assert all(positions[place] <= expected[place] for place in positions)
+    check_whole(rebuilt)
+    # What was passed over before the checkpoint is; since then nothing was, and nothing is.
+    assert set(holes(rebuilt)) <= set(holes(before))
+    assert contents(rebuilt)["gaps"] == contents(before)["gaps"]
+    for batch in before.batches.page(NAME, 1000):
+        found = rebuilt.batches.get(NAME, batch.batch_time_ms)
+        assert (found.records, found.blocks, found.manifest_sha256) == (
+            batch.records,
+            batch.blocks,
+            batch.manifest_sha256,
+        )
+        assert found.state is batch.state or not batch.checkpointed_at_ms
+
+
+def test_what_was_dropped_is_read_again_and_stored_once(live: Callable[..., Life], new_url: str) -> None:
+    life = live(3)
+    life.leave_undecided()
+    life.ledger = rebuild(life, new_url)
+    life.receivers.clear()
+    life.start_job()
+    for _ in range(40):
+        life.step()
+    life.checkpoint()
+    expected = contents(life.ledger)
+    # And once more: the second rebuild finds what the first one dropped, beside what was read instead.
+    found = contents(rebuild(life, new_url.replace("new", "again")))
+    for table in ("positions", "blocks", "batch_inputs", "unclaimed_times"):
+        assert found[table] == expected[table], table
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(live: Callable[..., Life], new_url: str) -> None:
+    life = live(5)
+    life.checkpoint()
+    folder = life.storage.below(NAME)
+    life.checkpoint()
+    newest = checkpoint_paths(folder)[-1]
+    folder.write_atomically(newest, folder.read(newest)[:-30])
+    expected = contents(life.ledger)
+    life.clock.advance(LEASE_MS + 1_000)
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        report = recover(NAME, ledger, folder)
+        assert contents(ledger) == expected
+    assert [notice for notice in report.notices if newest in notice]
+    assert Step.CHECKPOINT_WRITTEN in report.steps
+
+
+def test_without_any_checkpoint_its_definition_is_enough(live: Callable[..., Life], new_url: str) -> None:
+    life = live(6)
+    folder = life.storage.below(NAME)
+    for path in [*checkpoint_paths(folder), *folder.paths("history")]:
+        folder.delete(path)
+    life.clock.advance(LEASE_MS + 1_000)
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        with pytest.raises(RecoveryRefusedError, match="--definition"):
+            recover(NAME, ledger, folder)
+        recover(NAME, ledger, folder, definition=life.stream)
+        check_whole(ledger)
+        assert all_blocks(ledger).keys() <= all_blocks(life.ledger).keys()
+        assert contents(ledger)["batch_inputs"] == contents(life.ledger)["batch_inputs"]
+
+
+def test_old_writers_and_attempts_stay_fenced(live: Callable[..., Life], new_url: str) -> None:
+    life = live(9)
+    life.finish()
+    old = dict(life.receivers)
+    attempts = {
+        batch.batch_time_ms: [attempt.number for attempt in life.ledger.attempts.of_batch(NAME, batch.batch_time_ms)]
+        for batch in life.ledger.batches.page(NAME, 1000)
+    }
+    life.ledger = rebuild(life, new_url)
+    life.start_job()
+    for receiver in old.values():
+        with pytest.raises(LeaseLostError):
+            life.ledger.receivers.heartbeat(receiver.lease, sealed_through_ms=0)
+    for receiver_id, receiver in life.receivers.items():
+        assert receiver.lease.epoch > old[receiver_id].lease.epoch + 100
+    for batch in life.ledger.batches.page(NAME, 1000, [BatchState.COMPLETED]):
+        begun = life.ledger.attempts.begin(
+            NAME, batch.batch_time_ms, holder="new", way="connect", lease_ms=1, force=True
+        )
+        assert begun.number > max(attempts[batch.batch_time_ms])
+        life.clock.advance(2)
+
+
+def test_the_definition_comes_back_as_it_was_changed_last(live: Callable[..., Life], new_url: str) -> None:
+    life = live(11, steps=20)
+    life.stream = life.stream.model_copy(update={"limits": Limits(max_concurrent_batches=7, max_rate=5)})
+    life.register(life.ledger)
+    life.checkpoint()
+    row = rebuild(life, new_url).streams.get(NAME)
+    assert (Stream.from_json(row.definition), row.revision, row.max_concurrent_batches) == (life.stream, 2, 7)
+
+
+def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(
+    live: Callable[..., Life], new_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = live(0, steps=0)
+    add = life.ledger.blocks.add
+
+    def add_late(*block: Any) -> Any:
+        life.clock.advance(40_000)
+        life.ledger.allocations.seal(NAME, life.clock.now_ms() // 10_000 * 10_000)
+        return add(*block)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(life.ledger.blocks, "add", add_late)
+        while not all_blocks(life.ledger):
+            life.store()
+    for _ in range(10):
+        life.store()
+    life.checkpoint()
+    expected = contents(life.ledger)
+    assert len(expected["unclaimed_times"]) == 1
+    found = contents(rebuild(life, new_url))
+    assert (found["blocks"], found["unclaimed_times"]) == (expected["blocks"], expected["unclaimed_times"])
+
+
+def test_a_block_that_came_too_late_for_an_allocated_batch_waits_for_the_next_one(
+    receiving: Receiving, new_url: str
+) -> None:
+    """No checkpoint says that it was late: the manifest of its own time does not list it."""
+    receiving.store(1)
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    receiving.store(2, cut_time_ms=T1 - 1)
+    receiving.writer.close(receiving.accepted)
+    receiving.clock.advance(LEASE_MS + 1_000)
+    with Ledger.open(new_url, clock=receiving.clock) as ledger:
+        recover(NAME, ledger, receiving.storage.below(NAME), definition=receiving.stream)
+        assert [(time.batch_time_ms, time.records) for time in ledger.blocks.unclaimed(NAME)] == [(T2, 2)]
+        assert [block.info.records for block in ledger.allocations.blocks_of(NAME, T1)] == [1]

@@ -1,0 +1,98 @@
+"""Definitions of inputs: topics, servers, positions, and inputs beside one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.stream.definitions import fields
+
+from headrace.stream import (
+    KafkaInput,
+    StartingOffsets,
+    Stream,
+    StreamDefinitionError,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bootstrap_servers": None}, "connection"),
+        ({"connection": "also"}, "either connection"),
+        ({"topics": ()}, "topics or topic_pattern"),
+        ({"topic_pattern": "x.*"}, "topics or topic_pattern"),
+        ({"topics": "__consumer_offsets"}, "internal"),
+        ({"topics": (), "topic_pattern": "("}, "regular expression"),
+        ({"client": {"enable.auto.commit": True}}, "enable.auto.commit cannot be set here"),
+        ({"client": {"sasl.password": "hunter2"}}, "Kafka connection"),
+        ({"receivers": 0}, "receivers"),
+        ({"starting_offsets": "somewhere"}, "starting_offsets"),
+        ({"starting_offsets": StartingOffsets(offsets={"other": {0: 7}})}, "names other, which this input does not"),
+        ({"topics": ("flights", "my topic")}, "holds 'my topic'"),
+        ({"topics": "flights.*"}, "goes into topic_pattern"),
+        ({"topics": "f" * 250}, "1 to 249"),
+        ({"topics": ".."}, "1 to 249"),
+        ({"topics": ("flights", "flights")}, "names flights twice"),
+        ({"bootstrap_servers": ""}, "are not addresses"),
+        ({"bootstrap_servers": "a:9092 b:9092"}, "are not addresses"),
+        ({"bootstrap_servers": "a:9092,"}, "are not addresses"),
+        ({"bootstrap_servers": "a:port"}, "are not addresses"),
+        ({"value_decoder": {"kind": "json", "fields": "n INTEGERR"}}, "is INTEGER meant"),
+        ({"key_decoder": {"kind": "json", "fields": "n MAP<INT, INT>"}}, "keys are not STRING"),
+        ({"value_decoder": {"kind": "json", "fields": "n ARRAY<VARCHAR(3)>"}}, "VARCHAR, which Spark does not read"),
+    ],
+)
+def test_inputs_are_checked(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=words):
+        KafkaInput(**({"bootstrap_servers": "127.0.0.1:9092", "topics": "flights"} | changes))
+
+
+@pytest.mark.parametrize(
+    "servers", ["a", "a:9092", "a.b-c:9092, 10.0.0.1:9092", "[::1]:9092", "SASL_SSL://a:9093", "broker_1:1"]
+)
+def test_servers_are_addresses_as_librdkafka_takes_them(servers: str) -> None:
+    assert KafkaInput(bootstrap_servers=servers, topics="flights").bootstrap_servers == servers
+
+
+def test_negative_partitions_have_no_starting_offset() -> None:
+    with pytest.raises(StreamDefinitionError, match="greater than or equal to 0"):
+        StartingOffsets(offsets={"flights": {-1: 7}})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [
+        ({"topics": ("a", "b")}, {"topics": "b"}, "both read b"),
+        ({"topics": "clicks.eu"}, {"topic_pattern": "clicks.*"}, "both read clicks.eu"),
+        ({"topic_pattern": "clicks.*"}, {"topic_pattern": "clicks.*"}, "both read clicks"),
+        ({"topics": "a"}, {"topics": "a", "bootstrap_servers": "other:1"}, None),
+        ({"topics": "a"}, {"topics": "a", "bootstrap_servers": "g:1,h:1"}, "both read a"),
+        ({"topics": "a"}, {"topics": "b"}, None),
+        ({"id": "clicks-eu", "topics": "a"}, {"id": "clicks_eu", "topics": "b"}, "clicks_eu is used twice"),
+    ],
+)
+def test_two_inputs_read_different_topics(first: Any, second: Any, refused: str | None) -> None:
+    inputs = [
+        KafkaInput(**({"id": id_, "bootstrap_servers": "h:1"} | given)) for id_, given in (("x", first), ("y", second))
+    ]
+    if refused is None:
+        assert Stream(**fields(inputs=inputs, transform="m:f"))
+    else:
+        with pytest.raises(StreamDefinitionError, match=refused):
+            Stream(**fields(inputs=inputs, transform="m:f"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "matches"),
+    [
+        ("clicks.*", "clicks.eu", True),
+        ("clicks", "clicks.eu", False),
+        (".*", "__consumer_offsets", False),
+        (".*", "__transaction_state", False),
+        (".*", "_schemas", False),
+        (".*", "_mine", True),
+    ],
+)
+def test_a_pattern_matches_whole_names_and_never_internal_topics(pattern: str, topic: str, matches: bool) -> None:
+    assert KafkaInput(bootstrap_servers="h:1", topic_pattern=pattern).matches(topic) is matches

@@ -1,0 +1,117 @@
+"""Definitions of outputs: indices, document ids, dead letters, and outputs beside one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.stream.definitions import HOSTS, fields
+
+from headrace.stream import (
+    ColumnIds,
+    ElasticsearchOutput,
+    KeyIds,
+    RecordIds,
+    Stream,
+    StreamDefinitionError,
+)
+
+
+def two_into_one_index(first: Any, second: Any, **more: Any) -> dict[str, Any]:
+    both: list[dict[str, Any]] = [{"id": "a", "document_ids": first}, {"id": "b", "document_ids": second, **more}]
+    return fields(outputs=[ElasticsearchOutput(**{"hosts": HOSTS, "index": "flights", **each}) for each in both])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (RecordIds(), RecordIds()),
+        (RecordIds(rows="line"), RecordIds(rows=("leg",))),
+        (KeyIds(version_from="at"), KeyIds(version_from="seen")),
+        (ColumnIds(columns=("carrier",)), ColumnIds(columns=("carrier",))),
+    ],
+)
+def test_two_outputs_do_not_give_documents_of_one_index_the_same_ids(first: Any, second: Any) -> None:
+    with pytest.raises(
+        StreamDefinitionError, match=r"outputs\.b\.index: flights is also the index of output a.*RecordIds"
+    ):
+        Stream(**two_into_one_index(first, second))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "more"),
+    [
+        (RecordIds(), RecordIds(rows="line"), {}),
+        (RecordIds(), KeyIds(), {}),
+        (ColumnIds(columns=("carrier",)), ColumnIds(columns=("carrier", "origin")), {}),
+        (RecordIds(), RecordIds(), {"index": "others"}),
+        (RecordIds(), RecordIds(), {"hosts": "http://other:9200"}),
+        (RecordIds(), RecordIds(), {"hosts": (), "connection": "es"}),
+    ],
+)
+def test_two_outputs_share_an_index_where_their_ids_differ(first: Any, second: Any, more: dict[str, Any]) -> None:
+    Stream(**two_into_one_index(first, second, **more))
+
+
+def test_tombstones_follow_the_ids() -> None:
+    by_record = ElasticsearchOutput(hosts="http://h:1", index="a")
+    by_key = ElasticsearchOutput(hosts="http://h:1", index="a", document_ids=KeyIds())
+    assert (by_record.tombstone_action, by_key.tombstone_action) == ("dead_letter", "delete")
+    assert by_record.dead_letters == "a-dead-letters"
+    with pytest.raises(StreamDefinitionError, match="by key"):
+        ElasticsearchOutput(hosts="http://h:1", index="a", tombstones="delete")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"index": "a b"}, "it has blanks"),
+        ({"index": "Flights"}, "capital letters"),
+        ({"index": ""}, "is empty"),
+        ({"index": "_flights"}, "begins with _"),
+        ({"index": "flights,other"}, "it has ,"),
+        ({"index": "flights-*"}, r"it has \*"),
+        ({"index": "<flights-{now/d}>"}, "it has /, <, >"),
+        ({"index": "flights\t"}, "cannot be printed"),
+        ({"index": ".."}, "folder"),
+        ({"index": "é" * 128}, "256 bytes"),
+        ({"index": "f" * 243}, "256 bytes and more than 255; name another"),
+        ({"dead_letter_index": "flights"}, "dead_letter_index is the index itself"),
+        ({"dead_letter_index": "Letters"}, "capital letters"),
+        ({"hosts": "ftp://h:1"}, "no http or https URL"),
+        ({"hosts": "http://h:99999"}, "no http or https URL"),
+        ({"hosts": "http://"}, "no http or https URL"),
+        ({"bulk_bytes": 101 * 1024 * 1024}, "bulk_bytes"),
+        ({"bulk_actions": 100_001}, "bulk_actions"),
+        ({"requests_in_flight": 65}, "requests_in_flight"),
+    ],
+)
+def test_what_the_index_or_the_sink_would_refuse_in_every_batch_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=words):
+        ElasticsearchOutput(**({"hosts": "http://h:1", "index": "flights"} | changes))
+
+
+def test_the_longest_names_of_indices_are_taken() -> None:
+    assert ElasticsearchOutput(hosts="h:1", index="f" * 242).dead_letters == f"{'f' * 242}-dead-letters"
+    assert ElasticsearchOutput(hosts="h:1", index="f" * 255, dead_letter_index="letters").dead_letters == "letters"
+
+
+def test_dead_letters_do_not_go_into_the_index_of_another_output() -> None:
+    named = ElasticsearchOutput(id="a", hosts="http://h:1", index="a", dead_letter_index="b")
+    derived = ElasticsearchOutput(id="a", hosts=("http://g:1", "h:1/"), index="a")
+    for letters, index in ((named, "b"), (derived, "a-dead-letters")):
+        with pytest.raises(StreamDefinitionError, match=rf"outputs\.a\.dead_letter_index: {index} is the index of out"):
+            Stream(**fields(outputs=[letters, ElasticsearchOutput(id="b", hosts="http://h:1", index=index)]))
+        assert Stream(**fields(outputs=[letters, ElasticsearchOutput(id="b", hosts="http://z:1", index=index)]))
+    shared = [ElasticsearchOutput(id=id_, connection="es", index=id_, dead_letter_index="c") for id_ in ("a", "b")]
+    assert Stream(**fields(outputs=shared)), "several outputs may share a dead-letter index"
+
+
+def test_ids_that_recur_are_not_created() -> None:
+    with pytest.raises(StreamDefinitionError, match="write_method"):
+        ElasticsearchOutput(
+            hosts="http://h:1",
+            index="a",
+            document_ids=ColumnIds(columns=("user",), with_batch_time=False),
+            write_method="create",
+        )
