@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import abc
-import logging
-import signal
 import socket
-import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -23,6 +19,7 @@ from headrace.operators.airflow_stats import send_attempt
 from headrace.operators.batch import BatchStep
 from headrace.operators.links import SparkUiLink
 from headrace.operators.submit_arguments import submit_options
+from headrace.runs.batch_process import BatchProcess
 from headrace.runs.environment import child_environment, secret_key
 from headrace.runs.receiver_job import awaited_application, missing_application
 from headrace.runs.replacement import replace_older_job
@@ -42,16 +39,10 @@ Way = Literal["connect", "submit"]
 # The process that runs an attempt renews its lease. The first lease has to last until that process is up (1 s for a
 # plain process, 14 s for spark-submit, both more on a busy machine). A process that died keeps the slot for as long.
 FIRST_LEASE_MS: Mapping[Way, int] = {"connect": 30_000, "submit": 90_000}
-# How long a terminated batch process may take to cancel its Spark jobs, in seconds.
-_TERMINATION_GRACE = 15.0
-_TAIL_LINES = 40
-# Marks a warning in the output of the batch's process (headrace.spark.outputs.report_files).
-_WARNING = ": warning: "
 # A poll after a deferral starts the task again, which takes two seconds.
 _SLOT_POLL_SECONDS = 5.0
 # `waiting_for` while the receiver job's application is starting.
 _APPLICATION = "application"
-_EXIT_FENCED = 75
 
 
 class _LookAgain(BaseException):
@@ -116,7 +107,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self.slot_poll = slot_poll or timedelta(seconds=poll_seconds(otherwise=_SLOT_POLL_SECONDS))
         self.deferrable = in_triggerer(deferrable)
         self.spark_ui_url: str | None = None
-        self._process: subprocess.Popen[str] | None = None
+        self._process: BatchProcess | None = None
         # The attempts of this task, for its lineage.
         self._ran: list[Attempt] = []
         self._arguments: list[str] = []
@@ -337,26 +328,11 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
     def _run_process(self) -> None:
         from headrace.hooks.spark_submit import application
 
-        self._process = subprocess.Popen(
-            [sys.executable, application("micro_batch.py"), *self._arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=child_environment(self.written),
-            text=True,
-            errors="replace",
-        )
-        last: deque[str] = deque(maxlen=_TAIL_LINES)
-        with self._process as process:
-            for line in process.stdout or ():
-                level = logging.WARNING if line.startswith("headrace: ") and _WARNING in line else logging.INFO
-                self.log.log(level, "%s", line.rstrip())
-                last.append(line.rstrip())
-        if process.returncode:
-            lines = "\n".join(last)
-            raise BatchTaskError(
-                f"The batch's process {_ending(process.returncode)}. The last lines of its output:\n{lines}"
-            )
+        command = [sys.executable, application("micro_batch.py"), *self._arguments]
+        self._process = BatchProcess(command, child_environment(self.written))
+        failure = self._process.log_until_end(self.log.log)
+        if failure is not None:
+            raise BatchTaskError(failure)
 
     def _get_hook(self) -> StreamSparkSubmitHook:
         from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
@@ -373,18 +349,10 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
     def on_kill(self) -> None:
         """End this attempt's own Spark jobs: its process cancels them on SIGTERM."""
-        process = self._process
-        if process is None:
-            if self._hook is not None:
-                super().on_kill()
-            return
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + _TERMINATION_GRACE
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.1)
-            if process.poll() is None:
-                process.kill()
+        if self._process is not None:
+            self._process.terminate()
+        elif self._hook is not None:
+            super().on_kill()
 
 
 def _row(ledger: Ledger, attempt: Attempt) -> AttemptRow:
@@ -397,12 +365,3 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, BrokenPipeError):
         return "The Airflow task was killed: its supervisor is gone, with the worker or by itself."
     return f"{type(error).__name__}: {error}"
-
-
-def _ending(code: int) -> str:
-    """An exit code of ``headrace.spark.batch_command`` in words."""
-    if code == _EXIT_FENCED:
-        return "ended because a newer attempt at the batch began"
-    if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        return "was asked to end"
-    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

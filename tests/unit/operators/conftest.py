@@ -225,7 +225,7 @@ def toy_process(monkeypatch):
 def toy_batch(monkeypatch, toy_process):
     """The toy in this process, for tests that are not about the batch's process."""
     subprocess = SimpleNamespace(Popen=toy_micro_batch.InThisProcess, PIPE=None, STDOUT=None, DEVNULL=None)
-    monkeypatch.setattr("headrace.operators.spark_attempt.subprocess", subprocess)
+    monkeypatch.setattr("headrace.runs.batch_process.subprocess", subprocess)
     return toy_process
 
 

@@ -25,12 +25,23 @@ def test_other_batches_in_the_slot_are_waited_for_deferred(stream, allocated, to
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
 
 
-def test_or_in_the_workers_slot_where_tasks_are_not_deferred(stream, allocated, toy_batch, connectable, ledger, capsys):
+def test_or_in_the_workers_slot_where_tasks_are_not_deferred(
+    stream, allocated, toy_batch, connectable, ledger, capsys, monkeypatch
+):
     first, _ = allocated()
     at_ms, task = allocated()
-    ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=1_000)
+    other = ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            ledger.attempts.fail(other, "over")
+
+    monkeypatch.setattr("headrace.operators.spark_attempt.time.sleep", sleep)
     make(stream, deferrable=False, slot_poll=timedelta(milliseconds=100)).execute(task.context)
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
+    assert slept == [0.1] * 3
     assert capsys.readouterr().out.count("other") == 1, "why it waits is said once"
 
 
