@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from dataclasses import dataclass, field
@@ -112,5 +111,5 @@ def _addresses(stack: DemoStack) -> dict[str, str]:
         "Kafka": stack.address("kafka"),
         "ledger": stack.ledger_url,
         "files and logs": str(stack.data),
-        "to stop": f"{shutil.which('headrace') or sys.argv[0]} down --data {stack.data}",
+        "to stop": f"{Path(sys.executable).with_name('headrace')} stack down --data {stack.data}",
     }

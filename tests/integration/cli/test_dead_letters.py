@@ -3,130 +3,20 @@
 from __future__ import annotations
 
 import base64
-import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import pyarrow as pa
 import pytest
-from typer.testing import CliRunner, Result
+from tests.integration.dead_letter_shop import BATCHES, N_IS_A_LONG, Shop
 
-from headrace.cli.main import app
 from headrace.elasticsearch.administration import Administration
-from headrace.elasticsearch.cluster import Cluster
-from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
 from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay
-from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.transport import ElasticsearchTransport
-from headrace.hooks.ledger import register
-from headrace.ledger import Ledger
-from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
-
-BATCHES = (1_700_000_010_000, 1_700_000_020_000)
-N_IS_A_LONG = {"mappings": {"properties": {"n": {"type": "long"}}}}
-
-
-class Shop:
-    """The stream `shop`, what its batches index, and the commands about what they could not."""
-
-    def __init__(self, url: str, folder: Path, **fields: Any) -> None:
-        self.index = f"dead-letters-test-{uuid.uuid4().hex[:8]}"
-        outputs = {"hosts": url, "index": self.index, "max_retry_seconds": 20, **fields.pop("output", {})}
-        self.stream = Stream(
-            **{
-                "name": "shop",
-                "inputs": KafkaInput(bootstrap_servers="localhost:9", topics="clicks"),
-                "outputs": ElasticsearchOutput(**outputs),
-                "batch_interval": "10 s",
-                "storage": folder / "storage",
-                "ledger": f"sqlite:///{folder}/ledger.db",
-                **fields,
-            }
-        )
-        self.url = url
-        self.cluster = Cluster.of(self.stream.outputs[0])  # type: ignore[arg-type]
-        self.transport = ElasticsearchTransport(self.cluster, connections=2, timeout_seconds=30)
-        self.ask("PUT", f"/{self.index}", N_IS_A_LONG)
-        self.declare(self.stream)
-
-    def declare(self, stream: Stream) -> None:
-        self.stream = stream
-        with Ledger.open(stream.ledger) as ledger:
-            register(ledger, stream)
-
-    def write(
-        self,
-        *values: bytes | None,
-        batch_time_ms: int = BATCHES[0],
-        first: int = 0,
-        attempt: int | None = None,
-        **more: Any,
-    ) -> Any:
-        """Index the records of a batch, as its output would."""
-        (output,) = self.stream.outputs
-        rows = pa.record_batch(
-            {
-                "topic": ["clicks"] * len(values),
-                "partition": pa.array([0] * len(values), pa.int32()),
-                "offset": pa.array(range(first, first + len(values)), pa.int64()),
-                "key": pa.array([b"key-%d" % n for n in range(len(values))], pa.binary()),
-                "value": pa.array(values, pa.binary()),
-                "headers": pa.array(
-                    [[{"key": "trace", "value": b"\xff"}]] * len(values),
-                    pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
-                ),
-                "timestamp": pa.array([1_700_000_000_123] * len(values), pa.timestamp("ms", tz="UTC")),
-                **more,
-            }
-        )
-        assert isinstance(output, ElasticsearchOutput)
-        options = IndexingOptions.of(output, stream_name="shop", batch_time_ms=batch_time_ms, attempt=attempt)
-        counts: IndexingCounts = Indexer(self.transport, options).index([rows])
-        return counts
-
-    def dead_letters(self, command: str, *arguments: str) -> Result:
-        return CliRunner().invoke(app, ["dead-letters", command, "shop", *arguments, "--ledger", self.stream.ledger])
-
-    def reported(self, command: str, *arguments: str) -> Any:
-        result = self.dead_letters(command, *arguments, "--json")
-        assert result.exception is None or result.exit_code == 1, result.output
-        return json.loads(result.stdout)
-
-    def listed(self, *arguments: str) -> list[str]:
-        (reported,) = self.reported("list", *arguments)
-        return [letter["id"].removeprefix(self.letter("")) for letter in reported["letters"]]
-
-    def letter(self, row: str) -> str:
-        """The id of the letter of this row."""
-        return f"shop/elasticsearch/{self.index}/{row}"
-
-    def documents(self, suffix: str = "") -> dict[str, Any]:
-        self.ask("POST", f"/{self.index}{suffix}/_refresh")
-        hits = self.ask("POST", f"/{self.index}{suffix}/_search", {"size": 1000, "version": True})["hits"]["hits"]
-        return {hit["_id"]: hit["_source"] for hit in hits}
-
-    def mend(self) -> None:
-        """Make the index anew, where n may be anything, with what it held."""
-        held = self.documents()
-        self.ask("DELETE", f"/{self.index}")
-        self.ask("PUT", f"/{self.index}", {"mappings": {"properties": {"n": {"type": "keyword"}}}})
-        for id_, document in held.items():
-            self.ask("PUT", f"/{self.index}/_doc/{id_}", document)
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        answer = self.transport.request(method, path, None if body is None else json.dumps(body).encode())
-        assert answer.status < 300, answer
-        return answer.json()
-
-    def close(self) -> None:
-        for name in self.ask("GET", f"/{self.index}*/_settings?filter_path=*.settings.index.provided_name"):
-            self.ask("DELETE", f"/{name}")
-        self.transport.close()
+from headrace.stream import KeyIds
 
 
 @pytest.fixture
@@ -199,7 +89,7 @@ def test_a_letter_is_shown_with_all_it_holds(shop: Shop) -> None:
 
 
 def test_nothing_is_replayed_without_yes(shop: Shop) -> None:
-    shop.mend()
+    shop.correct_mapping()
     assert shop.reported("replay")["to_replay"] == 4
     assert "--yes" in shop.dead_letters("replay").output
     assert len(shop.documents()) == 2
@@ -207,7 +97,7 @@ def test_nothing_is_replayed_without_yes(shop: Shop) -> None:
 
 
 def test_a_corrected_mapping_accepts_the_documents_and_a_letter_without_a_document_stays(shop: Shop) -> None:
-    shop.mend()
+    shop.correct_mapping()
     result = shop.dead_letters("replay", "--yes")
     assert result.exit_code == 1
     assert "3 of 4 dead letters are replayed" in result.output
@@ -228,7 +118,7 @@ def test_without_a_correction_letters_are_refused_again_and_keep_their_contents(
 
 
 def test_a_replay_that_stopped_before_it_marked_its_letters_can_be_repeated(shop: Shop) -> None:
-    shop.mend()
+    shop.correct_mapping()
     shop.reported("replay", "--yes", "--batch", str(BATCHES[1]))
     assert shop.listed() == ["clicks+0+1", "clicks+0+2"]
     for id_ in ("clicks+0+10", "clicks+0+11"):
@@ -243,14 +133,14 @@ def test_a_replay_that_stopped_before_it_marked_its_letters_can_be_repeated(shop
 
 
 def test_letters_are_chosen_by_their_ids(shop: Shop) -> None:
-    shop.mend()
+    shop.correct_mapping()
     result = shop.dead_letters("replay", "--yes", "--id", shop.letter("clicks+0+1"), "--id", shop.letter("clicks+0+10"))
     assert result.exit_code == 0, result.output
     assert shop.listed() == ["clicks+0+11", "clicks+0+2"]
 
 
 def test_a_replayed_letter_that_a_batch_writes_again_is_open_again(shop: Shop) -> None:
-    shop.mend()
+    shop.correct_mapping()
     shop.reported("replay", "--yes")
     shop.ask("DELETE", f"/{shop.index}")
     shop.ask("PUT", f"/{shop.index}", N_IS_A_LONG)
@@ -290,7 +180,7 @@ def test_an_aggregates_document_that_is_there_is_not_written_over(make_shop: Any
     shop.write(b'{"n": "a"}', id_0=["x"])
     ((id_, letter),) = shop.documents("-dead-letters").items()
     assert letter["document_id"] == f"x+{BATCHES[0]}"
-    shop.mend()
+    shop.correct_mapping()
     shop.ask("PUT", f"/{shop.index}/_doc/x+{BATCHES[0]}?refresh=true", {"m": 2})
     reported = shop.reported("replay", "--yes")
     assert (reported["replayed"], reported["documents"]["kept"]) == (1, 1)
@@ -301,7 +191,7 @@ def test_an_aggregates_document_that_is_there_is_not_written_over(make_shop: Any
 def test_a_letter_that_a_batch_rewrites_during_the_replay_is_not_marked(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop.mend()
+    shop.correct_mapping()
     index = DeadLetterReplay._index
 
     def while_a_batch_writes(self: Any, letters: Any, counts: Any) -> Any:

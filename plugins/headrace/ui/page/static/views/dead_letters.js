@@ -37,6 +37,11 @@ const COLUMNS = [
   { name: "Batch", cell: (each) => html`<${Time} at=${each.batch_time} />` },
   { name: "Kind", cell: (each) => each.error_type ?? "–" },
   { name: "Replayed", cell: (each) => (each.replayed ? "yes" : "no") },
-  { name: "Reason", wide: true, cell: (each) => html`<span class="error">${each.reason}</span>` },
-  { name: "Value", wide: true, cell: (each) => (each.value == null ? "–" : html`<code class="clipped" title=${each.value}>${each.value}</code>`) },
+  { name: "Reason", wide: true, cell: (each) => html`<${Long} text=${html`<span class="error">${each.reason}</span>`} />` },
+  { name: "Value", wide: true, cell: (each) => (each.value == null ? "–" : html`<${Long} text=${html`<code>${each.value}</code>`} />`) },
 ];
+
+/** A text of which three lines are shown, and all of it after a click. @param {{text: any}} props */
+function Long({ text }) {
+  return html`<details><summary class="clipped">${text}</summary></details>`;
+}
