@@ -17,7 +17,8 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 
 from headrace.monitoring.stream_state import DagFacts
-from headrace.ui.api.airflow_side import Caller, DeclaredStream, Interval, Run
+from headrace.monitoring.summary import Placed
+from headrace.ui.api.airflow_side import Caller, Interval, Run
 from headrace.ui.api.app import create_app
 
 
@@ -26,7 +27,7 @@ class NoAirflow:
     """An `AirflowSide` with fixed answers. ``ledger_urls`` are read as if the configuration named them."""
 
     ledger_urls: Collection[str] = ()
-    streams: list[DeclaredStream] = field(default_factory=list)
+    streams: list[Placed] = field(default_factory=list)
     dags: dict[str, DagFacts] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
     runs: dict[tuple[str, int], Run] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class NoAirflow:
     def may(self, caller: Caller, method: str, dag_id: str, *, runs: bool = False) -> bool:
         return dag_id not in self.hidden and (method == "GET" or caller.name != "viewer")
 
-    def declared(self) -> Collection[DeclaredStream]:
+    def declared(self) -> Collection[Placed]:
         return self.streams
 
     def ledgers(self) -> Collection[str]:

@@ -16,14 +16,17 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     CursorResult,
     Engine,
+    Row,
     Select,
     bindparam,
     cast,
     func,
     literal,
+    or_,
     select,
     text,
 )
@@ -42,6 +45,8 @@ from headrace.ledger.models import StreamRow, streams
 
 # The number of values in one statement: far below the limits, 32,766 parameters in SQLite, 65,535 in Postgres.
 CHUNK = 1_000
+# SQLite's limit for the depth of an expression is 1,000.
+_CONDITIONS = 200
 # Transient errors: a read-only transaction (25006), or a transaction that was idle (25P03) or took (25P04) too long.
 _PASSING_SQLSTATES = frozenset({"25006", "25P03", "25P04"})
 
@@ -140,6 +145,17 @@ def chunks(values: Sequence[int]) -> Iterator[Sequence[int]]:
     """Yield the values in order, at most `CHUNK` at a time: databases limit a statement's parameters."""
     for start in range(0, len(values), CHUNK):
         yield values[start : start + CHUNK]
+
+
+def any_of(connection: Connection, query: Select[Any], conditions: Sequence[ColumnElement[bool]]) -> list[Row[Any]]:
+    """Return the rows of the query that meet one of the conditions, in no order. An index has to answer each one.
+
+    Not for a list of keys: SQLite would read the whole table for it.
+    """
+    rows: list[Row[Any]] = []
+    for start in range(0, len(conditions), _CONDITIONS):
+        rows += connection.execute(query.where(or_(*conditions[start : start + _CONDITIONS])))
+    return rows
 
 
 def new_id(result: CursorResult[Any]) -> int:

@@ -20,6 +20,7 @@ from headrace.ledger.gaps import Gaps
 from headrace.ledger.history import History
 from headrace.ledger.jobs import Jobs
 from headrace.ledger.listener_cursors import ListenerCursors
+from headrace.ledger.overviews import Overviews
 from headrace.ledger.positions import Positions
 from headrace.ledger.readings import Readings
 from headrace.ledger.rebuild import Rebuild
@@ -69,6 +70,7 @@ class Ledger:
         self.listener_cursors = ListenerCursors(database)
         self.snapshots = Snapshots(database)
         self.readings = Readings(database)
+        self.overviews = Overviews(database)
 
     @classmethod
     def open(

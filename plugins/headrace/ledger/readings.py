@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, case, func, literal, or_, select
+from sqlalchemy import Connection, Row, and_, case, func, literal, select
 
-from headrace.ledger.database import Repository
+from headrace.ledger.database import Repository, any_of
 from headrace.ledger.models import (
     BatchRow,
     JobRow,
@@ -34,8 +33,6 @@ from headrace.ledger.states import AttemptState, BatchState, PartitionState
 
 MOST_COUNTED = 1_000
 """Unfinished batches of a state, and unclaimed batch times, are counted up to this number."""
-# SQLite's limit for the depth of an expression is 1,000.
-_STREAMS_AT_ONCE = 200
 _UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
@@ -151,13 +148,8 @@ def _rows_of(
     connection: Connection, table: Any, column: Any, values: Mapping[str, int], *conditions: Any
 ) -> list[Row[Any]]:
     """Return the rows of each stream in which ``column`` has its value; both are the beginning of the primary key."""
-    rows: list[Row[Any]] = []
-    pairs = iter(values.items())
-    while part := list(islice(pairs, _STREAMS_AT_ONCE)):
-        # Not a list of pairs: SQLite would read the whole table for it.
-        these = or_(*(and_(table.c.stream == stream, column == value) for stream, value in part))
-        rows += connection.execute(select(table).where(these, *conditions))
-    return rows
+    these = [and_(table.c.stream == stream, column == value) for stream, value in values.items()]
+    return any_of(connection, select(table).where(*conditions), these)
 
 
 def _batches_query() -> Any:

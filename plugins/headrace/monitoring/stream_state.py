@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -360,8 +360,3 @@ def _well(found: Evidence) -> Finding:
     if last is None:
         return Finding(State.WELL, "It receives, and waits for its first records.")
     return Finding(State.WELL, f"Batch {time_text(last.batch_time_ms)} has completed, and none is late.")
-
-
-def failed_partitions(receivers: Collection[ReceiverRow]) -> bool:
-    """Whether a receiver reports failed partitions, so that the positions are worth a query."""
-    return any(each.stats.get("failed") for each in receivers)

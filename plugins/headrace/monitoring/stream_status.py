@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.ledger import Ledger
-from headrace.ledger.models import BatchRow, JobRow, ReceiverRow, StreamRow
+from headrace.ledger.models import AttemptRow, BatchRow, JobRow, ReceiverRow, StreamRow
 from headrace.ledger.states import BatchState, DesiredState
 from headrace.receiver.input_health import InputTrouble, input_troubles
 
@@ -134,9 +134,13 @@ def last_error(ledger: Ledger, batch: BatchRow) -> str | None:
     done or has no error."""
     if batch.error is not None or batch.state not in UNFINISHED:
         return batch.error
-    attempts = [each for each in ledger.attempts.of_batch(batch.stream, batch.batch_time_ms) if not each.target]
-    errors = [each.error or each.attributes.get(WARNING) for each in attempts]
-    return next((error for error in reversed(errors) if error), None)
+    return error_of(batch, ledger.attempts.of_batch(batch.stream, batch.batch_time_ms))
+
+
+def error_of(batch: BatchRow, attempts: Sequence[AttemptRow]) -> str | None:
+    """`last_error` of an unfinished batch, whose attempts are known."""
+    errors = [each.error or each.attributes.get(WARNING) for each in attempts if not each.target]
+    return batch.error or next((error for error in reversed(errors) if error), None)
 
 
 def _oldest_unfinished(ledger: Ledger, row: StreamRow, now_ms: int) -> OldestUnfinished | None:

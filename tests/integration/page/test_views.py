@@ -186,12 +186,32 @@ def test_an_unreadable_ledger_is_an_error_with_a_remedy_and_old_data_stay(view: 
         lambda route: route.fulfill(status=503, json={"detail": "no connection", "remedy": "Start its database."}),
     )
     alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("The ledger does not answer", timeout=15_000)
+    expect(alert).to_contain_text("Not available at the moment", timeout=15_000)
     expect(alert).to_contain_text("Start its database.")
     expect(page.get_by_role("table", name="Receivers")).to_be_visible()
     page.unroute("**/api/v1/**")
     page.get_by_role("button", name="Try again").click()
     expect(alert).to_have_count(0)
+
+
+def test_each_kind_of_problem_has_a_heading_that_fits(view: View) -> None:
+    page = view("#/streams")
+    expect(page.locator("tbody tr")).to_have_count(7)
+    headings = {
+        "ledger_unreadable": "The streams of one ledger are not shown",
+        "several_batch_dags": "Several DAGs declare the stream orders",
+        "not_registered": "The stream orders has not run yet",
+        "same_name": "Two ledgers have a stream orders",
+    }
+    problems = [
+        {"kind": kind, "ledger": None, "error": f"The error of {kind}.", "remedy": "Do it.", "streams": ["orders"]}
+        for kind in headings
+    ]
+    page.route("**/api/v1/streams", lambda route: route.fulfill(json={"streams": [], "problems": problems}))
+    alerts = page.get_by_role("alert")
+    expect(alerts).to_have_count(len(headings), timeout=15_000)
+    for kind, heading in headings.items():
+        expect(alerts.filter(has_text=f"The error of {kind}.").locator("strong")).to_have_text(heading)
 
 
 def test_an_unknown_stream_and_an_unknown_view_say_so(view: View) -> None:

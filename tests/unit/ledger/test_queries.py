@@ -102,6 +102,8 @@ def walk(world: Any) -> None:
     ledger.attempts.of_batch("flights", T1)
     ledger.cleanup.needed_from("flights")
     ledger.attempts.renew(ledger.attempts.begin("flights", T2, holder="task", way="connect", lease_ms=1000))
+    ledger.receivers.heartbeat(world.receiver, sealed_through_ms=T1, stats={"failed": 1})
+    ledger.overviews.of(ledger.streams.all(), 30)
     ledger.batches.abandon("flights", T2, "no")
     ledger.batches.page("flights")
     ledger.batches.page("flights", states=["completed", "failed"], before_ms=T2)

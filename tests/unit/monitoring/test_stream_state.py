@@ -26,7 +26,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
 def _summary(ledger: Ledger, situation: str, *facts: DagFacts) -> StreamSummary:
     index = SITUATIONS.index(situation)
     name = "orders" if index == 0 else f"orders-{index + 1}"
-    place = Placed("ledger", "b", "r")
+    place = Placed(name, "ledger", "b", "r")
     return summarize(ledger, ledger.streams.get(name), place, {each.dag_id: each for each in facts})
 
 
@@ -80,7 +80,7 @@ def test_a_stopped_stream_is_not_accused_of_receiving_nothing(ledger: Ledger) ->
 def test_a_new_ledger_without_batches_is_no_error(tmp_path: Path) -> None:
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         ledger.streams.register("new", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
-        found = summarize(ledger, ledger.streams.get("new"), Placed("l", "b", "r"), {})
+        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
     assert found.state.value == "starting"
     assert (found.lag, found.last_completed_batch, found.oldest_unfinished) == (None, None, None)
 
@@ -91,9 +91,9 @@ def test_a_live_job_that_never_gets_a_receiver_is_stalled_after_five_minutes(tmp
         ledger.streams.register("new", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
         ledger.jobs.acquire("new", holder="job", lease_ms=3_600_000)
         clock.advance(299_000)
-        assert summarize(ledger, ledger.streams.get("new"), Placed("l", "b", "r"), {}).state.value == "starting"
+        assert summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {}).state.value == "starting"
         clock.advance(2_000)
-        found = summarize(ledger, ledger.streams.get("new"), Placed("l", "b", "r"), {})
+        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
     assert found.state.value == "stalled"
     assert "no receiver has started yet" in found.reason
     assert "log" in (found.remedy or "")

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from tests.page_server import NoAirflow
 
 from headrace.ledger import Ledger
-from headrace.ui.api.airflow_side import DeclaredStream
+from headrace.monitoring.summary import Placed
 from headrace.ui.api.app import create_app
 from headrace.ui.api.metrics import is_scraper
 
@@ -31,7 +31,7 @@ def airflow(tmp_path: Path) -> NoAirflow:
         ledger.streams.register("orders", '{"outputs": []}', **INTERVALS)
     return NoAirflow(
         ledger_urls=[*urls, f"sqlite:///{tmp_path}/missing.db", "postgresql+psycopg://someone:secret@host/db"],
-        streams=[DeclaredStream("clicks", urls[0], "clicks_in_batches", "clicks_receiver")],
+        streams=[Placed("clicks", urls[0], "clicks_in_batches", "clicks_receiver")],
         token=TOKEN,
     )
 
@@ -90,8 +90,8 @@ def test_two_streams_of_one_name_each_need_the_right_on_their_own_dag(
 ) -> None:
     first, second, *_ = airflow.ledger_urls
     airflow.streams = [
-        DeclaredStream("flights", first, "first_batches", "r"),
-        DeclaredStream("flights", second, "second_batches", "r"),
+        Placed("flights", first, "first_batches", "r"),
+        Placed("flights", second, "second_batches", "r"),
     ]
     airflow.hidden = {"first_batches"}
     # The first ledger's stream has a limit of its log.

@@ -36,11 +36,15 @@ CallerDep = Annotated[Caller, Depends(known_caller)]
 class KnownStream:
     """A stream that the caller may read."""
 
-    name: str
     place: Placed
     caller: Caller
     airflow: AirflowSide
     ledgers: OpenLedgers
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self.place.name
 
     def ask(self, question: Callable[[Ledger], T]) -> T:
         """Ask its ledger."""
@@ -76,7 +80,7 @@ def readable_stream(
     place = catalogue.find(name, lambda dag_id: airflow.may(caller, "GET", dag_id))
     if place is None:
         raise HTTPException(404, f"There is no stream {name!r}, or you may not read its batch DAG.")
-    return KnownStream(name, place, caller, airflow, state.ledgers)
+    return KnownStream(place, caller, airflow, state.ledgers)
 
 
 def operable_stream(stream: Annotated[KnownStream, Depends(readable_stream)]) -> KnownStream:

@@ -23,7 +23,8 @@ from sqlalchemy import func, select
 
 from headrace.connections import CONNECTION_PREFIX, ConnectionNotFoundError, variable_name
 from headrace.monitoring.stream_state import DagFacts
-from headrace.ui.api.airflow_side import Caller, DeclaredStream, Interval, Run
+from headrace.monitoring.summary import Placed
+from headrace.ui.api.airflow_side import Caller, Interval, Run
 from headrace.ui.api.declared_streams import DeclaredStreams
 from headrace.ui.lazy_app import ROOT_APP
 
@@ -54,7 +55,7 @@ class AirflowServer:
         )
         return allowed
 
-    def declared(self) -> Collection[DeclaredStream]:
+    def declared(self) -> Collection[Placed]:
         return self._declared.all()
 
     def ledgers(self) -> Collection[str]:

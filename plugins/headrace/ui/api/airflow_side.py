@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from fastapi import Request
 
 from headrace.monitoring.stream_state import DagFacts
+from headrace.monitoring.summary import Placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,26 +22,6 @@ class Caller:
 
     name: str
     user: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredStream:
-    """A stream as Airflow's DAGs declare it. ``ledger`` is the reference that the user wrote.
-
-    ``other_batch_dag_ids`` are further DAGs that declare themselves its batch DAG, such as a copy.
-    """
-
-    name: str
-    ledger: str
-    batch_dag_id: str
-    receiver_dag_id: str
-    replay_dag_ids: tuple[str, ...] = ()
-    other_batch_dag_ids: tuple[str, ...] = ()
-
-    @property
-    def batch_dag_ids(self) -> tuple[str, ...]:
-        """All DAGs that decide who may read the stream, and act on it."""
-        return (self.batch_dag_id, *self.other_batch_dag_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +61,7 @@ class AirflowSide(Protocol):
         """Whether the caller may do this ("GET", "PUT", "POST") to the DAG, or to its runs; false if there is none."""
         ...
 
-    def declared(self) -> Collection[DeclaredStream]:
+    def declared(self) -> Collection[Placed]:
         """Return the streams of all DAGs, whoever may see them; some seconds old at most."""
         ...
 

@@ -2,82 +2,61 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from headrace.connections import CONNECTION_PREFIX
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
-from headrace.ledger.errors import LedgerUrlError, StreamNotFoundError
-from headrace.monitoring.summary import Placed, StreamSummary, summarize
-from headrace.ui.api.airflow_side import AirflowSide, DeclaredStream
+from headrace.ledger.errors import StreamNotFoundError
+from headrace.monitoring.summary import Placed, StreamSummary, summaries
+from headrace.ui.api.airflow_side import AirflowSide
 from headrace.ui.api.ledgers import OpenLedgers
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerProblem:
-    """A ledger that cannot be read, or a stream whose declaration is unclear, as one caller may see it."""
-
-    ledger: str
-    error: str
-    remedy: str | None
-    streams: tuple[str, ...]
+from headrace.ui.api.problems import Problem, not_registered, refused, same_name, several_batch_dags
 
 
 class Catalogue:
-    """Finds streams by name, and asks their ledgers."""
+    """Finds streams by name, and asks their ledgers: all at the same time, with one deadline."""
 
     def __init__(self, airflow: AirflowSide, ledgers: OpenLedgers) -> None:
         self._airflow = airflow
         self._ledgers = ledgers
 
-    def summaries(self, readable: Callable[[str], bool]) -> tuple[list[StreamSummary], list[LedgerProblem]]:
-        """Return the streams whose batch DAGs are ``readable``, sorted by name, and the ledgers that do not answer.
+    def summaries(self, readable: Callable[[str], bool]) -> tuple[list[StreamSummary], list[Problem]]:
+        """Return the streams whose batch DAGs are ``readable``, sorted by name, and what else there is to say.
 
         A problem of a ledger whose declared streams are all not readable is left out.
-
-        Ledgers are asked at the same time; each has its own time limit.
         """
+        deadline = self._ledgers.deadline()
         declared = self._by_ledger()
-        flat = list(_flat(declared))
+        flat = [each for named in declared.values() for each in named]
         facts = self._airflow.facts({dag_id for each in flat for dag_id in (each.batch_dag_id, each.receiver_dag_id)})
 
-        def of_ledger(reference: str, named: Collection[DeclaredStream]) -> Callable[[Ledger], list[StreamSummary]]:
+        def of_ledger(reference: str, named: Collection[Placed]) -> Callable[[Ledger], list[StreamSummary]]:
             def read(ledger: Ledger) -> list[StreamSummary]:
-                places = {each.name: _place(each) for each in named}
+                places = {each.name: each for each in named}
                 rows = ledger.streams.all()
                 found = [(row, places.get(row.name) or undeclared(row.name, reference, flat)) for row in rows]
-                return [summarize(ledger, row, place, facts) for row, place in found if _may_read(place, readable)]
+                return summaries(ledger, [each for each in found if may_read(each[1], readable)], facts)
 
             return read
 
+        begun = {each: self._ledgers.submit(each, of_ledger(each, named)) for each, named in declared.items()}
         streams: dict[str, StreamSummary] = {}
-        problems = [problem for each in flat for problem in _several(each, readable)]
-        begun = []
-
-        for reference, named in declared.items():
+        problems = list(several_batch_dags(flat, readable))
+        for reference, future in begun.items():
+            shown = [each for each in declared[reference] if may_read(each, readable)]
             try:
-                begun.append((reference, named, self._ledgers.submit(reference, of_ledger(reference, named))))
-            except HeadraceError as error:
-                problems += _refused(reference, named, error, readable)
-        for reference, named, future in begun:
-            try:
-                found = self._ledgers.answer(reference, future)
+                found = self._ledgers.answer(reference, future, deadline)
             except Exception as error:
-                problems += _refused(reference, named, error, readable)
+                if shown or not declared[reference]:
+                    problems.append(refused(reference, shown, error))
                 continue
             for each in found:
                 if each.name in streams:
-                    problems.append(_twice(each, streams[each.name]))
+                    problems.append(same_name(each, streams[each.name]))
                 else:
                     streams[each.name] = each
-            problems += _missing(reference, [each for each in named if _may_read(each, readable)], found)
+            there = {each.name for each in found}
+            problems += [not_registered(each) for each in shown if each.name not in there]
         return sorted(streams.values(), key=lambda each: each.name), problems
 
     def find(self, name: str, readable: Callable[[str], bool]) -> Placed | None:
@@ -89,34 +68,40 @@ class Catalogue:
             HeadraceError: it is in none of the ledgers that answer, and one does not answer.
         """
         declared = self._by_ledger()
-        named = [each for each in _flat(declared) if each.name == name]
-        if named:
-            return next((_place(each) for each in named if _may_read(each, readable)), None)
-        if not readable(undeclared(name, "").batch_dag_id):
-            return None
+        named = [each for known in declared.values() for each in known if each.name == name]
+        candidates = named or [undeclared(name, reference) for reference in declared]
+        places = [each for each in candidates if may_read(each, readable)]
+        if named and len(places) < 2:
+            return places[0] if places else None
+        # The same stream under several references, or none: a ledger that has it is needed.
+        return self._first_that_has(name, places) or (places[0] if named else None)
+
+    def _first_that_has(self, name: str, places: Sequence[Placed]) -> Placed | None:
+        deadline = self._ledgers.deadline()
+        begun = [(each, self._ledgers.submit(each.ledger, lambda ledger: ledger.streams.get(name))) for each in places]
         failure: HeadraceError | None = None
-        for reference in declared:
+        for place, future in begun:
             try:
-                self._ledgers.ask(reference, lambda ledger: ledger.streams.get(name))
+                self._ledgers.answer(place.ledger, future, deadline)
             except StreamNotFoundError:
                 continue
             except HeadraceError as error:
                 failure = error
             else:
-                return undeclared(name, reference)
+                return place
         if failure is not None:
             raise failure
         return None
 
-    def of_dag(self, dag_id: str) -> DeclaredStream | None:
+    def of_dag(self, dag_id: str) -> Placed | None:
         """Return the stream that a DAG belongs to."""
         for each in self._airflow.declared():
             if dag_id in (*each.batch_dag_ids, each.receiver_dag_id, *each.replay_dag_ids):
                 return each
         return None
 
-    def _by_ledger(self) -> dict[str, list[DeclaredStream]]:
-        found: dict[str, list[DeclaredStream]] = {}
+    def _by_ledger(self) -> dict[str, list[Placed]]:
+        found: dict[str, list[Placed]] = {}
         for each in self._airflow.declared():
             found.setdefault(each.ledger, []).append(each)
         for reference in self._airflow.ledgers():
@@ -124,18 +109,7 @@ class Catalogue:
         return found
 
 
-def _flat(declared: dict[str, list[DeclaredStream]]) -> Iterator[DeclaredStream]:
-    for named in declared.values():
-        yield from named
-
-
-def _place(stream: DeclaredStream) -> Placed:
-    return Placed(
-        stream.ledger, stream.batch_dag_id, stream.receiver_dag_id, stream.replay_dag_ids, stream.other_batch_dag_ids
-    )
-
-
-def undeclared(name: str, ledger: str, declared: Iterable[DeclaredStream] = ()) -> Placed:
+def undeclared(name: str, ledger: str, declared: Iterable[Placed] = ()) -> Placed:
     """The place of a stream that no DAG declares in this ledger: its DAGs have the factories' default ids.
 
     ``declared`` are streams of other ledgers. A reader needs the rights of those of the same name too: the same ledger
@@ -143,69 +117,9 @@ def undeclared(name: str, ledger: str, declared: Iterable[DeclaredStream] = ()) 
     """
     others = dict.fromkeys(dag_id for each in declared if each.name == name for dag_id in each.batch_dag_ids)
     others.pop(f"{name}_batches", None)
-    return Placed(ledger, f"{name}_batches", f"{name}_receiver", other_batch_dag_ids=tuple(others))
+    return Placed(name, ledger, f"{name}_batches", f"{name}_receiver", other_batch_dag_ids=tuple(others))
 
 
-def _several(stream: DeclaredStream, readable: Callable[[str], bool]) -> Iterator[LedgerProblem]:
-    """Yield a problem if several DAGs declare themselves the stream's batch DAG, naming those that are readable."""
-    shown = [each for each in stream.batch_dag_ids if readable(each)]
-    if stream.other_batch_dag_ids and shown:
-        hidden = len(stream.batch_dag_ids) - len(shown)
-        more = f" and {hidden} that you may not read" if hidden else ""
-        yield LedgerProblem(
-            stream.ledger,
-            f"{len(stream.batch_dag_ids)} DAGs declare themselves the batch DAG of stream {stream.name}: "
-            f"{', '.join(shown)}{more}. To read the stream or act on it, a user needs the right on each of them.",
-            "Remove the copies, or declare another stream in them.",
-            (stream.name,),
-        )
-
-
-def _may_read(place: Placed | DeclaredStream, readable: Callable[[str], bool]) -> bool:
+def may_read(place: Placed, readable: Callable[[str], bool]) -> bool:
+    """Whether each DAG that decides about the stream is readable."""
     return all(map(readable, place.batch_dag_ids))
-
-
-def _refused(
-    reference: str, named: Collection[DeclaredStream], error: Exception, readable: Callable[[str], bool]
-) -> Iterator[LedgerProblem]:
-    """Yield the problem of a ledger, unless it has declared streams and none of them is readable."""
-    shown = tuple(each.name for each in named if _may_read(each, readable))
-    if shown or not named:
-        yield _problem(reference, shown, error)
-
-
-def _problem(reference: str, streams: tuple[str, ...], error: Exception) -> LedgerProblem:
-    if isinstance(error, HeadraceError):
-        what, remedy = error.what, error.remedy
-    else:
-        logger.error("the ledger %s cannot be read", reference, exc_info=error)
-        what, remedy = f"{type(error).__name__}: {error}", None
-    # A URL that is refused may hold a password.
-    refused = isinstance(error, LedgerUrlError) and not reference.startswith(CONNECTION_PREFIX)
-    return LedgerProblem("invalid ledger" if refused else reference, what, remedy, streams)
-
-
-def _missing(
-    reference: str,
-    named: Collection[DeclaredStream],
-    found: Collection[StreamSummary],
-) -> Iterator[LedgerProblem]:
-    """Yield the declared streams that are not in their ledger: none of their tasks has run yet."""
-    there = {each.name for each in found}
-    for each in named:
-        if each.name not in there:
-            yield LedgerProblem(
-                reference,
-                f"Stream {each.name} is not in its ledger yet: none of its tasks has run.",
-                f"Unpause the DAGs {each.receiver_dag_id} and {each.batch_dag_id}.",
-                (each.name,),
-            )
-
-
-def _twice(second: StreamSummary, first: StreamSummary) -> LedgerProblem:
-    return LedgerProblem(
-        second.ledger,
-        f"A stream named {second.name} is in {first.ledger} too; only that one is shown.",
-        "Give one of the two another name.",
-        (second.name,),
-    )

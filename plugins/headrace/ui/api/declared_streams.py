@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.models.dag import DagModel, DagTag
@@ -18,7 +18,7 @@ from airflow.models.serialized_dag import SerializedDagModel
 from airflow.utils.session import create_session
 from sqlalchemy import func, select
 
-from headrace.ui.api.airflow_side import DeclaredStream
+from headrace.monitoring.summary import Placed
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -30,12 +30,13 @@ _KEPT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What one DAG declares."""
+    """What one DAG declares. ``stale``: Airflow no longer finds the DAG in a file, and nobody has deleted it."""
 
     dag_id: str
     stream: str
     ledger: str
     kind: str
+    stale: bool = False
 
 
 class DeclaredStreams:
@@ -44,10 +45,10 @@ class DeclaredStreams:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._read_at = float("-inf")
-        self._streams: list[DeclaredStream] = []
+        self._streams: list[Placed] = []
         self._by_hash: dict[str, tuple[str, Declaration | None]] = {}
 
-    def all(self) -> list[DeclaredStream]:
+    def all(self) -> list[Placed]:
         """Return the streams, sorted by name and ledger."""
         with self._lock:
             if time.monotonic() - self._read_at > _KEPT_SECONDS:
@@ -58,28 +59,30 @@ class DeclaredStreams:
 
     def _declarations(self, session: Session) -> list[Declaration]:
         tagged = select(DagTag.dag_id).where(DagTag.name == TAG)
-        alive = select(DagModel.dag_id).where(DagModel.dag_id.in_(tagged), DagModel.is_stale.is_(False))
         newest = (
             select(SerializedDagModel.dag_id, func.max(SerializedDagModel.created_at).label("created_at"))
-            .where(SerializedDagModel.dag_id.in_(alive))
+            .where(SerializedDagModel.dag_id.in_(tagged))
             .group_by(SerializedDagModel.dag_id)
             .subquery()
         )
         rows = session.execute(
-            select(SerializedDagModel.id, SerializedDagModel.dag_id, SerializedDagModel.dag_hash).join(
+            select(SerializedDagModel.id, SerializedDagModel.dag_id, SerializedDagModel.dag_hash, DagModel.is_stale)
+            .join(
                 newest,
                 (SerializedDagModel.dag_id == newest.c.dag_id) & (SerializedDagModel.created_at == newest.c.created_at),
             )
+            .join(DagModel, DagModel.dag_id == SerializedDagModel.dag_id)
         ).all()
+        stale = {row.dag_id for row in rows if row.is_stale}
         known: dict[str, tuple[str, Declaration | None]] = {}
-        for row_id, dag_id, dag_hash in rows:
+        for row_id, dag_id, dag_hash, _ in rows:
             before = self._by_hash.get(dag_id)
             if before is None or before[0] != dag_hash:
                 model = session.get(SerializedDagModel, row_id)
                 before = (dag_hash, None if model is None else declaration_in(dag_id, model.data or {}))
             known[dag_id] = before
         self._by_hash = known
-        return [found for _, found in known.values() if found is not None]
+        return [replace(found, stale=found.dag_id in stale) for _, found in known.values() if found is not None]
 
 
 def declaration_in(dag_id: str, data: Mapping[str, Any]) -> Declaration | None:
@@ -97,28 +100,34 @@ def declaration_in(dag_id: str, data: Mapping[str, Any]) -> Declaration | None:
     return None
 
 
-def combined(declarations: Iterable[Declaration]) -> Iterator[DeclaredStream]:
+def combined(declarations: Iterable[Declaration]) -> Iterator[Placed]:
     """Yield each stream with its DAGs. A stream without a batch DAG gets the default id, by which access is decided.
 
     Any DAG can declare any stream. So all that declare themselves its batch DAG are kept, and access needs the right on
-    each of them.
+    each of them. Only the name counts: a ledger can have several references, such as two spellings of a URL or two
+    connections, and whether they lead to the same database cannot be seen from them. A stale DAG declares nothing, but
+    still decides: otherwise another one would decide alone as soon as the stream's own file is missing for a moment.
     """
     streams: dict[tuple[str, str], list[Declaration]] = {}
+    of_name: dict[str, list[Declaration]] = {}
     for each in declarations:
-        streams.setdefault((each.stream, each.ledger), []).append(each)
+        of_name.setdefault(each.stream, []).append(each)
+        if not each.stale:
+            streams.setdefault((each.stream, each.ledger), []).append(each)
     for (name, ledger), found in sorted(streams.items()):
-        batch_dag_id, *others = _dag_ids(found, "batches", f"{name}_batches")
-        yield DeclaredStream(
+        claiming = (*_dag_ids(found, "batches"), *_dag_ids(of_name[name], "batches"))
+        batch_dag_id, *others = dict.fromkeys(claiming or (f"{name}_batches",))
+        yield Placed(
             name,
             ledger,
             batch_dag_id=batch_dag_id,
-            receiver_dag_id=_dag_ids(found, "receiver", f"{name}_receiver")[0],
-            replay_dag_ids=tuple(sorted(each.dag_id for each in found if each.kind == "replay")),
+            receiver_dag_id=next(iter(_dag_ids(found, "receiver")), f"{name}_receiver"),
+            replay_dag_ids=_dag_ids(found, "replay"),
             other_batch_dag_ids=tuple(others),
         )
 
 
-def _dag_ids(found: Collection[Declaration], kind: str, default: str) -> list[str]:
-    """The DAGs of this kind, the default id first; the default id alone if there is none."""
-    ids = {each.dag_id for each in found if each.kind == kind} or {default}
-    return sorted(ids, key=lambda dag_id: (dag_id != default, dag_id))
+def _dag_ids(found: Collection[Declaration], kind: str) -> tuple[str, ...]:
+    """The DAGs of this kind, the default id first."""
+    ids = {(each.dag_id != f"{each.stream}_{kind}", each.dag_id) for each in found if each.kind == kind}
+    return tuple(dag_id for _, dag_id in sorted(ids))

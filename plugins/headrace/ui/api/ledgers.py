@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
+from sqlalchemy.engine import URL
+
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.urls import engine_url
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +30,8 @@ MAX_OPEN = 50
 SECONDS = 10.0
 """How long a ledger has to answer."""
 _CALLS_AT_ONCE = 4
+# A connection that was changed in Airflow counts after this long. Looking it up may ask a secrets backend.
+_LOOK_UP_SECONDS = 30.0
 
 
 class LedgerSilentError(HeadraceError):
@@ -51,16 +58,25 @@ class OpenLedgers:
             LedgerSilentError: it did not answer in time.
             HeadraceError: it cannot be opened, or the question raises.
         """
-        return self.answer(reference, self.submit(reference, question))
+        return self.answer(reference, self.submit(reference, question), self.deadline())
+
+    def deadline(self) -> float:
+        """Return the time of the monotonic clock until which a ledger that is asked now has to answer."""
+        return time.monotonic() + self._seconds
 
     def submit(self, reference: str, question: Callable[[Ledger], T]) -> Future[T]:
-        """Begin `ask`. Raises LedgerSilentError if too many calls to this ledger have not returned yet."""
-        return self._of(reference).submit(question)
-
-    def answer(self, reference: str, future: Future[T]) -> T:
-        """Wait for what `submit` has begun."""
+        """Begin `ask`. The future has a LedgerSilentError if too many calls to this ledger have not returned yet."""
         try:
-            return future.result(timeout=self._seconds)
+            return self._of(reference).submit(question)
+        except HeadraceError as error:
+            refused: Future[T] = Future()
+            refused.set_exception(error)
+            return refused
+
+    def answer(self, reference: str, future: Future[T], deadline: float) -> T:
+        """Wait until ``deadline`` for what `submit` has begun. Ledgers that are asked together share a deadline."""
+        try:
+            return future.result(timeout=max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError:
             raise _silent(reference, f"It has not answered for {self._seconds:g} s.") from None
 
@@ -84,7 +100,10 @@ class OpenLedgers:
 
 
 class _OpenLedger:
-    """One ledger, opened by its first question; one that cannot be opened is tried again by the next."""
+    """One ledger, opened by its first question; one that cannot be opened is tried again by the next.
+
+    If its connection leads elsewhere, or has another password, the ledger is opened anew.
+    """
 
     def __init__(self, reference: str, environ: Callable[[str], Mapping[str, str] | None]) -> None:
         self._reference = reference
@@ -93,12 +112,14 @@ class _OpenLedger:
         self._slots = threading.BoundedSemaphore(4 * _CALLS_AT_ONCE)
         self._lock = threading.Lock()
         self._ledger: Ledger | None = None
+        self._url: URL | None = None
+        self._looked_up = float("-inf")
 
     def submit(self, question: Callable[[Ledger], T]) -> Future[T]:
         if not self._slots.acquire(blocking=False):
             raise _silent(self._reference, "Earlier questions to it have no answer yet.")
         try:
-            future = self._pool.submit(lambda: question(self._opened()))
+            future = self._pool.submit(self._ask, question)
         except BaseException:
             self._slots.release()
             raise
@@ -112,10 +133,27 @@ class _OpenLedger:
         if ledger is not None:
             ledger.close()
 
+    def _ask(self, question: Callable[[Ledger], T]) -> T:
+        try:
+            return question(self._opened())
+        except LedgerUnavailableError:
+            # The database may refuse the login because the password has changed. Its text cannot be relied on, so the
+            # connection is looked up again after any such error.
+            self._looked_up = float("-inf")
+            raise
+
     def _opened(self) -> Ledger:
         with self._lock:
-            if self._ledger is None:
-                self._ledger = Ledger.open(self._reference, create=False, environ=self._environ(self._reference))
+            if self._ledger is None or time.monotonic() - self._looked_up > _LOOK_UP_SECONDS:
+                environ = self._environ(self._reference)
+                url = engine_url(self._reference, environ)
+                if self._ledger is None or url != self._url:
+                    before, self._ledger = self._ledger, None
+                    if before is not None:
+                        before.close()
+                    self._ledger = Ledger.open(self._reference, create=False, environ=environ)
+                    self._url = url
+                self._looked_up = time.monotonic()
             return self._ledger
 
 

@@ -7,31 +7,38 @@ Anyone else needs Airflow's login, and gets the streams whose batch DAG they may
 from __future__ import annotations
 
 import hmac
-from concurrent.futures import Future
 
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from headrace.errors import HeadraceError
-from headrace.ledger.readings import StreamReading
 from headrace.metrics.exposition import render
 from headrace.ui.api.airflow_side import AirflowSide, Caller
-from headrace.ui.api.catalogue import undeclared
+from headrace.ui.api.catalogue import may_read, undeclared
 from headrace.ui.api.ledgers import OpenLedgers
 
 _BEARER = "bearer "
+_EXAMPLE = """\
+# HELP headrace_ledger_up 1 if the ledger answered this scrape, else 0.
+# TYPE headrace_ledger_up gauge
+headrace_ledger_up{ledger="connection:headrace_ledger"} 1.0
+"""
 
 
 def metrics_router(airflow: AirflowSide, ledgers: OpenLedgers) -> APIRouter:
     """Make the router, over the server's open ledgers."""
     router = APIRouter()
 
-    @router.get("/metrics", summary="The metrics of all streams, for Prometheus", response_class=Response)
+    @router.get(
+        "/metrics",
+        summary="The metrics of all streams, for Prometheus",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"example": _EXAMPLE}}}},
+    )
     async def metrics(request: Request) -> Response:
         scraper = is_scraper(request.headers.get("authorization"), airflow.metrics_token())
         caller = None if scraper else await airflow.caller(request)
         accept = request.headers.get("accept", "")
-        body, content_type = await run_in_threadpool(_render, airflow, ledgers, caller, accept)
+        body, content_type = await run_in_threadpool(render_metrics, airflow, ledgers, caller, accept)
         # What a caller gets depends on their rights.
         return Response(body, media_type=content_type, headers={"Cache-Control": "no-store"})
 
@@ -46,26 +53,21 @@ def is_scraper(authorization: str | None, metrics_token: str) -> bool:
     return hmac.compare_digest(given.encode(), metrics_token.encode())
 
 
-def _render(airflow: AirflowSide, ledgers: OpenLedgers, caller: Caller | None, accept: str) -> tuple[bytes, str]:
+def render_metrics(airflow: AirflowSide, ledgers: OpenLedgers, caller: Caller | None, accept: str) -> tuple[bytes, str]:
+    """Return the exposition of the streams that the caller may read (None: of all), and its content type."""
+    deadline = ledgers.deadline()
     declared = airflow.declared()
     places = {(each.ledger, each.name): each for each in declared}
 
-    def may_read(ledger: str, stream_name: str) -> bool:
+    def shown(ledger: str, stream_name: str) -> bool:
         if caller is None:
             return True
         place = places.get((ledger, stream_name)) or undeclared(stream_name, ledger, declared)
-        return all(airflow.may(caller, "GET", dag_id) for dag_id in place.batch_dag_ids)
+        return may_read(place, lambda dag_id: airflow.may(caller, "GET", dag_id))
 
     references = list(dict.fromkeys([*(each.ledger for each in declared), *airflow.ledgers()]))
-    begun = {each: _begin(ledgers, each) for each in references}
-    return render(references, read=lambda each: ledgers.answer(each, begun[each]), accept=accept, may_read=may_read)
-
-
-def _begin(ledgers: OpenLedgers, reference: str) -> Future[list[StreamReading]]:
-    """Begin to read a ledger. All are read at the same time, so that one that is silent does not delay the others."""
-    try:
-        return ledgers.submit(reference, lambda ledger: ledger.readings.all())
-    except HeadraceError as error:
-        refused: Future[list[StreamReading]] = Future()
-        refused.set_exception(error)
-        return refused
+    # All at the same time: one that is silent does not delay the others.
+    begun = {each: ledgers.submit(each, lambda ledger: ledger.readings.all()) for each in references}
+    return render(
+        references, read=lambda each: ledgers.answer(each, begun[each], deadline), accept=accept, may_read=shown
+    )

@@ -14,7 +14,7 @@ from headrace.monitoring.timeline import timeline
 from headrace.ui.api import models
 from headrace.ui.api.access import CallerDep, StreamDep, may_operate
 from headrace.ui.api.airflow_side import AirflowSide
-from headrace.ui.api.catalogue import Catalogue
+from headrace.ui.api.catalogue import Catalogue, may_read
 from headrace.ui.api.parameters import FromTime, UntilTime, optional_ms
 
 streams = APIRouter(tags=["streams"])
@@ -111,7 +111,7 @@ def stream_of_dag(
     declared = catalogue.of_dag(dag_id)
     if (
         declared is None
-        or not all(airflow.may(caller, "GET", each) for each in declared.batch_dag_ids)
+        or not may_read(declared, lambda each: airflow.may(caller, "GET", each))
         or not airflow.may(caller, "GET", dag_id)
     ):
         raise HTTPException(404, f"The DAG {dag_id!r} is not of a stream, or you may not read it.")

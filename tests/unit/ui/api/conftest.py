@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from tests.page_server import NoAirflow
 
 from headrace.ledger import Ledger
+from headrace.monitoring.summary import Placed
 from headrace.testing.seeded_ledger import SITUATIONS, seed
-from headrace.ui.api.airflow_side import DeclaredStream
 from headrace.ui.api.app import create_app
 
 BATCHES = 60
@@ -56,7 +56,7 @@ def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _api(url: str) -> Iterator[Api]:
     with Ledger.open(url) as ledger:
         names = [row.name for row in ledger.streams.all()]
-    streams = [DeclaredStream(name, url, f"{name}_batches", f"{name}_receiver", (f"{name}_v2",)) for name in names]
+    streams = [Placed(name, url, f"{name}_batches", f"{name}_receiver", (f"{name}_v2",)) for name in names]
     airflow = NoAirflow(streams=streams)
     root = FastAPI()
     # A busy machine is no reason for a 503 here.

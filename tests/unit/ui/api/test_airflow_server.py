@@ -1,20 +1,26 @@
-"""What Airflow does not have: a DAG with a guessed id, and a connection."""
+"""What Airflow has and does not have: streams in serialised DAGs, a DAG with a guessed id, a connection."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
-from airflow.models.dag import DagModel
+from airflow.models.base import Base
+from airflow.models.dag import DagModel, DagTag
+from airflow.models.serialized_dag import SerializedDagModel
 from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
 
 from headrace.connections import ConnectionNotFoundError
-from headrace.ui.api import airflow_server
+from headrace.ui.api import airflow_server, declared_streams
 from headrace.ui.api.airflow_server import AirflowServer
 from headrace.ui.api.airflow_side import Caller
+from headrace.ui.api.declared_streams import DeclaredStreams
 
 
 def test_nobody_has_a_right_on_a_dag_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +43,45 @@ def test_nobody_has_a_right_on_a_dag_that_does_not_exist(monkeypatch: pytest.Mon
     monkeypatch.setattr(DagModel, "get_team_name", lambda _: None)
     assert AirflowServer().may(Caller("admin"), "GET", "orders_batches")
     assert not AirflowServer().may(Caller("admin"), "GET", "guessed_batches")
+
+
+def test_streams_are_read_from_serialised_dags_also_from_stale_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = create_engine("sqlite://")
+    tables = [DagModel.__table__, DagTag.__table__, SerializedDagModel.__table__]
+    Base.metadata.create_all(engine, tables)
+    row = {"bundle_name": "b", "max_active_tasks": 1, "max_consecutive_failed_dag_runs": 0, "max_active_runs": 1}
+    row["has_task_concurrency_limits"] = False
+    now = datetime(2026, 11, 23, tzinfo=UTC)
+    with engine.begin() as connection:
+        for number, (dag_id, stale) in enumerate([("orders_batches", True), ("mine", False), ("other", False)]):
+            document = {"headrace": {"stream": "orders", "ledger": "connection:x", "kind": "batches"}}
+            tasks = [{"__var": {"doc_json": json.dumps(document)}}]
+            connection.execute(insert(DagModel.__table__).values(dag_id=dag_id, is_stale=stale, **row))
+            if dag_id != "other":
+                connection.execute(insert(DagTag.__table__).values(dag_id=dag_id, name="headrace"))
+            # An older version of the DAG declares another stream.
+            for age, data in ((0, {"dag": {"tasks": tasks}}), (1, {"dag": {"tasks": []}})):
+                connection.execute(
+                    insert(SerializedDagModel.__table__).values(
+                        id=UUID(int=10 * number + age),
+                        dag_id=dag_id,
+                        data=data,
+                        created_at=now - timedelta(days=age),
+                        last_updated=now,
+                        dag_hash=f"{age}",
+                        dag_version_id=UUID(int=10 * number + age),
+                    )
+                )
+
+    @contextmanager
+    def session() -> Iterator[Session]:
+        with Session(engine) as opened:
+            yield opened
+
+    monkeypatch.setattr(declared_streams, "create_session", session)
+    (found,) = DeclaredStreams().all()
+    assert (found.name, found.ledger) == ("orders", "connection:x")
+    assert (found.batch_dag_id, found.batch_dag_ids) == ("mine", ("mine", "orders_batches"))
 
 
 def test_a_missing_connection_is_an_error_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

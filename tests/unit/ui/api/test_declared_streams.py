@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from headrace.ledger import Ledger
+from headrace.monitoring.summary import Placed
 from headrace.ui.api.declared_streams import Declaration, combined
 
 from .conftest import Api
@@ -21,6 +24,34 @@ def test_all_dags_that_declare_themselves_the_batch_dag_are_kept_the_default_id_
 def test_a_stream_without_a_batch_dag_gets_the_default_id() -> None:
     (found,) = combined([Declaration("mine", "orders", "ledger", "receiver")])
     assert (found.batch_dag_ids, found.receiver_dag_id) == (("orders_batches",), "mine")
+
+
+def test_batch_dags_that_write_the_ledgers_reference_differently_all_decide() -> None:
+    places = {
+        each.ledger: each
+        for each in combined(
+            [
+                Declaration("orders_batches", "orders", "sqlite:////data/ledger.db", "batches"),
+                Declaration("mine", "orders", "sqlite:////data//ledger.db", "batches"),
+                Declaration("my_receiver", "orders", "connection:the_same_database", "receiver"),
+                Declaration("clicks_batches", "clicks", "sqlite:////data/ledger.db", "batches"),
+            ]
+        )
+        if each.name == "orders"
+    }
+    assert {reference: set(each.batch_dag_ids) for reference, each in places.items()} == {
+        "sqlite:////data/ledger.db": {"orders_batches", "mine"},
+        "sqlite:////data//ledger.db": {"orders_batches", "mine"},
+        "connection:the_same_database": {"orders_batches", "mine"},
+    }
+    assert places["sqlite:////data//ledger.db"].batch_dag_id == "mine"
+
+
+def test_a_stale_dag_declares_nothing_but_still_decides_about_access() -> None:
+    own = Declaration("orders_batches", "orders", "ledger", "batches", stale=True)
+    assert list(combined([own])) == []
+    (found,) = combined([own, Declaration("mine", "orders", "ledger", "batches")])
+    assert (found.batch_dag_id, found.batch_dag_ids) == ("mine", ("mine", "orders_batches"))
 
 
 @pytest.fixture
@@ -39,7 +70,7 @@ def test_a_copied_dag_is_a_problem_in_the_list(copied: Api) -> None:
     found = copied.get("/streams")
     assert "orders" in [stream["name"] for stream in found["streams"]]
     (problem,) = found["problems"]
-    assert problem["streams"] == ["orders"]
+    assert (problem["kind"], problem["ledger"], problem["streams"]) == ("several_batch_dags", None, ["orders"])
     assert "orders_batches, a_copy" in problem["error"]
 
 
@@ -68,7 +99,29 @@ def test_acting_needs_the_right_on_each_batch_dag(copied: Api, monkeypatch: pyte
     assert "a_copy" in copied.post("/streams/orders/stop", status=403)["detail"]
 
 
-def test_another_reference_of_the_same_ledger_gives_no_further_rights(api: Api) -> None:
+@pytest.fixture
+def claimed(api: Api) -> Api:
+    """The stream "orders" with a second DAG that names the same ledger by another spelling of its URL."""
+    claims = [("orders_batches", api.url), ("mine", api.url.replace("ledger.db", "./ledger.db"))]
+    api.airflow.streams = list(combined(Declaration(dag_id, "orders", url, "batches") for dag_id, url in claims))
+    return api
+
+
+def test_another_spelling_of_the_ledgers_reference_gives_no_further_rights(claimed: Api) -> None:
+    claimed.airflow.hidden = {"orders_batches"}
+    assert "orders" not in _names(claimed)
+    claimed.get("/streams/orders", 404)
+    claimed.post("/streams/orders/stop", status=404)
+    claimed.get("/dags/mine", 404)
+    problems = claimed.get("/streams")["problems"]
+    (problem,) = [each for each in problems if each["kind"] == "several_batch_dags"]
+    assert "mine and 1 that you may not read" in problem["error"]
+    assert "orders_batches" not in str(problems)
+    claimed.airflow.hidden = set()
+    assert claimed.get("/streams/orders")["name"] == "orders"
+
+
+def test_a_reference_of_the_configuration_gives_no_further_rights(api: Api) -> None:
     first, *others = api.airflow.streams
     api.airflow.streams = [replace(first, ledger="sqlite:////nowhere/x.db", batch_dag_id="secret"), *others]
     api.airflow.hidden = {"secret"}
@@ -85,6 +138,21 @@ def test_a_stream_that_no_dag_declares_needs_the_right_on_the_default_id(api: Ap
     api.get("/streams/orders-2")
 
 
+def test_a_stream_that_is_not_in_its_ledger_yet_is_a_problem_of_its_own_kind(api: Api) -> None:
+    api.airflow.streams.append(Placed("new", api.url, "new_batches", "new_receiver"))
+    (problem,) = api.get("/streams")["problems"]
+    assert (problem["kind"], problem["ledger"], problem["streams"]) == ("not_registered", api.url, ["new"])
+
+
+def test_a_stream_of_a_second_ledger_with_the_same_name_is_a_problem_of_its_own_kind(api: Api, tmp_path: Path) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    with Ledger.open(other) as ledger:
+        ledger.streams.register("orders", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
+    api.airflow.ledger_urls = [other]
+    (problem,) = api.get("/streams")["problems"]
+    assert (problem["kind"], problem["ledger"], problem["streams"]) == ("same_name", other, ["orders"])
+
+
 def test_a_refused_url_is_not_shown_and_names_only_readable_streams(api: Api) -> None:
     url = "postgresql+psycopg://someone:secret@host/db"
     first = api.airflow.streams[0]
@@ -93,6 +161,7 @@ def test_a_refused_url_is_not_shown_and_names_only_readable_streams(api: Api) ->
     found = api.get("/streams")
     assert "secret" not in str(found)
     (problem,) = found["problems"]
-    assert (problem["ledger"], problem["streams"]) == ("invalid ledger", ["one"])
+    assert (problem["kind"], problem["ledger"]) == ("ledger_unreadable", "invalid ledger")
+    assert problem["streams"] == ["one"]
     api.airflow.hidden |= {"one_b"}
     assert api.get("/streams")["problems"] == []

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from tests.page_server import NoAirflow
 from tests.unit.fsck.conftest import INTERVAL_MS, STREAM, TIMES, Shop, empty_ledger, make_shop
 
+from headrace.monitoring.summary import Placed
 from headrace.trace import record_reader
-from headrace.ui.api.airflow_side import DeclaredStream
 from headrace.ui.api.app import create_app
 
 from .conftest import Api
@@ -31,7 +31,7 @@ def shop_api(make_shop: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
     shop.complete(TIMES[0])
     shop.store()
     url = shop.stream.ledger
-    airflow = NoAirflow(streams=[DeclaredStream(STREAM, url, f"{STREAM}_batches", f"{STREAM}_receiver")])
+    airflow = NoAirflow(streams=[Placed(STREAM, url, f"{STREAM}_batches", f"{STREAM}_receiver")])
     root = FastAPI()
     app = create_app(airflow, ledger_seconds=600)
     root.mount("/headrace", app)

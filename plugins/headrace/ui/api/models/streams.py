@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from headrace.ui.api.models.base import Answer, Time, ms
+from headrace.ui.api.problems import ProblemKind
 
 
 class State(StrEnum):
@@ -23,9 +24,14 @@ class State(StrEnum):
 
 
 class Problem(Answer):
-    """A ledger that cannot be read, so that its streams are not listed, or a stream with an unclear declaration."""
+    """A ledger that cannot be read (`ledger_unreadable`), so that its streams are not listed. Or a stream that several
+    DAGs declare (`several_batch_dags`), that its ledger does not have yet (`not_registered`), or that another ledger
+    has too (`same_name`)."""
 
-    ledger: str = Field(description='As the stream names it; "invalid ledger" for a URL that is refused.')
+    kind: ProblemKind
+    ledger: str | None = Field(
+        description='As the stream names it; "invalid ledger" for a URL that is refused; null if no ledger is to blame.'
+    )
     error: str
     remedy: str | None = None
     streams: tuple[str, ...] = Field(

@@ -27,8 +27,7 @@ function List({ data, query }) {
   const found = WORST_FIRST.map((each) => [each, streams.filter((stream) => stream.state === each).length]).filter(([, number]) => number);
   useStateChanges(streams);
   return html`
-    ${(data.problems ?? []).map((each) => html`<div key=${each.ledger} class="message problem" role="alert">
-      <strong>The streams of one ledger are not shown</strong><div><code>${each.ledger}</code></div><div>${each.error}</div>${each.remedy ? html`<div><b>What to do:</b> ${each.remedy}</div>` : null}${each.streams?.length ? html`<div>In it: ${each.streams.join(", ")}</div>` : null}</div>`)}
+    ${(data.problems ?? []).map((each) => html`<${StreamProblem} key=${[each.kind, each.ledger, ...each.streams].join(" ")} problem=${each} />`)}
     ${streams.length ? html`
       <div class="filters" role="search" aria-label="Filter the streams">
         <label class="field"><span>Name or reason</span>
@@ -43,6 +42,23 @@ function List({ data, query }) {
       : data.problems?.length ? null : html`<${Empty} title="There is no stream yet">
         A stream appears here when its receiver DAG has run for the first time: unpause both DAGs of the stream. You see the streams
         whose batch DAG you may read.</${Empty}>`}`;
+}
+
+/** @type {Record<string, (problem: any) => string>} */
+const HEADINGS = {
+  ledger_unreadable: () => "The streams of one ledger are not shown",
+  several_batch_dags: (problem) => `Several DAGs declare the stream ${problem.streams[0]}`,
+  not_registered: (problem) => `The stream ${problem.streams[0]} has not run yet`,
+  same_name: (problem) => `Two ledgers have a stream ${problem.streams[0]}`,
+};
+
+/** @param {{problem: any}} props */
+function StreamProblem({ problem }) {
+  const { kind, ledger, error, remedy, streams } = problem;
+  return html`<div class="message problem" role="alert">
+    <strong>${HEADINGS[kind]?.(problem) ?? words(kind)}</strong>${ledger ? html`<div><code>${ledger}</code></div>` : null}
+    <div>${error}</div>${remedy ? html`<div><b>What to do:</b> ${remedy}</div>` : null}
+    ${kind === "ledger_unreadable" && streams.length ? html`<div>In it: ${streams.join(", ")}</div>` : null}</div>`;
 }
 
 /** @param {any} stream */

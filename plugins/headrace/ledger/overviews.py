@@ -1,0 +1,169 @@
+"""Reads what is judged and shown of streams: the list of all streams reads it every few seconds.
+
+As in `headrace.ledger.readings`, there are few statements, whatever the number of streams, and each takes what it needs
+from an index: none reads rows whose number grows with the batches or blocks of a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Integer, and_, bindparam, func, select
+
+from headrace.ledger.attempt_statements import select_attempts
+from headrace.ledger.database import Repository, any_of
+from headrace.ledger.models import (
+    LIVE,
+    AttemptRow,
+    BatchRow,
+    JobRow,
+    PositionRow,
+    ReceiverRow,
+    SampleRow,
+    StreamRow,
+    batch_attempts,
+    batches,
+    positions,
+    receiver_jobs,
+    receivers,
+    samples,
+    streams,
+    unclaimed_times,
+)
+from headrace.ledger.states import BatchState
+
+_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
+
+
+@dataclass(slots=True)
+class StreamOverview:
+    """A stream at ``now_ms`` of the ledger's clock.
+
+    ``recent`` are its newest batches that are not absorbed, newest first. ``unfinished`` is the oldest unfinished
+    batch, with its ``attempts``; ``waiting_ms`` the oldest batch time until now that has blocks and no batch.
+    ``failed_positions`` are partitions that an error has stopped; ``samples`` the newest ones, oldest first.
+    """
+
+    stream: StreamRow
+    now_ms: int
+    job: JobRow | None = None
+    receivers: list[ReceiverRow] = field(default_factory=list)
+    recent: list[BatchRow] = field(default_factory=list)
+    last_completed: BatchRow | None = None
+    unfinished: BatchRow | None = None
+    attempts: list[AttemptRow] = field(default_factory=list)
+    waiting_ms: int | None = None
+    failed_positions: list[PositionRow] = field(default_factory=list)
+    samples: list[SampleRow] = field(default_factory=list)
+
+
+class Overviews(Repository):
+    """Reads overviews of several streams at once."""
+
+    def of(self, rows: Sequence[StreamRow], points: int) -> list[StreamOverview]:
+        """Return an overview of each stream in the order of ``rows``, with ``points`` recent batches and samples."""
+        with self._database.snapshot() as connection:
+            now_ms = self._database.now_ms(connection)
+            found = {row.name: StreamOverview(row, now_ms) for row in rows}
+            _read_batches(connection, found, now_ms, points)
+            _read_receiving(connection, found)
+            return list(found.values())
+
+
+def _read_batches(connection: Connection, found: Mapping[str, StreamOverview], now_ms: int, points: int) -> None:
+    time = batches.c.batch_time_ms
+    wanted: list[Any] = []
+    last: dict[str, int | None] = {}
+    oldest: dict[str, int | None] = {}
+    sampled: list[Any] = []
+    parameters = {"streams": list(found), "now_ms": now_ms, "offset": points - 1}
+    for row in connection.execute(_EDGES, parameters):
+        found[row.name].waiting_ms = row.first_waiting
+        last[row.name] = row.last_completed
+        unfinished = (getattr(row, f"first_{state}") for state in _UNFINISHED)
+        oldest[row.name] = min((each for each in unfinished if each is not None), default=None)
+        since_ms = row.recent_since or 0
+        of_stream = batches.c.stream == row.name
+        wanted.append(and_(of_stream, time >= since_ms, batches.c.state != BatchState.ABSORBED))
+        for each in {last[row.name], oldest[row.name]}:
+            if each is not None and each < since_ms:
+                wanted.append(and_(of_stream, time == each))
+        sampled.append(and_(samples.c.stream == row.name, samples.c.at_ms >= (row.sampled_since or 0)))
+    for row in any_of(connection, select(batches), wanted):
+        batch, overview = BatchRow.from_row(row), found[row.stream]
+        overview.recent.append(batch)
+        if batch.batch_time_ms == last[row.stream]:
+            overview.last_completed = batch
+        if batch.batch_time_ms == oldest[row.stream]:
+            overview.unfinished = batch
+    for row in any_of(connection, select(samples), sampled):
+        found[row.stream].samples.append(SampleRow.from_row(row))
+    attempts = [
+        and_(batch_attempts.c.stream == name, batch_attempts.c.batch_time_ms == time_ms)
+        for name, time_ms in oldest.items()
+        if time_ms is not None
+    ]
+    for row in any_of(connection, select_attempts(), attempts):
+        found[row.stream].attempts.append(AttemptRow.from_row(row))
+    for overview in found.values():
+        overview.recent = sorted(overview.recent, key=lambda each: -each.batch_time_ms)[:points]
+        overview.samples.sort(key=lambda each: each.at_ms)
+        overview.attempts.sort(key=lambda each: each.number)
+
+
+def _read_receiving(connection: Connection, found: Mapping[str, StreamOverview]) -> None:
+    jobs = [
+        and_(receiver_jobs.c.stream == name, receiver_jobs.c.epoch == each.stream.job_epoch)
+        for name, each in found.items()
+    ]
+    for row in any_of(connection, select(receiver_jobs), jobs):
+        found[row.stream].job = JobRow.from_row(row)
+    for row in connection.execute(_RECEIVERS, {"streams": list(found)}):
+        found[row.stream].receivers.append(ReceiverRow.from_row(row))
+    failing = [name for name, each in found.items() if any(row.stats.get("failed") for row in each.receivers)]
+    # There may be many positions, so they are read only if a receiver reports failed partitions.
+    for row in connection.execute(_FAILED_POSITIONS, {"streams": failing}) if failing else ():
+        found[row.stream].failed_positions.append(PositionRow.from_row(row))
+
+
+def _edges_query() -> Any:
+    """One row for each stream. Each column is the end of an index range, or ``offset`` rows away from it."""
+
+    def edge(function: Any, table: Any, *conditions: Any) -> Any:
+        query = select(function(table.c.batch_time_ms)).where(table.c.stream == streams.c.name, *conditions)
+        return query.scalar_subquery()
+
+    def since(table: Any, column: Any, *conditions: Any) -> Any:
+        query = select(column).where(table.c.stream == streams.c.name, *conditions)
+        return query.order_by(column.desc()).limit(1).offset(bindparam("offset", type_=Integer)).scalar_subquery()
+
+    waiting = unclaimed_times.c.batch_time_ms <= bindparam("now_ms")
+    columns = [
+        since(batches, batches.c.batch_time_ms, batches.c.state != BatchState.ABSORBED).label("recent_since"),
+        since(samples, samples.c.at_ms).label("sampled_since"),
+        edge(func.min, unclaimed_times, waiting).label("first_waiting"),
+        edge(func.max, batches, batches.c.state == BatchState.COMPLETED).label("last_completed"),
+        *(edge(func.min, batches, batches.c.state == each).label(f"first_{each}") for each in _UNFINISHED),
+    ]
+    return select(streams.c.name, *columns).where(_these(streams.c.name))
+
+
+def _these(column: Any) -> Any:
+    return column.in_(bindparam("streams", expanding=True))
+
+
+_EDGES = _edges_query()
+_RECEIVERS = (
+    select(receivers)
+    .where(_these(receivers.c.stream))
+    .order_by(receivers.c.stream, receivers.c.input_id, receivers.c.receiver_index)
+)
+_FAILED_POSITIONS = (
+    select(positions)
+    .where(_these(positions.c.stream), LIVE, positions.c.error.is_not(None))
+    .order_by(
+        positions.c.stream, positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition
+    )
+)

@@ -1,0 +1,121 @@
+"""The overviews of all streams say what the single repositories say of each, and cost the same for old streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from headrace.blocks import ReceiverId, TopicPartition
+from headrace.ledger import Ledger
+from headrace.ledger.overviews import StreamOverview
+from headrace.ledger.states import BatchState
+from headrace.testing.seeded_ledger import SITUATIONS, seed
+
+UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
+    """A stream of each situation, one without anything, and one of whose partitions one has failed."""
+    with Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('overviews')}/ledger.db") as ledger:
+        seed(ledger, streams=len(SITUATIONS), batches=40)
+        ledger.streams.register("new", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
+        ledger.streams.register("broken", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
+        job = ledger.jobs.acquire("broken", holder="job", lease_ms=600_000)
+        topic = ledger.topics.observe(job, "kafka", "orders", "id", 1)
+        partition = TopicPartition("orders", "id", 0, topic.incarnation)
+        ledger.positions.ensure_all(job, "kafka", {partition: 0})
+        lease = ledger.receivers.register(job, ReceiverId("broken", "kafka", 0), host="here", lease_ms=600_000)
+        ledger.positions.assign(job, "kafka", {partition: 0})
+        ledger.positions.fail(lease, partition, "offsets lost")
+        ledger.receivers.heartbeat(lease, sealed_through_ms=0, stats={"failed": 1})
+        yield ledger
+
+
+def _one_by_one(ledger: Ledger, found: StreamOverview, points: int) -> StreamOverview:
+    """The same by the repositories of each noun."""
+    name = found.stream.name
+    unfinished = next(iter(ledger.batches.page(name, 1, UNFINISHED, oldest_first=True)), None)
+    waiting = ledger.blocks.waiting(name, found.now_ms)
+    return StreamOverview(
+        stream=ledger.streams.get(name),
+        now_ms=found.now_ms,
+        job=ledger.jobs.current(name),
+        receivers=ledger.receivers.all(name),
+        recent=ledger.batch_pages.newest(name, points),
+        last_completed=next(iter(ledger.batches.page(name, 1, [BatchState.COMPLETED])), None),
+        unfinished=unfinished,
+        attempts=[] if unfinished is None else ledger.attempts.of_batch(name, unfinished.batch_time_ms),
+        waiting_ms=None if waiting is None else waiting.first_ms,
+        failed_positions=[each for each in ledger.positions.all(name, live=True) if each.error],
+        samples=ledger.samples.latest(name, points),
+    )
+
+
+# With two points, the last completed and the oldest unfinished batch of the failing stream are not among the newest.
+@pytest.mark.parametrize("points", [2, 30, 100])
+def test_an_overview_says_what_the_single_repositories_say(seeded: Ledger, points: int) -> None:
+    overviews = seeded.overviews.of(seeded.streams.all(), points)
+    assert [each.stream.name for each in overviews] == [row.name for row in seeded.streams.all()]
+    for found in overviews:
+        assert found == _one_by_one(seeded, found, points), found.stream.name
+
+
+def test_of_no_stream_there_is_no_overview(seeded: Ledger) -> None:
+    assert seeded.overviews.of([], 30) == []
+
+
+@contextmanager
+def counted(ledger: Ledger) -> Iterator[dict[str, int]]:
+    """Counts statements, and the steps of SQLite's virtual machine: both are the same on every machine."""
+    count = {"statements": 0, "steps": 0}
+    engine = ledger.streams._database.engine
+
+    def step() -> int:
+        count["steps"] += 1
+        return 0
+
+    def statement(*_: Any) -> None:
+        count["statements"] += 1
+
+    def watch(connection: Any, *_: Any) -> None:
+        connection.set_progress_handler(step, 1)
+
+    listeners: list[tuple[str, Callable[..., None]]] = [("before_cursor_execute", statement), ("checkout", watch)]
+    for name, listener in listeners:
+        event.listen(engine, name, listener)
+    try:
+        yield count
+    finally:
+        for name, listener in listeners:
+            event.remove(engine, name, listener)
+        # Its connections have the handler.
+        engine.dispose()
+
+
+def _cost(path: Path, *, streams: int, batches: int) -> dict[str, int]:
+    with Ledger.open(f"sqlite:///{path}") as ledger:
+        seed(ledger, streams=streams, batches=batches)
+        rows = ledger.streams.all()
+        with counted(ledger) as count:
+            ledger.overviews.of(rows, 30)
+        return count
+
+
+def test_the_number_of_statements_depends_neither_on_streams_nor_on_batches(tmp_path: Path) -> None:
+    of_each_situation = _cost(tmp_path / "few.db", streams=len(SITUATIONS), batches=40)
+    of_more = _cost(tmp_path / "more.db", streams=3 * len(SITUATIONS), batches=60)
+    # BEGIN, edges, batches, samples, attempts, jobs, receivers.
+    assert of_each_situation["statements"] == of_more["statements"] == 7
+
+
+def test_reading_does_not_grow_with_the_number_of_batches(tmp_path: Path) -> None:
+    young = _cost(tmp_path / "young.db", streams=3, batches=100)
+    old = _cost(tmp_path / "old.db", streams=3, batches=1_500)
+    # A count of the batches would add a step for each, and more.
+    assert old["steps"] == pytest.approx(young["steps"], abs=500)
