@@ -50,13 +50,14 @@ def search_key(
     limit: int = 10,
     max_records: int = MAX_RECORDS,
     max_batches: int = MAX_BATCHES,
+    max_seconds: float | None = None,
     from_kafka: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> KeySearch:
     """Search for records whose key has exactly these bytes.
 
-    The search ends after ``limit`` matches, ``max_records`` records or ``max_batches`` batch times, whichever comes
-    first, at the end of a block.
+    The search ends after ``limit`` matches, ``max_records`` records, ``max_batches`` batch times or ``max_seconds``
+    (None: no limit), whichever comes first, at the end of a block.
 
     Args:
         from_kafka: also read the batches that the log no longer has from Kafka.
@@ -68,6 +69,7 @@ def search_key(
         limit=limit,
         max_records=max_records,
         max_batches=max_batches,
+        max_seconds=max_seconds,
         from_kafka=from_kafka,
         progress=progress or (lambda _: None),
     )
@@ -84,6 +86,7 @@ class _Search:
         limit: int,
         max_records: int,
         max_batches: int,
+        max_seconds: float | None,
         from_kafka: bool,
         progress: Callable[[str], None],
     ) -> None:
@@ -92,6 +95,8 @@ class _Search:
         self._limit = limit
         self._max_records = max_records
         self._max_batches = max_batches
+        self._max_seconds = max_seconds
+        self._deadline = None if max_seconds is None else context.clock.monotonic() + max_seconds
         self._from_kafka = from_kafka
         self._progress = progress
         self._matches: list[KeyMatch] = []
@@ -121,7 +126,7 @@ class _Search:
                 self._stopped = f"It ended at {self._limit} record(s): --limit finds more."
             elif self._records >= self._max_records:
                 self._stopped = f"It ended after {self._max_records:,} records: --max-records searches more."
-            if self._stopped is not None:
+            if self._stopped is not None or self._is_out_of_time():
                 return
 
     def result(self) -> KeySearch:
@@ -197,12 +202,20 @@ class _Search:
                 yield from self._block_parts(time_ms, info.receiver.input_id, info.handle, info.ranges)
 
     def _is_at_last_batch(self) -> bool:
-        """Count a batch time; true if it is one too many."""
+        """Count a batch time; true if it is one too many, or the time is up."""
         if self._batches >= self._max_batches:
             self._stopped = f"It ended after {self._max_batches:,} batch times: --max-batches searches more."
             return True
+        if self._is_out_of_time():
+            return True
         self._batches += 1
         return False
+
+    def _is_out_of_time(self) -> bool:
+        if self._deadline is None or self._context.clock.monotonic() < self._deadline:
+            return False
+        self._stopped = f"It ended after {self._max_seconds:g} s: the command `headrace trace --key` searches longer."
+        return True
 
     def _batch_parts(self, origin: BatchOrigin) -> Iterator[_Part]:
         if origin.source == "kafka" and not self._from_kafka:

@@ -11,6 +11,7 @@ from tests.unit.fsck.conftest import INTERVAL_MS, STREAM, TIMES, Shop
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
+from headrace.stream_context import StreamContext
 from headrace.trace import key_search, location
 from headrace.trace.key_search import search_key
 from headrace.wal.payload import RECORD_SCHEMA
@@ -53,6 +54,27 @@ def test_a_search_ends_at_its_limits_and_says_so(keyed: Shop) -> None:
     bounded = search_key(keyed.context, b"2", max_records=5)
     assert (bounded.matches, bounded.searched_records, bounded.from_ms) == ((), 8, TIMES[1])
     assert "--max-records" in bounded.ended and not bounded.complete
+
+
+class Hurried:
+    """A clock on which each look takes a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def test_a_search_ends_when_its_time_is_up_and_says_so(keyed: Shop) -> None:
+    every = search_key(keyed.context, b"cup")
+    hurried = StreamContext(keyed.stream, keyed.ledger, storage=keyed.context.storage, clock=Hurried())  # type: ignore[arg-type]
+    # It looks at the beginning, before each batch time and after each block.
+    found = search_key(hurried, b"cup", max_seconds=3)
+    assert found.matches == every.matches[:1]
+    assert (found.searched_batches, found.searched_records, found.complete) == (1, 4, False)
+    assert "It ended after 3 s" in found.ended
 
 
 def test_a_search_for_an_absent_key_ends_at_the_limit_of_batch_times_and_says_so(keyed: Shop) -> None:

@@ -17,6 +17,7 @@ from headrace.ui.api.airflow_side import AirflowSide
 from headrace.ui.api.batch_routes import batches
 from headrace.ui.api.catalogue import Catalogue
 from headrace.ui.api.errors import RESPONSES, add_error_handlers
+from headrace.ui.api.key_searches import KeySearches
 from headrace.ui.api.ledgers import SECONDS, OpenLedgers
 from headrace.ui.api.metrics import metrics_router
 from headrace.ui.api.stream_routes import streams
@@ -61,6 +62,7 @@ def create_app(airflow: AirflowSide | None = None, *, ledger_seconds: float = SE
     app.state.airflow = airflow
     app.state.ledgers = OpenLedgers(airflow.environ, seconds=ledger_seconds)
     app.state.catalogue = Catalogue(airflow, app.state.ledgers)
+    app.state.key_searches = KeySearches()
     for router in (streams, batches, traces, reads, writes):
         # Beside what each route asks for: no route is open by accident.
         app.include_router(router, prefix=API, dependencies=[Depends(known_caller)], responses=RESPONSES)

@@ -19,6 +19,7 @@ from headrace.ledger.errors import (
     StreamNotFoundError,
 )
 from headrace.ui.api import models
+from headrace.ui.api.key_searches import SearchesBusyError
 from headrace.ui.api.ledgers import LedgerSilentError
 
 _STATUSES: tuple[tuple[type[HeadraceError], int], ...] = (
@@ -27,6 +28,7 @@ _STATUSES: tuple[tuple[type[HeadraceError], int], ...] = (
     (BatchStateError, 409),
     (LedgerConflictError, 409),
     (LedgerSilentError, 503),
+    (SearchesBusyError, 503),
     (LedgerUnavailableError, 503),
     (SchemaError, 503),
     (LedgerUrlError, 503),

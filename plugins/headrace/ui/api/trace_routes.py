@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, HTTPException, Query, Request
 
 from headrace.connections import CONNECTION_PREFIX
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 from headrace.trace.errors import UnknownRecordError
-from headrace.trace.key_search import search_key
 from headrace.trace.positions import Coordinates
 from headrace.trace.trace import trace_document, trace_record
+from headrace.ui.api import models
 from headrace.ui.api.access import KnownStream, StreamDep
+from headrace.ui.api.key_searches import KeySearches
 from headrace.ui.api.models.trace import Trace, search_answer, trace_answer
 
-MAX_SEARCHED = 200_000
-"""How many records a search for a key looks at: a person waits for the answer. The command searches more."""
 _ONE_OF = "Give topic, partition and offset; or document_id; or key."
 
 traces = APIRouter(tags=["batches"])
 
 
-@traces.get("/streams/{name}/trace", summary="Trace one record, or find records by their key")
+_UNAVAILABLE: dict[int | str, dict[str, Any]] = {
+    503: {"model": models.Error, "description": "The stream's ledger does not answer, or other searches are running."}
+}
+
+
+@traces.get("/streams/{name}/trace", summary="Trace one record, or find records by their key", responses=_UNAVAILABLE)
 def show_trace(
+    request: Request,
     stream: StreamDep,
     *,
     topic: Annotated[str | None, Query(description="With partition and offset.")] = None,
@@ -41,7 +46,9 @@ def show_trace(
     """Where the record is, each attempt at its batch, and what became of it in each output.
 
     Kafka and Elasticsearch are asked too. If one of them does not answer, the text in its place says so. A search for a
-    key looks at up to 200,000 records that are in the log, newest first. 404: the stream has no such record.
+    key looks at up to 200,000 records that are in the log, newest first, for up to 15 seconds: ``complete`` and
+    ``ended`` say how far it came. Two searches run at once, a third one is refused (503). 404: the stream has no such
+    record.
     """
     coordinates = (topic, partition, offset)
     given = [any(each is not None for each in coordinates), document_id is not None, key is not None]
@@ -53,7 +60,8 @@ def show_trace(
     context = StreamContext(Stream.from_json(definition), ledger)
     try:
         if key is not None:
-            return search_answer(search_key(context, key.encode(), limit=limit, max_records=MAX_SEARCHED))
+            searches: KeySearches = request.app.state.key_searches
+            return search_answer(searches.search(context, key.encode(), limit=limit))
         environ = _environ(stream, context.stream)
         if document_id is not None:
             return trace_answer(trace_document(context, document_id, environ=environ))

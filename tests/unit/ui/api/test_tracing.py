@@ -13,7 +13,10 @@ from tests.unit.fsck.conftest import INTERVAL_MS, STREAM, TIMES, Shop, empty_led
 
 from headrace.monitoring.summary import Placed
 from headrace.trace import record_reader
+from headrace.trace.key_search import search_key
+from headrace.ui.api import key_searches
 from headrace.ui.api.app import create_app
+from headrace.ui.api.key_searches import KeySearches
 
 from .conftest import Api
 
@@ -61,6 +64,29 @@ def test_a_key_is_searched_in_the_log(shop_api: tuple[Shop, Api]) -> None:
     search = api.get(f"/streams/{STREAM}/trace", key="cup")["search"]
     assert (search["matches"], search["searched_records"], search["complete"]) == ([], 10, True)
     assert search["from"] == "2023-11-14T22:13:30.000Z"
+
+
+def test_searches_for_a_key_have_an_end_and_few_run_at_once(
+    shop_api: tuple[Shop, Api], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, api = shop_api
+    api.app.state.key_searches = KeySearches(seconds=15, at_once=1)
+    refused, bounds = [], []
+
+    def search(*given: Any, **named: Any) -> Any:
+        bounds.append(named["max_seconds"])
+        # While this one runs, another one is asked for.
+        refused.append(api.get(f"/streams/{STREAM}/trace", 503, key="cup"))
+        return search_key(*given, **named)
+
+    monkeypatch.setattr(key_searches, "search_key", search)
+    for _ in range(2):
+        assert api.get(f"/streams/{STREAM}/trace", key="cup")["search"]["complete"]
+    assert bounds == [15, 15]
+    assert [each["detail"] for each in refused] == [
+        "As many searches for keys as may run at once in this API server are running: 1."
+    ] * 2
+    assert "within 15 s" in refused[0]["remedy"]
 
 
 def test_a_record_that_the_stream_does_not_have_is_404_and_another_form_422(shop_api: tuple[Shop, Api]) -> None:

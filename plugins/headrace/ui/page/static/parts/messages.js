@@ -18,7 +18,7 @@ const TITLES = {
   401: "You are signed out",
   403: "Not permitted",
   404: "Not found",
-  503: "The ledger does not answer",
+  503: "Not available at the moment",
 };
 
 /**
