@@ -84,6 +84,8 @@ def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
         for field, value in schema["properties"].items():
             yield f"| `{field}` | {_type(value)} | {_cell(value.get('description'))} |"
         yield ""
+    for example in schema.get("examples", []):
+        yield from ("Example:", "", "```json", json.dumps(example, indent=2, ensure_ascii=False), "```", "")
 
 
 def _type(schema: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from headrace.ui.api.errors import RESPONSES, add_error_handlers
 from headrace.ui.api.key_searches import KeySearches
 from headrace.ui.api.ledgers import SECONDS, OpenLedgers
 from headrace.ui.api.metrics import metrics_router
+from headrace.ui.api.openapi import add_examples
 from headrace.ui.api.stream_routes import streams
 from headrace.ui.api.trace_routes import traces
 
@@ -69,6 +70,7 @@ def create_app(airflow: AirflowSide | None = None, *, ledger_seconds: float = SE
         app.include_router(router, prefix=API, dependencies=[Depends(known_caller)], responses=RESPONSES)
     add_error_handlers(app)
     app.include_router(metrics_router(airflow, app.state.ledgers))
+    add_examples(app)
     _add_page(app)
     _add_headers(app)
     return app
