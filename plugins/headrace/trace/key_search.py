@@ -214,7 +214,9 @@ class _Search:
     def _is_out_of_time(self) -> bool:
         if self._deadline is None or self._context.clock.monotonic() < self._deadline:
             return False
-        self._stopped = f"It ended after {self._max_seconds:g} s: the command `headrace trace --key` searches longer."
+        self._stopped = (
+            f"It ended after {self._max_seconds:g} s: the command `headrace trace NAME --key KEY` searches longer."
+        )
         return True
 
     def _batch_parts(self, origin: BatchOrigin) -> Iterator[_Part]:
