@@ -38,7 +38,7 @@ class KeySearches:
         if not self._slots.acquire(blocking=False):
             raise SearchesBusyError(
                 f"As many searches for keys as may run at once in this API server are running: {self._at_once}.",
-                remedy=f"Try again: each ends within {self._seconds:g} s. Or search with `headrace trace NAME --key KEY`.",
+                remedy=f"Try again: each ends within {self._seconds:g} s. Or run `headrace trace NAME --key KEY`.",
             )
         try:
             return search_key(context, key, limit=limit, max_records=MAX_SEARCHED, max_seconds=self._seconds)
