@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
@@ -32,7 +32,7 @@ CAPACITY = 10_000
 STATUS = "listeners"
 """The attribute of the receiver job that has what is wrong with each listener, by its name."""
 LOOK_SECONDS = 1.0
-# While events wait in the ledger for a queue that is full.
+# How often a queue is checked for room while events wait in the ledger for it. Nothing is read before that.
 _BEHIND_SECONDS = 0.1
 # The time for which a crash of the job lets events come again.
 SAVE_SECONDS = 5.0
@@ -130,7 +130,9 @@ class ListenerBus:
 
     def _run(self) -> None:
         try:
-            while not self._stopping.wait(self._seconds_to_next_look(self._look())):
+            while not self._stopping.is_set():
+                behind = self._look()
+                self._pause(behind, time.monotonic() + self._look_seconds, self._stopping.wait)
                 if time.monotonic() >= self._next_save:
                     self._save()
             self._finish()
@@ -143,13 +145,19 @@ class ListenerBus:
         for subscription in self._subscriptions:
             subscription.close(time.monotonic())
 
-    def _seconds_to_next_look(self, is_behind: bool) -> float:
-        return min(_BEHIND_SECONDS, self._look_seconds) if is_behind else self._look_seconds
+    def _pause(
+        self, behind: Sequence[Subscription], until: float, wait: Callable[[float], bool | None] = time.sleep
+    ) -> None:
+        """Wait until this monotonic time, or until one of the listeners ``behind`` can get its next page, or until
+        ``wait`` returns True."""
+        while (left := until - time.monotonic()) > 0:
+            if wait(min(left, _BEHIND_SECONDS) if behind else left) or not all(map(self._must_wait, behind)):
+                return
 
     def _finish(self) -> None:
         """Deliver what is left, until the time given to `stop` is over, and write the cursors."""
-        while self._look() and time.monotonic() < self._stop_until:
-            time.sleep(_BEHIND_SECONDS)
+        while (behind := self._look()) and time.monotonic() < self._stop_until:
+            self._pause(behind, self._stop_until)
         for subscription in self._subscriptions:
             subscription.end()
         for subscription in self._subscriptions:
@@ -157,36 +165,33 @@ class ListenerBus:
                 logger.warning("Listener %s did not end in time; the job does not wait for it", subscription.name)
         self._save()
 
-    def _look(self) -> bool:
-        """Read new events. Returns whether some are left in the ledger."""
+    def _look(self) -> list[Subscription]:
+        """Read new events. Returns the listeners for which some are left in the ledger."""
         pending = [each for each in self._subscriptions if not each.closed]
-        left = False
+        behind: list[Subscription] = []
         try:
             if self._history_until is None:
                 self._history_until = self._ledger.events.newest_id(self._lease.stream)
             for _ in range(_PAGES_AT_ONCE):
-                pending, waits = self._read(pending)
-                left = left or waits
+                waiting = [each for each in pending if self._must_wait(each)]
+                behind += waiting
+                pending = self._read([each for each in pending if each not in waiting])
         except LedgerUnavailableError as error:
             if not self._away:
                 logger.warning("The listeners wait, the ledger does not answer: %s", error)
             self._away = True
             # What happens until it answers again may be more than a queue holds.
             self._history_until = None
-            return False
+            return []
         self._away = False
-        return left or bool(pending)
+        return [*behind, *pending]
 
-    def _read(self, subscriptions: Sequence[Subscription]) -> tuple[list[Subscription], bool]:
-        """Read a page for each. Returns those that have more, and whether one has to wait for room in its queue."""
+    def _read(self, subscriptions: Sequence[Subscription]) -> list[Subscription]:
+        """Read a page for each. Returns those that have more."""
         more: list[Subscription] = []
-        waits = False
         positions: dict[tuple[bool, int], list[Subscription]] = {}
         for each in subscriptions:
-            if self._must_wait(each):
-                waits = True
-            else:
-                positions.setdefault((each.wants_blocks, each.read_to), []).append(each)
+            positions.setdefault((each.wants_blocks, each.read_to), []).append(each)
         for (blocks, after_id), group in positions.items():
             rows = self._ledger.events.page(self._lease.stream, after_id, limit=self._page, blocks=blocks)
             if rows:
@@ -195,12 +200,12 @@ class ListenerBus:
                     each.put(calls, rows[-1].event_id)
             if len(rows) == self._page:
                 more += group
-        return more, waits
+        return more
 
     def _must_wait(self, subscription: Subscription) -> bool:
         """Whether the next page might not fit into the queue of a listener that catches up."""
         catches_up = self._history_until is None or subscription.read_to < self._history_until
-        return catches_up and subscription.room < self._page
+        return catches_up and subscription.room < self._page and not subscription.closed
 
     def _note_failure(self) -> None:
         """Write the status into the job's attribute, as soon as the ledger answers."""

@@ -13,6 +13,7 @@ from sqlalchemy import event as sqlalchemy_event
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.states import EventKind, JobState
 from headrace.listeners import StreamListener
+from headrace.listeners import bus as bus_module
 from headrace.listeners.bus import STATUS, ListenerBus
 
 from .conftest import STREAM, WAIT_SECONDS, GapRecorder, Recorder, World, gaps, wait_until
@@ -116,6 +117,28 @@ def test_what_happened_before_the_start_is_not_dropped_however_slow_the_listener
     bus.stop(WAIT_SECONDS)
     assert listener.offsets == list(range(100))
     assert bus.status()["listener"]["dropped"] == 0
+
+
+def test_nothing_is_read_more_often_while_a_listener_that_catches_up_hangs(
+    world: World, start: Start, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(hanging=GapRecorder(), other=GapRecorder()).stop(WAIT_SECONDS)
+    gaps(world, *range(50))
+    hanging, other = GapRecorder(lambda _: gate.wait()), GapRecorder()
+    checks, pages = [], []
+    must_wait, page = ListenerBus._must_wait, world.ledger.events.page
+    monkeypatch.setattr(bus_module, "_BEHIND_SECONDS", 0.001)
+    monkeypatch.setattr(ListenerBus, "_must_wait", lambda *each: (checks.append(each), must_wait(*each))[1])
+    monkeypatch.setattr(world.ledger.events, "page", lambda *each, **more: (pages.append(each), page(*each, **more))[1])
+    # No look is due while this runs, except those for a listener whose queue has room.
+    bus = start(hanging=hanging, other=other, capacity=5, look_seconds=3600.0)
+    wait_until(lambda: len(other.offsets) == 50 and len(hanging.offsets) == 1)
+    wait_until(lambda: checks[-100:] == [(bus, checks[-1][1])] * 100)
+    read, checked = len(pages), len(checks)
+    wait_until(lambda: len(checks) > checked + 100)
+    assert len(pages) == read
+    gate.set()
+    wait_until(lambda: len(hanging.offsets) == 50)
 
 
 def test_a_listener_that_raises_gets_the_next_event_and_harms_no_other(
