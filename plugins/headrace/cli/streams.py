@@ -111,10 +111,10 @@ def _numbers(summary: dict[str, Any]) -> str:
 def _lag_of(position: PositionRow, receivers: Collection[ReceiverRow]) -> int | None:
     """The partition's lag in its receiver's last report, None if it is not known or the partition is not active."""
     owner = (position.input_id, -1 if position.receiver_index is None else position.receiver_index)
-    name = f"{position.partition.topic}-{position.partition.partition}"
-    lags = {(row.receiver_id.input_id, row.receiver_id.index): row.stats.get("lag") or {} for row in receivers}
-    lag: int | None = lags.get(owner, {}).get(name)
-    return lag if position.state.value == "active" else None
+    owners = {(row.receiver_id.input_id, row.receiver_id.index): row for row in receivers}
+    if position.state.value != "active" or owner not in owners:
+        return None
+    return owners[owner].lag_of(position.partition)
 
 
 def _after(seconds: float | None) -> str | None:

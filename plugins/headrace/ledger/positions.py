@@ -311,9 +311,7 @@ def _last_lag(connection: Connection, stream: str, row: PositionRow) -> int | No
     if row.receiver_index is None:
         return None
     receiver = find_receiver(connection, ReceiverId(stream, row.input_id, row.receiver_index))
-    lags = receiver.stats.get("lag", {}) if receiver is not None else {}
-    lag = lags.get(f"{row.partition.topic}-{row.partition.partition}")
-    return lag if isinstance(lag, int) else None
+    return None if receiver is None else receiver.lag_of(row.partition)
 
 
 def _require_dead(connection: Connection, locked: LockedStream, receiver_id: ReceiverId) -> None:

@@ -195,11 +195,10 @@ def _add_lag(families: Families, reading: StreamReading) -> None:
         known = [age for age in ages if age is not None]
         families.add("headrace_lag_seconds", labels, max(known) if len(known) == len(ages) else None)
         for each in stats:
-            for name, lag in each.get("lag", {}).items():
-                topic, _, partition = name.rpartition("-")
-                if lag is not None:
-                    age = 0.0 if lag == 0 else each.get("lag_ages", {}).get(name)
-                    listed[(*labels, topic, partition)] = (lag, age)
+            for topic, partitions in each.get("lag", {}).items():
+                for partition, (lag, age) in partitions.items():
+                    if lag is not None:
+                        listed[(*labels, topic, partition)] = (lag, age)
     for key, (lag, age) in listed.items():
         families.add("headrace_partition_lag_records", key, lag)
         families.add("headrace_partition_lag_seconds", key, age)

@@ -206,8 +206,8 @@ def _receiver_state(row: ReceiverRow, troubles: Sequence[InputTrouble], now_ms: 
 
 def _partition(row: PositionRow, receivers: Sequence[ReceiverRow]) -> Partition:
     owner = (row.input_id, -1 if row.receiver_index is None else row.receiver_index)
-    lags = {(each.receiver_id.input_id, each.receiver_id.index): each.stats.get("lag") or {} for each in receivers}
-    lag = lags.get(owner, {}).get(f"{row.partition.topic}-{row.partition.partition}")
+    owners = {(each.receiver_id.input_id, each.receiver_id.index): each for each in receivers}
+    lag = owners[owner].lag_of(row.partition) if owner in owners else None
     return Partition(
         input=row.input_id,
         topic=row.partition.topic,

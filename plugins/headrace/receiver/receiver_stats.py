@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -50,11 +50,10 @@ class ReceiverStats:
     def collect(self, now: float, queued: tuple[int, int]) -> dict[str, Any]:
         """Return the stats as JSON values.
 
-        ``rate`` is in records/s over the last 10 s. ``lag`` is in offsets per "topic-partition", None if Kafka does not
-        say. ``lag_seconds``: everything that Kafka had this long ago is stored; None if unknown for a partition.
-        ``lag_unknown`` counts the partitions whose lag is not in ``total_lag``. ``lag_ages`` are these seconds for each
-        listed partition that has a lag. ``totals`` only grow while this receiver lives; the ledger sums them over its
-        instances.
+        ``rate`` is in records/s over the last 10 s. ``lag_seconds``: everything that Kafka had this long ago is stored;
+        None if unknown for a partition. ``lag`` has these seconds and the lag in offsets of each partition: by topic
+        and number, (offsets, seconds), each None if unknown. ``lag_unknown`` counts the partitions whose lag is not in
+        ``total_lag``. ``totals`` only grow while this receiver lives; the ledger sums them over its instances.
         """
         kafka, counts = self._kafka, self._counts
         self._stored.append((now, counts.records))
@@ -68,9 +67,7 @@ class ReceiverStats:
             if each.error is not None
         }
         found = self._lag_watch.lags(self._stored_positions())
-        lags = {f"{each.topic}-{each.partition}": lag.records for each, lag in found.items()}
-        listed = dict(sorted(lags.items(), key=lambda item: -(item[1] or 0))[:_MOST_LISTED])
-        ages = self._ages(found)
+        lags = [lag.records for lag in found.values()]
         return {
             "records": counts.records,
             "blocks": counts.blocks,
@@ -82,10 +79,9 @@ class ReceiverStats:
             "at_end": sum(each.state is FetchState.AT_END for each in status),
             "failed": sum(each.state is FetchState.FAILED for each in status),
             "leaderless": sum(each.state is FetchState.LEADERLESS for each in status),
-            "lag": listed,
-            "lag_ages": {name: ages[name] for name, lag in listed.items() if lag and name in ages},
-            "total_lag": sum(lag or 0 for lag in lags.values()),
-            "lag_unknown": sum(lag is None for lag in lags.values()),
+            "lag": self._listed(found),
+            "total_lag": sum(lag or 0 for lag in lags),
+            "lag_unknown": sum(lag is None for lag in lags),
             "lag_seconds": self._seconds_behind(list(found.values())),
             UNASKED: self._lag_watch.unasked(found, status, None if kafka.connected else kafka.client_error),
             "troubled": troubled,
@@ -123,13 +119,14 @@ class ReceiverStats:
             **{name: round(value, 6) for name, value in counts.durations.items()},
         }
 
-    def _ages(self, lags: Mapping[TopicPartition, Lag]) -> dict[str, float]:
-        now_ms = self._now_ms()
-        return {
-            f"{each.topic}-{each.partition}": round(max(0, now_ms - lag.drained_ms) / 1000, 1)
-            for each, lag in lags.items()
-            if lag.drained_ms is not None
-        }
+    def _listed(self, lags: Mapping[TopicPartition, Lag]) -> dict[str, dict[str, tuple[int | None, float | None]]]:
+        largest = sorted(lags.items(), key=lambda item: -(item[1].records or 0))[:_MOST_LISTED]
+        listed: dict[str, dict[str, tuple[int | None, float | None]]] = defaultdict(dict)
+        for each, lag in largest:
+            seconds = 0 if lag.records == 0 else self._seconds_behind([lag])
+            # Each topic's name once: the names would be most of the heartbeat.
+            listed[each.topic][str(each.partition)] = (lag.records, seconds)
+        return listed
 
     def _seconds_behind(self, lags: Collection[Lag]) -> float | None:
         behind = [lag for lag in lags if lag.records != 0]

@@ -238,7 +238,10 @@ class _Seeding:
         stats = {
             **{"rate": 812.4, "records": 81_000, "blocks": 500, "bytes": 15_390_000, "partitions": PARTITIONS},
             **{"queued_blocks": 1, "queued_bytes": 30_000, "total_lag": lag, "lag_unknown": 0},
-            **{"lag_seconds": lag / 800, "lag": {f"orders-{index}": lag // PARTITIONS for index in range(PARTITIONS)}},
+            **{
+                "lag_seconds": lag / 800,
+                "lag": {"orders": {str(n): [lag // PARTITIONS, lag / 800] for n in range(PARTITIONS)}},
+            },
         }
         paused = "the disk has 0.4 GiB free, less than 1 GiB; receiving continues when there is more"
         ledger.receivers.heartbeat(

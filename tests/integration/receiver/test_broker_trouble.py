@@ -22,7 +22,7 @@ def test_a_broker_that_is_gone_is_waited_for_visibly(server_folder: Path, make_r
         rig.begin(rig.define())
         rig.await_positions({(rig.topic, 0): 100})
         # What tells an empty batch from one of which nothing is known.
-        rig.eventually(lambda: rig.health()["error"] is None and rig.stats()["lag"] == {f"{rig.topic}-0": 0})
+        rig.eventually(lambda: rig.health()["error"] is None and rig.stats()["lag"] == {rig.topic: {"0": [0, 0]}})
         server.stop()
         rig.eventually(lambda: rig.stats().get("connected") is False)
         assert rig.stats()["client_error"]

@@ -232,7 +232,7 @@ def test_a_failed_partition_is_told_and_resumed(world: Any) -> None:
 
 def test_a_partition_that_ends_with_its_topic_is_told_with_what_was_not_read_of_it(world: Any) -> None:
     first, second = world.partitions[:2]
-    reported = {"lag": {f"{first.topic}-{first.partition}": 1_000}}
+    reported = {"lag": {first.topic: {str(first.partition): [1_000, 2.5]}}}
     world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=0, stats=reported)
     world.ledger.positions.set_state(world.job, "kafka", [first, second], "ended", "the topic was deleted")
     events = [payload for _, payload in kinds(world, EventKind.PARTITION_ENDED)]

@@ -55,8 +55,7 @@ def test_a_stream_at_work_has_every_metric(world: Any) -> None:
         "queued_bytes": 10,
         "disk": [100, 200],
         "total_lag": 5,
-        "lag": {"departures-0": 5},
-        "lag_ages": {"departures-0": 1.5},
+        "lag": {"departures": {"0": [5, 1.5]}},
         "lag_seconds": 1.5,
         "lag_unknown": 0,
     }

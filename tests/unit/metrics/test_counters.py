@@ -14,7 +14,7 @@ from headrace.ledger import Ledger
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000
 RUN = {"holder": "task", "way": "connect", "lease_ms": 5_000}
-STATS = {"connected": True, "total_lag": 7, "lag_seconds": 1.5, "lag": {"departures-0": 7}, "lag_ages": {}}
+STATS = {"connected": True, "total_lag": 7, "lag_seconds": 1.5, "lag": {"departures": {"0": [7, None]}}}
 
 
 class Watched:

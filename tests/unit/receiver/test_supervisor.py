@@ -31,7 +31,7 @@ def test_receiver_life_cycle(setting: Setting) -> None:
         eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("records") == 3)
         (row,) = setting.ledger.receivers.all("air")
         assert row.state is ReceiverState.RUNNING
-        assert row.stats["lag"] == {"flights-0": 0, "flights-1": 0}
+        assert row.stats["lag"] == {"flights": {"0": [0, 0], "1": [0, 0]}}
         eventually(lambda: setting.kafka.committed == {("flights", 0): 2, ("flights", 1): 1})
         report = running.end()
     assert (report.state, report.records, report.error) == (ReceiverState.STOPPED, 3, None)
@@ -252,12 +252,12 @@ def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_a
         setting.ends.refused.add("flights")
         setting.kafka.produce("flights", 0, b"b", b"c")
         eventually(lambda: stats().get("dropped", 0) >= 2)
-        eventually(lambda: stats()["lag"]["flights-0"] is None)
+        eventually(lambda: stats()["lag"]["flights"]["0"][0] is None)
         eventually(lambda: [entry["topic"] for entry in stats()["unasked"]] == ["flights"])
         assert setting.positions() == [1, 0]
         setting.ends.refused.clear()
         eventually(lambda: setting.positions() == [3, 0])
-        eventually(lambda: stats()["lag"]["flights-0"] == 0)
+        eventually(lambda: stats()["lag"]["flights"]["0"] == [0, 0])
     assert [value for _, _, value in setting.stored()] == [b"a", b"b", b"c"]
     assert len(setting.ledger.events.page("air", kinds=[EventKind.RECEIVER_STARTED])) == 1, "it did not fail for it"
 

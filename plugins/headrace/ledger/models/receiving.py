@@ -123,6 +123,12 @@ class ReceiverRow(Model):
         """Whether its lease is live at ``now_ms`` and it has not ended."""
         return not self.state.ended and self.lease_until_ms > now_ms
 
+    def lag_of(self, partition: TopicPartition) -> int | None:
+        """The lag of a partition in offsets, in the last report; None if it is unknown."""
+        known: int | None
+        known, _ = self.stats.get("lag", {}).get(partition.topic, {}).get(str(partition.partition), (None, None))
+        return known
+
 
 class TopicRow(Model):
     """One incarnation of a topic that an input has seen. ``current``: it was seen last under its name.
