@@ -14,7 +14,10 @@ import pytest
 from playwright.sync_api import expect
 from tests.integration.airflow.in_chromium import frame, signed_in
 
+from headrace.clock import time_text
+from headrace.devstack.airflow import USER
 from headrace.ledger import AttemptState
+from headrace.ledger.states import EventKind
 
 # The first test also waits for Airflow's start.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -99,9 +102,37 @@ def test_a_batch_is_told_again_when_it_was_run_again_and_only_then(installation,
         run_id = installation.api.trigger("clicks_batches", conf=conf, logical_date=date)
         installation.api.wait_for_run("clicks_batches", run_id)
     until(lambda: reported_times(installation)[at_ms] == 2, what="the second report")
-    installation.api.pause("clicks_batches")
     again = [event["attempts"] for event in reported(installation) if event["batch_time_ms"] == at_ms]
     assert again == [1, 2]
+
+
+def test_an_operator_runs_a_batch_again_and_replays_it_on_the_page(installation, until):
+    at_ms = max(at_ms for at_ms, batch in completed(installation, "clicks").items() if batch.records)
+    installation.api.unpause("clicks_replay_v2")
+    with installation.ledger() as ledger, signed_in(installation.airflow) as page:
+        before = ledger.batches.get("clicks", at_ms).attempt
+        page.goto(f"{installation.airflow.url}/headrace/#/streams/clicks/batches/{time_text(at_ms)}")
+        confirm(page, "Run again", will="run again with the same", done="runs batch")
+        until(lambda: ledger.batches.get("clicks", at_ms).attempt > before, what="the next attempt")
+        until(lambda: at_ms in completed(installation, "clicks"), what="its completion")
+        installation.api.pause("clicks_batches")
+        confirm(page, "Replay into another index", will="clicks_replay_v2 writes batch", done="it replays batch")
+        until(lambda: replayed(ledger, at_ms) == ["completed"], what="the replay")
+        actions = ledger.events.latest("clicks", [EventKind.OPERATOR_ACTION], 10)
+    assert {(event.payload["action"], event.payload["by"]) for event in actions} == {("run", USER), ("replay", USER)}
+
+
+def confirm(page, action: str, *, will: str, done: str) -> None:
+    """Press the action's button, read what will happen, and confirm it."""
+    page.get_by_role("button", name=action, exact=True).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator(".will")).to_contain_text(will)
+    dialog.get_by_role("button", name=action, exact=True).click()
+    expect(page.get_by_text(re.compile(done))).to_be_attached()
+
+
+def replayed(ledger, at_ms: int) -> list[str]:
+    return [row.state.value for row in ledger.replays.between("clicks", "v2", at_ms, at_ms + 1)]
 
 
 def test_batches_are_started_by_what_was_received_each_with_records_of_its_own(installation, until):
