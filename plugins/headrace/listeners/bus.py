@@ -20,6 +20,7 @@ from typing import Any
 
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.models import EventRow, JobLease
+from headrace.listeners.status import STATUS
 from headrace.listeners.stream_listener import StreamListener
 from headrace.listeners.subscription import Subscription
 from headrace.listeners.translation import Call, translate
@@ -29,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 CAPACITY = 10_000
 """Events that wait for one listener; as spark.scheduler.listenerbus.eventqueue.capacity."""
-STATUS = "listeners"
-"""The attribute of the receiver job that has what is wrong with each listener, by its name."""
 LOOK_SECONDS = 1.0
 # How often a queue is checked for room while events wait in the ledger for it. Nothing is read before that.
 _BEHIND_SECONDS = 0.1
@@ -121,7 +120,7 @@ class ListenerBus:
             subscription.close(time.monotonic())
 
     def status(self) -> dict[str, Any]:
-        """What is wrong with each listener, by its name, as JSON values."""
+        """The fields of each listener's `ListenerStatus`, by its name."""
         failure = {} if self._failure is None else {"error": self._failure}
         started = {each.name: {**each.status(), **failure} for each in self._subscriptions}
         return {**started, **{name: {"error": error} for name, error in self._problems.items()}}

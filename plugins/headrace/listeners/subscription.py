@@ -111,7 +111,7 @@ class Subscription:
         return self._thread is None or not self._thread.is_alive()
 
     def status(self) -> dict[str, Any]:
-        """What is wrong with the listener, as JSON values. Zeros if nothing."""
+        """The fields of the listener's `ListenerStatus` but its name."""
         found: dict[str, Any] = {"dropped": self.dropped, "missed": self.missed, "failed": self.failed}
         if self._error is not None:
             found["error"] = self._error

@@ -41,6 +41,7 @@ _INPUT = ("stream", "input")
 _RECEIVER = ("stream", "input", "receiver")
 _PARTITION = ("stream", "input", "topic", "partition")
 _OUTPUT = ("stream", "output")
+_LISTENER = ("stream", "listener")
 
 _GAUGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("headrace_ledger_up", _LEDGER, "1 if the ledger answered this scrape, else 0."),
@@ -66,17 +67,18 @@ _GAUGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("headrace_partition_lag_records", _PARTITION, "Lag of one partition; of 500 partitions of each receiver."),
     ("headrace_partition_lag_seconds", _PARTITION, "Everything that the partition had this long ago is in the log."),
     ("headrace_partition_failed", _PARTITION, "1 if the partition is stopped by an error, else 0."),
+    ("headrace_listener_slow", _LISTENER, "1 while a call of the listener takes longer than 30 s, else 0."),
     ("headrace_batches_unfinished", (*_STREAM, "state"), "Batches that are not completed, up to 1000 of each state."),
     ("headrace_unclaimed_batch_times", _STREAM, "Batch times that have records and no batch yet, up to 1000."),
     (
         "headrace_oldest_unfinished_batch_age_seconds",
         _STREAM,
-        "Time since the earliest batch time that is not completed; 0 if there is none.",
+        "Time since the earliest batch time that is not completed and never was; 0 if there is none.",
     ),
     (
         "headrace_oldest_unfinished_batch_failed_attempts",
         _STREAM,
-        "Failed attempts at the earliest batch that is not completed.",
+        "Failed attempts at the earliest batch that is not completed and never was.",
     ),
     ("headrace_last_completed_batch_timestamp_seconds", _STREAM, "Batch time of the latest completed batch."),
     ("headrace_last_batch_records", _STREAM, "Records of the latest completed batch."),
@@ -106,6 +108,9 @@ _COUNTERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         _RECEIVER,
         "Writes of blocks to log or ledger that failed and were repeated.",
     ),
+    ("headrace_listener_dropped_events_total", _LISTENER, "Events that came while the listener's queue was full."),
+    ("headrace_listener_missed_events_total", _LISTENER, "Events that were deleted before the listener got them."),
+    ("headrace_listener_failures_total", _LISTENER, "Calls of the listener that raised, and its failures to start."),
     ("headrace_lost_offsets_total", _STREAM, "Offsets that were given up: lost by Kafka, or abandoned with a batch."),
     ("headrace_batches_completed_total", _STREAM, "Batches that completed, each once."),
     ("headrace_batch_records_total", _STREAM, "Records of these batches."),

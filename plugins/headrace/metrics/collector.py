@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.ledger.models import ReceiverRow
 from headrace.ledger.output_records import LIMIT_EXCEEDED
 from headrace.ledger.readings import StreamReading
 from headrace.ledger.states import AttemptState
 from headrace.ledger.totals import DELAY_BOUNDS, DURATION_BOUNDS
+from headrace.listeners.status import ListenerStatus, listener_statuses
 from headrace.metrics.families import Families
+from headrace.receiver.sampling import numbers
 
 _RECEIVER_TOTALS = {
     "headrace_receiver_pauses_total": "pauses",
@@ -77,6 +78,8 @@ def add_stream(families: Families, reading: StreamReading) -> None:
             _add_output(families, (reading.stream.name, output_id), totals)
     for receiver in reading.receivers:
         _add_receiver(families, receiver, reading.now_ms)
+    for listener in listener_statuses(reading.job):
+        _add_listener(families, (reading.stream.name, listener.name), listener)
     _add_partitions(families, reading)
     _add_lag(families, reading)
 
@@ -163,6 +166,15 @@ def _add_receiver(families: Families, receiver: ReceiverRow, now_ms: int) -> Non
         families.add("headrace_receiver_disk_bytes", labels, size)
 
 
+def _add_listener(families: Families, labels: tuple[str, str], listener: ListenerStatus) -> None:
+    families.add("headrace_listener_slow", labels, listener.slow is not None)
+    families.add("headrace_listener_dropped_events_total", labels, listener.dropped)
+    families.add("headrace_listener_missed_events_total", labels, listener.missed)
+    # One that could not be made has an error and no failed call.
+    failures = max(listener.failed, int(listener.error is not None))
+    families.add("headrace_listener_failures_total", labels, failures)
+
+
 def summed_totals(receiver: ReceiverRow) -> dict[str, float]:
     """Return the totals of all instances of a receiver."""
     summed = dict(receiver.earlier_totals)
@@ -181,21 +193,20 @@ def _add_partitions(families: Families, reading: StreamReading) -> None:
 
 
 def _add_lag(families: Families, reading: StreamReading) -> None:
-    live: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    by_input: dict[str, list[ReceiverRow]] = defaultdict(list)
     for receiver in reading.receivers:
-        if receiver.alive(reading.now_ms) and "total_lag" in receiver.stats:
-            live[receiver.receiver_id.input_id].append(receiver.stats)
+        by_input[receiver.receiver_id.input_id].append(receiver)
     # A partition that changes its receiver is for a moment in the stats of both, and a sample may appear only once.
     listed: dict[tuple[object, ...], tuple[float, float | None]] = {}
-    for input_id, stats in live.items():
-        labels = (reading.stream.name, input_id)
-        families.add("headrace_lag_records", labels, sum(each["total_lag"] for each in stats))
-        families.add("headrace_lag_unknown_partitions", labels, sum(each.get("lag_unknown", 0) for each in stats))
-        ages = [each.get("lag_seconds") for each in stats]
-        known = [age for age in ages if age is not None]
-        families.add("headrace_lag_seconds", labels, max(known) if len(known) == len(ages) else None)
-        for each in stats:
-            for topic, partitions in each.get("lag", {}).items():
+    for input_id, receivers in by_input.items():
+        labels, found = (reading.stream.name, input_id), numbers(receivers, reading.now_ms)
+        if found.lag is None:
+            continue
+        families.add("headrace_lag_records", labels, found.lag)
+        families.add("headrace_lag_unknown_partitions", labels, found.lag_unknown)
+        families.add("headrace_lag_seconds", labels, found.lag_seconds)
+        for stats in (each.stats for each in receivers if each.alive(reading.now_ms)):
+            for topic, partitions in stats.get("lag", {}).items():
                 for partition, (lag, age) in partitions.items():
                     if lag is not None:
                         listed[(*labels, topic, partition)] = (lag, age)

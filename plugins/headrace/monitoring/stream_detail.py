@@ -1,4 +1,4 @@
-"""One stream in detail: its receiver job, receivers and partitions, and what its log holds and why."""
+"""One stream in detail: its receiver job, listeners, receivers and partitions, and what its log holds and why."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.batch_pages import BatchOrder, BatchRange
 from headrace.ledger.models import BatchRow, JobRow, PositionRow, ReceiverRow, StreamRow
 from headrace.ledger.states import BatchState, EventKind, PartitionState
+from headrace.listeners.status import ListenerStatus, listener_statuses
 from headrace.monitoring.stream_state import DagFacts
 from headrace.monitoring.summary import POINTS, Placed, StreamSummary, summarize
 from headrace.receiver.input_health import InputTrouble, input_troubles, receiver_state
@@ -47,7 +48,8 @@ class LastError:
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """The newest instance of a receiver; rates are in records per second."""
+    """The newest instance of a receiver; rates are in records per second. It has stored everything that it cut up to
+    ``sealed_through_ms``. ``late_records`` came too late for the batch of their timestamps."""
 
     id: str
     index: int
@@ -61,7 +63,9 @@ class Receiver:
     queue_blocks: int | None
     queue_bytes: int | None
     lag: int | None
+    late_records: int | None
     heartbeat_at_ms: int
+    sealed_through_ms: int
     lease_until_ms: int
     restarts: int
     last_error: LastError | None
@@ -70,15 +74,22 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition of an input; ``receiver`` is the index of its owner."""
+    """A partition of an input; ``receiver`` is the index of its owner.
+
+    In a stream by timestamp, ``watermark_ms`` is its latest timestamp, and everything that Kafka had of it at
+    ``drained_ms`` is stored; otherwise both are None.
+    """
 
     input: str
     topic: str
     partition: int
+    incarnation: int
     receiver: int | None
     state: str
     next_offset: int
     lag: int | None
+    watermark_ms: int | None
+    drained_ms: int | None
     error: str | None
 
 
@@ -113,7 +124,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class StreamDetail:
-    """A stream in detail."""
+    """A stream in detail. ``listeners`` are those of the receiver job."""
 
     summary: StreamSummary
     definition: Mapping[str, Any]
@@ -121,6 +132,7 @@ class StreamDetail:
     outputs: tuple[str, ...]
     troubles: tuple[str, ...]
     receiver_job: ReceiverJob | None
+    listeners: tuple[ListenerStatus, ...]
     receivers: tuple[Receiver, ...]
     partitions: tuple[Partition, ...]
     log: Log
@@ -148,6 +160,7 @@ def stream_detail(ledger: Ledger, name: str, place: Placed, facts: Mapping[str, 
         outputs=row.outputs,
         troubles=() if job is None or not job.alive(now_ms) else tuple(job.attributes.get("troubles") or ()),
         receiver_job=None if job is None else _job(job, now_ms),
+        listeners=tuple(listener_statuses(job)),
         receivers=tuple(_receiver(each, troubles, errors, now_ms) for each in receivers),
         partitions=tuple(_partition(each, receivers) for each in ledger.positions.all(name, live=True)),
         log=_log(ledger, row, definition, now_ms),
@@ -188,7 +201,9 @@ def _receiver(row: ReceiverRow, troubles: Sequence[InputTrouble], errors: Mappin
         queue_blocks=stats.get("queued_blocks"),
         queue_bytes=stats.get("queued_bytes"),
         lag=None if stats.get("lag_unknown") else stats.get("total_lag"),
+        late_records=stats.get("late_records"),
         heartbeat_at_ms=row.heartbeat_ms,
+        sealed_through_ms=row.sealed_through_ms,
         lease_until_ms=row.lease_until_ms,
         restarts=row.restarts,
         last_error=None if not text else LastError(errors.get(str(receiver_id)), str(text)),
@@ -212,10 +227,13 @@ def _partition(row: PositionRow, receivers: Sequence[ReceiverRow]) -> Partition:
         input=row.input_id,
         topic=row.partition.topic,
         partition=row.partition.partition,
+        incarnation=row.partition.incarnation,
         receiver=row.receiver_index,
         state=row.state.value,
         next_offset=row.next_offset,
         lag=lag if row.state is PartitionState.ACTIVE else None,
+        watermark_ms=row.watermark_ms or None,
+        drained_ms=row.drained_ms or None,
         error=row.error,
     )
 

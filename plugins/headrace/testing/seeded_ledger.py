@@ -219,13 +219,17 @@ class _Seeding:
     def _receiving(self) -> None:
         ledger, situation = self.ledger, self.situation
         lease_ms = 1 if situation == "stalled" else _LEASE_MS
+        counts = {"dropped": 12 if situation == "falling_behind" else 0, "missed": 0, "failed": 0}
         inputs: dict[str, Any] = {self.input: {"asked_ms": self.now_ms, "error": None, "topics": {}}}
         job = ledger.jobs.acquire(
             self.name,
             holder="receiver-job-1",
             lease_ms=lease_ms,
             versions={"headrace": "0.1.0", "pyspark": "4.2.0", "python": "3.11.9"},
-            attributes={"host": "worker-1", "pid": 4711, "ui_url": "http://127.0.0.1:4040", "inputs": inputs},
+            attributes={
+                **{"host": "worker-1", "pid": 4711, "ui_url": "http://127.0.0.1:4040"},
+                **{"inputs": inputs, "listeners": {"webhook": counts}},
+            },
         )
         ledger.jobs.update(job, state="running")
         ledger.topics.observe(job, self.input, "orders", _TOPIC_ID, PARTITIONS)

@@ -214,6 +214,12 @@ def test_each_kind_of_problem_has_a_heading_that_fits(view: View) -> None:
         expect(alerts.filter(has_text=f"The error of {kind}.").locator("strong")).to_have_text(heading)
 
 
+def test_events_that_a_listener_did_not_get_are_shown(view: View) -> None:
+    line = view("#/streams/orders-2/receivers").get_by_role("table", name="Listeners").locator("tbody tr")
+    expect(line.locator("th")).to_have_text("webhook")
+    expect(line.locator("td").first).to_have_text("12")
+
+
 def test_an_unknown_stream_and_an_unknown_view_say_so(view: View) -> None:
     page = view("#/streams/nothing")
     expect(page.get_by_role("alert")).to_contain_text("Not found")

@@ -11,7 +11,7 @@ from tests.unit.metrics.scraping import scrape
 from headrace.metrics.catalogue import METRICS, Kind, Metric
 
 ROOT = Path(__file__).parents[3]
-LABELS = {"ledger", "stream", "input", "receiver", "topic", "partition", "output", "state", "result"}
+LABELS = {"ledger", "stream", "input", "receiver", "topic", "partition", "output", "listener", "state", "result"}
 
 
 def row(metric: Metric) -> str:
@@ -59,6 +59,7 @@ def test_a_stream_at_work_has_every_metric(world: Any) -> None:
         "lag_seconds": 1.5,
         "lag_unknown": 0,
     }
+    world.ledger.jobs.renew(world.job, attributes={"listeners": {"webhook": {"dropped": 0, "missed": 0, "failed": 0}}})
     world.ledger.receivers.set_rate(world.job, {world.receiver.receiver_id: 100.0})
     world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=0, stats=stats)
     found = {name for name, _ in scrape(world.ledger)}

@@ -78,6 +78,9 @@ def test_a_stream_in_detail(api: Api) -> None:
     # Of the newest 30 batches, whose numbers are 30 to 59; every fiftieth has two.
     assert found["counts"]["dead_letters"] == {"elasticsearch": 2}
     assert "token" not in str(found["receiver_job"])
+    well = {"name": "webhook", "dropped": 0, "missed": 0, "failed": 0, "error": None, "slow": None}
+    assert found["listeners"] == [well]
+    assert api.get("/streams/orders-2")["listeners"] == [{**well, "dropped": 12}]
 
 
 def test_a_timeline_has_batches_and_samples_in_order(api: Api) -> None:

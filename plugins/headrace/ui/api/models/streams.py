@@ -58,12 +58,12 @@ class LastBatch(Answer):
 
 
 class OldestUnfinished(Answer):
-    """The earliest batch time that is not finished; its ``state`` is a batch's state or "not allocated"."""
+    """The unfinished batch that is due longest; its ``state`` is a batch's state or "not allocated"."""
 
     batch_time: Time = ms("batch_time")
     state: str
     error: str | None
-    age: float = Field(description="Seconds since its batch time.")
+    age: float = Field(description="Seconds since its batch time, or since it was begun again after it had completed.")
 
 
 class Sparklines(Answer):
@@ -121,6 +121,17 @@ class ReceiverJob(Answer):
     code_version: str | None
     spark_ui: str | None
     log_path: str | None
+
+
+class ListenerStatus(Answer):
+    """A listener in this receiver job, which counts from its own beginning."""
+
+    name: str
+    dropped: int = Field(description="Events that came while its queue was full.")
+    missed: int = Field(description="Events that were deleted before it got them.")
+    failed: int = Field(description="Its calls that raised.")
+    error: str | None = Field(description="The last error, also of a listener that could not be made.")
+    slow: str | None = Field(description="Which call takes longer than 30 seconds at the moment.")
 
 
 class LastError(Answer):
@@ -199,6 +210,7 @@ class StreamDetail(StreamSummary):
     outputs: tuple[str, ...]
     troubles: tuple[str, ...] = Field(default=(), description="What the receiver job reports, in words.")
     receiver_job: ReceiverJob | None
+    listeners: tuple[ListenerStatus, ...]
     receivers: tuple[Receiver, ...]
     partitions: tuple[Partition, ...]
     log: Log

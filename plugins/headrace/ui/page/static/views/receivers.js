@@ -1,4 +1,4 @@
-/** The receiver job, its receivers, and the partitions that they read. */
+/** The receiver job, its receivers, the partitions that they read, and its listeners. */
 
 import { bytes, count, rate } from "../core/format.js";
 import { html } from "../core/html.js";
@@ -11,7 +11,7 @@ import { Ago } from "../parts/time.js";
 
 /** @param {{stream: any}} props */
 export function Receivers({ stream }) {
-  const { receiver_job: job, receivers = [], partitions = [] } = stream;
+  const { receiver_job: job, receivers = [], partitions = [], listeners = [] } = stream;
   const highest = Math.max(1, ...partitions.map((each) => each.lag ?? 0));
   return html`
     <h2>Receiver job</h2>
@@ -24,7 +24,9 @@ export function Receivers({ stream }) {
     <${Table} caption="Receivers" columns=${RECEIVERS} rows=${receivers} keyOf=${(each) => each.id} empty=${html`<${Empty} title="There is no receiver">They start with the receiver job.</${Empty}>`} />
     <h2>Lag by partition</h2>
     <${Table} caption="Partitions, with their lag" columns=${partitionColumns(highest)} rows=${[...partitions].sort((a, b) => (b.lag ?? 0) - (a.lag ?? 0))}
-      keyOf=${(each) => `${each.input} ${each.topic} ${each.partition}`} empty=${html`<${Empty} title="No partition is known yet">The receiver job asks Kafka for them when it starts.</${Empty}>`} />`;
+      keyOf=${(each) => `${each.input} ${each.topic} ${each.partition}`} empty=${html`<${Empty} title="No partition is known yet">The receiver job asks Kafka for them when it starts.</${Empty}>`} />
+    ${listeners.length ? html`<h2>Listeners</h2>
+      <${Table} caption="Listeners" columns=${LISTENERS} rows=${listeners} keyOf=${(each) => each.name} />` : null}`;
 }
 
 const RECEIVERS = [
@@ -40,6 +42,14 @@ const RECEIVERS = [
   { name: "Heartbeat", cell: (each) => html`<${Ago} at=${each.heartbeat_at} />` },
   { name: "Restarts", number: true, cell: (each) => count(each.restarts) },
   { name: "Last error", wide: true, cell: (each) => (each.last_error ? html`${each.last_error.at ? html`<${Ago} at=${each.last_error.at} />: ` : null}<span class="error">${each.last_error.text}</span>` : "none") },
+];
+
+const LISTENERS = [
+  { name: "Listener", cell: (each) => each.name },
+  { name: "Dropped", number: true, cell: (each) => count(each.dropped) },
+  { name: "Missed", number: true, cell: (each) => count(each.missed) },
+  { name: "Failed calls", number: true, cell: (each) => count(each.failed) },
+  { name: "Problem", wide: true, cell: (each) => (each.slow || each.error ? html`<span class="error">${[each.slow, each.error].filter(Boolean).join("; ")}</span>` : "none") },
 ];
 
 /** @param {number} highest  the highest lag of a partition */
