@@ -29,6 +29,18 @@ def times_text(times_ms: Iterable[int]) -> str:
     return ", ".join(map(time_text, times_ms))
 
 
+def readable_seconds(seconds: float) -> str:
+    """A duration as text, in its two largest units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if whole < 10 else f"{whole} s"
+    for unit, name, part, part_name in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            rest = whole % unit // part
+            return f"{whole // unit} {name}" + (f" {rest} {part_name}" if rest else "")
+    raise AssertionError(seconds)
+
+
 class Clock(Protocol):
     """Reads the time, and waits."""
 

@@ -1,4 +1,4 @@
-"""The base class of every error that headrace raises on purpose, and the kinds of failure of an attempt at a batch."""
+"""The base class of every error that headrace raises on purpose; the attributes and the failures of an attempt."""
 
 from enum import StrEnum
 
@@ -7,6 +7,9 @@ FAILURE = "failure"
 
 TRIED_WITH = "tried_with"
 """The attribute of a failed attempt that identifies the definition and the code that it ran with."""
+
+WARNING = "warning"
+"""The attribute of a running attempt that says what delays it."""
 
 TAKEN_UP = "taken_up"
 """The attribute of an attempt by which a later batch's run retries a batch that failed."""

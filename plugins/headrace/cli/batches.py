@@ -40,7 +40,7 @@ def list_batches(
     as_json: AsJson = False,
 ) -> None:
     """List a stream's batches and its unclaimed batch times."""
-    from headrace.monitoring.stream_status import last_error
+    from headrace.monitoring.unfinished import last_error
 
     with opened(ledger) as found:
         found.streams.get(name)

@@ -27,7 +27,7 @@ class Noun:
 
 COMMANDS: dict[str, Noun] = {
     "streams": Noun(
-        "Streams: their health; start, stop, check and recover them.",
+        "Streams: their states; start, stop, check and recover them.",
         {
             "list": "headrace.cli.streams:list_streams",
             "show": "headrace.cli.streams:show_stream",

@@ -9,9 +9,7 @@ from headrace.ledger.attempt_statements import live_attempts
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import NotItsTurnError, SlotBusyError
 from headrace.ledger.models import BatchRow, EarlierBatch, batches, unclaimed_times
-from headrace.ledger.states import BatchState
-
-_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
+from headrace.ledger.states import UNFINISHED, BatchState
 
 
 def earlier_unfinished(
@@ -20,7 +18,7 @@ def earlier_unfinished(
     """`Batches.earlier_unfinished` within a transaction."""
     alive = {row.batch_time_ms for row in live_attempts(connection, stream, now_ms) if not row.target}
     found = []
-    for state in _UNFINISHED:
+    for state in UNFINISHED:
         # One query per state uses the index; one query for all states would read and sort all their rows.
         query = (
             select(batches.c.batch_time_ms, batches.c.error)

@@ -27,12 +27,10 @@ from headrace.ledger.models import (
     streams,
     unclaimed_times,
 )
-from headrace.ledger.states import AttemptState, BatchState, EventKind
+from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, EventKind
 
 # Rows deleted in one transaction; few enough that receivers wait only milliseconds for the lock.
 FOLD_CHUNK = 2_000
-
-_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 class Cleanup(Repository):
@@ -176,7 +174,7 @@ def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: 
         select(batches.c.batch_time_ms)
         .where(batches.c.stream == stream, batches.c.state == state, batches.c.steps.is_(None))
         .order_by(batches.c.batch_time_ms)
-        for state in _UNFINISHED
+        for state in UNFINISHED
     ]
     times = [now_ms, *(attempt.batch_time_ms for attempt in live_attempts(connection, stream, now_ms)[:1])]
     last_ms = connection.execute(newest.limit(1)).scalar_one_or_none()

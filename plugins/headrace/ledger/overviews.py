@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Integer, and_, bindparam, func, select
+from sqlalchemy import Connection, Integer, and_, bindparam, func, not_, select
 
 from headrace.ledger.attempt_statements import select_attempts
 from headrace.ledger.database import Repository, any_of
@@ -18,6 +18,7 @@ from headrace.ledger.models import (
     LIVE,
     AttemptRow,
     BatchRow,
+    EventRow,
     JobRow,
     PositionRow,
     ReceiverRow,
@@ -25,6 +26,7 @@ from headrace.ledger.models import (
     StreamRow,
     batch_attempts,
     batches,
+    events,
     positions,
     receiver_jobs,
     receivers,
@@ -32,18 +34,19 @@ from headrace.ledger.models import (
     streams,
     unclaimed_times,
 )
-from headrace.ledger.states import BatchState
-
-_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
+from headrace.ledger.states import UNFINISHED, BatchState
 
 
 @dataclass(slots=True)
 class StreamOverview:
     """A stream at ``now_ms`` of the ledger's clock.
 
-    ``recent`` are its newest batches that are not absorbed, newest first. ``unfinished`` is the oldest unfinished
-    batch, with its ``attempts``; ``waiting_ms`` the oldest batch time until now that has blocks and no batch.
-    ``failed_positions`` are partitions that an error has stopped; ``samples`` the newest ones, oldest first.
+    ``recent`` are its newest batches that are not absorbed, newest first. ``unfinished`` is the unfinished batch with
+    the earliest time, leaving out backfilled ones. A batch is backfilled if it had completed before, or its time is
+    before the stream began (its zero time): ``backfilled`` is that of the unfinished ones whose newest try began first.
+    ``attempts`` are those at both batches, by batch time and number; ``events`` those of ``backfilled``, oldest first.
+    ``waiting_ms`` is the oldest batch time until now that has blocks and no batch. ``failed_positions`` are partitions
+    that an error has stopped; ``samples`` the newest ones, oldest first.
     """
 
     stream: StreamRow
@@ -53,7 +56,9 @@ class StreamOverview:
     recent: list[BatchRow] = field(default_factory=list)
     last_completed: BatchRow | None = None
     unfinished: BatchRow | None = None
+    backfilled: BatchRow | None = None
     attempts: list[AttemptRow] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
     waiting_ms: int | None = None
     failed_positions: list[PositionRow] = field(default_factory=list)
     samples: list[SampleRow] = field(default_factory=list)
@@ -68,6 +73,7 @@ class Overviews(Repository):
             now_ms = self._database.now_ms(connection)
             found = {row.name: StreamOverview(row, now_ms) for row in rows}
             _read_batches(connection, found, now_ms, points)
+            _read_attempts(connection, found)
             _read_receiving(connection, found)
             return list(found.values())
 
@@ -77,17 +83,19 @@ def _read_batches(connection: Connection, found: Mapping[str, StreamOverview], n
     wanted: list[Any] = []
     last: dict[str, int | None] = {}
     oldest: dict[str, int | None] = {}
+    backfilled: dict[str, int | None] = {}
     sampled: list[Any] = []
     parameters = {"streams": list(found), "now_ms": now_ms, "offset": points - 1}
     for row in connection.execute(_EDGES, parameters):
         found[row.name].waiting_ms = row.first_waiting
         last[row.name] = row.last_completed
-        unfinished = (getattr(row, f"first_{state}") for state in _UNFINISHED)
+        unfinished = (getattr(row, f"first_{state}") for state in UNFINISHED)
         oldest[row.name] = min((each for each in unfinished if each is not None), default=None)
+        backfilled[row.name] = row.first_backfilled
         since_ms = row.recent_since or 0
         of_stream = batches.c.stream == row.name
         wanted.append(and_(of_stream, time >= since_ms, batches.c.state != BatchState.ABSORBED))
-        for each in {last[row.name], oldest[row.name]}:
+        for each in {last[row.name], oldest[row.name], backfilled[row.name]}:
             if each is not None and each < since_ms:
                 wanted.append(and_(of_stream, time == each))
         sampled.append(and_(samples.c.stream == row.name, samples.c.at_ms >= (row.sampled_since or 0)))
@@ -98,19 +106,29 @@ def _read_batches(connection: Connection, found: Mapping[str, StreamOverview], n
             overview.last_completed = batch
         if batch.batch_time_ms == oldest[row.stream]:
             overview.unfinished = batch
+        if batch.batch_time_ms == backfilled[row.stream]:
+            overview.backfilled = batch
     for row in any_of(connection, select(samples), sampled):
         found[row.stream].samples.append(SampleRow.from_row(row))
-    attempts = [
-        and_(batch_attempts.c.stream == name, batch_attempts.c.batch_time_ms == time_ms)
-        for name, time_ms in oldest.items()
-        if time_ms is not None
-    ]
-    for row in any_of(connection, select_attempts(), attempts):
-        found[row.stream].attempts.append(AttemptRow.from_row(row))
     for overview in found.values():
         overview.recent = sorted(overview.recent, key=lambda each: -each.batch_time_ms)[:points]
         overview.samples.sort(key=lambda each: each.at_ms)
-        overview.attempts.sort(key=lambda each: each.number)
+
+
+def _read_attempts(connection: Connection, found: Mapping[str, StreamOverview]) -> None:
+    backfilled = [each.backfilled for each in found.values() if each.backfilled is not None]
+    unfinished = [each.unfinished for each in found.values() if each.unfinished is not None]
+    attempted = [_of_batch(batch_attempts, batch) for batch in [*unfinished, *backfilled]]
+    tried = any_of(connection, select_attempts(), attempted)
+    for row in sorted(tried, key=lambda row: (row.batch_time_ms, row.number)):
+        found[row.stream].attempts.append(AttemptRow.from_row(row))
+    happened = any_of(connection, select(events), [_of_batch(events, batch) for batch in backfilled])
+    for row in sorted(happened, key=lambda row: row.event_id):
+        found[row.stream].events.append(EventRow.from_row(row))
+
+
+def _of_batch(table: Any, batch: BatchRow) -> Any:
+    return and_(table.c.stream == batch.stream, table.c.batch_time_ms == batch.batch_time_ms)
 
 
 def _read_receiving(connection: Connection, found: Mapping[str, StreamOverview]) -> None:
@@ -140,12 +158,18 @@ def _edges_query() -> Any:
         return query.order_by(column.desc()).limit(1).offset(bindparam("offset", type_=Integer)).scalar_subquery()
 
     waiting = unclaimed_times.c.batch_time_ms <= bindparam("now_ms")
+    scheduled = (batches.c.steps.is_(None), batches.c.batch_time_ms > streams.c.zero_time_ms)
+    begun = select(batches.c.batch_time_ms).where(
+        batches.c.stream == streams.c.name, batches.c.state.in_(UNFINISHED), not_(and_(*scheduled))
+    )
+    first_begun = begun.order_by(func.coalesce(batches.c.started_at_ms, batches.c.allocated_at_ms)).limit(1)
     columns = [
         since(batches, batches.c.batch_time_ms, batches.c.state != BatchState.ABSORBED).label("recent_since"),
         since(samples, samples.c.at_ms).label("sampled_since"),
         edge(func.min, unclaimed_times, waiting).label("first_waiting"),
         edge(func.max, batches, batches.c.state == BatchState.COMPLETED).label("last_completed"),
-        *(edge(func.min, batches, batches.c.state == each).label(f"first_{each}") for each in _UNFINISHED),
+        *(edge(func.min, batches, batches.c.state == each, *scheduled).label(f"first_{each}") for each in UNFINISHED),
+        first_begun.scalar_subquery().label("first_backfilled"),
     ]
     return select(streams.c.name, *columns).where(_these(streams.c.name))
 

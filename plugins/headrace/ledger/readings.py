@@ -29,11 +29,10 @@ from headrace.ledger.models import (
     unclaimed_times,
 )
 from headrace.ledger.segments import stored_bytes_of
-from headrace.ledger.states import AttemptState, BatchState, PartitionState
+from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, PartitionState
 
 MOST_COUNTED = 1_000
 """Unfinished batches of a state, and unclaimed batch times, are counted up to this number."""
-_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,8 @@ class StreamReading:
 
     ``unfinished`` counts batches by state, ``unclaimed_times`` the batch times with blocks and no batch, each up to
     `MOST_COUNTED`. ``oldest_unfinished_ms`` is the first of these batch times and ``oldest_failures`` the number of
-    failed attempts at it. ``totals`` has the stream's totals under the output id "".
+    failed attempts at it; both leave out batches that had completed before, or of before the stream began. ``totals``
+    has the stream's totals under the output id "".
     """
 
     stream: StreamRow
@@ -126,8 +126,8 @@ def _read_batches(connection: Connection, found: Mapping[str, StreamReading]) ->
         reading = found[row.name]
         reading.log_bytes = int(row.log_bytes)
         reading.unclaimed_times = row.unclaimed
-        reading.unfinished = {state: getattr(row, f"count_{state}") for state in _UNFINISHED}
-        times = [row.first_unclaimed, *(getattr(row, f"first_{state}") for state in _UNFINISHED)]
+        reading.unfinished = {state: getattr(row, f"count_{state}") for state in UNFINISHED}
+        times = [row.first_unclaimed, *(getattr(row, f"first_{state}") for state in UNFINISHED)]
         reading.oldest_unfinished_ms = min((each for each in times if each is not None), default=None)
         if row.last_completed is not None:
             last[row.name] = row.last_completed
@@ -168,8 +168,11 @@ def _batches_query() -> Any:
         edge(func.min, unclaimed_times).scalar_subquery().label("first_unclaimed"),
         edge(func.max, batches, batches.c.state == BatchState.COMPLETED).scalar_subquery().label("last_completed"),
     ]
-    for state in _UNFINISHED:
-        columns.append(edge(func.min, batches, batches.c.state == state).scalar_subquery().label(f"first_{state}"))
+    # A batch of before the stream began, or that had completed and is run again, is not late by its time.
+    due = (batches.c.batch_time_ms > streams.c.zero_time_ms, batches.c.steps.is_(None))
+    for state in UNFINISHED:
+        first = edge(func.min, batches, batches.c.state == state, *due)
+        columns.append(first.scalar_subquery().label(f"first_{state}"))
         columns.append(counted(batches, batches.c.state == state).scalar_subquery().label(f"count_{state}"))
     return select(streams.c.name, *columns)
 

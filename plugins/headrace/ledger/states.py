@@ -63,6 +63,10 @@ class BatchState(StrEnum):
     ABSORBED = "absorbed"
 
 
+UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
+"""The states of a batch that is to be run."""
+
+
 class AttemptState(StrEnum):
     """The states of an attempt, or of one of its outputs. ``fenced``: a later attempt took an output from it."""
 

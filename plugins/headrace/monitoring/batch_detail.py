@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import TAKEN_UP
+from headrace.errors import TAKEN_UP, WARNING
 from headrace.ledger import Ledger
 from headrace.ledger.errors import BatchNotFoundError
 from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow, StreamRow
 from headrace.monitoring.batch_lines import BatchLine, batch_line
 from headrace.monitoring.history import Event, event
-from headrace.monitoring.stream_status import WARNING, last_error
+from headrace.monitoring.unfinished import last_error
 
 BLOCKS = 100
 """How many blocks are listed."""

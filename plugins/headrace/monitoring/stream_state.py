@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from headrace.clock import time_text
+from headrace.clock import readable_seconds, time_text
 from headrace.errors import FAILURE, Failure
 from headrace.ledger.models import AttemptRow, BatchRow, JobRow, PositionRow, ReceiverRow, StreamRow
 from headrace.ledger.states import BatchState, DesiredState
-from headrace.monitoring.stream_status import readable_seconds, slow_runs_of
+from headrace.monitoring.slow_runs import slow_runs_of
+from headrace.monitoring.unfinished import Unfinished
 from headrace.receiver.input_health import InputTrouble, input_troubles
 
 # A stream is late beyond the larger of this time and this many batch intervals.
@@ -18,6 +19,10 @@ LATE_SECONDS = 60.0
 LATE_INTERVALS = 3
 # Starting a receiver job takes Spark half a minute, on a busy machine a few.
 _STARTING_MS = 300_000
+_AGAIN = (
+    "Its outputs keep what they wrote, no other batch waits for it, and later runs do not try it again. Correct the "
+    "cause that the error names, and run it again."
+)
 _NO_RECEIVER = "Look at the receiver job's log, and whether Spark gets the executors that the receivers need."
 
 
@@ -63,9 +68,9 @@ class Finding:
 class Evidence:
     """What the judgement rests on.
 
-    ``recent`` are the newest batches that are not absorbed, newest first. ``unfinished`` is the oldest unfinished
-    batch, with its ``attempts``; ``waiting_ms`` the oldest batch time that has blocks and no batch.
-    ``failed_positions`` are partitions that an error has stopped. ``facts`` is what Airflow says of the two DAGs.
+    ``recent`` are the newest batches that are not absorbed, newest first. ``unfinished`` are those that
+    `unfinished_of` finds. ``failed_positions`` are partitions that an error has stopped. ``facts`` is what Airflow
+    says of the two DAGs; it lacks a DAG of which nothing is known.
     """
 
     row: StreamRow
@@ -75,9 +80,7 @@ class Evidence:
     receivers: Sequence[ReceiverRow]
     recent: Sequence[BatchRow]
     last_completed: BatchRow | None
-    unfinished: BatchRow | None
-    attempts: Sequence[AttemptRow] = ()
-    waiting_ms: int | None = None
+    unfinished: Sequence[Unfinished] = ()
     failed_positions: Sequence[PositionRow] = ()
     lag_seconds: float | None = None
     batch_dag_id: str = ""
@@ -95,10 +98,9 @@ class Evidence:
         return max(LATE_SECONDS, LATE_INTERVALS * self.row.batch_interval_ms / 1000)
 
     @property
-    def oldest_ms(self) -> int | None:
-        """The earliest batch time that is not finished."""
-        times = [self.waiting_ms, None if self.unfinished is None else self.unfinished.batch_time_ms]
-        return min((time for time in times if time is not None), default=None)
+    def oldest(self) -> Unfinished | None:
+        """What is due longest."""
+        return min(self.unfinished, key=lambda each: each.due_ms, default=None)
 
     @property
     def has_paused_receivers(self) -> bool:
@@ -129,19 +131,8 @@ def judge(evidence: Evidence) -> list[Finding]:
 
 
 def _failing(found: Evidence) -> Iterator[Finding]:
-    batch = found.unfinished
-    failed = [each for each in found.attempts if not each.target and each.error]
-    error = None if batch is None else batch.error or (failed[-1].error if failed else None)
-    if batch is not None and error:
-        since_ms = min((each.ended_at_ms or each.started_at_ms for each in failed), default=batch.allocated_at_ms)
-        tries = f", {len(failed)} times" if len(failed) > 1 else ""
-        doing = "is being run again; before, it failed" if batch.state is BatchState.RUNNING else "failed"
-        yield Finding(
-            State.FAILING,
-            f"Batch {time_text(batch.batch_time_ms)} {doing}{tries}, first at {time_text(since_ms)}: {error}",
-            _remedy_of(failed),
-            since_ms,
-        )
+    for unfinished in found.unfinished:
+        yield from _failing_batch(unfinished)
     for each in found.failed_positions:
         partition = f"{each.partition.topic}-{each.partition.partition}"
         yield Finding(
@@ -151,6 +142,24 @@ def _failing(found: Evidence) -> Iterator[Finding]:
             "stream). Other partitions go on.",
             each.updated_at_ms,
         )
+
+
+def _failing_batch(unfinished: Unfinished) -> Iterator[Finding]:
+    batch, failed = unfinished.batch, unfinished.failed
+    error = None if batch is None else batch.error or (failed[-1].error if failed else None)
+    if batch is None or not error:
+        return
+    since_ms = min((each.ended_at_ms or each.started_at_ms for each in failed), default=None)
+    since_ms = max(batch.allocated_at_ms, unfinished.due_ms) if since_ms is None else since_ms
+    tries = f", {len(failed)} times" if len(failed) > 1 else ""
+    doing = "is being run again; before, it failed" if batch.state is BatchState.RUNNING else "failed"
+    known = " had completed before. Begun again, it" if unfinished.completed_before else ""
+    yield Finding(
+        State.FAILING,
+        f"Batch {time_text(batch.batch_time_ms)}{known} {doing}{tries}, first at {time_text(since_ms)}: {error}",
+        _AGAIN if unfinished.completed_before else _remedy_of(failed),
+        since_ms,
+    )
 
 
 def _remedy_of(failed: Sequence[AttemptRow]) -> str:
@@ -163,8 +172,8 @@ def _remedy_of(failed: Sequence[AttemptRow]) -> str:
     if kind == Failure.FINAL.value:
         return "Stored data is missing or damaged: `headrace streams fsck` names it. Repair it, or abandon the batch."
     return (
-        "Correct the cause that the error names. Later runs try the batch again by themselves, or run it again here. "
-        "If it can never succeed, abandon it."
+        "Correct the cause that the error names. Later runs try the batch again by themselves, or run it again. If it "
+        "can never succeed, abandon it."
     )
 
 
@@ -174,10 +183,12 @@ def _remedy_of(failed: Sequence[AttemptRow]) -> str:
 def _stalled_batches(found: Evidence) -> Iterator[Finding]:
     dag = found.facts.get(found.batch_dag_id)
     since_ms = _last_activity(found)
-    oldest_ms = found.oldest_ms
+    oldest = found.oldest
     if dag is not None and dag.paused:
-        if not found.stopped or oldest_ms is not None:
-            left = "" if oldest_ms is None else f"; records wait since batch time {time_text(oldest_ms)}"
+        if not found.stopped or oldest is not None:
+            left = ""
+            if oldest is not None and not oldest.completed_before:
+                left = f"; records wait since batch time {time_text(oldest.batch_time_ms)}"
             yield Finding(
                 State.STALLED,
                 f"The DAG {dag.dag_id} is paused in Airflow, so no batch is run{left}.",
@@ -194,39 +205,44 @@ def _stalled_batches(found: Evidence) -> Iterator[Finding]:
             "Airflow's list of DAGs shows the import error. Correct the file.",
             since_ms,
         )
-    if oldest_ms is not None and is_standing_still(found):
+    if oldest is not None and is_standing_still(found):
         completed_ms = None if found.last_completed is None else found.last_completed.completed_at_ms
-        yield _nothing_completes(found, dag, oldest_ms, completed_ms)
+        yield _nothing_completes(found, dag, oldest, completed_ms)
 
 
 def is_standing_still(found: Evidence) -> bool:
     """Whether a batch is late, and none has completed for as long."""
-    oldest_ms = found.oldest_ms
-    if oldest_ms is None or found.late_seconds(oldest_ms) <= found.limit_seconds:
+    oldest = found.oldest
+    if oldest is None or found.late_seconds(oldest.due_ms) <= found.limit_seconds:
         return False
     completed_ms = None if found.last_completed is None else found.last_completed.completed_at_ms
     return completed_ms is None or found.late_seconds(completed_ms) > found.limit_seconds
 
 
-def _nothing_completes(found: Evidence, dag: DagFacts | None, oldest_ms: int, completed_ms: int | None) -> Finding:
+def _nothing_completes(found: Evidence, dag: DagFacts | None, oldest: Unfinished, completed_ms: int | None) -> Finding:
     completed = (
         "No batch has completed yet"
         if completed_ms is None
         else f"No batch has completed since {time_text(completed_ms)}"
     )
-    state = "is not allocated"
-    if found.unfinished is not None and found.unfinished.batch_time_ms == oldest_ms:
-        state = f"is {found.unfinished.state.value}"
-    reason = f"{completed}; batch {time_text(oldest_ms)} {state} for {readable_seconds(found.late_seconds(oldest_ms))}."
+    late = readable_seconds(found.late_seconds(oldest.due_ms))
+    reason = f"{completed}; batch {time_text(oldest.batch_time_ms)} is {oldest.state} for {late}."
     if dag is None:
-        remedy = f"Look at the runs of {found.batch_dag_id} in Airflow."
+        remedy = _look_at("batch DAG", found.batch_dag_id)
     elif dag.running:
         remedy = f"A run of {dag.dag_id} is running: its newest task's log says what it waits for."
     elif dag.queued:
         remedy = f"Runs of {dag.dag_id} are queued, and none runs: look whether Airflow's scheduler has free slots."
     else:
         remedy = f"No run of {dag.dag_id} is running: look whether Airflow's scheduler is alive."
-    return Finding(State.STALLED, reason, remedy, completed_ms or oldest_ms)
+    return Finding(State.STALLED, reason, remedy, completed_ms or oldest.due_ms)
+
+
+def _look_at(what: str, dag_id: str) -> str:
+    """What to do if nothing is known of a DAG; its id is then the default one."""
+    return (
+        f"Look at the stream's {what} in Airflow ({dag_id}, unless it has another id): is it unpaused, and does it run?"
+    )
 
 
 def _last_activity(found: Evidence) -> int | None:
@@ -286,7 +302,7 @@ def _restart(found: Evidence, dag: DagFacts | None, *, alive: bool) -> str:
             "continues by itself."
         )
     if dag is None:
-        return f"Unpause the DAG {found.receiver_dag_id} in Airflow; its run starts the receiver job."
+        return f"A run of the receiver DAG starts the receiver job. {_look_at('receiver DAG', found.receiver_dag_id)}"
     if dag.paused:
         return f"The DAG {dag.dag_id} is paused in Airflow. Unpause it: its run starts the receiver job."
     if dag.running:
@@ -316,14 +332,19 @@ def _behind(found: Evidence) -> Iterator[Finding]:
             "the lag is.",
             found.now_ms - int(lag * 1000),
         )
-    oldest_ms = found.oldest_ms
-    late = oldest_ms is not None and found.late_seconds(oldest_ms) > found.limit_seconds
-    if oldest_ms is not None and late and slow is None and not is_standing_still(found):
+    oldest = found.oldest
+    if oldest is None or slow is not None or is_standing_still(found):
+        return
+    late_seconds = found.late_seconds(oldest.due_ms)
+    if late_seconds > found.limit_seconds:
+        late = readable_seconds(late_seconds)
         yield Finding(
             State.FALLING_BEHIND,
-            f"Batch {time_text(oldest_ms)} is late by {readable_seconds(found.late_seconds(oldest_ms))}.",
-            "Other batches complete. Its page shows what it waits for.",
-            oldest_ms,
+            f"Batch {time_text(oldest.batch_time_ms)} had completed before, and is being run again for {late}."
+            if oldest.completed_before
+            else f"Batch {time_text(oldest.batch_time_ms)} is late by {late}.",
+            "Other batches complete. Its page, and `headrace batches show`, say what it waits for.",
+            oldest.due_ms,
         )
 
 
@@ -348,7 +369,7 @@ def _stopped(found: Evidence) -> Iterator[Finding]:
             found.job.stop_requested_at_ms,
         )
         return
-    left = "" if found.oldest_ms is None else " Batches go on until all records are written."
+    left = "" if found.oldest is None else " Batches go on until all records are written."
     since_ms = found.row.updated_at_ms if found.job is None else found.job.ended_at_ms
     yield Finding(
         State.STOPPED, f"A person has stopped it; nothing is received.{left}", "Start it to receive again.", since_ms

@@ -11,7 +11,7 @@ from headrace.ledger.models import BatchRow, SampleRow, StreamRow
 from headrace.ledger.overviews import StreamOverview
 from headrace.monitoring.batch_lines import BatchLine, batch_line
 from headrace.monitoring.stream_state import DagFacts, Evidence, State, judge
-from headrace.monitoring.stream_status import NOT_ALLOCATED, error_of
+from headrace.monitoring.unfinished import unfinished_of
 from headrace.receiver.sampling import numbers
 from headrace.stream import Stream
 from headrace.stream.errors import StreamDefinitionError
@@ -22,7 +22,10 @@ POINTS = 30
 
 @dataclass(frozen=True, slots=True)
 class OldestUnfinished:
-    """The earliest batch time that is not finished; ``age`` in seconds since its batch time."""
+    """The batch, or the batch time without a batch, that is due longest; ``age`` in seconds since it is due.
+
+    It is due at its batch time, or when it was begun again after it had completed (see `Unfinished`).
+    """
 
     batch_time_ms: int
     state: str
@@ -57,6 +60,11 @@ class Placed:
     def batch_dag_ids(self) -> tuple[str, ...]:
         """All DAGs that decide who may read the stream, and act on it."""
         return (self.batch_dag_id, *self.other_batch_dag_ids)
+
+
+def default_place(stream_name: str, ledger: str) -> Placed:
+    """The place of a stream of whose DAGs nothing is known: they have the factories' default ids."""
+    return Placed(stream_name, ledger, f"{stream_name}_batches", f"{stream_name}_receiver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +111,7 @@ def _summary(found: StreamOverview, place: Placed, facts: Mapping[str, DagFacts]
         receivers=found.receivers,
         recent=found.recent,
         last_completed=found.last_completed,
-        unfinished=found.unfinished,
-        attempts=found.attempts,
-        waiting_ms=found.waiting_ms,
+        unfinished=[*unfinished_of(found)],
         failed_positions=found.failed_positions,
         lag_seconds=now.lag_seconds,
         batch_dag_id=place.batch_dag_id,
@@ -142,13 +148,10 @@ def _coalesces(row: StreamRow) -> bool:
 
 
 def _oldest(evidence: Evidence) -> OldestUnfinished | None:
-    oldest_ms, batch = evidence.oldest_ms, evidence.unfinished
-    if oldest_ms is None:
+    oldest = evidence.oldest
+    if oldest is None:
         return None
-    age = evidence.late_seconds(oldest_ms)
-    if batch is None or batch.batch_time_ms != oldest_ms:
-        return OldestUnfinished(oldest_ms, NOT_ALLOCATED, None, age)
-    return OldestUnfinished(oldest_ms, batch.state.value, error_of(batch, evidence.attempts), age)
+    return OldestUnfinished(oldest.batch_time_ms, oldest.state, oldest.error, evidence.late_seconds(oldest.due_ms))
 
 
 def _sparklines(recent: Sequence[BatchRow], found: Sequence[SampleRow]) -> Sparklines:

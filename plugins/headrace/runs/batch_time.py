@@ -69,7 +69,7 @@ def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
         NothingToRun: the run has no batch: another run has taken its batch time over, or the batch time ended before
             the stream began.
     """
-    from headrace.monitoring.stream_status import slow_runs
+    from headrace.monitoring.slow_runs import slow_runs
 
     stream, ledger = stream_context.stream, stream_context.ledger
     if of_schedule(context) and (slow := slow_runs(ledger, stream.name, coalesces=stream.coalesces)):

@@ -27,11 +27,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
-from headrace.errors import FAILURE, TRIED_WITH, Failure, HeadraceError
+from headrace.errors import FAILURE, TRIED_WITH, WARNING, Failure, HeadraceError
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
 from headrace.ledger.output_records import LIMIT_EXCEEDED
-from headrace.monitoring.stream_status import WARNING
 from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frames
 from headrace.spark.batch_plan import WRITTEN, plan_attempt
 from headrace.spark.code_version import code_version, tried_with

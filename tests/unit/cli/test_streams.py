@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.batch.allocation import allocate
-from headrace.blocks import ReceiverId
+from headrace.blocks import ReceiverId, TopicPartition
 from headrace.cli.main import app
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.models import JobLease
+from headrace.monitoring.summary import default_place, summarize
 from headrace.receiver.tracker import find_stop_request
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
@@ -53,11 +54,65 @@ def answer(stream: Stream, *arguments: str) -> object:
 
 def test_streams_are_listed_and_shown(stream: Stream) -> None:
     (listed,) = answer(stream, "streams", "list")  # type: ignore[misc]
-    assert (listed["name"], listed["desired_state"], listed["job"]) == ("shop", "running", "starting")
+    assert (listed["name"], listed["desired_state"], listed["state"]) == ("shop", "running", "starting")
     shown = answer(stream, "streams", "show", "shop")
     assert shown["receiver_job"]["holder"] == "somebody"  # type: ignore[index]
+    assert shown.items() >= {name: listed[name] for name in ("state", "reason", "since", "unclaimed")}.items()  # type: ignore[attr-defined]
     for arguments in (("streams", "list"), ("streams", "show", "shop")):
-        assert "shop" in run(stream, *arguments).stdout
+        assert "The receiver job starts: no receiver has started yet." in run(stream, *arguments).stdout
+
+
+def test_the_commands_say_what_the_page_says(stream: Stream) -> None:
+    with Ledger.open(stream.ledger) as ledger:
+        (batch,) = ledger.batches.page("shop")
+        attempt = ledger.attempts.begin("shop", batch.batch_time_ms, holder="h", way="connect", lease_ms=60_000)
+        ledger.attempts.fail(attempt, "the index\n[red]is read-only")
+        judged = summarize(ledger, ledger.streams.get("shop"), default_place("shop", stream.ledger), {})
+    assert judged.state == "failing"
+    reason = " ".join(judged.reason.split())
+    listed, shown = (run(stream, *each).stdout for each in (("streams", "list"), ("streams", "show", "shop")))
+    assert f"shop is failing: {reason} What to do: {judged.remedy}\n" in listed
+    assert (
+        f"Stream shop is failing since {time_text(judged.since_ms)}: {reason}\nWhat to do: {judged.remedy}\n" in shown
+    )
+    assert f"Also: {judged.also[0]}\n" in shown
+    (as_json,) = answer(stream, "streams", "list")  # type: ignore[misc]
+    told = (as_json["state"], as_json["reason"], as_json["remedy"], as_json["since_ms"], tuple(as_json["also"]))
+    assert told == (judged.state, judged.reason, judged.remedy, judged.since_ms, judged.also)
+    assert as_json["since"] == time_text(judged.since_ms)
+
+
+def test_a_listener_that_loses_events_is_shown(stream: Stream) -> None:
+    well = {"dropped": 0, "missed": 0, "failed": 0}
+    with Ledger.open(stream.ledger) as ledger:
+        ledger.jobs.note("shop", 1, {"listeners": {"quick": well, "slow": {**well, "dropped": 1234}}})
+    shown = run(stream, "streams", "show", "shop").stdout
+    assert "Listener slow: 1,234 events dropped\n" in shown
+    assert "quick" not in shown
+    found = answer(stream, "streams", "show", "shop")
+    assert [(each["name"], each["dropped"]) for each in found["listeners"]] == [("quick", 0), ("slow", 1234)]  # type: ignore[index]
+
+
+def test_a_stream_by_timestamp_shows_its_watermarks(stream: Stream) -> None:
+    at_ms = 1_700_000_000_000
+    partition = TopicPartition("clicks", "topic-id", 0)
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, stream.model_copy(update={"batch_by": "timestamp"}))
+        lease = _job_lease(ledger)
+        ledger.topics.observe(lease, "clicks", "clicks", "topic-id", 1)
+        ledger.positions.ensure_all(lease, "clicks", {partition: 0})
+        assert "latest timestamp" in run(stream, "streams", "show", "shop").stdout
+        with ledger.positions._database.write() as connection:
+            connection.exec_driver_sql(f"UPDATE positions SET watermark_ms = {at_ms}")
+    assert time_text(at_ms) in run(stream, "streams", "show", "shop").stdout
+    (shown,) = answer(stream, "streams", "show", "shop")["partitions"]  # type: ignore[index]
+    assert (shown["watermark"], shown["drained_ms"]) == (time_text(at_ms), None)
+
+
+def _job_lease(ledger: Ledger) -> JobLease:
+    job = ledger.jobs.current("shop")
+    assert job is not None
+    return JobLease("shop", job.epoch, job.holder, 60_000, job.lease_until_ms)
 
 
 def test_a_receiver_job_by_an_older_definition_is_shown_until_it_is_started_anew(stream: Stream) -> None:
@@ -75,54 +130,49 @@ def test_a_receiver_job_by_an_older_definition_is_shown_until_it_is_started_anew
     assert listed["unadopted"]["differences"] == ["batch_by was arrival and is timestamp"]
 
 
-def test_a_receiver_that_pauses_is_shown_with_its_reason(stream: Stream) -> None:
+def test_a_receiver_is_shown_with_its_pause_and_its_numbers(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
-        current = ledger.jobs.current("shop")
-        assert current is not None
-        job = JobLease("shop", current.epoch, current.holder, 60_000, current.lease_until_ms)
         receiver = ReceiverId("shop", "clicks", 0)
-        lease = ledger.receivers.register(job, receiver, host="here", lease_ms=60_000)
+        lease = ledger.receivers.register(_job_lease(ledger), receiver, host="here", lease_ms=60_000)
         for reason in ("the disk is full", None):
-            ledger.receivers.heartbeat(lease, sealed_through_ms=0, paused_reason=reason)
+            ledger.receivers.heartbeat(
+                lease, sealed_through_ms=1_700_000_000_000, paused_reason=reason, stats={"late_records": 4321}
+            )
             shown = run(stream, "streams", "show", "shop").stdout
             assert (" paused " in shown) is (reason is not None)
-            assert ("Paused: receiver shop/clicks/0: the disk is full" in shown) is (reason is not None)
+            assert ("Receiver shop/clicks/0 is paused: the disk is full." in shown) is (reason is not None)
+            assert "4,321" in shown
+            assert time_text(1_700_000_000_000) in shown
             found = answer(stream, "streams", "show", "shop")
             assert found["receivers"][0]["paused_reason"] == reason  # type: ignore[index]
 
 
 def test_a_trouble_of_the_receiver_job_is_shown(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
-        job = ledger.jobs.current("shop")
-        assert job is not None
-        lease = JobLease("shop", job.epoch, job.holder, 60_000, job.lease_until_ms)
-        ledger.jobs.renew(lease, attributes={"troubles": ["Topics of input clicks do not exist: cliks"]})
-    assert "Trouble: Topics of input clicks do not exist: cliks" in run(stream, "streams", "show", "shop").stdout
+        ledger.jobs.renew(_job_lease(ledger), attributes={"troubles": ["Topics of input clicks do not exist: cliks"]})
+    assert "Topics of input clicks do not exist: cliks\n" in run(stream, "streams", "show", "shop").stdout
 
 
 def test_what_cannot_be_asked_is_not_called_running(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
-        job = ledger.jobs.current("shop")
-        assert job is not None
-        lease = JobLease("shop", job.epoch, job.holder, 60_000, job.lease_until_ms)
+        lease = _job_lease(ledger)
         receiver = ledger.receivers.register(lease, ReceiverId("shop", "clicks", 0), host="here", lease_ms=60_000)
         stats = {"total_lag": 5, "lag_unknown": 1, "lag_seconds": None, "rate": 2.5}
         ledger.receivers.heartbeat(receiver, sealed_through_ms=0, stats=stats)
         health = {"clicks": {"asked_ms": 0, "error": "Kafka at kafka:9092 cannot be asked", "topics": {}}}
         ledger.jobs.update(lease, state="running", attributes={"inputs": health})
         (listed,) = answer(stream, "streams", "list")  # type: ignore[misc]
-        assert (listed["health"], listed["job"]) == ("not received", "waiting for its inputs")
-        assert (listed["lag"], listed["lag_unknown"], listed["rate"]) == (5, 1, 2.5)
+        assert listed["state"] == "stalled"
+        assert (listed["lag"], listed["lag_unknown"], listed["input_rate"]) == (5, 1, 2.5)
         for reported in (run(stream, "streams", "list").stdout, run(stream, "streams", "show", "shop").stdout):
-            assert "waiting for its inputs" in reported
+            assert "Input clicks is not received: Kafka at kafka:9092" in reported
             assert "at least 5" in reported
-        shown = run(stream, "streams", "show", "shop").stdout
-        assert "input clicks is not received: Kafka at kafka:9092" in shown
-        assert "waiting for Kafka" in shown, "the receiver"
+        assert "waiting for Kafka" in run(stream, "streams", "show", "shop").stdout, "the receiver"
         health["clicks"]["error"] = None
         ledger.jobs.renew(lease, attributes={"inputs": health})
         (listed,) = answer(stream, "streams", "list")  # type: ignore[misc]
-        assert (listed["health"], listed["job"]) == ("well", "running")
+        assert listed["state"] == "well"
+        assert "shop is" not in run(stream, "streams", "list").stdout
 
 
 def test_stop_asks_the_job_and_start_wants_it_again(stream: Stream) -> None:

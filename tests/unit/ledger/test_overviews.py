@@ -13,17 +13,19 @@ from sqlalchemy import event
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import Ledger
 from headrace.ledger.overviews import StreamOverview
-from headrace.ledger.states import BatchState
+from headrace.ledger.states import UNFINISHED, BatchState
 from headrace.testing.seeded_ledger import SITUATIONS, seed
-
-UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 @pytest.fixture(scope="module")
 def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    """A stream of each situation, one without anything, and one of whose partitions one has failed."""
+    """A stream of each situation, one without anything, and one of whose partitions one has failed. Two have batches
+    that had completed and are run again."""
     with Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('overviews')}/ledger.db") as ledger:
         seed(ledger, streams=len(SITUATIONS), batches=40)
+        for name in ("orders", "orders-3"):
+            again = ledger.batches.page(name, 1, [BatchState.COMPLETED], oldest_first=True)[0].batch_time_ms
+            ledger.attempts.begin(name, again, holder="h", way="connect", lease_ms=600_000, force=True)
         ledger.streams.register("new", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
         ledger.streams.register("broken", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
         job = ledger.jobs.acquire("broken", holder="job", lease_ms=600_000)
@@ -40,7 +42,11 @@ def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
 def _one_by_one(ledger: Ledger, found: StreamOverview, points: int) -> StreamOverview:
     """The same by the repositories of each noun."""
     name = found.stream.name
-    unfinished = next(iter(ledger.batches.page(name, 1, UNFINISHED, oldest_first=True)), None)
+    every = ledger.batches.page(name, 1_000, UNFINISHED, oldest_first=True)
+    unfinished = next((each for each in every if each.steps is None), None)
+    backfilled = next((each for each in every if each.steps is not None), None)
+    judged = [each.batch_time_ms for each in (unfinished, backfilled) if each is not None]
+    attempts = [each for time_ms in judged for each in ledger.attempts.of_batch(name, time_ms)]
     waiting = ledger.blocks.waiting(name, found.now_ms)
     return StreamOverview(
         stream=ledger.streams.get(name),
@@ -50,7 +56,9 @@ def _one_by_one(ledger: Ledger, found: StreamOverview, points: int) -> StreamOve
         recent=ledger.batch_pages.newest(name, points),
         last_completed=next(iter(ledger.batches.page(name, 1, [BatchState.COMPLETED])), None),
         unfinished=unfinished,
-        attempts=[] if unfinished is None else ledger.attempts.of_batch(name, unfinished.batch_time_ms),
+        backfilled=backfilled,
+        attempts=sorted(attempts, key=lambda each: (each.batch_time_ms, each.number)),
+        events=[] if backfilled is None else ledger.events.of_batch(name, backfilled.batch_time_ms),
         waiting_ms=None if waiting is None else waiting.first_ms,
         failed_positions=[each for each in ledger.positions.all(name, live=True) if each.error],
         samples=ledger.samples.latest(name, points),

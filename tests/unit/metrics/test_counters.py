@@ -197,3 +197,28 @@ def test_gaps_count_their_offsets(world: Any, watched: Watched) -> None:
     assert watched.value("headrace_lost_offsets_total") == 25
     assert watched.value("headrace_received_offsets_total", partition="0") == 25
     assert watched.value("headrace_received_records_total", partition="0") == 0
+
+
+def test_a_batch_that_is_run_again_is_not_late_by_its_time(world: Any, watched: Watched) -> None:
+    world.add({0: (0, 10)})
+    world.clock.advance(1500)
+    world.allocate(T1)
+    world.complete(T1)
+    world.clock.advance(3_600_000)
+    world.ledger.attempts.begin("flights", T1, force=True, **RUN)
+    watched.look("another run")
+    assert watched.value("headrace_batches_unfinished", state="running") == 1
+    assert watched.value("headrace_oldest_unfinished_batch_age_seconds") == 0
+
+
+def test_what_listeners_did_not_get_is_counted(world: Any, watched: Watched) -> None:
+    slow = {"dropped": 89, "missed": 2, "failed": 3, "error": "on_gap: ValueError: no", "slow": "on_gap takes long"}
+    unmade = {"error": "ModuleNotFoundError: no module named 'shop'"}
+    world.ledger.jobs.renew(world.job, attributes={"listeners": {"webhook": slow, "broken": unmade}})
+    watched.look("a status of the listeners")
+    assert watched.value("headrace_listener_dropped_events_total", listener="webhook") == 89
+    assert watched.value("headrace_listener_missed_events_total", listener="webhook") == 2
+    assert watched.value("headrace_listener_failures_total", listener="webhook") == 3
+    assert watched.value("headrace_listener_slow", listener="webhook") == 1
+    assert watched.value("headrace_listener_failures_total", listener="broken") == 1
+    assert watched.value("headrace_listener_slow", listener="broken") == 0

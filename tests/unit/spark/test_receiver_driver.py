@@ -18,7 +18,7 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.listeners import StreamingStarted, StreamListener
 from headrace.listeners.job_listeners import JobListeners
 from headrace.monitoring.stream_detail import stream_detail
-from headrace.monitoring.summary import Placed
+from headrace.monitoring.summary import default_place
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
 from headrace.spark import receiver_driver
 from headrace.spark.job_log import LOG_VARIABLE
@@ -94,7 +94,7 @@ def test_a_job_notes_where_its_log_is(
 ) -> None:
     monkeypatch.setenv(LOG_VARIABLE, "/var/log/headrace/clicks/receiver.log")
     assert ReceiverJob(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
-    job = stream_detail(ledger, "clicks", Placed("ledger", "clicks_batches", "clicks_receiver"), {}).receiver_job
+    job = stream_detail(ledger, "clicks", default_place("clicks", "ledger"), {}).receiver_job
     assert job is not None
     assert job.log_path == "/var/log/headrace/clicks/receiver.log"
 

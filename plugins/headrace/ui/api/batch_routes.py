@@ -13,7 +13,7 @@ from headrace.ledger.batch_pages import BatchOrder, BatchRange, Page
 from headrace.ledger.states import BatchState
 from headrace.monitoring.batch_detail import Attempt, BatchDetail, batch_detail
 from headrace.monitoring.batch_lines import batch_line
-from headrace.monitoring.stream_status import last_error
+from headrace.monitoring.unfinished import last_error
 from headrace.ui.api import models
 from headrace.ui.api.access import KnownStream, StreamDep
 from headrace.ui.api.airflow_side import Run

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import StreamNotFoundError
-from headrace.monitoring.summary import Placed, StreamSummary, summaries
+from headrace.monitoring.summary import Placed, StreamSummary, default_place, summaries
 from headrace.ui.api.airflow_side import AirflowSide
 from headrace.ui.api.ledgers import OpenLedgers
 from headrace.ui.api.problems import Problem, not_registered, refused, same_name, several_batch_dags
@@ -116,8 +117,9 @@ def undeclared(name: str, ledger: str, declared: Iterable[Placed] = ()) -> Place
     can have two references.
     """
     others = dict.fromkeys(dag_id for each in declared if each.name == name for dag_id in each.batch_dag_ids)
-    others.pop(f"{name}_batches", None)
-    return Placed(name, ledger, f"{name}_batches", f"{name}_receiver", other_batch_dag_ids=tuple(others))
+    place = default_place(name, ledger)
+    others.pop(place.batch_dag_id, None)
+    return replace(place, other_batch_dag_ids=tuple(others))
 
 
 def may_read(place: Placed, readable: Callable[[str], bool]) -> bool:

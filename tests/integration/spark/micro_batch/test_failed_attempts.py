@@ -15,7 +15,7 @@ from tests.integration.spark.micro_batch.conftest import Make, Records, refuse, 
 from headrace.batch.manifest import ManifestError
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
-from headrace.monitoring.stream_status import last_error
+from headrace.monitoring.unfinished import last_error
 from headrace.spark.failures import AttemptFailedError
 from headrace.stream import (
     ConsoleOutput,
