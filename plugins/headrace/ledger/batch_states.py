@@ -98,7 +98,9 @@ def present_run(connection: Connection, stream: str, batch_time_ms: int) -> Run 
     deleted."""
     bounds = (EventKind.BATCH_ALLOCATED, EventKind.BATCH_STARTED, EventKind.BATCH_COMPLETED, EventKind.BATCH_FAILED)
     query = select(events.c.kind, events.c.payload).where(
-        events.c.stream == stream, events.c.batch_time_ms == batch_time_ms, events.c.kind.in_(bounds)
+        events.c.stream == stream,
+        events.c.batch_time_ms == batch_time_ms,
+        events.c.kind.in_([kind.value for kind in bounds]),
     )
     failed = False
     for row in connection.execute(query.order_by(events.c.event_id.desc())):

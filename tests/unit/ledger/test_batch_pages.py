@@ -1,0 +1,92 @@
+"""Pages of batches in each order, the points of a timeline, and numbers by state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headrace.ledger import BatchState, Ledger
+from headrace.ledger.batch_pages import BatchOrder, BatchRange
+from headrace.ledger.models import BatchRow
+
+from .conftest import NOW_MS, STREAM, World
+
+T1, T2, T3, T4, T5, T6 = (NOW_MS + 1_000 * number for number in range(1, 7))
+RECORDS = {T1: 10, T2: 40, T3: 10, T4: 20, T6: 30}
+
+
+@pytest.fixture
+def pages(build: Callable[..., World], ledger: Ledger) -> Ledger:
+    """Six batch times. T6 has absorbed T5 and has not begun, T3 has failed, and T1, T2 and T4 were completed one after
+    another, in 1, 2 and 4 s."""
+    world = build()
+    offset = 0
+    for time_ms in (T1, T2, T3, T4, T6):
+        world.add({0: (offset, offset + RECORDS[time_ms])})
+        offset += RECORDS[time_ms]
+        world.clock.advance(1_000 if time_ms != T4 else 2_000)
+    for time_ms in (T1, T2, T3, T4):
+        world.allocate(time_ms)
+    world.allocate(T6, absorb=[T5])
+    attempts = ledger.attempts
+    for time_ms, seconds in ((T1, 1), (T2, 2), (T4, 4)):
+        attempt = attempts.begin(STREAM, time_ms, holder="task", way="connect", lease_ms=60_000)
+        world.clock.advance(1_000 * seconds)
+        attempts.record_output(attempt, "index", {})
+        attempts.complete(attempt)
+    attempts.fail(attempts.begin(STREAM, T3, holder="task", way="connect", lease_ms=60_000), "no")
+    return ledger
+
+
+def times(rows: tuple[BatchRow, ...] | list[BatchRow]) -> list[int]:
+    return [row.batch_time_ms for row in rows]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 10])
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (BatchOrder.NEWEST, [T6, T5, T4, T3, T2, T1]),
+        (BatchOrder.OLDEST, [T1, T2, T3, T4, T5, T6]),
+        # Equal values: the newest first. A batch without a value comes last.
+        (BatchOrder.RECORDS, [T2, T6, T4, T3, T1, T5]),
+        (BatchOrder.PROCESSING_TIME, [T4, T2, T1, T6, T5, T3]),
+        (BatchOrder.TOTAL_DELAY, [T4, T2, T1, T6, T5, T3]),
+    ],
+)
+def test_pages_follow_one_another_in_each_order(
+    pages: Ledger, order: BatchOrder, expected: list[int], limit: int
+) -> None:
+    found: list[int] = []
+    page = pages.batch_pages.page(STREAM, BatchRange(), order, limit)
+    while True:
+        assert len(page.rows) <= limit
+        found += times(page.rows)
+        if page.after is None:
+            break
+        page = pages.batch_pages.page(STREAM, BatchRange(), order, limit, page.after)
+    assert found == expected
+    assert page.window == (None if order.by_time else 6)
+
+
+@pytest.mark.parametrize("order", [BatchOrder.NEWEST, BatchOrder.RECORDS])
+def test_a_page_has_the_batches_of_some_states_and_of_a_range(pages: Ledger, order: BatchOrder) -> None:
+    completed = BatchRange((BatchState.COMPLETED, BatchState.FAILED), from_ms=T2, until_ms=T4)
+    assert sorted(times(pages.batch_pages.page(STREAM, completed, order, 10).rows)) == [T2, T3]
+    assert times(pages.batch_pages.page(STREAM, BatchRange((BatchState.ABANDONED,)), order, 10).rows) == []
+
+
+def test_points_leave_out_absorbed_batches_and_keep_the_longest_delay_of_each_part(pages: Ledger) -> None:
+    rows, thinned = pages.batch_pages.points(STREAM, T1, T6 + 1, points=5)
+    assert (times(rows), thinned) == ([T1, T2, T3, T4, T6], False)
+    rows, thinned = pages.batch_pages.points(STREAM, T1, T6 + 1_000, points=2)
+    assert (times(rows), thinned) == ([T2, T4], True)
+    assert times(pages.batch_pages.newest(STREAM, 3)) == [T6, T4, T3]
+
+
+def test_batches_are_counted_by_state_and_gaps_together(pages: Ledger) -> None:
+    assert pages.batch_pages.counts(STREAM) == {"completed": 3, "failed": 1, "allocated": 1, "absorbed": 1}
+    assert pages.batch_pages.gaps(STREAM) == 0
+    pages.batches.abandon(STREAM, T3, "poison")
+    assert pages.batch_pages.gaps(STREAM) == 1
