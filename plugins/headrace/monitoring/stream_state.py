@@ -30,15 +30,15 @@ _NO_RECEIVER = "Look at the receiver job's log, and whether Spark gets the execu
 class DagFacts:
     """A DAG in Airflow.
 
-    ``running`` and ``queued`` are numbers of runs. ``import_error``: its file cannot be imported, so its last good
-    version is what runs.
+    ``running`` and ``queued`` are numbers of runs. ``import_error``: why its file cannot be imported; its last good
+    version runs until Airflow takes it for stale, after a minute, and starts no more runs.
     """
 
     dag_id: str
     paused: bool = False
     running: int = 0
     queued: int = 0
-    import_error: bool = False
+    import_error: str | None = None
     stale: bool = False
 
 
@@ -47,8 +47,8 @@ class State(StrEnum):
 
     FAILING = "failing"
     STALLED = "stalled"
-    FALLING_BEHIND = "falling_behind"
     PAUSED = "paused"
+    FALLING_BEHIND = "falling_behind"
     STARTING = "starting"
     STOPPED = "stopped"
     WELL = "well"
@@ -117,6 +117,7 @@ def judge(evidence: Evidence) -> list[Finding]:
     order = list(State)
     findings = [
         *_failing(evidence),
+        *_delayed(evidence),
         *_stalled_batches(evidence),
         *_receiving(evidence),
         *_behind(evidence),
@@ -177,6 +178,17 @@ def _remedy_of(failed: Sequence[AttemptRow]) -> str:
     )
 
 
+def _delayed(found: Evidence) -> Iterator[Finding]:
+    for unfinished in found.unfinished:
+        if unfinished.warning is not None and not unfinished.failed:
+            yield Finding(
+                State.STALLED if is_standing_still(found) else State.FALLING_BEHIND,
+                f"Batch {time_text(unfinished.batch_time_ms)} is delayed: {unfinished.warning.rstrip('.')}.",
+                "Correct the cause that this names. The batch tries again by itself, and fails if it has no success.",
+                unfinished.due_ms,
+            )
+
+
 # -- stalled -----------------------------------------------------------------------------------------------------------
 
 
@@ -201,8 +213,8 @@ def _stalled_batches(found: Evidence) -> Iterator[Finding]:
     if dag is not None and dag.import_error:
         yield Finding(
             State.STALLED,
-            f"Airflow cannot import the file of the DAG {dag.dag_id}.",
-            "Airflow's list of DAGs shows the import error. Correct the file.",
+            f"Airflow cannot import the file of the DAG {dag.dag_id}, and starts no more runs: {dag.import_error}",
+            "Correct the file. Airflow's list of DAGs shows the whole import error.",
             since_ms,
         )
     if oldest is not None and is_standing_still(found):
@@ -353,8 +365,10 @@ def _paused(found: Evidence) -> Iterator[Finding]:
         if each.paused_reason and each.alive(found.now_ms) and not found.stopped:
             yield Finding(
                 State.PAUSED,
-                f"Receiver {each.receiver_id} is paused: {each.paused_reason}.",
-                "It continues by itself. Kafka keeps the records until then: mind the topic's retention.",
+                f"Receiver {each.receiver_id} is paused: {each.paused_reason.rstrip('.')}.",
+                "If its disk is full, make room in the stream's storage; if its log has reached max_log_bytes, see "
+                "what delays the batches. It then continues by itself. Kafka keeps the records until then: mind the "
+                "topic's retention.",
             )
 
 
@@ -378,6 +392,9 @@ def _stopped(found: Evidence) -> Iterator[Finding]:
 
 def _well(found: Evidence) -> Finding:
     last = found.last_completed
+    if last is None and found.oldest is not None:
+        time = time_text(found.oldest.batch_time_ms)
+        return Finding(State.WELL, f"It receives; batch {time}, its first with records, is not completed yet.")
     if last is None:
         return Finding(State.WELL, "It receives, and waits for its first records.")
     return Finding(State.WELL, f"Batch {time_text(last.batch_time_ms)} has completed, and none is late.")

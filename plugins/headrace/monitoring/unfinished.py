@@ -9,7 +9,7 @@ from headrace.errors import WARNING
 from headrace.ledger import Ledger
 from headrace.ledger.models import AttemptRow, BatchRow, EventRow
 from headrace.ledger.overviews import StreamOverview
-from headrace.ledger.states import UNFINISHED, EventKind
+from headrace.ledger.states import UNFINISHED, AttemptState, EventKind
 
 NOT_ALLOCATED = "not allocated"
 """The state of a batch time that has blocks and no batch."""
@@ -43,6 +43,12 @@ class Unfinished:
     def failed(self) -> list[AttemptRow]:
         """The attempts that have an error."""
         return [each for each in self.attempts if each.error]
+
+    @property
+    def warning(self) -> str | None:
+        """What delays the running attempt."""
+        last = self.attempts[-1] if self.attempts else None
+        return last.attributes.get(WARNING) if last is not None and last.state is AttemptState.RUNNING else None
 
     @property
     def error(self) -> str | None:

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from headrace.clock import ManualClock
+from headrace.errors import WARNING
 from headrace.ledger import Ledger
 from headrace.monitoring.stream_state import DagFacts
 from headrace.monitoring.summary import Placed, StreamSummary, summarize
 from headrace.testing.seeded_ledger import SITUATIONS, seed
+
+from .conftest import INTERVAL_MS, Shop, T
 
 BATCHES = 45
 
@@ -69,6 +72,52 @@ def test_a_failing_batch_has_its_error_and_number_of_tries(ledger: Ledger) -> No
 
 def test_the_disk_that_pauses_a_receiver_is_named(ledger: Ledger) -> None:
     assert "0.4 GiB" in _summary(ledger, "paused", *BUSY).reason
+
+
+def test_a_pause_is_named_before_batches_that_fall_behind(shop: Shop) -> None:
+    shop.beat(paused="the log's disk is full", lag_seconds=300.0)
+    shop.clock.advance(15_000)
+    shop.store()
+    shop.clock.advance(100_000)
+    shop.complete(shop.begin(shop.latest()))
+    found = shop.summary()
+    assert found.state == "paused"
+    assert "the log's disk is full" in found.reason
+    assert "make room" in (found.remedy or "")
+    assert any("is late" in text for text in found.also)
+
+
+def test_before_the_first_batch_with_records_has_completed_the_stream_does_not_wait_for_records(shop: Shop) -> None:
+    assert "waits for its first records" in shop.summary().reason
+    shop.store()
+    shop.clock.advance(15_000)
+    found = shop.summary()
+    assert found.state == "well"
+    assert "its first with records, is not completed yet" in found.reason
+
+
+def test_a_running_batch_that_tries_again_says_why(shop: Shop) -> None:
+    shop.store()
+    shop.clock.advance(15_000)
+    attempt = shop.begin(T + INTERVAL_MS)
+    shop.ledger.attempts.renew(attempt, attributes={WARNING: "Elasticsearch does not answer"})
+    found = shop.summary()
+    assert found.state == "falling_behind"
+    assert "is delayed: Elasticsearch does not answer." in found.reason
+    shop.clock.advance(61_000)
+    found = shop.summary()
+    assert found.state == "stalled"
+    assert "is delayed: Elasticsearch does not answer." in found.reason
+    shop.complete(attempt)
+    assert shop.summary().state == "well"
+
+
+def test_a_dag_file_that_cannot_be_imported_has_its_error_in_the_reason(ledger: Ledger) -> None:
+    found = _summary(
+        ledger, "well", DagFacts("b", import_error="SyntaxError: invalid syntax"), DagFacts("r", running=1)
+    )
+    assert found.state.value == "stalled"
+    assert "SyntaxError: invalid syntax" in found.reason
 
 
 def test_a_stopped_stream_is_not_accused_of_receiving_nothing(ledger: Ledger) -> None:

@@ -16,8 +16,8 @@ class State(StrEnum):
 
     FAILING = "failing"
     STALLED = "stalled"
-    FALLING_BEHIND = "falling_behind"
     PAUSED = "paused"
+    FALLING_BEHIND = "falling_behind"
     STARTING = "starting"
     STOPPED = "stopped"
     WELL = "well"

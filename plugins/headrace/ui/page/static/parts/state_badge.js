@@ -4,7 +4,7 @@ import { html } from "../core/html.js";
 import { words } from "../core/format.js";
 
 /** The order in which a person wants to see them: the worst first. */
-export const WORST_FIRST = ["failing", "stalled", "falling_behind", "paused", "starting", "stopped", "well"];
+export const WORST_FIRST = ["failing", "stalled", "paused", "falling_behind", "starting", "stopped", "well"];
 
 /** Icon and tone of each state of a stream, a receiver, the receiver job, a batch, an attempt or an output. */
 const LOOKS = {
