@@ -16,6 +16,7 @@ from airflow.configuration import conf
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
+from airflow.models.errors import ParseImportError
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.utils.session import create_session
 from fastapi import HTTPException, Request
@@ -25,7 +26,7 @@ from headrace.connections import CONNECTION_PREFIX, ConnectionNotFoundError, var
 from headrace.monitoring.stream_state import DagFacts
 from headrace.monitoring.summary import Placed
 from headrace.ui.api.airflow_side import Caller, Interval, Run
-from headrace.ui.api.declared_streams import DeclaredStreams
+from headrace.ui.api.declared_streams import DeclaredStreams, of_same_file
 from headrace.ui.lazy_app import ROOT_APP
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -89,9 +90,9 @@ class AirflowServer:
         ids = list(dag_ids)
         with create_session() as session:
             dags = session.execute(
-                select(DagModel.dag_id, DagModel.is_paused, DagModel.has_import_errors, DagModel.is_stale).where(
-                    DagModel.dag_id.in_(ids)
-                )
+                select(DagModel.dag_id, DagModel.is_paused, ParseImportError.stacktrace, DagModel.is_stale)
+                .join(ParseImportError, of_same_file(), isouter=True)
+                .where(DagModel.dag_id.in_(ids))
             ).all()
             active = session.execute(
                 select(DagRun.dag_id, DagRun.state, func.count())
@@ -105,10 +106,10 @@ class AirflowServer:
                 paused=bool(paused),
                 running=counts.get((dag_id, "running"), 0),
                 queued=counts.get((dag_id, "queued"), 0),
-                import_error=bool(import_error),
+                import_error=None if trace is None else _last_line(trace),
                 stale=bool(stale),
             )
-            for dag_id, paused, import_error, stale in dags
+            for dag_id, paused, trace, stale in dags
         }
 
     def run(self, dag_id: str, run_id: str) -> Run | None:
@@ -139,6 +140,11 @@ class AirflowServer:
         with create_session() as session:
             ended = session.scalar(query)
         return None if ended is None else (ended - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _last_line(trace: str) -> str:
+    """The exception of a stack trace."""
+    return next(iter(reversed(trace.strip().splitlines())), "the import error has no text").strip()
 
 
 def _exists(dag_id: str) -> bool:

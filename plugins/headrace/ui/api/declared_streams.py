@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.models.dag import DagModel, DagTag
+from airflow.models.errors import ParseImportError
 from airflow.models.serialized_dag import SerializedDagModel
 from airflow.utils.session import create_session
-from sqlalchemy import func, select
+from sqlalchemy import and_, exists, func, select
 
 from headrace.monitoring.summary import Placed
 
 if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
     from sqlalchemy.orm import Session
 
 TAG = "headrace"
@@ -59,6 +61,8 @@ class DeclaredStreams:
 
     def _declarations(self, session: Session) -> list[Declaration]:
         tagged = select(DagTag.dag_id).where(DagTag.name == TAG)
+        # The DAGs of a file that cannot be imported become stale too. Their streams stay, and show the import error.
+        gone = DagModel.is_stale & ~exists().where(of_same_file())
         newest = (
             select(SerializedDagModel.dag_id, func.max(SerializedDagModel.created_at).label("created_at"))
             .where(SerializedDagModel.dag_id.in_(tagged))
@@ -66,14 +70,14 @@ class DeclaredStreams:
             .subquery()
         )
         rows = session.execute(
-            select(SerializedDagModel.id, SerializedDagModel.dag_id, SerializedDagModel.dag_hash, DagModel.is_stale)
+            select(SerializedDagModel.id, SerializedDagModel.dag_id, SerializedDagModel.dag_hash, gone)
             .join(
                 newest,
                 (SerializedDagModel.dag_id == newest.c.dag_id) & (SerializedDagModel.created_at == newest.c.created_at),
             )
             .join(DagModel, DagModel.dag_id == SerializedDagModel.dag_id)
         ).all()
-        stale = {row.dag_id for row in rows if row.is_stale}
+        stale = {dag_id for _, dag_id, _, is_gone in rows if is_gone}
         known: dict[str, tuple[str, Declaration | None]] = {}
         for row_id, dag_id, dag_hash, _ in rows:
             before = self._by_hash.get(dag_id)
@@ -83,6 +87,13 @@ class DeclaredStreams:
             known[dag_id] = before
         self._by_hash = known
         return [replace(found, stale=found.dag_id in stale) for _, found in known.values() if found is not None]
+
+
+def of_same_file() -> ColumnElement[bool]:
+    """The condition that an import error is of a DAG's file."""
+    return and_(
+        ParseImportError.filename == DagModel.relative_fileloc, ParseImportError.bundle_name == DagModel.bundle_name
+    )
 
 
 def declaration_in(dag_id: str, data: Mapping[str, Any]) -> Declaration | None:

@@ -78,7 +78,8 @@ def not_registered(stream: Placed) -> Problem:
         ProblemKind.NOT_REGISTERED,
         stream.ledger,
         f"Stream {stream.name} is not in its ledger yet: none of its tasks has run.",
-        f"Unpause the DAGs {stream.receiver_dag_id} and {stream.batch_dag_id}.",
+        f"Unpause the DAGs {stream.receiver_dag_id} and {stream.batch_dag_id}. If they are unpaused, the log of the "
+        "task `receive` says what prevents it.",
         (stream.name,),
     )
 

@@ -12,8 +12,10 @@ from uuid import UUID
 import pytest
 from airflow.models.base import Base
 from airflow.models.dag import DagModel, DagTag
+from airflow.models.dagrun import DagRun
+from airflow.models.errors import ParseImportError
 from airflow.models.serialized_dag import SerializedDagModel
-from sqlalchemy import create_engine, insert
+from sqlalchemy import Engine, create_engine, insert
 from sqlalchemy.orm import Session
 
 from headrace.connections import ConnectionNotFoundError
@@ -45,9 +47,11 @@ def test_nobody_has_a_right_on_a_dag_that_does_not_exist(monkeypatch: pytest.Mon
     assert not AirflowServer().may(Caller("admin"), "GET", "guessed_batches")
 
 
-def test_streams_are_read_from_serialised_dags_also_from_stale_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Three DAGs of one stream: "orders_batches" is stale, "mine" is not, "other" has no tag."""
     engine = create_engine("sqlite://")
-    tables = [DagModel.__table__, DagTag.__table__, SerializedDagModel.__table__]
+    tables = [each.__table__ for each in (DagModel, DagTag, DagRun, SerializedDagModel, ParseImportError)]
     Base.metadata.create_all(engine, tables)
     row = {"bundle_name": "b", "max_active_tasks": 1, "max_consecutive_failed_dag_runs": 0, "max_active_runs": 1}
     row["has_task_concurrency_limits"] = False
@@ -56,7 +60,9 @@ def test_streams_are_read_from_serialised_dags_also_from_stale_ones(monkeypatch:
         for number, (dag_id, stale) in enumerate([("orders_batches", True), ("mine", False), ("other", False)]):
             document = {"headrace": {"stream": "orders", "ledger": "connection:x", "kind": "batches"}}
             tasks = [{"__var": {"doc_json": json.dumps(document)}}]
-            connection.execute(insert(DagModel.__table__).values(dag_id=dag_id, is_stale=stale, **row))
+            connection.execute(
+                insert(DagModel.__table__).values(dag_id=dag_id, is_stale=stale, relative_fileloc=f"{dag_id}.py", **row)
+            )
             if dag_id != "other":
                 connection.execute(insert(DagTag.__table__).values(dag_id=dag_id, name="headrace"))
             # An older version of the DAG declares another stream.
@@ -79,9 +85,28 @@ def test_streams_are_read_from_serialised_dags_also_from_stale_ones(monkeypatch:
             yield opened
 
     monkeypatch.setattr(declared_streams, "create_session", session)
+    monkeypatch.setattr(airflow_server, "create_session", session)
+    return engine
+
+
+def test_streams_are_read_from_serialised_dags_also_from_stale_ones(database: Engine) -> None:
     (found,) = DeclaredStreams().all()
     assert (found.name, found.ledger) == ("orders", "connection:x")
     assert (found.batch_dag_id, found.batch_dag_ids) == ("mine", ("mine", "orders_batches"))
+
+
+def test_a_stream_whose_file_cannot_be_imported_stays_and_has_the_error(database: Engine) -> None:
+    trace = (
+        "Traceback (most recent call last):\n  File 'orders_batches.py', line 3\nNameError: name 'x' is not defined\n"
+    )
+    wrong = {"filename": "orders_batches.py", "bundle_name": "b", "stacktrace": trace}
+    with database.begin() as connection:
+        connection.execute(insert(ParseImportError.__table__).values(**wrong))
+    (found,) = DeclaredStreams().all()
+    assert found.batch_dag_id == "orders_batches"
+    facts = AirflowServer().facts(["orders_batches", "mine"])
+    assert facts["orders_batches"].import_error == "NameError: name 'x' is not defined"
+    assert facts["mine"].import_error is None
 
 
 def test_a_missing_connection_is_an_error_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
