@@ -181,7 +181,8 @@ def _translated() -> Iterator[None]:
         if _is_unavailable(error):
             raise LedgerUnavailableError(
                 f"The ledger's database failed: {_first_line(error)}.",
-                remedy="Check that it runs and that no other program holds it locked; the step can be repeated.",
+                remedy="Check that it runs, that the ledger's URL or connection has the right address, login and "
+                "password, and that no other program holds it locked; the step can be repeated.",
             ) from error
         raise LedgerError(f"The ledger's database refused a statement: {_first_line(error)}.") from error
 

@@ -67,7 +67,11 @@ def _require_file(path: Path, *, create: bool) -> None:
     if path.exists() and (create or path.stat().st_size):
         return
     if not create:
-        raise LedgerUnavailableError(f"There is no ledger at {path}.", remedy="Start the stream, which creates it.")
+        raise LedgerUnavailableError(
+            f"There is no ledger at {path}.",
+            remedy="Unpause the stream's DAGs in Airflow: the first task creates it. If they are unpaused, the log of "
+            "the task `receive` says what prevents it.",
+        )
     try:
         # Only this user may access the ledger. SQLite gives its -wal and -shm files the mode of the file itself.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ def ensure_schema(database: Database, url: str, *, create: bool) -> None:
     if not create:
         raise SchemaError(
             f"The database at {url} is empty: there is no ledger in it.",
-            remedy=f"Start the stream, whose first task makes it, or run `{_command(url)}`.",
+            remedy=f"Unpause the stream's DAGs in Airflow: the first task creates it. Or run `{_command(url)}`.",
         )
     migrate_schema(database, only_empty=url)
 

@@ -53,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise_on_sigterm()
     report = _reporter(options.stream, options.batch_time)
     watch = ProcessWatch(parent_gone()).start() if under_spark_submit() else None
-    ledger = Ledger.open(options.ledger, create=False)
     closing = contextlib.ExitStack()
-    closing.callback(ledger.close)
     try:
+        ledger = Ledger.open(options.ledger, create=False)
+        closing.callback(ledger.close)
         result = _run(options, ledger, closing, report)
     except AlreadyCompletedError as completed:
         report(str(completed))

@@ -41,6 +41,8 @@ TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the variable
 
 # As in Spark Streaming's dummy job, which ensures that executors are up before receivers are placed.
 _WARM_UP_TASKS = 50
+_STANDALONE = "spark://"
+_MASTER_SECONDS = 10.0
 SLOTS_SECONDS = 60.0
 """How long to wait for enough executors of a cluster, after the first one has registered."""
 # Spark's own pattern, extended with more names of secrets.
@@ -49,6 +51,10 @@ _REDACTION = "(?i)secret|password|passwd|token|access[.]?key|api[.]?key|AIRFLOW_
 
 class TaskSlotsError(HeadraceError):
     """The application cannot run the receivers and a batch at the same time."""
+
+
+class MasterUnreachableError(HeadraceError):
+    """No master of the standalone cluster accepts a connection."""
 
 
 class ExecutorVersionError(HeadraceError):
@@ -90,7 +96,8 @@ class ReceiverApplication:
 def start_application(stream: Stream, *, token: str | None) -> ReceiverApplication:
     """Start Spark for the stream's receivers, with a Spark Connect server that requires ``token`` unless that is None.
 
-    Raises TaskSlotsError, ExecutorVersionError and PythonUnknownError, after stopping the application.
+    Raises MasterUnreachableError before it starts an application; TaskSlotsError, ExecutorVersionError and
+    PythonUnknownError after it has stopped the application.
     """
     from pyspark.sql import SparkSession
 
@@ -100,6 +107,7 @@ def start_application(stream: Stream, *, token: str | None) -> ReceiverApplicati
         check_task_slots(declared, receivers)
     given = given_conf()
     master = given.get("spark.master") or stream.spark.master_url(receivers)
+    check_master(master)
     prepare_environment(master)
     builder = SparkSession.builder
     for key, value in receiver_conf(stream, master, token, given=given).items():
@@ -110,6 +118,28 @@ def start_application(stream: Stream, *, token: str | None) -> ReceiverApplicati
     except BaseException:
         spark.stop()
         raise
+
+
+def check_master(master: str) -> None:
+    """Raise MasterUnreachableError if no master of a standalone cluster accepts a connection.
+
+    Spark itself tries for a minute. Its error is then that of the next call: "stopped SparkContext", without the cause.
+    """
+    if not master.startswith(_STANDALONE):
+        return
+    refused = []
+    for address in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _MASTER_SECONDS).close()
+        except (OSError, ValueError) as error:
+            refused.append(f"{address}: {error}")
+        else:
+            return
+    raise MasterUnreachableError(
+        f"Spark's master {master} cannot be reached ({'; '.join(refused)}).",
+        remedy="Start it, or correct spark.master or the host and port of spark.connection.",
+    )
 
 
 def receiver_conf(

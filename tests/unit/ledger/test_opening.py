@@ -84,6 +84,7 @@ def test_a_connection_brings_its_password_and_nobody_shows_it(monkeypatch: pytes
     assert SECRET not in repr(url)
     with pytest.raises(LedgerUnavailableError) as refused:
         Ledger.open("connection:ledger")
+    assert "login and password" in str(refused.value.remedy)
     assert SECRET not in repr(refused.value) + str(refused.value) + repr(refused.value.__cause__)
 
 

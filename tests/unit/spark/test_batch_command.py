@@ -52,6 +52,17 @@ def test_a_process_whose_task_was_killed_names_that_as_the_cause(stream: Stream,
     assert "BrokenPipe" not in str(row.error)
 
 
+def test_a_ledger_that_cannot_be_opened_is_reported_in_a_line(
+    stream: Stream, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
+    command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", "1700000000000"]
+    assert batch_command.main(command) == 1
+    out, err = capfd.readouterr()
+    assert "failed: There is no ledger at" in out + err
+    assert "Traceback" not in out + err
+
+
 def test_the_command_uses_the_definition_with_which_the_attempt_began(stream: Stream, monkeypatch: Any) -> None:
     old = stream.model_copy(update={"parameters": {"version": "old"}})
     ran = []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 from headrace.spark import receiver_application
 from headrace.spark.receiver_application import (
     TOKEN_VARIABLE,
+    MasterUnreachableError,
     TaskSlotsError,
+    check_master,
     check_task_slots,
     receiver_conf,
     start_application,
@@ -60,6 +63,19 @@ def test_without_any_conf_the_application_has_the_streams_name_and_runs_on_this_
 def test_the_environment_that_a_stream_gives_its_executors_reaches_them(master: str) -> None:
     declared = stream(conf={"spark.executorEnv.REGION": "eu"})
     assert receiver_conf(declared, master, None, given={}, environment={})["spark.executorEnv.REGION"] == "eu"
+
+
+def test_a_cluster_whose_masters_all_refuse_is_named_before_spark_tries_for_a_minute() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Not listening, so connections are refused.
+        refusing = f"127.0.0.1:{taken.getsockname()[1]}"
+        check_master(f"spark://{refusing},127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(MasterUnreachableError, match=f"{refusing}: .*refused"):
+            start_application(stream(master=f"spark://{refusing}"), token=None)
+    with pytest.raises(MasterUnreachableError):
+        check_master("spark://without-a-port")
+    check_master("local[2]")
+    check_master("yarn")
 
 
 def test_a_start_that_fails_stops_what_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
