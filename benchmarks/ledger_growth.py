@@ -73,7 +73,7 @@ class Grown:
             batch_by="timestamp",
         )
         self.job = self.ledger.jobs.acquire(STREAM, holder="benchmark", lease_ms=10**12)
-        self.ledger.topics.observe(self.job, INPUT, "records", "topic-id", len(PARTITIONS))
+        self.ledger.topics.observe(self.job, INPUT, [("records", "topic-id", len(PARTITIONS))])
         self.ledger.positions.ensure_all(self.job, INPUT, dict.fromkeys(PARTITIONS, 0))
         self.ledger.positions.assign(self.job, INPUT, dict.fromkeys(PARTITIONS, 0))
         self.lease = self.ledger.receivers.register(self.job, RECEIVER, host="here", lease_ms=10**12)

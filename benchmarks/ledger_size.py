@@ -59,7 +59,7 @@ class Source:
             "size", self.stream.to_json(), batch_interval_ms=interval_ms, block_interval_ms=200, outputs=("console",)
         )
         self.job = self.ledger.jobs.acquire("size", holder="benchmark", lease_ms=3_600_000_000)
-        self.ledger.topics.observe(self.job, "records", "records", "topic-id", partitions)
+        self.ledger.topics.observe(self.job, "records", [("records", "topic-id", partitions)])
         self.partitions = [TopicPartition("records", "topic-id", number) for number in range(partitions)]
         self.ledger.positions.ensure_all(self.job, "records", dict.fromkeys(self.partitions, 0))
         self.ledger.positions.assign(self.job, "records", dict.fromkeys(self.partitions, 0))

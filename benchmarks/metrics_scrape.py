@@ -54,7 +54,7 @@ def _fill(ledger: Ledger, name: str, count: int, partitions: int) -> None:
         name, '{"outputs": [{"id": "index"}]}', batch_interval_ms=_INTERVAL_MS, block_interval_ms=200
     )
     job = ledger.jobs.acquire(name, holder="benchmark", lease_ms=600_000)
-    topic = ledger.topics.observe(job, "records", name, "id", partitions)
+    (topic,) = ledger.topics.observe(job, "records", [(name, "id", partitions)])
     owned = [TopicPartition(name, "id", index, topic.incarnation) for index in range(partitions)]
     ledger.positions.ensure_all(job, "records", dict.fromkeys(owned, 0))
     ledger.positions.assign(job, "records", dict.fromkeys(owned, 0))

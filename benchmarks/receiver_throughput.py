@@ -131,7 +131,7 @@ def measure(bootstrap: str, topic: str, records: int, folder: Path, stream: Stre
     described = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=10)
     assert len(described.topics[topic].partitions) == PARTITIONS
     topic_id = topic_id_of(bootstrap, topic)
-    ledger.topics.observe(job, "records", topic, topic_id, PARTITIONS)
+    ledger.topics.observe(job, "records", [(topic, topic_id, PARTITIONS)])
     partitions = [TopicPartition(topic, topic_id, number) for number in range(PARTITIONS)]
     ledger.positions.ensure_all(job, "records", dict.fromkeys(partitions, 0))
     ledger.positions.assign(job, "records", dict.fromkeys(partitions, 0))

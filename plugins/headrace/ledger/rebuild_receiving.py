@@ -51,7 +51,6 @@ def insert_receivers(connection: Connection, locked: LockedStream, found: FoundS
                 "last_accepted_sequence": -1,
                 "stats": {},
                 "restarts": 0,
-                "stop_requested": False,
             }
             for receiver_id, epoch in found.receiver_epochs.items()
         ),

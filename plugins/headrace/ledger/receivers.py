@@ -67,7 +67,6 @@ class Receivers(Repository):
                 "stats": {},
                 "earlier_totals": {} if row is None else _summed(row),
                 "restarts": row.restarts + 1 if row is not None and row.job_epoch == job.epoch else 0,
-                "stop_requested": False,
                 "paused_reason": None,
             }
             if row is not None and row.job_epoch != job.epoch:
@@ -130,7 +129,7 @@ class Receivers(Repository):
             if drained:
                 _drain(connection, lease.receiver_id, drained, now_ms)
             assigned, revoked = _owned(connection, lease.receiver_id)
-            stop = row.stop_requested or row.stop_requested_at_ms is not None
+            stop = row.stop_requested_at_ms is not None
             return ReceiverOrders(assigned, revoked, stop, values["lease_until_ms"], now_ms, row.max_rate)
 
     def release(
@@ -167,11 +166,6 @@ class Receivers(Repository):
             kind = EventKind.RECEIVER_STOPPED if ended is ReceiverState.STOPPED else EventKind.RECEIVER_FAILED
             payload = {"receiver": str(receiver_id), "epoch": lease.epoch, "error": error}
             record(connection, receiver_id.stream, locked.now_ms, kind, payload)
-
-    def request_stop(self, receiver_id: ReceiverId) -> None:
-        """Ask this instance of a receiver to stop. Its tracker decides whether another one starts."""
-        with self._database.write() as connection:
-            connection.execute(_this(receiver_id).values(stop_requested=True))
 
     def set_rate(self, job: JobLease, rates: Mapping[ReceiverId, float | None]) -> None:
         """Set the rates of receivers in records per second; None removes a rate. The next heartbeats return them.

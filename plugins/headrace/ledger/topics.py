@@ -17,12 +17,7 @@ from headrace.ledger.states import EventKind
 class Topics(Repository):
     """Records topics and counts their incarnations."""
 
-    def observe(self, job: JobLease, input_id: str, topic: str, topic_id: str, partitions: int) -> TopicRow:
-        """Note that the input sees this topic now; see `observe_all`."""
-        (row,) = self.observe_all(job, input_id, [(topic, topic_id, partitions)])
-        return row
-
-    def observe_all(
+    def observe(
         self, job: JobLease, input_id: str, seen: Iterable[tuple[str, str, int]], *, appeared: bool = False
     ) -> list[TopicRow]:
         """Note that the input sees these topics (name, id, partitions) now, in one transaction; cheap if unchanged.

@@ -65,7 +65,7 @@ class Partitioning:
         Raises:
             KeyVersionsError: the stream must not continue. The topics are recorded; no new partition has a position.
         """
-        observed = self._ledger.topics.observe_all(
+        observed = self._ledger.topics.observe(
             self._lease,
             self._source.id,
             [(seen.topic, seen.topic_id, seen.partitions) for seen in discovery.topics],

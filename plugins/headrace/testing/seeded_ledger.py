@@ -232,7 +232,7 @@ class _Seeding:
             },
         )
         ledger.jobs.update(job, state="running")
-        ledger.topics.observe(job, self.input, "orders", _TOPIC_ID, PARTITIONS)
+        ledger.topics.observe(job, self.input, [("orders", _TOPIC_ID, PARTITIONS)])
         partitions = [TopicPartition("orders", _TOPIC_ID, index) for index in range(PARTITIONS)]
         ledger.positions.ensure_all(job, self.input, dict.fromkeys(partitions, self.count * 20_000))
         receiver_id = ReceiverId(self.name, self.input, 0)

@@ -27,7 +27,7 @@ with Ledger.open(arguments.ledger) as ledger:
     job = ledger.jobs.acquire(stream.name, holder=arguments.holder, lease_ms=LEASE_MS)
     receiver = ReceiverId(stream.name, "records", 0)
     partition = TopicPartition("flights", TOPIC_ID, 0)
-    ledger.topics.observe(job, "records", "flights", TOPIC_ID, 1)
+    ledger.topics.observe(job, "records", [("flights", TOPIC_ID, 1)])
     ledger.positions.ensure_all(job, "records", {partition: 0})
     ledger.positions.assign(job, "records", {partition: 0})
     lease = ledger.receivers.register(job, receiver, host="here", lease_ms=LEASE_MS)

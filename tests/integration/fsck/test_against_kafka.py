@@ -43,7 +43,7 @@ class Rig:
         self.ledger.streams.register("shop", self.stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
         self.job = self.ledger.jobs.acquire("shop", holder="test", lease_ms=600_000)
         self.partition = Partition(self.topic, self.topic_id(), 0)
-        self.ledger.topics.observe(self.job, INPUT, self.topic, self.partition.topic_id, 1)
+        self.ledger.topics.observe(self.job, INPUT, [(self.topic, self.partition.topic_id, 1)])
         self.ledger.positions.ensure_all(self.job, INPUT, {self.partition: 0})
         self.ledger.positions.assign(self.job, INPUT, {self.partition: 0})
         self.lease: ReceiverLease = self.ledger.receivers.register(

@@ -123,7 +123,7 @@ class BatchLedger:
         block = self.log.add(batch, input_id=input_id)
         partition, first = block.ranges[0].partition, block.ranges[0].from_offset
         if first == 0:
-            self.ledger.topics.observe(self._job, input_id, partition.topic, partition.topic_id, 1)
+            self.ledger.topics.observe(self._job, input_id, [(partition.topic, partition.topic_id, 1)])
             self.ledger.positions.ensure_all(self._job, input_id, {partition: 0})
             self.ledger.positions.assign(self._job, input_id, {partition: 0})
         info = BlockInfo(
@@ -133,7 +133,7 @@ class BatchLedger:
 
     def begin_partition(self, partition: TopicPartition, offset: int, *, input_id: str = "records") -> None:
         """Know of a partition that the stream reads from this offset on."""
-        self.ledger.topics.observe(self._job, input_id, partition.topic, partition.topic_id, 1)
+        self.ledger.topics.observe(self._job, input_id, [(partition.topic, partition.topic_id, 1)])
         self.ledger.positions.ensure_all(self._job, input_id, {partition: offset})
 
     def allocate(self) -> int:

@@ -143,7 +143,7 @@ def test_the_log_and_an_allocation_live_on_it(proxy: LosingProxy, tmp_path: Path
             batch, ranges = make_block([b"%d" % number], from_offset=offset)
             partition = ranges[0].partition
             if number == 0:
-                ledger.topics.observe(job, "records", partition.topic, partition.topic_id, 1)
+                ledger.topics.observe(job, "records", [(partition.topic, partition.topic_id, 1)])
                 ledger.positions.ensure_all(job, "records", {partition: 0})
                 ledger.positions.assign(job, "records", {partition: 0})
             offset = ranges[0].until_offset

@@ -48,7 +48,7 @@ class Receiving:
         self.job = self.ledger.jobs.acquire("shop", holder="test", lease_ms=3_600_000)
         self.receiver = ReceiverId("shop", "clicks", 0)
         self.new_segment()
-        self.ledger.topics.observe(self.job, "clicks", PARTITION.topic, PARTITION.topic_id, 1)
+        self.ledger.topics.observe(self.job, "clicks", [(PARTITION.topic, PARTITION.topic_id, 1)])
         self.ledger.positions.ensure_all(self.job, "clicks", {PARTITION: 0})
         self.ledger.positions.assign(self.job, "clicks", {PARTITION: 0})
         self.position = 0

@@ -113,7 +113,7 @@ class Life:
 
     def see(self, input_id: str, topic: str) -> None:
         number, size = self.topic_ids[input_id, topic], self.sizes[input_id, topic]
-        row = self.ledger.topics.observe(self.job, input_id, topic, f"{topic}-{number}", size)
+        (row,) = self.ledger.topics.observe(self.job, input_id, [(topic, f"{topic}-{number}", size)])
         self.ledger.positions.ensure_all(
             self.job,
             input_id,

@@ -99,7 +99,7 @@ class Building:
         self.job = self.ledger.jobs.acquire(self.stream.name, holder="test", lease_ms=3_600_000)
 
     def begin(self, starting: Mapping[int, int], topic_id: str = "id-1") -> Building:
-        seen = self.ledger.topics.observe(self.job, "clicks", "clicks", topic_id, len(starting))
+        (seen,) = self.ledger.topics.observe(self.job, "clicks", [("clicks", topic_id, len(starting))])
         self.ledger.positions.ensure_all(
             self.job,
             "clicks",

@@ -25,7 +25,7 @@ def url(tmp_path: Path) -> str:
     with Ledger.open(url) as ledger:
         ledger.streams.register("shop", '{"outputs": [{"id": "a"}]}', batch_interval_ms=1_000, block_interval_ms=200)
         job = ledger.jobs.acquire("shop", holder="driver", lease_ms=60_000)
-        ledger.topics.observe(job, "kafka", "clicks", "id-1", 1)
+        ledger.topics.observe(job, "kafka", [("clicks", "id-1", 1)])
         ledger.positions.ensure_all(job, "kafka", {PARTITION: 0})
         ledger.positions.assign(job, "kafka", {PARTITION: 0})
         lease = ledger.receivers.register(job, ReceiverId("shop", "kafka", 0), host="here", lease_ms=60_000)

@@ -99,7 +99,7 @@ def test_a_stream_by_timestamp_shows_its_watermarks(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
         register(ledger, stream.model_copy(update={"batch_by": "timestamp"}))
         lease = _job_lease(ledger)
-        ledger.topics.observe(lease, "clicks", "clicks", "topic-id", 1)
+        ledger.topics.observe(lease, "clicks", [("clicks", "topic-id", 1)])
         ledger.positions.ensure_all(lease, "clicks", {partition: 0})
         assert "latest timestamp" in run(stream, "streams", "show", "shop").stdout
         with ledger.positions._database.write() as connection:

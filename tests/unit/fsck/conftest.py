@@ -74,7 +74,7 @@ class Shop:
 
     def observe(self) -> None:
         """Look at the topic as it is, and give its partitions to the receiver."""
-        self.ledger.topics.observe(self.job, INPUT, "clicks", self.topic_id, self.partitions)
+        self.ledger.topics.observe(self.job, INPUT, [("clicks", self.topic_id, self.partitions)])
         for number in range(self.partitions):
             self.positions.setdefault(number, 0)
             self.ledger.positions.ensure_all(self.job, INPUT, {self.partition(number): 0})

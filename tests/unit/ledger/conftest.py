@@ -124,7 +124,7 @@ def build(ledger: Ledger, clock: ManualClock) -> Callable[..., World]:
         settings = {"batch_interval_ms": INTERVAL_MS, "block_interval_ms": 200} | options
         ledger.streams.register(STREAM, DEFINITION, **settings)
         job = ledger.jobs.acquire(STREAM, holder="driver", lease_ms=10_000)
-        topic = ledger.topics.observe(job, INPUT, "departures", "id-1", partitions)
+        (topic,) = ledger.topics.observe(job, INPUT, [("departures", "id-1", partitions)])
         owned = tuple(TopicPartition("departures", "id-1", index, topic.incarnation) for index in range(partitions))
         ledger.positions.ensure_all(job, INPUT, dict.fromkeys(owned, 0))
         ledger.positions.assign(job, INPUT, dict.fromkeys(owned, 0))

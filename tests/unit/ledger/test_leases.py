@@ -165,9 +165,6 @@ def test_the_receivers_that_keep_a_batch_open(world: Any) -> None:
 
 def test_a_stop_reaches_the_receivers(world: Any) -> None:
     receivers = world.ledger.receivers
-    other = world.lease(1)
-    receivers.request_stop(other.receiver_id)
-    assert receivers.heartbeat(other, sealed_through_ms=0).stop
     assert not receivers.heartbeat(world.receiver, sealed_through_ms=0).stop
     world.ledger.jobs.request_stop("flights", "end")
     assert receivers.heartbeat(world.receiver, sealed_through_ms=0, state="stopping").stop

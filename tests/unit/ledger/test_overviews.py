@@ -29,7 +29,7 @@ def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
         ledger.streams.register("new", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
         ledger.streams.register("broken", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
         job = ledger.jobs.acquire("broken", holder="job", lease_ms=600_000)
-        topic = ledger.topics.observe(job, "kafka", "orders", "id", 1)
+        (topic,) = ledger.topics.observe(job, "kafka", [("orders", "id", 1)])
         partition = TopicPartition("orders", "id", 0, topic.incarnation)
         ledger.positions.ensure_all(job, "kafka", {partition: 0})
         lease = ledger.receivers.register(job, ReceiverId("broken", "kafka", 0), host="here", lease_ms=600_000)

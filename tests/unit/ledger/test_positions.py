@@ -33,57 +33,57 @@ def orders(world: Any, lease: Any) -> tuple[set[int], set[int]]:
 
 
 def test_a_topic_seen_again_is_the_same(world: Any) -> None:
-    row = world.ledger.topics.observe(world.job, "kafka", "departures", "id-1", 3)
+    (row,) = world.ledger.topics.observe(world.job, "kafka", [("departures", "id-1", 3)])
     assert (row.incarnation, row.current, row.partitions) == (1, True, 3)
     assert len(kinds(world, EventKind.TOPIC_SEEN)) == 1
 
 
 def test_growth_is_an_event_and_partitions_never_shrink(world: Any) -> None:
     topics = world.ledger.topics
-    assert topics.observe(world.job, "kafka", "departures", "id-1", 5).partitions == 5
-    assert topics.observe(world.job, "kafka", "departures", "id-1", 4).partitions == 5
+    assert topics.observe(world.job, "kafka", [("departures", "id-1", 5)])[0].partitions == 5
+    assert topics.observe(world.job, "kafka", [("departures", "id-1", 4)])[0].partitions == 5
     (event,) = kinds(world, EventKind.PARTITIONS_GREW)
     assert (event[1]["from"], event[1]["to"]) == (3, 5)
 
 
 def test_a_topics_first_size_is_kept(world: Any) -> None:
     topics = world.ledger.topics
-    topics.observe(world.job, "kafka", "departures", "id-1", 5)
+    topics.observe(world.job, "kafka", [("departures", "id-1", 5)])
     (row,) = topics.all("flights", "kafka")
     assert (row.first_partitions, row.partitions) == (3, 5)
 
 
 def test_an_input_starts_with_the_topics_of_its_first_look(world: Any) -> None:
     topics = world.ledger.topics
-    both = topics.observe_all(world.job, "other", [("arrivals", "id-8", 1), ("weather", "id-9", 2)])
+    both = topics.observe(world.job, "other", [("arrivals", "id-8", 1), ("weather", "id-9", 2)])
     assert [(row.topic, row.at_start) for row in both] == [("arrivals", True), ("weather", True)]
-    later = topics.observe_all(world.job, "other", [("arrivals", "id-8", 1), ("delays", "id-10", 1)])
+    later = topics.observe(world.job, "other", [("arrivals", "id-8", 1), ("delays", "id-10", 1)])
     assert [(row.topic, row.at_start) for row in later] == [("arrivals", True), ("delays", False)]
-    (empty_at_first,) = topics.observe_all(world.job, "third", [("gates", "id-11", 1)], appeared=True)
+    (empty_at_first,) = topics.observe(world.job, "third", [("gates", "id-11", 1)], appeared=True)
     assert not empty_at_first.at_start
     assert [row.topic for row in topics.all("flights", "other")] == ["arrivals", "delays", "weather"]
 
 
 def test_a_recreated_topic_is_another_incarnation(world: Any) -> None:
-    row = world.ledger.topics.observe(world.job, "kafka", "departures", "id-2", 3)
+    (row,) = world.ledger.topics.observe(world.job, "kafka", [("departures", "id-2", 3)])
     assert row.incarnation == 2
     assert [(r.incarnation, r.current) for r in world.ledger.topics.all("flights")] == [(1, False), (2, True)]
     assert len(kinds(world, EventKind.TOPIC_RECREATED)) == 1
     # Old metadata does not make a third one.
-    assert world.ledger.topics.observe(world.job, "kafka", "departures", "id-1", 3).incarnation == 1
+    assert world.ledger.topics.observe(world.job, "kafka", [("departures", "id-1", 3)])[0].incarnation == 1
 
 
 def test_the_same_name_in_two_inputs_counts_as_one_series(world: Any) -> None:
     topics = world.ledger.topics
-    assert topics.observe(world.job, "other", "departures", "id-7", 1).incarnation == 2
-    assert topics.observe(world.job, "third", "departures", "id-1", 1).incarnation == 1
+    assert topics.observe(world.job, "other", [("departures", "id-7", 1)])[0].incarnation == 2
+    assert topics.observe(world.job, "third", [("departures", "id-1", 1)])[0].incarnation == 1
     assert kinds(world, EventKind.TOPIC_RECREATED) == []
 
 
 def test_a_stale_job_observes_nothing_new(world: Any) -> None:
     world.ledger.jobs.release(world.job)
     with pytest.raises(LeaseLostError):
-        world.ledger.topics.observe(world.job, "kafka", "departures", "id-2", 3)
+        world.ledger.topics.observe(world.job, "kafka", [("departures", "id-2", 3)])
 
 
 def test_ensuring_leaves_existing_positions(world: Any) -> None:

@@ -72,7 +72,7 @@ def receiver(
     )
     job = ledger.jobs.acquire("flights", holder="driver", lease_ms=60_000)
     tp = TopicPartition(
-        "departures", "id-1", 0, ledger.topics.observe(job, "kafka", "departures", "id-1", 1).incarnation
+        "departures", "id-1", 0, ledger.topics.observe(job, "kafka", [("departures", "id-1", 1)])[0].incarnation
     )
     ledger.positions.ensure_all(job, "kafka", {tp: 0})
     ledger.positions.assign(job, "kafka", {tp: 0})

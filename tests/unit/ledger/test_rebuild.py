@@ -140,7 +140,7 @@ def test_everything_is_as_it_was_found(restored: Any) -> None:
 def test_work_goes_on_with_higher_epochs_from_the_same_positions(restored: Any, clock: Any) -> None:
     job = restored.jobs.acquire("flights", holder="driver", lease_ms=10_000)
     assert job.epoch == 8
-    assert restored.topics.observe(job, "kafka", "departures", "id-1", 1).incarnation == 2
+    assert restored.topics.observe(job, "kafka", [("departures", "id-1", 1)])[0].incarnation == 2
     restored.positions.assign(job, "kafka", {TP: 0})
     lease = restored.receivers.register(job, RECEIVER, host="here", lease_ms=10_000)
     assert lease.epoch == 5

@@ -77,7 +77,7 @@ def test_a_block_that_is_added_twice_counts_once(world: Any, watched: Watched) -
 def test_no_counter_falls_when_a_topic_is_created_again(world: Any, watched: Watched) -> None:
     world.add({0: (0, 10)})
     watched.look("a block")
-    topic = world.ledger.topics.observe(world.job, "kafka", "departures", "id-2", 1)
+    (topic,) = world.ledger.topics.observe(world.job, "kafka", [("departures", "id-2", 1)])
     ended = world.ledger.positions
     again = TopicPartition("departures", "id-2", 0, topic.incarnation)
     ended.ensure_all(world.job, "kafka", {again: 0})

@@ -30,7 +30,7 @@ class Shop:
         self.receiver = ReceiverId("shop", "records", 0)
         self.lease = ledger.receivers.register(self.job, self.receiver, host="h", lease_ms=_YEAR_MS)
         self.partition = TopicPartition("clicks", TOPIC_ID, 0)
-        ledger.topics.observe(self.job, "records", "clicks", TOPIC_ID, 1)
+        ledger.topics.observe(self.job, "records", [("clicks", TOPIC_ID, 1)])
         ledger.positions.ensure_all(self.job, "records", {self.partition: 0})
         ledger.positions.assign(self.job, "records", {self.partition: 0})
         ledger.jobs.update(self.job, state="running")

@@ -165,7 +165,7 @@ class Source:
         self.job = ledger.jobs.acquire(stream.name, holder="test", lease_ms=600_000)
         self.receiver = ReceiverId(stream.name, "records", 0)
         self.partition = TopicPartition("flights", TOPIC_ID, 0)
-        ledger.topics.observe(self.job, "records", "flights", TOPIC_ID, 1)
+        ledger.topics.observe(self.job, "records", [("flights", TOPIC_ID, 1)])
         ledger.positions.ensure_all(self.job, "records", {self.partition: 0})
         ledger.positions.assign(self.job, "records", {self.partition: 0})
         self.lease = ledger.receivers.register(self.job, self.receiver, host="h", lease_ms=600_000)

@@ -60,7 +60,7 @@ class Setting:
 
     def topic(self, partitions: int = 2) -> None:
         topic_id = self.kafka.create("flights", partitions)
-        row = self.ledger.topics.observe(self.job, "records", "flights", topic_id, partitions)
+        (row,) = self.ledger.topics.observe(self.job, "records", [("flights", topic_id, partitions)])
         self.partitions = [TopicPartition("flights", topic_id, n, row.incarnation) for n in range(partitions)]
         self.ledger.positions.ensure_all(self.job, "records", dict.fromkeys(self.partitions, 0))
 

@@ -108,7 +108,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         self.job = self.ledger.jobs.acquire("air", holder="model", lease_ms=10**9)
         self.kafka = FakeKafka()
         topic_id = self.kafka.create("a", PARTITIONS)
-        self.ledger.topics.observe(self.job, "records", "a", topic_id, PARTITIONS)
+        self.ledger.topics.observe(self.job, "records", [("a", topic_id, PARTITIONS)])
         self.partitions = [TopicPartition("a", topic_id, number) for number in range(PARTITIONS)]
         self.ledger.positions.ensure_all(self.job, "records", dict.fromkeys(self.partitions, 0))
         self.faults = SimpleNamespace(failures=0)

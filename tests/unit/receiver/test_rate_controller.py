@@ -40,7 +40,7 @@ class Batches:
             max_concurrent_batches=stream.limits.max_concurrent_batches,
         )
         self.job = self.ledger.jobs.acquire("air", holder="test", lease_ms=3_600_000)
-        row = self.ledger.topics.observe(self.job, "records", "flights", "id-1", 2)
+        (row,) = self.ledger.topics.observe(self.job, "records", [("flights", "id-1", 2)])
         self.partitions = [TopicPartition("flights", "id-1", n, row.incarnation) for n in range(2)]
         self.ledger.positions.ensure_all(self.job, "records", dict.fromkeys(self.partitions, 0))
         self.ledger.positions.assign(self.job, "records", {p: n for n, p in enumerate(self.partitions)})

@@ -51,7 +51,7 @@ class World:
         )
         self.job = self.ledger.jobs.acquire("clicks", holder="driver", lease_ms=30_000)
         self.partition = TopicPartition("clicks", "id", 0)
-        self.ledger.topics.observe(self.job, "records", "clicks", "id", 1)
+        self.ledger.topics.observe(self.job, "records", [("clicks", "id", 1)])
         self.ledger.positions.ensure_all(self.job, "records", {self.partition: 0})
         self.ledger.positions.assign(self.job, "records", {self.partition: 0})
         self.receiver = self.ledger.receivers.register(

@@ -353,7 +353,7 @@ def test_two_inputs_with_the_same_topic_are_told_apart_by_the_input(make_shop: A
     shop: Shop = make_shop()
     shop.store({0: 3})
     other = shop.partition(0)
-    shop.ledger.topics.observe(shop.job, "other", "clicks", shop.topic_id, 1)
+    shop.ledger.topics.observe(shop.job, "other", [("clicks", shop.topic_id, 1)])
     shop.ledger.positions.ensure_all(shop.job, "other", {other: 0})
     asked = Coordinates("clicks", 0, 1)
     assert trace_record(shop.context, asked).position.input_id == "clicks"

@@ -65,7 +65,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         self.storage = LocalStorage(self.folder / "log", calls=self.files)
         self.ledger = self.new_ledger("first")
         self.job = self.ledger.jobs.acquire(STREAM, holder="model", lease_ms=EVER_MS)
-        self.ledger.topics.observe(self.job, "records", "flights", TOPIC_ID, len(PARTITIONS))
+        self.ledger.topics.observe(self.job, "records", [("flights", TOPIC_ID, len(PARTITIONS))])
         self.ledger.positions.ensure_all(self.job, "records", dict.fromkeys(PARTITIONS, 0))
         self.ledger.positions.assign(self.job, "records", dict(zip(PARTITIONS, OWNERS, strict=True)))
         self.lives: list[Life | None] = [None] * RECEIVERS

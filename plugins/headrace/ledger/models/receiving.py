@@ -112,7 +112,6 @@ class ReceiverRow(Model):
     stats: Mapped[Json]
     last_error: Mapped[str | None]
     restarts: Mapped[int]
-    stop_requested: Mapped[bool]
     paused_reason: Mapped[str | None] = mapped_column(default=None)
     max_rate: Mapped[float | None] = mapped_column(default=None)
     received_blocks: Mapped[BigInt] = mapped_column(default=0)

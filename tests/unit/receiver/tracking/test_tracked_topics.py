@@ -124,8 +124,8 @@ def test_a_stream_of_key_ids_stops_for_good_when_keys_may_have_moved(setting: Se
 def test_topics_of_one_name_in_two_inputs_move_no_keys(setting: Setting) -> None:
     stream = setting.stream.model_copy(update={"outputs": (KEYED,)})
     topics = setting.ledger.topics
-    check_key_versions(stream, topics.observe_all(setting.job, "here", [("flights", "id-1", 1)]))
-    there = topics.observe_all(setting.job, "there", [("flights", "id-2", 1)])
+    check_key_versions(stream, topics.observe(setting.job, "here", [("flights", "id-1", 1)]))
+    there = topics.observe(setting.job, "there", [("flights", "id-2", 1)])
     assert there[0].incarnation == 2
     check_key_versions(stream, topics.all("air", "there"))
 

@@ -58,7 +58,7 @@ class Job:
 
 def fail(ledger: Ledger, job: Job, error: str) -> None:
     partition = TopicPartition("flights", TOPIC_ID, 0)
-    ledger.topics.observe(job.lease, "records", "flights", TOPIC_ID, 1)
+    ledger.topics.observe(job.lease, "records", [("flights", TOPIC_ID, 1)])
     ledger.positions.ensure_all(job.lease, "records", {partition: 0})
     ledger.positions.assign(job.lease, "records", {partition: 0})
     ledger.positions.fail(job.leases[0], partition, error)
@@ -74,7 +74,7 @@ class ByTimestamp:
 
     def run(self) -> ByTimestamp:
         self.job = Job(self.ledger, 2).run()
-        self.ledger.topics.observe(self.job.lease, "records", "flights", TOPIC_ID, 2)
+        self.ledger.topics.observe(self.job.lease, "records", [("flights", TOPIC_ID, 2)])
         self.ledger.positions.ensure_all(self.job.lease, "records", dict.fromkeys(self.partitions, 0))
         self.ledger.positions.assign(self.job.lease, "records", {tp: n for n, tp in enumerate(self.partitions)})
         return self

@@ -64,7 +64,7 @@ class TestInputsNotReceived:
     def test_records_that_were_received_are_not_held_back(self, ledger, clock, job):
         self.note(job, 0, "refused")
         partition = TopicPartition("flights", TOPIC_ID, 0)
-        ledger.topics.observe(job.lease, "records", "flights", TOPIC_ID, 1)
+        ledger.topics.observe(job.lease, "records", [("flights", TOPIC_ID, 1)])
         ledger.positions.ensure_all(job.lease, "records", {partition: 0})
         ledger.positions.assign(job.lease, "records", {partition: 0})
         ranges, handle = (OffsetRange(partition, 0, 1, 1),), BlockHandle("0.wal", 0, 1)

@@ -139,7 +139,6 @@ def upgrade() -> None:
         column("stats", Document),
         column("last_error", Text, nullable=True),
         column("restarts", Integer),
-        column("stop_requested", Boolean),
         column("paused_reason", Text, nullable=True),
         column("max_rate", Float, nullable=True),
         column("received_blocks", BigInteger, server_default="0"),
