@@ -13,7 +13,7 @@ from headrace.get_provider_info import get_provider_info
 from headrace.ledger.urls import engine_url
 
 
-def test_it_is_what_airflows_schema_says():
+def test_the_provider_info_fits_airflows_schema():
     schema = json.loads((Path(airflow.__file__).parent / "provider_info.schema.json").read_text())
     jsonschema.validate(get_provider_info(), schema)
 

@@ -66,7 +66,7 @@ def test_a_dag_runs_after_each_completed_batch_and_reads_its_numbers(installatio
             assert event["outputs"]["search"] == event["outputs"]["lake"] == {"indexed": 1, "parameters": {"factor": 1}}
 
 
-def test_a_failed_batch_tells_nobody_until_a_later_run_has_done_it(installation, until):
+def test_a_failed_batch_emits_no_event_until_a_later_run_has_completed_it(installation, until):
     installation.fail_if.write_text("lake")
     try:
         run = until(lambda: failed_in_spark(installation), what="a run whose batch failed")
@@ -93,7 +93,7 @@ def failed_in_spark(installation) -> dict | None:
     return None
 
 
-def test_a_batch_is_told_again_when_it_was_run_again_and_only_then(installation, until):
+def test_a_batch_emits_another_event_only_when_it_was_run_again(installation, until):
     stop_receiving(installation, until, "clicks")
     at_ms = max(at_ms for at_ms, batch in completed(installation, "clicks").items() if batch.records)
     until(lambda: reported_times(installation)[at_ms] == 1, what="the report")

@@ -176,7 +176,7 @@ def test_a_run_may_ask_for_one_output(installation, done):
     assert "does not ask for search" in log
 
 
-def test_in_order_one_run_at_a_time_and_nobody_waits_for_ever(installation, until):
+def test_in_order_one_run_at_a_time_and_no_run_waits_forever(installation, until):
     installation.api.pause(BATCHES)
     stop_receiving(installation, until, "flights")
     installation.api.unpause(ORDERED_RECEIVER)

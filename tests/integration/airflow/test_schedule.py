@@ -163,7 +163,7 @@ def test_a_completed_batch_is_run_again_when_a_run_asks_for_it(installation):
     assert (after.records, after.manifest_sha256) == (before.records, before.manifest_sha256)
 
 
-def test_a_backfill_runs_intervals_that_nobody_ran(installation, until):
+def test_a_backfill_runs_intervals_that_no_run_has_taken(installation, until):
     start = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=1)
     installation.api.backfill(BATCHES, start, start + INTERVAL)
     wanted = {start, start + INTERVAL}

@@ -144,7 +144,7 @@ def test_only_an_alias_of_one_index_is_moved_and_only_to_an_index(shop: Shop) ->
                 administration.move_alias(shop.live, wrong)
 
 
-def test_an_alias_that_somebody_else_moves_meanwhile_is_left_to_them(
+def test_an_alias_that_another_client_moves_meanwhile_stays_where_it_is(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = f"{shop.new}-other"

@@ -202,9 +202,7 @@ def test_a_server_ends_with_an_owner_that_is_killed(server_folder: Path) -> None
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
-def test_airflows_database_ends_a_transaction_that_nobody_goes_on_with(
-    postgres_server: PostgresServer, *, pipelined: bool
-) -> None:
+def test_airflows_database_ends_an_idle_transaction(postgres_server: PostgresServer, *, pipelined: bool) -> None:
     """A killed scheduler's forked workers hold its connection open, and with it the lock on a run."""
     assert set(DATABASE_SETTINGS) == {"idle_in_transaction_session_timeout", "transaction_timeout"}
     name = f"abandoned_{pipelined}".lower()

@@ -67,13 +67,13 @@ class TestPartitionGrowthWithKeyIds:
         assert real.index(self.new, **KEYS).superseded == 1
         assert real.documents() == {"k": {"n": "old"}}
 
-    def test_so_the_stream_stops_before_it_receives_one(self, real: Any) -> None:
+    def test_a_stream_with_offsets_as_versions_stops_before_it_receives_such_a_record(self, real: Any) -> None:
         with pytest.raises(KeyVersionsError, match="has grown from 1 to 2 partitions"):
             check_key_versions(by_keys(real, KeyIds()), [topic(partitions=2)])
         check_key_versions(by_keys(real, KeyIds(version_from="changed")), [topic(partitions=2)])
 
     @pytest.mark.parametrize("order", ["as they came", "backwards"])
-    def test_and_a_version_that_grows_with_the_key_is_right_in_any_order(self, real: Any, order: str) -> None:
+    def test_a_version_that_grows_with_the_key_is_right_in_any_order(self, real: Any, order: str) -> None:
         batches = [self.old, self.new] if order == "as they came" else [self.new, self.old]
         for batch in [*batches, *batches]:
             real.index(batch, **BY_CHANGE)
@@ -266,7 +266,9 @@ class TestAnOldAttemptStillWritingWhileTheNewOneRuns:
         assert real.versions() == before
         assert {document["n"] for document in real.documents().values()} == set(range(60, 100))
 
-    def test_and_what_a_later_batch_wrote_meanwhile_stays(self, real: Any, old_attempt: Any) -> None:
+    def test_what_a_later_batch_wrote_meanwhile_stays_when_an_older_batch_is_run_again(
+        self, real: Any, old_attempt: Any
+    ) -> None:
         columns = {"document_id": "columns", "id_columns": ["word"]}
         words = [f"w{n}" for n in range(50)]
 

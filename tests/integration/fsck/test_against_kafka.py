@@ -124,7 +124,7 @@ def test_what_was_received_and_what_is_still_to_come_is_no_finding(rig: Rig) -> 
     assert rig.check().notes == []
 
 
-def test_records_that_were_passed_over_are_told_and_markers_are_not(rig: Rig) -> None:
+def test_records_that_were_passed_over_are_reported_and_markers_are_not(rig: Rig) -> None:
     rig.receive(0, RECORDS)
     rig.produce(3, transactional=True)
     rig.receive(RECORDS, RECORDS + 3)
@@ -138,12 +138,12 @@ def test_records_that_were_passed_over_are_told_and_markers_are_not(rig: Rig) ->
     assert rig.found() == [(Problem.OFFSETS_MISSING, f"{rig.name} [{RECORDS + 3}, {RECORDS + 6})")]
 
 
-def test_a_position_beyond_kafkas_end_is_told(rig: Rig) -> None:
+def test_a_position_beyond_kafkas_end_is_reported(rig: Rig) -> None:
     rig.receive(0, RECORDS + 1)
     assert rig.found() == [(Problem.KAFKA_LOG_CUT, rig.name)]
 
 
-def test_records_that_kafka_deleted_before_they_were_received_are_told(rig: Rig) -> None:
+def test_records_that_kafka_deleted_before_they_were_received_are_reported(rig: Rig) -> None:
     rig.receive(0, 2)
     rig.admin.delete_records([TopicPartition(rig.topic, 0, 5)])[TopicPartition(rig.topic, 0)].result()
     assert rig.found() == [(Problem.KAFKA_RECORDS_GONE, rig.name)]
@@ -161,7 +161,7 @@ def test_holes_of_which_kafka_has_nothing_any_more_are_noted(rig: Rig) -> None:
     assert "Kafka no longer has them" in report.notes[0]
 
 
-def test_a_topic_that_was_created_again_is_told(rig: Rig) -> None:
+def test_a_topic_that_was_created_again_is_reported(rig: Rig) -> None:
     rig.receive(0, 5)
     rig.admin.delete_topics([rig.topic])[rig.topic].result()
     until(lambda: rig.topic not in rig.admin.list_topics(timeout=10).topics)
@@ -170,7 +170,7 @@ def test_a_topic_that_was_created_again_is_told(rig: Rig) -> None:
     until(lambda: rig.found() == [(Problem.KAFKA_TOPIC_REPLACED, rig.name)])
 
 
-def test_a_commit_beyond_the_position_is_told(rig: Rig) -> None:
+def test_a_commit_beyond_the_position_is_reported(rig: Rig) -> None:
     rig.receive(0, 5)
     group = rig.stream.group_of(rig.stream.inputs[0])
     consumer = Consumer({"bootstrap.servers": rig.bootstrap, "group.id": group})

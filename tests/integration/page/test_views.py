@@ -172,7 +172,7 @@ def test_a_text_of_the_server_is_never_markup(view: View, address: str) -> None:
     assert page.evaluate("window.broken") is None
 
 
-def test_who_is_signed_out_is_told_to_sign_in(view: View) -> None:
+def test_a_signed_out_user_is_asked_to_sign_in(view: View) -> None:
     page = view("#/streams", user="anonymous")
     expect(page.get_by_role("alert")).to_contain_text("You are signed out")
     expect(page.get_by_role("button", name="Sign in again")).to_be_visible()

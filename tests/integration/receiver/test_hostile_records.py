@@ -51,7 +51,7 @@ def test_a_timestamp_that_is_none_or_beyond_all_time_is_kept(rig: Any, timestamp
     assert found[0] == timestamp_ms
 
 
-def test_a_record_larger_than_every_bound_of_a_fetch_holds_up_nobody(rig: Any) -> None:
+def test_a_record_larger_than_every_bound_of_a_fetch_delays_no_other_record(rig: Any) -> None:
     """Kafka sends at least one record however large; a client that refuses it drops the connection for all."""
     size = 66_000_000
     rig.create(partitions=2, max_message_bytes="80000000")

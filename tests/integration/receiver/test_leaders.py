@@ -60,7 +60,7 @@ def troubles(rig: Any) -> str:
     return f"{job.attributes.get('troubles')} {job.attributes.get('inputs')}" if job is not None else ""
 
 
-def test_brokers_that_are_not_there_are_waited_for_and_hold_up_nobody(
+def test_missing_brokers_are_waited_for_and_delay_nothing_else(
     servers: tuple[KafkaServer, Follower], make_rig: Callable[[str], Any]
 ) -> None:
     first, second = servers

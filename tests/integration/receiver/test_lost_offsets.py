@@ -197,7 +197,7 @@ def test_a_log_that_was_cut_off_fails_its_partition_even_where_it_has_grown_agai
     assert rig.offsets() == {(rig.topic, 0): list(range(6)), (rig.topic, 1): list(range(5))}
 
 
-def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_told_of(rig: Any, server: KafkaServer) -> None:
+def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_reported(rig: Any, server: KafkaServer) -> None:
     rig.create(partitions=2)
     for number in range(6):
         rig.produce(1, tag=f"old{number}")

@@ -163,7 +163,7 @@ def test_aborted_transactions_leave_holes_also_at_the_end(rig: Any) -> None:
         replay(loose, whole)
 
 
-def test_a_compacted_topic_is_replayed_while_nothing_is_gone_and_told_then(rig: Any) -> None:
+def test_a_compacted_topic_is_read_again_until_records_are_gone_which_is_reported(rig: Any) -> None:
     rig.create(
         partitions=1,
         cleanup_policy="compact",
@@ -191,7 +191,7 @@ def test_a_compacted_topic_is_replayed_while_nothing_is_gone_and_told_then(rig: 
     assert rig.topic in str(reported.value)
 
 
-def test_what_retention_removed_is_told_of_all_partitions_before_anything_is_read(rig: Any) -> None:
+def test_what_retention_removed_is_reported_of_all_partitions_before_anything_is_read(rig: Any) -> None:
     rig.create(partitions=3, retention_ms="-1")
     for partition in range(3):
         rig.produce(10, partition=partition, timestamp=1_700_000_000_000)
@@ -225,7 +225,7 @@ def test_what_is_left_is_replayed_when_only_older_records_are_gone(rig: Any) -> 
     assert again.column("value").to_pylist() == [b"later-%d" % number for number in range(10)]
 
 
-def test_retention_that_comes_while_ranges_are_read_is_told(rig: Any) -> None:
+def test_retention_that_comes_while_ranges_are_read_is_reported(rig: Any) -> None:
     rig.create(partitions=1)
     rig.produce(100)
     rig.begin(rig.define())
@@ -239,7 +239,7 @@ def test_retention_that_comes_while_ranges_are_read_is_told(rig: Any) -> None:
         list(reader.read(runs))
 
 
-def test_a_topic_that_is_gone_or_another_by_now_is_told(rig: Any) -> None:
+def test_a_topic_that_is_gone_or_was_created_again_is_reported(rig: Any) -> None:
     rig.create(partitions=1)
     rig.produce(3, tag="old")
     rig.begin(rig.define())

@@ -236,7 +236,7 @@ def test_a_topic_created_again_is_another_incarnation(rig: Any) -> None:
     assert [row["value"] for row in rows if row["incarnation"] == 2] == [b"new-%d" % number for number in range(10)]
 
 
-def test_a_topic_created_again_while_nobody_looked_is_told_by_its_id(rig: Any) -> None:
+def test_a_topic_created_again_while_no_receiver_ran_is_recognised_by_its_id(rig: Any) -> None:
     """With fewer partitions, and grown past the old position: by offsets alone it would pass for the old one."""
     rig.create(partitions=2)
     rig.produce(5, tag="old")

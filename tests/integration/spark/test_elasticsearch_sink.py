@@ -119,7 +119,7 @@ def test_records_become_documents_once_however_often_they_are_written(index: Ind
     assert index.state() == before
 
 
-def test_dead_letters_tell_all(index: Index, records: Any) -> None:
+def test_dead_letters_have_all_fields(index: Index, records: Any) -> None:
     df, _ = records(b'{"n": 1}', b"junk", None, b'{"n": "\xff"}')
     for _ in range(2):
         counts = index.write(df)

@@ -114,7 +114,7 @@ def test_the_lease_has_the_versions_and_the_connect_url(application: Any) -> Non
 
 
 @pytest.mark.parametrize("secret", ["another secret", ""])
-def test_a_wrong_token_is_refused_and_a_missing_secret_told(application: Any, secret: str) -> None:
+def test_a_wrong_token_is_refused_and_a_missing_secret_reported(application: Any, secret: str) -> None:
     application.produce("three")
     time_ms = application.allocate_next()
     refused = application.run_batch(time_ms, HEADRACE_SECRET_KEY=secret)

@@ -164,7 +164,7 @@ assert storage.read("manifest") == b"new"
     )
 
 
-def test_a_disk_that_is_remounted_read_only_is_told_and_read(folder: Path) -> None:
+def test_a_disk_that_is_remounted_read_only_is_reported_and_read(folder: Path) -> None:
     check_script(
         """
 writer = open_writer(1)

@@ -208,7 +208,7 @@ def test_what_the_stream_received_is_its_own(folder: Path, ledger: Ledger, caplo
     assert "is empty" in caplog.text
 
 
-def test_it_is_built_once(folder: Path, ledger: Ledger) -> None:
+def test_a_batch_is_built_once(folder: Path, ledger: Ledger) -> None:
     offsets = FakeOffsets({0: [ago(0.5), ago(0.4)]})
     building = Building(folder, ledger, offsets).begin({0: 2})
     first = building.build(ZERO_MS)

@@ -157,7 +157,7 @@ def test_what_changes_while_it_is_filed_stays_in_the_checkpoints(receiving: Rece
     assert [batch.batch_time_ms for batch in history.unfiled("shop")] == [times[7]]
 
 
-def test_a_checkpoint_tells_what_each_output_recorded(receiving: Receiving) -> None:
+def test_a_checkpoint_has_what_each_output_recorded(receiving: Receiving) -> None:
     steps: dict[str, Any] = {"batch_interval_ms": 10_000, "block_interval_ms": 200, "outputs": ("console", "files")}
     receiving.ledger.streams.register("shop", receiving.stream.to_json(), **steps)
     receiving.clock.advance(10_000)

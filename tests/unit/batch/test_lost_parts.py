@@ -208,7 +208,7 @@ def test_a_segment_that_cleanup_deleted_is_not_missed(
 
 
 @pytest.mark.parametrize("is_allocated", [True, False])
-def test_a_batch_whose_log_somebody_deleted_reads_kafka(
+def test_a_batch_whose_log_was_deleted_by_hand_reads_kafka(
     receiving: Receiving, rebuild: Rebuild, is_allocated: bool
 ) -> None:
     """Allocated before the checkpoint or after it."""
@@ -245,7 +245,7 @@ def test_a_jump_is_a_gap_unless_the_checkpoint_knows_it(receiving: Receiving, re
     assert position(ledger) == 8
 
 
-def test_what_is_behind_damage_and_not_told_to_count_is_read_again_with_it(
+def test_blocks_after_damage_that_nothing_proves_accepted_are_read_again_with_it(
     receiving: Receiving, rebuild: Rebuild
 ) -> None:
     for records in (1, 2, 3):

@@ -243,7 +243,7 @@ def live(tmp_path: Path) -> Callable[..., Life]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
-def test_whatever_a_stream_went_through_fsck_is_content_and_a_lost_ledger_is_rebuilt_as_it_was(
+def test_after_any_history_fsck_finds_nothing_and_a_lost_ledger_is_rebuilt_as_it_was(
     live: Callable[..., Life], tmp_path: Path, kind: str, seed: int
 ) -> None:
     life = live(seed, **KINDS[kind])

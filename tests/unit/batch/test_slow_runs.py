@@ -19,7 +19,7 @@ def run_each(receiving: Receiving, *, seconds: float, batches: int = 6) -> None:
         allocate(receiving.context, ended, takes_over=True)
 
 
-def test_runs_that_are_longer_than_the_interval_are_told_with_the_ways_out(receiving: Receiving) -> None:
+def test_runs_that_are_longer_than_the_interval_are_reported_with_remedies(receiving: Receiving) -> None:
     run_each(receiving, seconds=25)
     found = slow_runs(receiving.ledger, "shop", coalesces=True)
     assert found is not None
@@ -30,7 +30,9 @@ def test_runs_that_are_longer_than_the_interval_are_told_with_the_ways_out(recei
 
 
 @pytest.mark.parametrize(("seconds", "batches"), [(25, 4), (10, 6)], ids=["too few batches", "in time"])
-def test_others_are_not(receiving: Receiving, seconds: float, batches: int) -> None:
+def test_runs_that_are_shorter_than_the_interval_are_not_reported(
+    receiving: Receiving, seconds: float, batches: int
+) -> None:
     run_each(receiving, seconds=seconds, batches=batches)
     assert slow_runs(receiving.ledger, "shop", coalesces=True) is None
 

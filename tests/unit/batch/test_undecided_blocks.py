@@ -49,7 +49,7 @@ def decide(
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_each_is_told_by_the_next_one_though_that_is_undecided_too(order: int) -> None:
+def test_each_block_is_decided_by_the_next_one_although_that_is_undecided_too(order: int) -> None:
     frames = [
         frame(8, {ZERO: (42, 46)}, accepted=True),
         frame(9, {ZERO: (46, 51)}),
@@ -63,7 +63,7 @@ def test_nothing_behind_it_means_it_is_read_again() -> None:
     assert decide(frame(1, {ZERO: (0, 5)}, accepted=True), frame(2, {ZERO: (5, 9)})) == ([1], [2], 0)
 
 
-def test_a_segment_that_was_opened_behind_it_tells() -> None:
+def test_a_segment_that_was_opened_after_the_block_decides_it() -> None:
     assert decide(frame(1, {ZERO: (0, 5)}), opened={ZERO: 5}) == ([1], [], 0)
 
 
@@ -83,7 +83,7 @@ def test_of_two_the_one_counts_from_whose_end_it_went_on() -> None:
     assert decide(*frames) == ([3, 4], [5], 1)
 
 
-def test_it_counts_whole_or_not_at_all() -> None:
+def test_a_block_counts_whole_or_not_at_all() -> None:
     frames = [frame(1, {ZERO: (0, 5), ONE: (0, 5)}), frame(2, {ONE: (0, 4)}, accepted=True, index=1)]
     assert decide(*frames, frame(3, {ZERO: (5, 8)})) == ([2], [3], 1)
 
@@ -97,7 +97,7 @@ def test_the_checkpoint_knows_all_of_it_or_nothing() -> None:
     assert decide(both, frame(2, {ZERO: (5, 6)}), checkpoint={ZERO: 0, ONE: 0}) == ([1], [2], 0)
 
 
-def test_one_that_nothing_else_replaces_counts_though_a_position_was_within_it() -> None:
+def test_a_block_that_nothing_replaces_counts_although_a_position_was_within_it() -> None:
     """A rebuild had set the position back, from 3 to 2: what was written since goes over 3."""
     frames = [
         frame(1, {ZERO: (0, 2)}, accepted=True),

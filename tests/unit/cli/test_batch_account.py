@@ -104,7 +104,7 @@ def test_the_definition_and_the_index_of_each_output_and_attempt_are_shown(strea
     assert [output["revision"] for output in json.loads(shown(stream, batch_time_ms, "--json"))["outputs"]] == [1, 2]
 
 
-def test_what_a_batch_took_over_is_told_on_both_sides(stream: Stream) -> None:
+def test_what_a_batch_took_over_is_shown_on_both_sides(stream: Stream) -> None:
     coalescing = stream.model_copy(update={"name": "shop", "coalesce": True})
     with Ledger.open(stream.ledger) as ledger:
         register(ledger, coalescing)
@@ -117,7 +117,7 @@ def test_what_a_batch_took_over_is_told_on_both_sides(stream: Stream) -> None:
     assert "took its blocks over." in shown(stream, first_ms)
 
 
-def test_a_time_that_is_not_allocated_is_told_of_too(stream: Stream, batch_time_ms: int) -> None:
+def test_a_time_that_is_not_allocated_is_shown_too(stream: Stream, batch_time_ms: int) -> None:
     later_ms = batch_time_ms + INTERVAL_MS
     assert "is not allocated yet; the log holds nothing for it" in shown(stream, later_ms)
     assert json.loads(shown(stream, later_ms, "--json")) == {"batch": None, "waiting": None}

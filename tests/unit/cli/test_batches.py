@@ -68,7 +68,7 @@ def test_a_long_backlog_does_not_hide_the_list_of_batches(run: Callable[..., Res
     assert "And later ones: `headrace batches unclaimed shop` lists them." in text
 
 
-def test_a_backlog_to_which_nobody_comes_is_told_from_one_on_its_way(
+def test_a_backlog_without_runs_is_distinguished_from_one_that_runs_will_take(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "backfill" not in run("unclaimed", "shop").stdout

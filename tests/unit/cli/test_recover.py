@@ -69,7 +69,7 @@ def test_without_ledger_its_folder_must_be_named(stream: Stream) -> None:
     assert "--storage" in refused.output
 
 
-def test_what_it_refuses_is_told_in_a_sentence(stream: Stream, tmp_path: Path) -> None:
+def test_a_refused_recovery_is_explained_in_a_sentence(stream: Stream, tmp_path: Path) -> None:
     refused = run(stream, "--storage", str(tmp_path / "elsewhere"))
     assert refused.exit_code == 1
     assert "holds no checkpoint" in refused.stderr

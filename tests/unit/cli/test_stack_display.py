@@ -17,11 +17,11 @@ def state(tmp_path: Path) -> StackState:
     return StackState(id="1", phase=Phase.RUNNING, login=Login(user="admin", password_file=str(file)))
 
 
-def test_a_person_is_told_the_password(state: StackState) -> None:
+def test_a_person_is_shown_the_password(state: StackState) -> None:
     assert login_line(state, with_password=True) == "Airflow: user admin, password s3cret"
 
 
-def test_a_log_is_told_where_the_password_is(state: StackState, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_the_path_of_the_password(state: StackState, capsys: pytest.CaptureFixture[str]) -> None:
     stack._print(state, as_json=False)
     reported = capsys.readouterr().out
     assert "s3cret" not in reported

@@ -238,7 +238,7 @@ def test_an_unknown_stream_or_ledger_is_an_error_and_makes_nothing(stream: Strea
     assert not missing.exists()
 
 
-def test_check_tells_what_is_wrong(stream: Stream, tmp_path: Path) -> None:
+def test_check_reports_what_is_wrong(stream: Stream, tmp_path: Path) -> None:
     good = tmp_path / "good.json"
     good.write_text(stream.to_json())
     assert CliRunner().invoke(app, ["streams", "check", str(good)]).exit_code == 0
@@ -273,7 +273,7 @@ def test_check_finds_a_transform_where_a_batch_would(stream: Stream, tmp_path: P
     assert "Name its parameters like the inputs' ids" in refused.output
 
 
-def test_a_row_is_one_line_where_nobody_looks_at_a_terminal(stream: Stream) -> None:
+def test_a_row_is_one_line_without_a_terminal(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
         (batch,) = ledger.batches.page("shop")
     assert time_text(batch.batch_time_ms) in run(stream, "batches", "list", "shop").stdout

@@ -185,7 +185,7 @@ class TestBatchDag:
         with pytest.raises(ParamValidationError):
             params.deep_merge({"parameters": {"other": 5}}).validate()
 
-    def test_the_page_tells_what_the_stream_does(self, stream):
+    def test_the_dags_page_describes_the_stream(self, stream):
         doc = batch_dag(stream).doc_md
         for reported in ("flights", "kafka_flights", "Elasticsearch", "Every 10 s"):
             assert reported in doc
@@ -231,7 +231,7 @@ class TestReplayDag:
         assert "flights-v2" in dag.doc_md
         DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))
 
-    def test_it_is_tried_again_for_half_an_hour_since_no_later_run_takes_it_up(self, stream):
+    def test_a_replay_is_retried_for_half_an_hour_since_no_later_run_takes_it_up(self, stream):
         dag = replay_dag(stream, "v2", outputs={"elasticsearch": {"index": "flights-v2"}})
         task = dag.get_task("replay_batch.elasticsearch")
         assert (task.retries, task.retry_delay) == (30, timedelta(minutes=1))

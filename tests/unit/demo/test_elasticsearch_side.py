@@ -102,7 +102,7 @@ def test_an_index_whose_shard_has_not_started_is_asked_again_later(fake: Fake) -
         ElasticsearchSide(fake.url).count("dead")
 
 
-def test_a_refusal_is_told_in_full(fake: Fake) -> None:
+def test_a_refusal_is_reported_in_full(fake: Fake) -> None:
     fake.answers = [(400, {"error": "resource_already_exists_exception"})]
     with pytest.raises(DemoError, match=r"400 to PUT /flights: .*already_exists"):
         ElasticsearchSide(fake.url).create_index("flights", {})

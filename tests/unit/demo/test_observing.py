@@ -85,6 +85,6 @@ def test_a_server_that_does_not_answer_just_now_is_no_snapshot(error: Exception)
     assert try_to_look(Broken(error)) is None  # type: ignore[arg-type]
 
 
-def test_but_what_no_patience_cures_is_an_error() -> None:
+def test_an_error_that_waiting_does_not_solve_is_raised() -> None:
     with pytest.raises(DemoError, match="refused"):
         try_to_look(Broken(DemoError("Kafka refused a record.")))  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def airflow() -> Iterator[tuple[_FakeAirflow, str]]:
         thread.join()
 
 
-def test_it_logs_in_once_and_again_when_the_token_expires(airflow: tuple[_FakeAirflow, str]) -> None:
+def test_the_client_logs_in_once_and_again_when_the_token_expires(airflow: tuple[_FakeAirflow, str]) -> None:
     fake, url = airflow
     api = AirflowApi(url, "admin", "secret")
     api.unpause("d")
@@ -73,14 +73,14 @@ def test_it_logs_in_once_and_again_when_the_token_expires(airflow: tuple[_FakeAi
     assert fake.seen[0] == ("PATCH", "/api/v2/dags/d", {"is_paused": False})
 
 
-def test_a_wrong_password_is_told_without_the_password(airflow: tuple[_FakeAirflow, str]) -> None:
+def test_a_wrong_password_is_reported_without_the_password(airflow: tuple[_FakeAirflow, str]) -> None:
     _, url = airflow
     with pytest.raises(AirflowApiError, match=r"/auth/token was answered 401.*Invalid credentials") as raised:
         AirflowApi(url, "admin", "wrong-one").dags()
     assert "wrong-one" not in str(raised.value)
 
 
-def test_no_server_is_told_as_such() -> None:
+def test_a_missing_server_is_reported() -> None:
     with pytest.raises(AirflowApiError, match="got no answer: ConnectionRefusedError"):
         AirflowApi("http://127.0.0.1:9", "admin", "secret").health()
 

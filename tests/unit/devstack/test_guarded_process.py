@@ -77,7 +77,7 @@ def _reaches(pid: int, status: str) -> bool:
     return True
 
 
-def test_it_runs_and_stops(guards: _Guards) -> None:
+def test_a_process_runs_and_stops(guards: _Guards) -> None:
     process = guards.run("exec sleep 100")
     assert process.alive
     process.stop()
@@ -87,7 +87,7 @@ def test_it_runs_and_stops(guards: _Guards) -> None:
     process.stop()
 
 
-def test_one_that_ignores_sigterm_is_killed(guards: _Guards) -> None:
+def test_a_process_that_ignores_sigterm_is_killed(guards: _Guards) -> None:
     process = guards.run("trap '' TERM; echo ready; while :; do sleep 0.05; done", grace_seconds=0.2)
     guards.until_logged("ready")
     process.stop()

@@ -32,7 +32,7 @@ def test_no_state_is_none_and_a_foreign_file_an_error(tmp_path: Path) -> None:
         read_state(tmp_path)
 
 
-def test_a_running_stack_without_supervisor_is_told_as_stopped() -> None:
+def test_a_running_stack_without_supervisor_is_shown_as_stopped() -> None:
     services = {"kafka": ServiceState(name="kafka", phase=Phase.RUNNING)}
     dead = ProcessRef(pid=os.getpid(), started=1.0)
     found = StackState(id="a", phase=Phase.RUNNING, supervisor=dead, services=services).as_found()
@@ -42,7 +42,7 @@ def test_a_running_stack_without_supervisor_is_told_as_stopped() -> None:
     assert "headrace stack down" in found.error
 
 
-def test_a_server_that_has_just_died_is_told_as_failed() -> None:
+def test_a_server_that_has_just_died_is_shown_as_failed() -> None:
     own = ProcessRef.of(os.getpid())
     services = {
         "kafka": ServiceState(name="kafka", phase=Phase.RUNNING, process=ProcessRef(pid=os.getpid(), started=1.0)),

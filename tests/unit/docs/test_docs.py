@@ -102,33 +102,33 @@ EVERY_PART = [
 
 
 @pytest.mark.parametrize("model", EVERY_PART)
-def test_every_field_is_told(model: type) -> None:
+def test_every_field_is_documented(model: type) -> None:
     text = (ROOT / "docs" / "stream.md").read_text()
     for field in model.model_fields:  # type: ignore[attr-defined]
         assert field == "kind" or f"`{field}`" in text or f"{field}=" in text, field
 
 
 @pytest.mark.parametrize("model", [Storage, Limits, SparkSettings])
-def test_every_field_is_told_with_its_class(model: type) -> None:
+def test_every_field_is_documented_with_its_class(model: type) -> None:
     text = (ROOT / "docs" / "stream.md").read_text()
     for field in model.model_fields:  # type: ignore[attr-defined]
         assert f"`{model.__name__}.{field}`" in text, field
 
 
-def test_no_field_is_told_that_does_not_exist() -> None:
+def test_every_documented_field_exists() -> None:
     text = (ROOT / "docs" / "stream.md").read_text()
     classes = {model.__name__: model for model in (Storage, Limits, SparkSettings)}
     for name, field in re.findall(r"`(Storage|Limits|SparkSettings)\.(\w+)`", text):
         assert field in classes[name].model_fields
 
 
-def test_every_table_of_the_ledger_is_told() -> None:
+def test_every_table_of_the_ledger_is_documented() -> None:
     text = (ROOT / "docs" / "ledger.md").read_text()
     reported = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     assert reported == set(metadata.tables)
 
 
-def test_make_targets_that_are_told_exist() -> None:
+def test_every_documented_make_target_exists() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         assert set(re.findall(r"make (demo|wordcount|test|[a-z]+)\b(?=`|\n| KEEP)", page.read_text())) <= targets

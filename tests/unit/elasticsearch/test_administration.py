@@ -154,7 +154,7 @@ def test_an_alias_that_points_to_the_index_already_is_left_as_it_is(administer: 
     assert all(method == "GET" for method, _, _ in answers.requests)
 
 
-def test_an_alias_that_was_moved_meanwhile_is_left_to_whoever_moved_it(administer: Any) -> None:
+def test_an_alias_that_was_moved_meanwhile_stays_where_it_is(administer: Any) -> None:
     held = answer(200, {"old": {"aliases": {"live": {}}}})
     with pytest.raises(ElasticsearchRefusedError, match="aliases_not_found_exception"):
         administer(Answers(alias_of("old"), NEW, held, error(404, "aliases_not_found_exception"))).move_alias(

@@ -89,7 +89,7 @@ def test_an_index_that_is_read_only_is_named(elasticsearch: Elasticsearch) -> No
 
 
 @pytest.mark.parametrize(("status", "remedy"), [(401, "login, API key or token"), (403, "Grant the connection's user")])
-def test_a_user_who_is_not_let_in_is_told_by_elasticsearchs_words(
+def test_a_refused_user_is_reported_in_elasticsearchs_words(
     elasticsearch: Elasticsearch, status: int, remedy: str
 ) -> None:
     elasticsearch.answers["/shop"] = (status, {"error": {"type": "security_exception", "reason": "no"}})
@@ -121,7 +121,7 @@ def test_a_kafka_that_is_away_is_named_with_the_clients_own_words(
     assert "after" not in (checked.error or ""), "the same error has the same text"
 
 
-def test_a_connection_that_nobody_defined(tmp_path: Path) -> None:
+def test_an_undefined_connection_is_reported(tmp_path: Path) -> None:
     (checked,) = check_input(KafkaInput(connection="kafka_nowhere", topics="clicks"))
     assert checked.where == "connection kafka_nowhere"
     assert "AIRFLOW_CONN_KAFKA_NOWHERE" in (checked.remedy or "")

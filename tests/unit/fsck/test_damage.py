@@ -229,7 +229,7 @@ def test_a_replay_that_has_not_written_is_noticed(shop: Shop) -> None:
     assert shop.found() == [("replay_state_wrong", f"copy {T1}")]
 
 
-def test_offsets_that_nothing_accounts_for_are_told_but_only_kafka_knows(shop: Shop) -> None:
+def test_offsets_that_nothing_accounts_for_are_a_note_that_only_kafka_can_answer(shop: Shop) -> None:
     shop.sql("UPDATE positions SET next_offset = next_offset + 5 WHERE partition = 0")
     report = shop.check()
     assert report.findings == []

@@ -220,7 +220,7 @@ def test_what_is_run_meanwhile_is_no_finding(shop: Shop, monkeypatch: pytest.Mon
     assert shop.check().findings == []
 
 
-def test_damage_is_told_also_of_a_stream_that_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_reported_also_of_a_stream_that_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = shop.segments()[0].removeprefix("log/")
     shop.log_path(gone).unlink()
     between_the_looks(shop, monkeypatch, lambda: shop.store() and None)

@@ -72,12 +72,12 @@ def test_what_is_received_and_what_is_still_to_come_is_no_finding(read: Shop) ->
     assert found(read) == []
 
 
-def test_a_position_beyond_kafkas_end_is_told(read: Shop) -> None:
+def test_a_position_beyond_kafkas_end_is_reported(read: Shop) -> None:
     read.store({0: 11, 1: 10})
     assert found(read) == [(Problem.KAFKA_LOG_CUT, CLICKS_0)]
 
 
-def test_a_commit_beyond_the_position_is_told(read: Shop, broker: Broker) -> None:
+def test_a_commit_beyond_the_position_is_reported(read: Shop, broker: Broker) -> None:
     read.store({0: 5})
     group = read.stream.inputs[0].group or ""
     broker.commit(group, 5)
@@ -86,14 +86,14 @@ def test_a_commit_beyond_the_position_is_told(read: Shop, broker: Broker) -> Non
     assert found(read) == [(Problem.COMMITTED_TOO_FAR, CLICKS_0)]
 
 
-def test_records_that_were_passed_over_are_told(read: Shop) -> None:
+def test_records_that_were_passed_over_are_reported(read: Shop) -> None:
     read.store({0: 3})
     read.advance(0, 2)
     read.store({0: 3})
     assert found(read) == [(Problem.OFFSETS_MISSING, f"{CLICKS_0} [3, 5)")]
 
 
-def test_another_topic_of_the_name_is_told(read: Shop) -> None:
+def test_another_topic_of_the_name_is_reported(read: Shop) -> None:
     read.sql("UPDATE topics SET topic_id = 'another'")
     read.sql("UPDATE positions SET topic_id = 'another'")
     assert found(read) == [(Problem.KAFKA_TOPIC_REPLACED, CLICKS_0), (Problem.KAFKA_TOPIC_REPLACED, CLICKS_1)]

@@ -79,7 +79,9 @@ def test_a_run_without_a_flaw_holds(judgement: Judgement) -> None:
         ({"blows": []}, "never had their turn"),
     ],
 )
-def test_each_flaw_is_told_and_spoils_it(judgement: Judgement, changes: dict[str, Any], reported: str) -> None:
+def test_each_flaw_is_reported_and_fails_the_judgement(
+    judgement: Judgement, changes: dict[str, Any], reported: str
+) -> None:
     flawed = replace(judgement, **changes)
     assert not flawed.holds
     assert reported in "; ".join(flawed.problems())

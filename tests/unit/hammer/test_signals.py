@@ -61,7 +61,7 @@ def test_a_hung_process_stands_still_until_it_goes_on(child: psutil.Process) -> 
     assert child.status() != psutil.STATUS_STOPPED
 
 
-def test_a_hung_process_that_others_have_ended_is_told(child: psutil.Process) -> None:
+def test_a_hung_process_that_others_have_ended_is_reported(child: psutil.Process) -> None:
     hanging = signals.Hanging()
     hanging.stop([child])
     child.kill()

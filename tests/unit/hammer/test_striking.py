@@ -130,7 +130,7 @@ def test_a_target_that_has_just_ended_does_not_count(
     assert "had ended before the blow" in str(blow.missed)
 
 
-def test_a_victim_that_others_end_while_it_hangs_is_told(
+def test_a_victim_that_others_end_while_it_hangs_is_reported(
     striker: Striker, victims: Found, process: psutil.Process, journal: Journal, lines: list[str]
 ) -> None:
     def kill_when_struck() -> None:

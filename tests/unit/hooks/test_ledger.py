@@ -65,7 +65,7 @@ def test_a_connection_of_another_kind_is_refused_without_its_secrets(monkeypatch
     assert "s3cret" not in str(found.value)
 
 
-def test_the_test_button_tells_what_is_wrong(monkeypatch):
+def test_the_test_button_shows_what_is_wrong(monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps({"conn_type": "headrace_ledger"}))
     ok, message = LedgerHook(ledger_conn_id="my_ledger").test_connection()
     assert not ok

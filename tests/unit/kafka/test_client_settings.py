@@ -83,7 +83,7 @@ def test_a_connection_brings_nothing_else(monkeypatch: pytest.MonkeyPatch, name:
     assert "secret-value" not in str(raised.value)
 
 
-def test_a_connection_without_servers_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_servers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClientSettingError, match=r"bootstrap\.servers"):
         config(monkeypatch, {})
 

@@ -115,7 +115,7 @@ def test_what_comes_behind_a_passing_error_is_fetched_again_from_there(clicks: C
     assert found == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_an_error_that_stays_is_told_and_nothing_behind_it_is_taken(
+def test_a_lasting_error_is_reported_and_no_record_after_it_is_used(
     clicks: Clicks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_ranges, "_FINAL", frozenset())
@@ -163,7 +163,7 @@ def test_the_time_that_the_caller_takes_is_no_stall(clicks: Clicks) -> None:
     assert rows == 2_000
 
 
-def test_offsets_that_went_meanwhile_are_told(clicks: Clicks) -> None:
+def test_offsets_that_are_gone_meanwhile_are_reported(clicks: Clicks) -> None:
     clicks.kafka.produce("clicks", 0, b"a", b"b", b"c")
     clicks.kafka.expire("clicks", 0, 2)
     with pytest.raises(RangesGoneError, match=r"clicks-0 \[0, 2\).*Kafka keeps offsets from 2 on"):
@@ -178,7 +178,7 @@ def test_a_topic_of_the_same_name_is_not_taken_for_it(clicks: Clicks) -> None:
         clicks.read(run)
 
 
-def test_the_clients_last_error_is_told_with_a_stall(clicks: Clicks) -> None:
+def test_a_stall_is_reported_with_the_clients_last_error(clicks: Clicks) -> None:
     with clicks.reader(stall_seconds=0.05) as reader:
         clicks.consumers[-1].events = [Message(error=KafkaError(KafkaError._ALL_BROKERS_DOWN, "all down"))]
         with pytest.raises(RangesUnreadableError, match="all down"):

@@ -82,7 +82,7 @@ def test_a_silent_job_is_taken_over_and_marked(world: Any) -> None:
             step()
 
 
-def test_a_renewal_extends_the_lease_and_tells_of_a_stop(world: Any) -> None:
+def test_a_renewal_extends_the_lease_and_reports_a_requested_stop(world: Any) -> None:
     jobs = world.ledger.jobs
     world.clock.advance(6000)
     status = jobs.renew(world.job, attributes={"pid": 7})
@@ -108,7 +108,7 @@ def test_a_job_starts_runs_stops_and_is_stopped(world: Any) -> None:
     assert states == [JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.STOPPED]
 
 
-def test_a_stop_before_the_first_job_asks_nobody(ledger: Any) -> None:
+def test_a_stop_before_the_first_job_has_no_effect(ledger: Any) -> None:
     register(ledger)
     assert ledger.jobs.request_stop("flights", "maintenance") is None
     first = ledger.jobs.acquire("flights", holder="driver", lease_ms=10_000)

@@ -36,7 +36,7 @@ def received(world: World, times: int = 3) -> None:
         world.clock.advance(INTERVAL_MS)
 
 
-def test_batches_are_told_of_as_they_are_submitted_begun_and_completed(world: World) -> None:
+def test_batches_are_reported_as_they_are_submitted_begun_and_completed(world: World) -> None:
     received(world)
     for time_ms in (T1, T2, T3):
         world.allocate(time_ms)
@@ -59,7 +59,7 @@ def test_batches_are_told_of_as_they_are_submitted_begun_and_completed(world: Wo
         assert completed.payload["outputs"] == {"index": {"indexed": 10}}
 
 
-def test_receivers_are_told_of_as_they_start_fail_and_stop(world: World) -> None:
+def test_receivers_are_reported_as_they_start_fail_and_stop(world: World) -> None:
     world.ledger.events.append(
         STREAM, EventKind.RECEIVER_ERROR, {"receiver": str(world.receiver.receiver_id), "error": "the broker is gone"}
     )
@@ -75,7 +75,7 @@ def test_receivers_are_told_of_as_they_start_fail_and_stop(world: World) -> None
     assert "no disk" in str(events[2].payload)
 
 
-def test_each_output_is_told_of_by_itself(build: Callable[..., World]) -> None:
+def test_each_output_is_reported_separately(build: Callable[..., World]) -> None:
     world = build(outputs=["index", "files"])
     received(world, 1)
     world.allocate(T1)
@@ -92,7 +92,7 @@ def test_each_output_is_told_of_by_itself(build: Callable[..., World]) -> None:
     assert completed.payload["outputs"] == {"index": {"indexed": 9}, "files": {"written": 10}}
 
 
-def test_a_failure_is_told_with_its_reason_and_by_its_output(build: Callable[..., World]) -> None:
+def test_a_failure_is_reported_with_its_reason_and_by_its_output(build: Callable[..., World]) -> None:
     world = build(outputs=["index", "files"])
     received(world, 1)
     world.allocate(T1)
@@ -212,7 +212,7 @@ def test_a_batch_that_is_built_anew_starts_anew(build: Callable[..., World]) -> 
     assert len(heard(world, EventKind.BATCH_FAILED)) == 2
 
 
-def test_batches_that_end_in_another_order_are_told_of_in_that_order(build: Callable[..., World]) -> None:
+def test_batches_that_end_in_another_order_are_reported_in_that_order(build: Callable[..., World]) -> None:
     world = build(max_concurrent_batches=3)
     received(world)
     for time_ms in (T3, T1, T2):

@@ -70,7 +70,7 @@ def test_a_url_of_another_scheme_is_refused_with_the_forms_that_there_are(scheme
     assert ("sqlite:////absolute/path.db" in str(refused.value)) is (scheme == "mysql")
 
 
-def test_a_connection_brings_its_password_and_nobody_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_password_of_a_connection_is_used_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = {"conn_type": "postgres", "host": "127.0.0.1", "port": 1, "login": "me", "password": SECRET}
     libpq = {"sslmode": "disable", "options": "-c statement_timeout=5000", "keepalives_idle": 7}
     extra = libpq | {"cursor": "dictcursor", "host": "elsewhere", "password": "another"}

@@ -220,7 +220,7 @@ def test_only_the_owner_advances(world: Any) -> None:
         world.ledger.positions.advance(world.lease(1), world.partitions[0], 0, 1)
 
 
-def test_a_failed_partition_is_told_and_resumed(world: Any) -> None:
+def test_a_failed_partition_is_reported_and_resumed(world: Any) -> None:
     positions, receivers = world.ledger.positions, world.ledger.receivers
     positions.fail(world.receiver, world.partitions[0], "offsets lost")
     given = receivers.heartbeat(world.receiver, sealed_through_ms=0).assigned[world.partitions[0]]
@@ -230,7 +230,7 @@ def test_a_failed_partition_is_told_and_resumed(world: Any) -> None:
     assert len(kinds(world, EventKind.PARTITION_FAILED)) == 1
 
 
-def test_a_partition_that_ends_with_its_topic_is_told_with_what_was_not_read_of_it(world: Any) -> None:
+def test_a_partition_that_ends_with_its_topic_is_reported_with_its_unread_records(world: Any) -> None:
     first, second = world.partitions[:2]
     reported = {"lag": {first.topic: {str(first.partition): [1_000, 2.5]}}}
     world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=0, stats=reported)

@@ -197,7 +197,7 @@ def test_a_restored_ledger_has_no_old_gaps_for_listeners_and_counts_none_twice(l
         assert connection.execute(query).all() == []
 
 
-def test_a_live_attempt_keeps_its_ledger_unless_told(ledger: Any, world: Any) -> None:
+def test_a_live_attempt_keeps_its_ledger_unless_forced(ledger: Any, world: Any) -> None:
     world.ledger.jobs.release(world.job, "stopped")
     world.clock.advance(1_000)
     world.allocate(T0)

@@ -101,7 +101,7 @@ def test_an_output_that_the_newest_definition_dropped_keeps_its_batch_open_until
     assert ledger.attempts.complete(second).state is BatchState.COMPLETED
 
 
-def test_but_not_for_a_run_of_the_newest_definition(world: World, batch_ms: int) -> None:
+def test_a_failed_run_of_the_newest_definition_needs_its_removed_output_no_more(world: World, batch_ms: int) -> None:
     ledger = world.ledger
     old = register(ledger, "old", **BOTH)
     attempt = ledger.attempts.begin(STREAM, batch_ms, revision=old, **RUN)

@@ -48,7 +48,7 @@ def test_an_output_holds_what_it_has_recorded_whatever_became_of_the_batch(world
     assert batches.written("flights", "index", T1, T5 + 1)[T1] is BatchState.FAILED
 
 
-def test_a_replay_is_not_the_stream_and_tells_by_which_definition_it_wrote(world: Any) -> None:
+def test_what_a_replay_wrote_is_found_by_its_definition_and_not_as_the_streams(world: Any) -> None:
     batches = world.ledger.batches
     definitions = [json.dumps({"outputs": [{"id": "index"}], "transform": name}) for name in ("first", "second")]
     for at, definition, succeeds in ((T1, definitions[0], True), (T2, definitions[0], True), (T2, definitions[1], True),

@@ -91,7 +91,7 @@ def test_batches_are_reported_as_submitted_started_and_completed_with_their_dela
         assert batch.outputs == {"index": {"indexed": 10, "duration_seconds": 0.006}}
 
 
-def test_a_batch_tells_the_batch_times_that_it_took_over(world: World, listen: Listen) -> None:
+def test_the_event_of_a_batch_has_the_batch_times_that_it_took_over(world: World, listen: Listen) -> None:
     receive(world, 0, 1)
     recorder = listen(lambda: (world.allocate(T2, absorb=[T1], blocks_expected=2), world.complete(T2)))
     for method in ("on_batch_submitted", "on_batch_started", "on_batch_completed"):

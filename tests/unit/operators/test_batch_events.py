@@ -60,7 +60,7 @@ def emitted(ledger, run_id="run", clear_number=0) -> list:
     return events
 
 
-def test_a_completed_batch_tells_its_numbers(ledger):
+def test_the_event_of_a_completed_batch_has_its_numbers(ledger):
     attempt(ledger)
     (event,) = emitted(ledger)
     assert event.dest_asset_key.uri == batch_asset(STREAM).uri == "headrace://flights/batches"
@@ -80,7 +80,7 @@ def test_a_completed_batch_tells_its_numbers(ledger):
     }
 
 
-def test_a_batch_that_is_not_complete_tells_nothing(ledger):
+def test_a_batch_that_is_not_complete_emits_no_event(ledger):
     assert emitted(ledger) == []
     begun = attempt(ledger, "elasticsearch")
     assert emitted(ledger) == []
@@ -95,12 +95,12 @@ def test_a_failed_output_that_a_cleared_run_writes_completes_the_batch_there(led
     assert len(emitted(ledger, clear_number=1)) == 1
 
 
-def test_another_run_that_finds_the_batch_done_tells_nothing(ledger):
+def test_another_run_that_finds_the_batch_done_emits_no_event(ledger):
     attempt(ledger)
     assert emitted(ledger, run_id="another") == []
 
 
-def test_a_cleared_run_that_ran_nothing_tells_nothing_and_one_that_did_tells_again(ledger):
+def test_a_cleared_run_emits_another_event_only_if_it_ran_something(ledger):
     attempt(ledger)
     assert emitted(ledger, clear_number=1) == []
     attempt(ledger, clear_number=1, force=True)
@@ -116,12 +116,12 @@ def test_an_attempt_that_died_after_its_last_record_completed_the_batch_neverthe
     assert len(emitted(ledger)) == 1
 
 
-def test_what_a_later_batchs_run_did_in_this_ones_place_is_not_this_ones_to_tell(ledger):
+def test_a_run_emits_no_event_for_what_a_later_run_did_in_its_place(ledger):
     attempt(ledger, run_id="the later one", **{AHEAD: True})
     assert emitted(ledger) == []
 
 
-def test_of_two_runs_that_wrote_outputs_the_one_that_completed_the_batch_tells(ledger):
+def test_of_two_runs_that_wrote_outputs_the_one_that_completed_the_batch_emits_the_event(ledger):
     attempt(ledger, "elasticsearch")
     attempt(ledger, "lake", run_id="another")
     assert emitted(ledger) == []

@@ -72,7 +72,7 @@ class TestAllocateBlocks:
         assert ledger.blocks.unclaimed("flights") == []
 
     @pytest.mark.parametrize("run_type", ["manual", "backfill"])
-    def test_a_run_that_somebody_asked_for_only_names_earlier_times_without_a_batch(
+    def test_a_requested_run_only_names_earlier_times_without_a_batch(
         self, source, stream, ledger, make_task, until, capsys, run_type
     ):
         missed = source.store(5)

@@ -113,14 +113,16 @@ class TestMissedTimes:
             runs.until(lambda: runs.ledger.now_ms() >= times[-1])
         return times
 
-    def test_they_are_run_by_the_next_runs_without_a_hand(self, runs, missed, toy_batch):
+    def test_failed_batches_are_run_by_the_next_runs_without_a_person(self, runs, missed, toy_batch):
         runs.write(runs.next()[1], ONE, TWO)
         assert [runs.state(time_ms) for time_ms in missed] == ["allocated", "allocated"]
         runs.without_pause()
         runs.write(runs.next()[1], ONE, TWO)
         assert [runs.state(time_ms) for time_ms in missed] == ["completed", "completed"]
 
-    def test_one_is_run_by_each_run_even_if_its_own_batch_took_all_the_time(self, runs, missed, toy_batch, monkeypatch):
+    def test_each_run_retries_one_failed_batch_even_if_its_own_batch_took_all_the_time(
+        self, runs, missed, toy_batch, monkeypatch
+    ):
         whole = WalSparkSubmitOperator._run_own_batch
 
         def slow(operator, run):
@@ -135,7 +137,7 @@ class TestMissedTimes:
         runs.write(runs.next()[1], ONE, TWO)
         assert [runs.state(time_ms) for time_ms in missed] == ["completed", "completed"]
 
-    def test_one_whose_own_run_waits_is_left_to_it(self, stream, runs, missed, toy_batch, make_task):
+    def test_a_failed_batch_whose_own_run_waits_is_left_to_that_run(self, stream, runs, missed, toy_batch, make_task):
         runs.write(runs.next()[1], ONE, TWO)
         runs.without_pause()
         _, task = runs.next()
@@ -198,7 +200,7 @@ def test_what_failed_by_its_code_is_taken_up_when_the_definition_has_changed(run
     assert runs.written(failed) == {ONE: 2}
 
 
-def test_what_was_abandoned_and_what_somebody_is_at_is_left(runs, toy_batch, ledger):
+def test_abandoned_batches_and_batches_with_a_live_attempt_are_not_retried(runs, toy_batch, ledger):
     abandoned, _ = runs.fail(toy_batch)
     ledger.batches.abandon("flights", abandoned, "its index is gone")
     held, _ = runs.fail(toy_batch)
@@ -212,7 +214,7 @@ def test_what_was_abandoned_and_what_somebody_is_at_is_left(runs, toy_batch, led
 
 
 @pytest.mark.parametrize("run_type", ["manual", "backfill"])
-def test_a_run_that_somebody_asked_for_does_its_own_alone(runs, toy_batch, ledger, run_type):
+def test_a_requested_run_does_its_own_batch_alone(runs, toy_batch, ledger, run_type):
     failed, _ = runs.fail(toy_batch)
     runs.write(runs.next(run_type=run_type)[1], ONE)
     assert len(ledger.attempts.of_batch("flights", failed)) == 1
@@ -230,7 +232,7 @@ def test_a_run_takes_up_others_for_a_bounded_time_and_the_next_one_goes_on(runs,
     assert runs.written(failed[2]) == {ONE: 2}
 
 
-def test_one_task_for_all_of_a_batch_does_the_same(runs, toy_batch, ledger, source, make_task, until):
+def test_the_single_task_retries_failed_batches_too(runs, toy_batch, ledger, source, make_task, until):
     at_ms, task = runs.next()
     operator = MicroBatchOperator(task_id="micro_batch", stream=runs.stream)
     toy_batch("fail")

@@ -36,7 +36,7 @@ def ended(trigger, ledger, until):
     return until(lambda: trigger.look(ledger))
 
 
-def test_it_starts_the_job_shows_it_and_waits_deferred(operator, toy, ledger, task, capsys):
+def test_the_operator_starts_the_job_shows_it_and_waits_deferred(operator, toy, ledger, task, capsys):
     toy("run")
     waiting = deferred(operator, task.context)
     reported = capsys.readouterr().out
@@ -280,7 +280,7 @@ def test_a_mark_that_came_before_the_trigger_ran_is_heard_by_the_next_run(
         assert ended(waiting.trigger, ledger, until)["outcome"] == "stopped"
 
 
-def test_so_is_a_clear(operator, toy, ledger, make_task, stream):
+def test_clearing_the_task_asks_the_job_to_stop(operator, toy, ledger, make_task, stream):
     toy("run")
     deferred(operator, make_task().context)
     # A retry has one try more behind it, a cleared task has its retries anew.

@@ -65,7 +65,7 @@ def test_one_run_takes_over_what_has_ended_and_its_tasks_agree(
     assert f"Batch {time_text(pending[0])} is absorbed, so there is nothing to run" in capsys.readouterr().out
 
 
-def test_a_run_with_a_date_that_somebody_asked_for_takes_its_own_interval(stream, pending, run_of, ledger):
+def test_a_requested_run_with_a_date_takes_its_own_interval(stream, pending, run_of, ledger):
     asked = run_of(pending[1], run_type="backfill")
     assert AllocateBlocksOperator(task_id="allocate", stream=stream).execute(asked.context)["absorbed"] == 0
     assert ledger.batches.get("flights", pending[1]).records == 2

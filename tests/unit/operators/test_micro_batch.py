@@ -33,7 +33,7 @@ def make(stream, **options) -> MicroBatchOperator:
     return MicroBatchOperator(task_id="micro_batch", stream=stream, **options)
 
 
-def test_it_does_all_that_the_five_tasks_do(stream, stored, toy_batch, connectable, ledger):
+def test_one_task_does_all_that_the_five_tasks_do(stream, stored, toy_batch, connectable, ledger):
     at_ms, task = stored
     reported = make(stream).execute(task.context)
     batch = ledger.batches.get("flights", at_ms)

@@ -50,7 +50,9 @@ def order(ledger, *times) -> list[int]:
     return sorted(times, key=lambda at_ms: ledger.batches.get("flights", at_ms).completed_at_ms)
 
 
-def test_what_nobody_runs_is_allocated_and_run_first_in_order(stream, after, toy_batch, connectable, ledger, capsys):
+def test_earlier_batches_without_a_run_are_allocated_and_run_first_in_order(
+    stream, after, toy_batch, connectable, ledger, capsys
+):
     earlier, at_ms, task = after(3)
     run(stream, task)
     assert states(ledger, *earlier, at_ms) == ["completed"] * 4
@@ -67,7 +69,7 @@ def checkpointed(stream, task) -> list[int]:
     return [event["batch_time_ms"] for event in task.events]
 
 
-def test_their_own_runs_find_them_completed_and_the_one_that_did_them_tells(
+def test_the_runs_of_earlier_batches_find_them_completed_and_emit_no_event(
     stream, after, toy_batch, connectable, ledger, make_task
 ):
     (first,), at_ms, task = after()
@@ -85,7 +87,7 @@ def test_their_own_runs_find_them_completed_and_the_one_that_did_them_tells(
     assert checkpointed(stream, task.again(clear_number=1)) == []
 
 
-def test_what_a_run_did_ahead_is_told_though_its_own_batch_fails(
+def test_a_run_emits_the_events_of_earlier_batches_although_its_own_batch_fails(
     stream, after, toy_batch, connectable, ledger, monkeypatch
 ):
     (first,), at_ms, task = after()
@@ -145,7 +147,7 @@ def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
     assert checkpointed(stream, task)[0] == first
 
 
-def test_one_that_lives_is_waited_for(stream, after, toy_batch, connectable, ledger):
+def test_a_live_attempt_at_an_earlier_batch_is_waited_for(stream, after, toy_batch, connectable, ledger):
     (first,), at_ms, task = after()
     allocate(StreamContext(stream, ledger), first)
     attempt = ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
@@ -157,7 +159,7 @@ def test_one_that_lives_is_waited_for(stream, after, toy_batch, connectable, led
     assert states(ledger, first, at_ms) == ["completed", "completed"]
 
 
-def test_one_that_another_begins_after_the_look_at_it_is_not_fenced(
+def test_an_attempt_that_begins_after_the_check_is_not_fenced(
     stream, after, toy_batch, connectable, ledger, monkeypatch
 ):
     (first,), at_ms, task = after()
@@ -190,7 +192,9 @@ def test_if_it_fails_this_fails_with_its_error_and_the_retry_does_the_same(
     assert states(ledger, first, at_ms) == ["completed", "completed"]
 
 
-def test_one_that_another_takes_over_is_waited_for(stream, after, toy_batch, connectable, ledger, monkeypatch):
+def test_an_earlier_batch_that_another_attempt_takes_over_is_waited_for(
+    stream, after, toy_batch, connectable, ledger, monkeypatch
+):
     (first,), at_ms, task = after()
 
     def overtaken(operator, *_args, **_kwargs):

@@ -146,7 +146,7 @@ def test_block_push_errors_are_reported(setting: Setting) -> None:
     assert pushes.blocks == []
 
 
-def test_it_does_not_start_twice(setting: Setting) -> None:
+def test_a_generator_does_not_start_twice(setting: Setting) -> None:
     setting.start()
     with pytest.raises(GeneratorStateError):
         setting.start()

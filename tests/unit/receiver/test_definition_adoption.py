@@ -100,7 +100,7 @@ def noted(ledger: Ledger) -> list[dict[str, Any]]:
     return [event.payload for event in ledger.events.page("shop", kinds=[EventKind.DEFINITION_NOT_ADOPTED])]
 
 
-def test_a_difference_is_told_until_a_job_has_adopted_it(tmp_path: Path, ledger: Ledger, job: JobLease) -> None:
+def test_a_difference_is_reported_until_a_job_has_adopted_it(tmp_path: Path, ledger: Ledger, job: JobLease) -> None:
     assert unadopted(ledger, "shop") is None
     by_timestamp = shop(tmp_path, batch_by="timestamp")
     newest = register(ledger, by_timestamp)

@@ -44,7 +44,7 @@ def test_a_partition_that_is_not_read_is_not_noted() -> None:
     assert epochs.end_at(P0, 1) is None
 
 
-def test_messages_tell_their_epochs_where_brokers_know_them() -> None:
+def test_messages_have_their_epochs_if_brokers_know_them() -> None:
     def read(*epochs: int | None) -> list[EpochRecords]:
         messages = [
             Message(topic="a", partition=0, offset=5 + number, timestamp=(1, 1), **_epoch(epoch))

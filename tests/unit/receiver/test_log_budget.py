@@ -123,7 +123,7 @@ def budget(stream: Stream) -> tuple[LogBudget, Segments, ManualClock]:
     return LogBudget(StreamContext(stream, ledger, clock=clock), 1_000), segments, clock
 
 
-def test_it_goes_on_well_below_the_budget_and_not_just_below(make_stream: MakeStream) -> None:
+def test_receiving_goes_on_well_below_the_budget_and_not_just_below(make_stream: MakeStream) -> None:
     found, segments, clock = budget(make_stream())
     for size, pauses in ((999, False), (1_000, True), (950, True), (901, True), (899, False), (950, False)):
         segments.bytes = size

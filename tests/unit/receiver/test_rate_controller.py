@@ -240,7 +240,7 @@ def test_how_many_ran_at_once() -> None:
         assert ran_at_once(batch, others) == most  # type: ignore[arg-type]
 
 
-def test_a_batch_that_is_run_again_tells_nothing(make_batches: Callable[..., Batches]) -> None:
+def test_a_batch_that_is_run_again_changes_no_rate(make_batches: Callable[..., Batches]) -> None:
     batches = make_batches()
     controller = batches.controller()
     for _ in range(2):
@@ -291,7 +291,7 @@ def test_without_backpressure_no_rate_is_set_and_an_earlier_one_lifted(make_batc
     assert batches.rates() == [None, None]
 
 
-def test_a_rate_that_could_not_be_told_is_told_later(
+def test_a_rate_that_could_not_be_set_is_set_later(
     make_batches: Callable[..., Batches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = make_batches()

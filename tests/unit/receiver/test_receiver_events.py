@@ -81,7 +81,7 @@ def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_an_event
     assert setting.ledger.gaps.page("air") == []
 
 
-def test_a_partition_that_is_taken_by_force_meanwhile_is_its_next_owners_to_tell_of(
+def test_a_partition_that_is_taken_by_force_meanwhile_is_reported_by_its_next_owner(
     begin: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = begin("reset")

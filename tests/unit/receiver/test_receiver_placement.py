@@ -19,14 +19,16 @@ def test_each_receiver_goes_to_an_executor_of_its_own(make_stream: Callable[...,
     assert placement.candidates(SECOND, [ONE, TWO], lambda: {FIRST: None}) == (TWO,)
 
 
-def test_one_that_starts_again_goes_where_it_was_while_that_lives(make_stream: Callable[..., Stream]) -> None:
+def test_a_receiver_that_restarts_goes_to_its_planned_executor_while_that_lives(
+    make_stream: Callable[..., Stream],
+) -> None:
     placement = ReceiverPlacement(make_stream(receivers=2))
     placement.candidates(FIRST, [ONE, TWO], lambda: {})
     assert placement.candidates(SECOND, [ONE, TWO], lambda: {FIRST: ONE}) == (TWO,)
     assert placement.candidates(SECOND, [ONE, TWO, THREE], lambda: {FIRST: ONE}) == (TWO,)
 
 
-def test_one_whose_executor_is_lost_goes_to_another(make_stream: Callable[..., Stream]) -> None:
+def test_a_receiver_whose_executor_is_lost_goes_to_another(make_stream: Callable[..., Stream]) -> None:
     placement = ReceiverPlacement(make_stream(receivers=2))
     placement.candidates(FIRST, [ONE, TWO], lambda: {})
     placement.candidates(SECOND, [ONE, TWO], lambda: {FIRST: ONE})
@@ -36,7 +38,7 @@ def test_one_whose_executor_is_lost_goes_to_another(make_stream: Callable[..., S
     )
 
 
-def test_one_on_its_way_counts_where_it_is_going(make_stream: Callable[..., Stream]) -> None:
+def test_a_receiver_that_is_starting_counts_on_its_scheduled_executor(make_stream: Callable[..., Stream]) -> None:
     placement = ReceiverPlacement(make_stream(receivers=2))
     placement.candidates(FIRST, [ONE, TWO], lambda: {})
     placement.candidates(SECOND, [ONE, TWO], lambda: {FIRST: ONE})

@@ -16,7 +16,7 @@ from headrace.receiver.recurring_timer import RecurringTimer
 
 
 class TestLedgerClock:
-    def test_is_asked_for_once_and_told_from_then_on(self) -> None:
+    def test_the_ledgers_clock_is_asked_once_and_estimated_from_then_on(self) -> None:
         clock = ManualClock(1_000)
         asked = []
         ledger = LedgerClock(lambda: asked.append(1) or 50_000, clock)

@@ -83,7 +83,7 @@ def test_a_slow_receiver_is_waited_for(
     assert not receiver.cancelled
 
 
-def test_one_that_does_not_end_is_cancelled_in_the_end(
+def test_a_receiver_that_does_not_end_is_cancelled(
     make_stream: MakeStream, open_ledger: OpenLedger, receiver: SlowReceiver
 ) -> None:
     stream = make_stream(receivers=1)

@@ -26,7 +26,7 @@ def torn_log(setting: Setting) -> tuple[LogStorage, str, bytes]:
     return log, segment, whole
 
 
-def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_told(setting: Setting) -> None:
+def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_reported(setting: Setting) -> None:
     log, segment, whole = torn_log(setting)
     with setting.running():
         eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("torn_tail_bytes", 0) > 0)
@@ -44,7 +44,7 @@ def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_told(setting: Setting)
 
 
 @pytest.mark.parametrize("how", ["the ledger is away", "killed before it told", "killed when it had told"])
-def test_a_tail_that_was_cut_and_not_told_is_told_by_the_next_receiver(
+def test_a_tail_that_was_cut_and_not_reported_is_reported_by_the_next_receiver(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     log, segment, whole = torn_log(setting)
@@ -74,7 +74,7 @@ def test_a_tail_that_was_cut_and_not_told_is_told_by_the_next_receiver(
     assert log.paths("torn-unreported") == []
 
 
-def test_a_tail_that_the_ledger_relies_on_is_damage_and_told_once(setting: Setting) -> None:
+def test_a_tail_that_the_ledger_relies_on_is_damage_and_reported_once(setting: Setting) -> None:
     setting.assign(0, 0)
     setting.kafka.produce("flights", 0, b"a")
     log = setting.storage.below("log")

@@ -32,18 +32,18 @@ def sleeper(tmp_path):
     until(lambda: not process.alive())
 
 
-def test_it_has_a_session_of_its_own_and_writes_to_its_log(sleeper):
+def test_a_detached_process_has_its_own_session_and_log(sleeper):
     until(lambda: "up" in tail(sleeper.log))
     assert tail(sleeper.log).split()[1] == str(sleeper.pid)
     assert os.getsid(0) != sleeper.pid
     assert sleeper.alive()
 
 
-def test_its_log_is_not_for_everyone(sleeper):
+def test_the_log_of_a_detached_process_is_private(sleeper):
     assert sleeper.log.stat().st_mode & 0o007 == 0
 
 
-def test_another_process_with_its_id_is_not_it(sleeper):
+def test_a_later_process_with_the_same_id_is_not_the_detached_one(sleeper):
     assert not DetachedProcess(sleeper.pid, sleeper.created - 100, sleeper.log).alive()
 
 

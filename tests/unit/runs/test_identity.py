@@ -32,6 +32,6 @@ def test_a_cleared_run_knows_in_which_clear_an_attempt_was_made():
     assert first.clear_of(second.attributes) is None
 
 
-def test_an_attempt_that_does_not_tell_when_its_run_began_is_known_by_the_id():
+def test_an_attempt_without_the_start_of_its_run_is_recognised_by_the_runs_id():
     assert identity().made({"run_id": "backfill__1", "clear_number": 0})
     assert identity(None).made(identity().attributes)

@@ -8,7 +8,7 @@ from headrace.ledger import Ledger
 from headrace.runs.receiver_job import JobOutcome, JobWatch, missing_application
 
 
-def test_troubles_of_the_job_are_told_when_they_begin_and_end(tmp_path) -> None:
+def test_troubles_of_the_job_are_reported_when_they_begin_and_end(tmp_path) -> None:
     reported: list[str] = []
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
@@ -20,7 +20,7 @@ def test_troubles_of_the_job_are_told_when_they_begin_and_end(tmp_path) -> None:
     assert reported[1:] == ["Trouble: no topic cliks", "The trouble is over."]
 
 
-def test_a_pause_of_a_receiver_is_told(tmp_path) -> None:
+def test_a_pause_of_a_receiver_is_reported(tmp_path) -> None:
     reported: list[str] = []
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)

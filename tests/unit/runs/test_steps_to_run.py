@@ -67,7 +67,7 @@ def test_what_has_no_record_is_left():
     assert Batch().tried("a").tried("b", state=FAILED).left() == "b"
 
 
-def test_what_is_done_is_done_whoever_did_it():
+def test_a_step_that_any_run_has_done_is_done():
     assert Batch().tried("a", "b").left() == ""
     assert Batch().tried("a", "b", run="other").left() == ""
     assert Batch().tried("a", "b", run="other").left(clear_number=3) == ""

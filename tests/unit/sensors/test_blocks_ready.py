@@ -32,7 +32,7 @@ class TestBlocksReadySensor:
         assert trigger.parameters == {"batch_time_ms": T, "grace_ms": 3000, "waiting_since_ms": T}
         assert deferred.value.timeout == timedelta(seconds=60)
 
-    def test_why_a_batch_waits_is_told_once_in_a_while(self, stream, ledger, capsys):
+    def test_why_a_batch_waits_is_logged_once_in_a_while(self, stream, ledger, capsys):
         Job(ledger, 2).run(sealed=T - 1)
         trigger = BlocksReadyTrigger.of(stream, T)
         assert trigger.look(ledger) is None
@@ -48,7 +48,7 @@ class TestBlocksReadySensor:
         with pytest.raises(AirflowFailException, match="no output 'elsewhere', but console"):
             BlocksReadySensor(task_id="await", stream=stream).execute(asking)
 
-    def test_the_end_of_patience_is_told(self, stream, ledger, capsys):
+    def test_the_end_of_the_wait_is_logged(self, stream, ledger, capsys):
         sensor = BlocksReadySensor(task_id="await", stream=stream)
         sensor.found({}, {"reason": "flights/records/1 did not seal", "complete": False})
         assert "did not seal" in capsys.readouterr().out
@@ -106,7 +106,7 @@ class TestTheBeginningOfARun:
             sensor.receiver_began(context(from_ms(T - 10_000)), event)
 
     @pytest.mark.parametrize("run", [{"run_type": "manual"}, {"run_type": "backfill"}])
-    def test_a_run_that_somebody_asked_for_does_not(self, stream, ledger, run):
+    def test_a_requested_run_does_not_wait_for_the_first_receiver(self, stream, ledger, run):
         sensor = BlocksReadySensor(task_id="await", stream=stream)
         assert sensor.execute(context(from_ms(T - 20_000), **run)) is None
 

@@ -60,12 +60,12 @@ def test_inputs_are_passed_by_their_ids() -> None:
     assert arguments(lambda **inputs: 0, {"left": 1, "right": 2}, CONTEXT) == ((), {"left": 1, "right": 2})
 
 
-def test_the_batch_is_passed_to_whoever_asks_for_it() -> None:
+def test_the_batch_is_passed_to_a_function_that_takes_it() -> None:
     assert arguments(lambda df, batch: 0, {"records": 1}, CONTEXT) == ((1,), {"batch": CONTEXT})
     assert arguments(lambda df, *, batch=None: 0, {"records": 1}, CONTEXT) == ((1,), {"batch": CONTEXT})
 
 
-def test_the_state_is_passed_to_whoever_asks_for_it() -> None:
+def test_the_state_is_passed_to_a_function_that_takes_it() -> None:
     more = {"state": "table", "changes": "rows"}
     assert arguments(lambda df, state: 0, {"records": 1}, CONTEXT, more) == ((1,), {"state": "table"})
     assert arguments(lambda state, records: 0, {"records": 1}, CONTEXT, more) == ((), {"records": 1, "state": "table"})

@@ -19,7 +19,7 @@ def test_what_spark_refuses_is_refused() -> None:
             parse_columns(text)
 
 
-def test_columns_and_their_types_are_told_apart() -> None:
+def test_columns_and_their_types_are_distinguished() -> None:
     inner = ColumnType("struct", (Column("b c", ColumnType("decimal")),))
     structs = ColumnType("array", (Column("", inner),))
     found = parse_columns("a: INT NOT NULL COMMENT 'x', `d``e` MAP<STRING, ARRAY<STRUCT<`b c` DECIMAL(3, 1)>>>")

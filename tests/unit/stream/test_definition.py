@@ -199,7 +199,7 @@ def test_a_setting_of_spark_streaming_is_not_ignored_in_silence(setting: str, re
         SparkSettings(conf={setting: "1"})
 
 
-def test_the_names_told_for_settings_of_spark_streaming_are_fields_of_a_stream() -> None:
+def test_the_fields_named_for_settings_of_spark_streaming_exist() -> None:
     for names in _NAMES_HERE.values():
         for path in names.split(" and "):
             model: type[BaseModel] = Stream

@@ -15,7 +15,7 @@ def test_a_reference_is_a_module_and_one_name() -> None:
     assert not any(map(is_reference, ("flights", "flights:", ":f", "a b:c", "a:b.c", "a:b()", "../a:b")))
 
 
-def test_what_cannot_be_imported_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_imported_is_reported_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "raising_module.py").write_text("raise TypeError('no such option')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load_reference("os.path:join", "transform")

@@ -349,7 +349,7 @@ def test_an_id_that_does_not_lead_to_a_record_says_which_form_is_needed(make_sho
     assert "no Elasticsearch output" in refused(make_shop(), "clicks+0+1")
 
 
-def test_two_inputs_with_the_same_topic_are_told_apart_by_the_input(make_shop: Any) -> None:
+def test_two_inputs_with_the_same_topic_are_distinguished_by_the_input(make_shop: Any) -> None:
     shop: Shop = make_shop()
     shop.store({0: 3})
     other = shop.partition(0)

@@ -38,7 +38,7 @@ async def _requests(app: LazyApp, count: int) -> list[Any]:
     return [scope.get("served") or failure for scope, failure in zip(scopes, failures, strict=True)]
 
 
-def test_it_is_made_once_for_requests_that_come_together(factory: Any) -> None:
+def test_the_application_is_made_once_for_concurrent_requests(factory: Any) -> None:
     app = LazyApp("an_application:make")
     assert factory.made == 0
     assert asyncio.run(_requests(app, 5)) == [True] * 5

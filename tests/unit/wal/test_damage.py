@@ -55,7 +55,7 @@ def test_a_torn_tail_is_reported_at_every_length(storage: FaultyStorage, blocks:
             read_block(storage, last)
 
 
-def test_a_torn_tail_with_a_whole_header_tells_its_offsets(storage: FaultyStorage, blocks: Blocks) -> None:
+def test_a_torn_tail_with_a_whole_header_names_its_offsets(storage: FaultyStorage, blocks: Blocks) -> None:
     handles, ranges = blocks
     storage.cut(handles[-1].segment, handles[-1].offset + handles[-1].length - 1)
     scan = scan_segment(storage, handles[-1].segment, newest=True)

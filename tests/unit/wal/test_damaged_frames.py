@@ -199,7 +199,7 @@ def test_a_segment_cut_short_says_what_is_lost_by_the_segment_that_follows() -> 
     assert (damage.value.offset, damage.value.exact) == (first.offset, False)
 
 
-def test_offsets_that_were_inferred_as_lost_are_not_told_twice() -> None:
+def test_offsets_that_were_inferred_as_lost_are_not_reported_twice() -> None:
     """Two blocks of one partition lose their headers, and one of another stands whole between them."""
     storage = MemoryStorage()
     writer = open_writer(storage)

@@ -155,7 +155,7 @@ def test_an_error_on_close_is_too_late_to_matter(log: Log) -> None:
     log.check()
 
 
-def test_a_disk_that_turns_read_only_is_told_and_reads_go_on(log: Log) -> None:
+def test_a_disk_that_turns_read_only_is_reported_and_reads_go_on(log: Log) -> None:
     writer = log.open_writer()
     log.write(writer)
     log.files.read_only = True

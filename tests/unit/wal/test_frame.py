@@ -102,7 +102,7 @@ def test_every_cut_is_noticed_as_one() -> None:
         assert fault.value.truncated
 
 
-def test_a_damaged_payload_leaves_the_header_to_tell_what_is_lost() -> None:
+def test_the_header_of_a_damaged_payload_names_what_is_lost() -> None:
     data = bytearray(whole())
     data[-1] ^= 1
     with pytest.raises(FrameFault) as fault:

@@ -55,7 +55,7 @@ def test_cleanup_may_take_a_segment_while_it_is_looked_for(
     write(successor, 1)
 
 
-def test_what_a_crash_left_is_told_with_its_place(storage: FaultyStorage, open_writer: OpenWriter) -> None:
+def test_what_a_crash_left_is_reported_with_its_place(storage: FaultyStorage, open_writer: OpenWriter) -> None:
     crashed = open_writer(1)
     segment = write(crashed).handle.segment
     whole = storage.size(segment)
@@ -66,7 +66,7 @@ def test_what_a_crash_left_is_told_with_its_place(storage: FaultyStorage, open_w
     assert (tail.segment, tail.offset, tail.length) == (segment, whole, 77)
 
 
-def test_damage_is_told(storage: FaultyStorage, open_writer: OpenWriter) -> None:
+def test_damage_is_reported(storage: FaultyStorage, open_writer: OpenWriter) -> None:
     crashed = open_writer(1)
     first, _ = write(crashed, 0), write(crashed, 1)
     storage.flip_bit(first.handle.segment, 8 * (first.handle.offset + first.handle.length - 1))

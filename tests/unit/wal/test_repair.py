@@ -48,7 +48,7 @@ def test_a_torn_tail_is_cut_and_its_bytes_are_kept(storage: FaultyStorage, open_
     assert repair(storage, segment) is None
 
 
-def test_a_cut_is_known_until_somebody_was_told(storage: FaultyStorage, open_writer: OpenWriter) -> None:
+def test_a_cut_is_recorded_until_it_is_reported(storage: FaultyStorage, open_writer: OpenWriter) -> None:
     writer = open_writer()
     segment = write(writer, 0)
     storage.write_faults.append(WriteFault(99))
@@ -69,7 +69,7 @@ def test_a_cut_is_known_until_somebody_was_told(storage: FaultyStorage, open_wri
 
 
 @pytest.mark.parametrize("call", range(60))
-def test_wherever_a_repair_ends_the_cut_is_told_once_by_whoever_comes_next(tmp_path: Path, call: int) -> None:
+def test_wherever_a_repair_is_interrupted_the_cut_is_reported_once_by_the_next(tmp_path: Path, call: int) -> None:
     files = FaultyFiles()
     storage = LocalStorage(tmp_path, calls=files)
     segment = "kafka-0/0000000001-000000-1700000000000.wal"
@@ -93,7 +93,7 @@ def test_wherever_a_repair_ends_the_cut_is_told_once_by_whoever_comes_next(tmp_p
     assert storage.read(left.kept) == b"an unfinished frame"
 
 
-def test_a_cut_that_was_refused_is_not_told(storage: FaultyStorage) -> None:
+def test_a_cut_that_was_refused_is_not_reported(storage: FaultyStorage) -> None:
     file = storage.create_segment("kafka-0/0000000001-000000-1700000000000.wal")
     file.append([b"an unfinished frame"])
     with pytest.raises(RepairRefusedError):

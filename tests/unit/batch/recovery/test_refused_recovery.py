@@ -32,7 +32,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(live: Callable[..., Li
         assert recover(NAME, ledger, folder).steps == {}
 
 
-def test_it_is_refused_while_something_could_still_live(live: Callable[..., Life], new_url: str) -> None:
+def test_a_recovery_is_refused_while_a_process_could_still_live(live: Callable[..., Life], new_url: str) -> None:
     life = live(8)
     life.checkpoint()
     with Ledger.open(new_url, clock=life.clock) as ledger:

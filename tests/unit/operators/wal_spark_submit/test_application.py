@@ -56,7 +56,7 @@ def test_a_scheduled_run_waits_for_it_longer_than_for_a_slot(stream, allocated, 
     assert waiting.value.kwargs["waiting_for"] == "application"
 
 
-def test_but_not_longer_than_it_may_take(stream, allocated, submitted):
+def test_the_wait_for_an_application_ends_after_the_start_timeout(stream, allocated, submitted):
     _, task = allocated()
     # After a minute for a slot.
     make(stream).slot_may_be_free(task.context, waited=240.0, waiting_for="application", waiting_since=60.0)
@@ -78,14 +78,14 @@ def test_a_receiver_job_that_is_due_is_waited_for(stream, source, allocated, toy
     assert "toy batch by way connect" in capsys.readouterr().out
 
 
-def test_but_not_one_that_does_not_come(stream, source, allocated, submitted, ledger, make_task):
+def test_a_receiver_job_that_is_overdue_is_not_waited_for(stream, source, allocated, submitted, ledger, make_task):
     _, task = allocated()
     ledger.jobs.release(source.job, "failed", "its JVM was killed")
     make(stream, start_timeout=timedelta(0)).execute(task.context)
     assert len(submitted) == 1
 
 
-def test_nor_where_the_stream_is_to_be_stopped(stream, source, allocated, submitted, ledger, capsys):
+def test_a_batch_of_a_stopped_stream_waits_for_no_receiver_job(stream, source, allocated, submitted, ledger, capsys):
     _, task = allocated()
     ledger.jobs.release(source.job)
     ledger.streams.set_desired_state("flights", "stopped")
@@ -96,7 +96,7 @@ def test_nor_where_the_stream_is_to_be_stopped(stream, source, allocated, submit
     assert "each batch is submitted as an application of its own" in warned
 
 
-def test_a_job_with_another_secret_key_is_left_alone(
+def test_a_batch_does_not_run_in_a_job_with_another_secret_key(
     stream, source, allocated, submitted, connectable, ledger, capsys, monkeypatch
 ):
     def started_with(key: str) -> str:
@@ -113,7 +113,9 @@ def test_a_job_with_another_secret_key_is_left_alone(
     assert "headrace streams stop flights" in reported
 
 
-def test_and_with_the_same_it_runs_there(stream, source, allocated, toy_batch, connectable, ledger, capsys):
+def test_a_batch_runs_in_a_job_with_the_same_secret_key(
+    stream, source, allocated, toy_batch, connectable, ledger, capsys
+):
     _, task = allocated()
     ledger.jobs.update(source.job, attributes={"secret_fingerprint": fingerprint(secret_key("flights"), "flights")})
     make(stream).execute(task.context)

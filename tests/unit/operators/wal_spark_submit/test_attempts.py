@@ -125,7 +125,7 @@ def test_an_empty_batch_completes_without_spark(stream, allocated, ledger, capsy
     assert "without Spark" in capsys.readouterr().out
 
 
-def test_but_a_console_gets_its_heading_from_a_plain_process(stream, allocated, toy_batch, capsys):
+def test_the_console_heading_of_an_empty_batch_is_printed_by_a_plain_process(stream, allocated, toy_batch, capsys):
     printed = stream.model_copy(update={"outputs": (*stream.outputs, ConsoleOutput())})
     _, task = allocated(records=0)
     make(printed, way="submit").execute(task.context)
@@ -139,7 +139,7 @@ def test_a_batch_without_allocation_says_what_to_do(stream, ledger, make_task):
         make(stream).execute(make_task(from_ms(1_700_000_000_000)).context)
 
 
-def test_killing_the_task_tells_its_process_to_end(stream, allocated, toy_process, connectable, ledger, until):
+def test_killing_the_task_ends_its_process(stream, allocated, toy_process, connectable, ledger, until):
     at_ms, task = allocated()
     toy_process("hang")
     operator = make(stream)

@@ -25,7 +25,7 @@ def test_other_batches_in_the_slot_are_waited_for_deferred(stream, allocated, to
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
 
 
-def test_or_in_the_workers_slot_where_tasks_are_not_deferred(
+def test_other_batches_in_the_slot_are_waited_for_in_place_where_tasks_are_not_deferred(
     stream, allocated, toy_batch, connectable, ledger, capsys, monkeypatch
 ):
     first, _ = allocated()
@@ -45,7 +45,7 @@ def test_or_in_the_workers_slot_where_tasks_are_not_deferred(
     assert capsys.readouterr().out.count("other") == 1, "why it waits is said once"
 
 
-def test_and_there_too_no_longer_than_it_may_take(stream, allocated, toy_batch, connectable, ledger):
+def test_a_wait_in_place_for_the_slot_ends_after_the_slot_timeout(stream, allocated, toy_batch, connectable, ledger):
     first, _ = allocated()
     _, task = allocated()
     ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
@@ -56,7 +56,7 @@ def test_and_there_too_no_longer_than_it_may_take(stream, allocated, toy_batch, 
         operator.execute(task.context)
 
 
-def test_but_not_for_ever(stream, allocated, toy_batch, connectable, ledger):
+def test_a_deferred_wait_for_the_slot_ends_after_the_slot_timeout(stream, allocated, toy_batch, connectable, ledger):
     first, _ = allocated()
     _, task = allocated()
     ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)

@@ -47,7 +47,7 @@ def test_a_log_that_ends_before_the_position_is_read_on_once_it_has_reached_it_u
 
 
 @pytest.mark.parametrize("policy", ["fail", "reset"])
-def test_a_truncated_log_is_told_of_although_the_offset_is_there_again(policy: str) -> None:
+def test_a_truncated_log_is_reported_although_the_offset_is_there_again(policy: str) -> None:
     setting = Setting(policy)
     setting.kafka.produce("a", 0, *[b"new"] * 10)
     setting.receiver.assign(setting.p0, 6)
@@ -72,7 +72,7 @@ def test_a_truncated_log_fails_its_partition_where_it_is_not_known_what_was_cut_
 
 
 @pytest.mark.parametrize("policy", ["fail", "reset"])
-def test_a_log_that_was_cut_off_and_grew_again_while_nobody_read_is_told_of(policy: str) -> None:
+def test_a_log_that_was_cut_off_and_grew_again_while_nobody_read_is_reported(policy: str) -> None:
     setting = Setting(policy)
     setting.kafka.produce("a", 0, *[b"old"] * 6)
     setting.kafka.elect("a", 0, high=4)
@@ -109,7 +109,7 @@ def test_elections_that_took_nothing_back_are_no_trouble() -> None:
     assert setting.state(setting.p0) is FetchState.AT_END
 
 
-def test_a_log_that_is_cut_off_while_receiving_pauses_is_told_of() -> None:
+def test_a_log_that_is_cut_off_while_receiving_pauses_is_reported() -> None:
     setting = Setting()
     setting.kafka.produce("a", 0, *[b"old"] * 6)
     setting.receiver.assign(setting.p0, 0)

@@ -162,7 +162,7 @@ def test_what_comes_after_a_first_look_at_nothing_has_appeared(setting: Setting)
     assert partitioning.known().appeared("flights", "id-1")
 
 
-def test_a_foreign_member_and_a_missing_topic_are_told_once(setting: Setting) -> None:
+def test_a_foreign_member_and_a_missing_topic_are_reported_once(setting: Setting) -> None:
     setting.discoverer.foreign = ("rogue at /10.0.0.9",)
     setting.discoverer.missing = ("absent",)
     setting.begin()

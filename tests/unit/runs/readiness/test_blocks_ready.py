@@ -10,7 +10,7 @@ class TestBlocksReady:
     def ask(self, ledger, grace_ms=10_000):
         return blocks_ready(ledger, "flights", batch_time_ms=T, grace_ms=grace_ms)
 
-    def test_a_stopped_stream_is_waited_for_by_nobody(self, ledger, clock):
+    def test_no_batch_waits_for_a_stopped_stream(self, ledger, clock):
         ledger.streams.set_desired_state("flights", "stopped")
         assert self.ask(ledger).reason == "no receiver is alive to wait for"
 
@@ -28,7 +28,7 @@ class TestBlocksReady:
         ledger.receivers.heartbeat(job.leases[1], sealed_through_ms=T)
         assert self.ask(ledger).ready
 
-    def test_a_paused_one_is_told(self, ledger):
+    def test_a_paused_receiver_is_reported(self, ledger):
         job = Job(ledger, 1).run()
         ledger.receivers.heartbeat(job.leases[0], sealed_through_ms=T - 1, paused_reason="the disk is full")
         assert self.ask(ledger).reason == "waiting for flights/records/0 (paused: the disk is full)"
@@ -39,7 +39,7 @@ class TestBlocksReady:
         found = self.ask(ledger)
         assert (found.ready, found.complete) == (True, False)
 
-    def test_an_allocated_batch_waits_for_nobody(self, stream, ledger, clock):
+    def test_an_allocated_batch_does_not_wait(self, stream, ledger, clock):
         from headrace.batch.allocation import allocate
 
         Job(ledger, 2).run(sealed=T - 1)

@@ -61,14 +61,14 @@ class TestBlocksReadyByTimestamp:
             "waiting for flights-0 (no receiver is alive to read it), flights-1 (no receiver is alive to read it)",
         )
 
-    def test_one_that_is_behind_says_by_how_much(self, timed, clock):
+    def test_a_partition_that_is_behind_is_reported_with_its_delay(self, timed, clock):
         timed.run()
         timed.store(0, T - 10_000)
         clock.advance(15_000)
         timed.ledger.receivers.heartbeat(timed.job.leases[0], sealed_through_ms=0)
         assert "flights-0 (10.0 s behind)" in timed.ask()[1]
 
-    def test_one_whose_receiver_is_paused_says_why(self, timed, clock):
+    def test_a_partition_whose_receiver_is_paused_is_reported_with_the_reason(self, timed, clock):
         timed.run()
         clock.advance(6_000)
         timed.store(0, T)

@@ -49,13 +49,13 @@ class TestInputsNotReceived:
         self.note(job, ledger.now_ms(), None)
         assert self.ask(ledger).ready
 
-    def test_so_does_that_of_a_missing_topic(self, ledger, job):
+    def test_a_batch_of_a_missing_topic_waits_and_fails(self, ledger, job):
         self.note(job, self.END, None, {"flihgts": {"asked_ms": 0, "error": "it does not exist at kafka:9092"}})
         assert (
             "topic flihgts of input records is not received: it does not exist at kafka:9092" in self.ask(ledger).reason
         )
 
-    def test_one_of_which_a_part_was_received_goes_on_and_says_so(self, ledger, job):
+    def test_a_batch_of_which_a_part_was_received_goes_on_and_reports_it(self, ledger, job):
         self.note(job, T + 1, "refused")
         found = self.ask(ledger)
         assert (found.ready, found.complete) == (True, False)

@@ -36,26 +36,26 @@ class TestReceiving:
         clock.advance(31_000)
         assert "not alive" in self.ask(ledger).reason
 
-    def test_a_failed_receiver_tells_its_error(self, ledger):
+    def test_a_failed_receiver_is_reported_with_its_error(self, ledger):
         job = Job(ledger, 2).run()
         ledger.receivers.release(job.leases[0], "failed", "topic is gone")
         assert "topic is gone" in self.ask(ledger).reason
 
-    def test_a_paused_receiver_tells_why(self, ledger):
+    def test_a_paused_receiver_is_reported_with_the_reason(self, ledger):
         job = Job(ledger, 2).run()
         ledger.receivers.heartbeat(job.leases[1], sealed_through_ms=0, paused_reason="the log has 9 of 8 GB")
         assert self.ask(ledger).reason == "receiver flights/records/1 is paused: the log has 9 of 8 GB"
         ledger.receivers.heartbeat(job.leases[1], sealed_through_ms=0)
         assert self.ask(ledger).ok
 
-    def test_a_failed_partition_tells_its_error(self, ledger):
+    def test_a_failed_partition_is_reported_with_its_error(self, ledger):
         job = Job(ledger, 2).run()
         fail(ledger, job, "Kafka no longer has offset 0")
         found = self.ask(ledger)
         assert not found.ok
         assert "1 partition(s) are stopped by an error: flights-0 at offset 0: Kafka no longer has" in found.reason
 
-    def test_a_failed_partition_of_a_topic_that_is_no_longer_declared_is_missed_by_nobody(self, ledger, stream):
+    def test_a_failed_partition_of_a_topic_that_is_no_longer_declared_is_ignored(self, ledger, stream):
         fail(ledger, Job(ledger, 2).run(), "the topic was deleted")
         other = KafkaInput(bootstrap_servers="localhost:9", topics="others", receivers=2)
         register(ledger, stream.model_copy(update={"inputs": (other,)}))
