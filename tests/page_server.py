@@ -16,7 +16,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 
-from headrace.monitoring.stream_state import DagFacts
+from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import Placed
 from headrace.ui.api.airflow_side import Caller, Interval, Run
 from headrace.ui.api.app import create_app

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Integer, and_, bindparam, func, not_, select
+from sqlalchemy import Connection, Integer, and_, bindparam, func, select
 
 from headrace.ledger.attempt_statements import select_attempts
 from headrace.ledger.database import Repository, any_of
@@ -25,6 +25,7 @@ from headrace.ledger.models import (
     SampleRow,
     StreamRow,
     batch_attempts,
+    batch_outputs,
     batches,
     events,
     positions,
@@ -46,7 +47,8 @@ class StreamOverview:
     before the stream began (its zero time): ``backfilled`` is that of the unfinished ones whose newest try began first.
     ``attempts`` are those at both batches, by batch time and number; ``events`` those of ``backfilled``, oldest first.
     ``waiting_ms`` is the oldest batch time until now that has blocks and no batch. ``failed_positions`` are partitions
-    that an error has stopped; ``samples`` the newest ones, oldest first.
+    that an error has stopped; ``samples`` the newest ones, oldest first. ``dead_letters`` is the number that the newest
+    writes of ``recent`` have counted.
     """
 
     stream: StreamRow
@@ -62,6 +64,7 @@ class StreamOverview:
     waiting_ms: int | None = None
     failed_positions: list[PositionRow] = field(default_factory=list)
     samples: list[SampleRow] = field(default_factory=list)
+    dead_letters: int = 0
 
 
 class Overviews(Repository):
@@ -75,6 +78,7 @@ class Overviews(Repository):
             _read_batches(connection, found, now_ms, points)
             _read_attempts(connection, found)
             _read_receiving(connection, found)
+            _read_dead_letters(connection, found)
             return list(found.values())
 
 
@@ -127,6 +131,22 @@ def _read_attempts(connection: Connection, found: Mapping[str, StreamOverview]) 
         found[row.stream].events.append(EventRow.from_row(row))
 
 
+def _read_dead_letters(connection: Connection, found: Mapping[str, StreamOverview]) -> None:
+    table = batch_outputs.c
+    written = [
+        and_(table.stream == name, table.batch_time_ms >= overview.recent[-1].batch_time_ms)
+        for name, overview in found.items()
+        if overview.recent
+    ]
+    columns = select(table.stream, table.batch_time_ms, table.output_id, table.attempt, table.counts)
+    newest: dict[tuple[str, int, str], Any] = {}
+    for row in sorted(any_of(connection, columns.where(table.target == ""), written), key=lambda row: row.attempt):
+        newest[row.stream, row.batch_time_ms, row.output_id] = row.counts
+    for (stream, _, _), counts in newest.items():
+        number = counts.get("dead_lettered")
+        found[stream].dead_letters += number if isinstance(number, int) else 0
+
+
 def _of_batch(table: Any, batch: BatchRow) -> Any:
     return and_(table.c.stream == batch.stream, table.c.batch_time_ms == batch.batch_time_ms)
 
@@ -158,20 +178,35 @@ def _edges_query() -> Any:
         return query.order_by(column.desc()).limit(1).offset(bindparam("offset", type_=Integer)).scalar_subquery()
 
     waiting = unclaimed_times.c.batch_time_ms <= bindparam("now_ms")
-    scheduled = (batches.c.steps.is_(None), batches.c.batch_time_ms > streams.c.zero_time_ms)
-    begun = select(batches.c.batch_time_ms).where(
-        batches.c.stream == streams.c.name, batches.c.state.in_(UNFINISHED), not_(and_(*scheduled))
-    )
-    first_begun = begun.order_by(func.coalesce(batches.c.started_at_ms, batches.c.allocated_at_ms)).limit(1)
+    # Not ORDER BY with LIMIT: that would sort them all.
+    others = batches.alias()
+    first_begun_ms = select(func.min(_begun_ms(others))).where(*_backfilled(others)).scalar_subquery()
     columns = [
         since(batches, batches.c.batch_time_ms, batches.c.state != BatchState.ABSORBED).label("recent_since"),
         since(samples, samples.c.at_ms).label("sampled_since"),
         edge(func.min, unclaimed_times, waiting).label("first_waiting"),
         edge(func.max, batches, batches.c.state == BatchState.COMPLETED).label("last_completed"),
-        *(edge(func.min, batches, batches.c.state == each, *scheduled).label(f"first_{each}") for each in UNFINISHED),
-        first_begun.scalar_subquery().label("first_backfilled"),
+        *(
+            edge(func.min, batches, batches.c.state == each, *_scheduled(batches)).label(f"first_{each}")
+            for each in UNFINISHED
+        ),
+        edge(func.min, batches, *_backfilled(batches), _begun_ms(batches) == first_begun_ms).label("first_backfilled"),
     ]
     return select(streams.c.name, *columns).where(_these(streams.c.name))
+
+
+def _backfilled(table: Any) -> tuple[Any, ...]:
+    """The conditions of `StreamOverview.backfilled`."""
+    is_of_stream = table.c.stream == streams.c.name
+    return is_of_stream, table.c.state.in_(UNFINISHED), ~and_(*_scheduled(table))
+
+
+def _scheduled(table: Any) -> tuple[Any, Any]:
+    return table.c.steps.is_(None), table.c.batch_time_ms > streams.c.zero_time_ms
+
+
+def _begun_ms(table: Any) -> Any:
+    return func.coalesce(table.c.started_at_ms, table.c.allocated_at_ms)
 
 
 def _these(column: Any) -> Any:

@@ -12,7 +12,7 @@ from headrace.ledger.batch_pages import BatchOrder, BatchRange
 from headrace.ledger.models import BatchRow, JobRow, PositionRow, ReceiverRow, StreamRow
 from headrace.ledger.states import BatchState, EventKind, PartitionState
 from headrace.listeners.status import ListenerStatus, listener_statuses
-from headrace.monitoring.stream_state import DagFacts
+from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import POINTS, Placed, StreamSummary, summarize
 from headrace.receiver.input_health import InputTrouble, input_troubles, receiver_state
 

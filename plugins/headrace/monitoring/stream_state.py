@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
 
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import FAILURE, Failure
-from headrace.ledger.models import AttemptRow, BatchRow, JobRow, PositionRow, ReceiverRow, StreamRow
-from headrace.ledger.states import BatchState, DesiredState
+from headrace.ledger.models import AttemptRow
+from headrace.ledger.states import BatchState
+from headrace.monitoring.evidence import DagFacts, Evidence, Finding, State
 from headrace.monitoring.slow_runs import slow_runs_of
 from headrace.monitoring.unfinished import Unfinished
 from headrace.receiver.input_health import InputTrouble, input_troubles
 
-# A stream is late beyond the larger of this time and this many batch intervals.
-LATE_SECONDS = 60.0
-LATE_INTERVALS = 3
 # Starting a receiver job takes Spark half a minute, on a busy machine a few.
 _STARTING_MS = 300_000
 _AGAIN = (
@@ -24,92 +20,6 @@ _AGAIN = (
     "cause that the error names, and run it again."
 )
 _NO_RECEIVER = "Look at the receiver job's log, and whether Spark gets the executors that the receivers need."
-
-
-@dataclass(frozen=True, slots=True)
-class DagFacts:
-    """A DAG in Airflow.
-
-    ``running`` and ``queued`` are numbers of runs. ``import_error``: why its file cannot be imported; its last good
-    version runs until Airflow takes it for stale, after a minute, and starts no more runs.
-    """
-
-    dag_id: str
-    paused: bool = False
-    running: int = 0
-    queued: int = 0
-    import_error: str | None = None
-    stale: bool = False
-
-
-class State(StrEnum):
-    """The states of a stream, the most severe first."""
-
-    FAILING = "failing"
-    STALLED = "stalled"
-    PAUSED = "paused"
-    FALLING_BEHIND = "falling_behind"
-    STARTING = "starting"
-    STOPPED = "stopped"
-    WELL = "well"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something about a stream. ``since_ms`` None: not known."""
-
-    state: State
-    reason: str
-    remedy: str | None = None
-    since_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What the judgement rests on.
-
-    ``recent`` are the newest batches that are not absorbed, newest first. ``unfinished`` are those that
-    `unfinished_of` finds. ``failed_positions`` are partitions that an error has stopped. ``facts`` is what Airflow
-    says of the two DAGs; it lacks a DAG of which nothing is known.
-    """
-
-    row: StreamRow
-    coalesces: bool
-    now_ms: int
-    job: JobRow | None
-    receivers: Sequence[ReceiverRow]
-    recent: Sequence[BatchRow]
-    last_completed: BatchRow | None
-    unfinished: Sequence[Unfinished] = ()
-    failed_positions: Sequence[PositionRow] = ()
-    lag_seconds: float | None = None
-    batch_dag_id: str = ""
-    receiver_dag_id: str = ""
-    facts: Mapping[str, DagFacts] = field(default_factory=dict)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a person has stopped the stream."""
-        return self.row.desired_state is DesiredState.STOPPED
-
-    @property
-    def limit_seconds(self) -> float:
-        """From this age on, something is late."""
-        return max(LATE_SECONDS, LATE_INTERVALS * self.row.batch_interval_ms / 1000)
-
-    @property
-    def oldest(self) -> Unfinished | None:
-        """What is due longest."""
-        return min(self.unfinished, key=lambda each: each.due_ms, default=None)
-
-    @property
-    def has_paused_receivers(self) -> bool:
-        """Whether a live receiver is paused."""
-        return any(each.paused_reason and each.alive(self.now_ms) for each in self.receivers)
-
-    def late_seconds(self, since_ms: int) -> float:
-        """The seconds from ``since_ms`` until now."""
-        return max(0, self.now_ms - since_ms) / 1000
 
 
 def judge(evidence: Evidence) -> list[Finding]:
@@ -123,6 +33,7 @@ def judge(evidence: Evidence) -> list[Finding]:
         *_behind(evidence),
         *_paused(evidence),
         *_stopped(evidence),
+        *_dead_letters(evidence),
     ]
     findings.sort(key=lambda finding: order.index(finding.state))
     return findings or [_well(evidence)]
@@ -388,6 +299,18 @@ def _stopped(found: Evidence) -> Iterator[Finding]:
     yield Finding(
         State.STOPPED, f"A person has stopped it; nothing is received.{left}", "Start it to receive again.", since_ms
     )
+
+
+def _dead_letters(found: Evidence) -> Iterator[Finding]:
+    if found.dead_letters:
+        number = f"{found.dead_letters:,} dead letters" if found.dead_letters > 1 else "1 dead letter"
+        newest = f"the last {len(found.recent)} batches have" if len(found.recent) > 1 else "the last batch has"
+        yield Finding(
+            State.WELL,
+            f"{newest[0].upper()}{newest[1:]} {number}.",
+            "The list of dead letters shows the reason of each. Correct the index's mapping and replay them, or "
+            "correct the transform and run the batches again.",
+        )
 
 
 def _well(found: Evidence) -> Finding:

@@ -10,7 +10,8 @@ from headrace.ledger import Ledger
 from headrace.ledger.models import BatchRow, SampleRow, StreamRow
 from headrace.ledger.overviews import StreamOverview
 from headrace.monitoring.batch_lines import BatchLine, batch_line
-from headrace.monitoring.stream_state import DagFacts, Evidence, State, judge
+from headrace.monitoring.evidence import DagFacts, Evidence, State
+from headrace.monitoring.stream_state import judge
 from headrace.monitoring.unfinished import unfinished_of
 from headrace.receiver.sampling import numbers
 from headrace.stream import Stream
@@ -112,6 +113,7 @@ def _summary(found: StreamOverview, place: Placed, facts: Mapping[str, DagFacts]
         recent=found.recent,
         last_completed=found.last_completed,
         unfinished=[*unfinished_of(found)],
+        dead_letters=found.dead_letters,
         failed_positions=found.failed_positions,
         lag_seconds=now.lag_seconds,
         batch_dag_id=place.batch_dag_id,

@@ -52,8 +52,8 @@ class Shop:
             "shop", batch_time_ms, holder="test", way="connect", lease_ms=_YEAR_MS, force=force
         )
 
-    def complete(self, attempt: Attempt) -> None:
-        self.ledger.attempts.record_output(attempt, "console", {})
+    def complete(self, attempt: Attempt, **counts: int) -> None:
+        self.ledger.attempts.record_output(attempt, "console", counts)
         self.ledger.attempts.complete(attempt)
 
     def latest(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 from headrace.clock import ManualClock
 from headrace.errors import WARNING
 from headrace.ledger import Ledger
-from headrace.monitoring.stream_state import DagFacts
+from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import Placed, StreamSummary, summarize
 from headrace.testing.seeded_ledger import SITUATIONS, seed
 
@@ -110,6 +110,22 @@ def test_a_running_batch_that_tries_again_says_why(shop: Shop) -> None:
     assert "is delayed: Elasticsearch does not answer." in found.reason
     shop.complete(attempt)
     assert shop.summary().state == "well"
+
+
+def test_dead_letters_of_recent_batches_are_named_also_if_all_else_is_well(shop: Shop) -> None:
+    for letters in (2, 30, 0):
+        shop.clock.advance(INTERVAL_MS)
+        shop.complete(shop.begin(shop.latest()), dead_lettered=letters)
+    found = shop.summary()
+    assert (found.state, found.reason) == ("well", "The last 3 batches have 32 dead letters.")
+    assert "replay them" in (found.remedy or "")
+    # Run again, the batch has none: the newest write counts.
+    shop.complete(shop.begin(shop.latest() - INTERVAL_MS, force=True), dead_lettered=0)
+    assert shop.summary().reason == "The last 3 batches have 2 dead letters."
+    shop.clock.advance(INTERVAL_MS)
+    shop.beat(lag_seconds=300.0)
+    found = shop.summary()
+    assert (found.state, found.also) == ("falling_behind", ("The last 3 batches have 2 dead letters.",))
 
 
 def test_a_dag_file_that_cannot_be_imported_has_its_error_in_the_reason(ledger: Ledger) -> None:

@@ -23,7 +23,7 @@ from fastapi import HTTPException, Request
 from sqlalchemy import func, select
 
 from headrace.connections import CONNECTION_PREFIX, ConnectionNotFoundError, variable_name
-from headrace.monitoring.stream_state import DagFacts
+from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import Placed
 from headrace.ui.api.airflow_side import Caller, Interval, Run
 from headrace.ui.api.declared_streams import DeclaredStreams, of_same_file

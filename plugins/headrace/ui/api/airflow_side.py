@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
-from headrace.monitoring.stream_state import DagFacts
+from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import Placed
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.ledger.states import DesiredState, EventKind
-from headrace.monitoring.stream_state import DagFacts
+from headrace.monitoring.evidence import DagFacts
 from headrace.ui.api.airflow_side import Run
 from headrace.ui.api.parameters import time_ms
 
