@@ -19,7 +19,7 @@ _INTERRUPTED = 130
 
 def faults(
     *,
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long faults are struck.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long faults are injected.")] = 10.0,
     seed: Annotated[int, typer.Option(help="Of the schedule: the same seed gives the same faults.")] = 7,
     rate: Annotated[float, typer.Option(min=1, help="Records produced a second.")] = 400.0,
     pace: Annotated[float, typer.Option(min=1, help="Seconds between two faults, on average.")] = 20.0,
@@ -34,7 +34,8 @@ def faults(
 ) -> None:
     """Kill, hang, restart and starve the parts of a stream under load, and check the result from outside.
 
-    Exit code 0: nothing lost, nothing doubled, every batch done, the ledger consistent, every fault struck. 1: not so.
+    Exit code 0: nothing lost, nothing doubled, every batch done, the ledger consistent, every fault injected. 1: a check
+    does not hold.
     """
     from tests.hammer.schedule import ScheduleOptions, make_schedule
 

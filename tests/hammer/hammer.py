@@ -14,6 +14,7 @@ from examples.demo.kafka_side import offsets
 from tests.hammer.errors import HammerError
 from tests.hammer.evidence import keep_evidence
 from tests.hammer.examining import examine_batches, examine_records, run_fsck
+from tests.hammer.fault_injector import FaultInjector
 from tests.hammer.ground import Ground
 from tests.hammer.journal import Journal
 from tests.hammer.judgement import Judgement
@@ -22,8 +23,7 @@ from tests.hammer.load import Load
 from tests.hammer.pipeline import STREAM, TOPIC, records
 from tests.hammer.schedule import ScheduleOptions, make_schedule
 from tests.hammer.services import Services
-from tests.hammer.striking import Striker
-from tests.hammer.victims import Victims
+from tests.hammer.target_processes import TargetProcesses
 from tests.hammer.watching import Watch
 
 from headrace.ledger import Ledger
@@ -88,9 +88,11 @@ class _Run:
         self._ground = ground
         self._ledger = ledger
         self._journal = journal
-        self._victims = Victims(ground.stack_id, STREAM, ground.log)
+        self._targets = TargetProcesses(ground.stack_id, STREAM, ground.log)
         self._services = Services(ground.servers, journal)
-        self._striker = Striker(victims=self._victims, services=self._services, disk=ground.disk, journal=journal)
+        self._injector = FaultInjector(
+            targets=self._targets, services=self._services, disk=ground.disk, journal=journal
+        )
         self._elasticsearch = ElasticsearchSide(ground.elasticsearch.url)
         self._load = Load(ground.kafka.bootstrap_servers, TOPIC, records(self._seed), rate=options.rate)
         self._watch = Watch(ledger, self._elasticsearch, self._load, journal)
@@ -101,12 +103,12 @@ class _Run:
             with self._watch:
                 self._warm_up()
                 with self._services:
-                    self._strike(faults)
+                    self._inject_all(faults)
                     self._heal()
                     self._settle()
                     return self._judge(faults)
         finally:
-            self._striker.release()
+            self._injector.release()
             self._load.give_up()
 
     def _warm_up(self) -> None:
@@ -117,7 +119,7 @@ class _Run:
         self._watch.until(lambda snapshot: snapshot.cleaned > 0, stall=_WARM_SECONDS)
         self.seconds["warm-up"] = round(time.monotonic() - began, 1)
 
-    def _strike(self, faults: Sequence[Fault]) -> None:
+    def _inject_all(self, faults: Sequence[Fault]) -> None:
         self._journal.begin()
         self._journal.say("the schedule begins")
         threads = []
@@ -125,7 +127,7 @@ class _Run:
             while (wait := fault.at - self._journal.now()) > 0:
                 self._load.check()
                 time.sleep(min(wait, 1.0))
-            thread = threading.Thread(target=self._striker.strike, args=(fault,), name=str(fault), daemon=True)
+            thread = threading.Thread(target=self._injector.inject, args=(fault,), name=str(fault), daemon=True)
             thread.start()
             threads.append(thread)
         for thread in threads:
@@ -135,7 +137,7 @@ class _Run:
     def _heal(self) -> None:
         """Wait until all servers answer, then send more load, which a stream that only seems alive does not process."""
         self._journal.say("the schedule is over; waiting until all servers answer")
-        self._striker.release()
+        self._injector.release()
         silent = self._services.await_all(_SERVERS_SECONDS)
         if silent:
             raise HammerError(f"{', '.join(silent)} did not come up again.")
@@ -150,7 +152,7 @@ class _Run:
         self._watch.until(lambda snapshot: snapshot.settled, stall=_STALL_SECONDS)
         deadline = time.monotonic() + _ONE_JOB_SECONDS
         # A zombie receiver job has this time to notice that it was replaced.
-        while self._victims.jobs() != 1 and time.monotonic() < deadline:
+        while self._targets.jobs() != 1 and time.monotonic() < deadline:
             time.sleep(0.5)
         self.seconds["settling"] = round(time.monotonic() - began, 1)
 
@@ -165,12 +167,12 @@ class _Run:
             proof=proof,
             refused=len(self._load.receipts.refused),
             planned=faults,
-            blows=self._journal.blows,
+            injections=self._journal.injections,
             collateral=self._journal.collateral,
             batches=Counter(batch.state.value for batch in batches if batch.records),
             uncovered=examine_batches(self._ledger, servers),
             gaps=[str(gap) for gap in self._ledger.gaps.page(STREAM)],
-            receiver_jobs=self._victims.jobs(),
+            receiver_jobs=self._targets.jobs(),
             fsck=run_fsck(self._ground.ledger_url, self._ground.airflow.environment()),
             not_possible=[f"disk full: {self._ground.no_disk}"] if self._ground.disk is None else [],
             seconds=self.seconds,

@@ -15,15 +15,15 @@ from tests.hammer.kinds import Fault
 
 
 @dataclass(slots=True)
-class Blow:
-    """A fault as it was struck. ``pids`` are those that were hit, the one that counts first; ``missed`` says why a
-    fault hit nothing; times are seconds from the start of the schedule.
+class Injection:
+    """The injection of a fault. ``pids`` are the processes that were hit, the one that counts first; ``missed`` says
+    why a fault hit nothing; times are seconds from the start of the schedule.
     """
 
     fault: int
     kind: str
     planned: float
-    struck: float | None = None
+    injected: float | None = None
     pids: Sequence[int] = ()
     missed: str | None = None
     ended: float | None = None
@@ -32,7 +32,7 @@ class Blow:
     @property
     def hit(self) -> bool:
         """Whether it hit."""
-        return self.struck is not None and self.missed is None
+        return self.injected is not None and self.missed is None
 
 
 class Journal:
@@ -44,7 +44,7 @@ class Journal:
         self._say = say
         self._lock = threading.Lock()
         self._began = time.monotonic()
-        self.blows: list[Blow] = []
+        self.injections: list[Injection] = []
         self.collateral: Counter[str] = Counter()
         """Servers that ended without having been hit, by name: the service manager started them again."""
 
@@ -56,33 +56,33 @@ class Journal:
         """Seconds since the start of the schedule."""
         return round(time.monotonic() - self._began, 2)
 
-    def open(self, fault: Fault) -> Blow:
+    def open(self, fault: Fault) -> Injection:
         """Begin the record of a fault."""
-        blow = Blow(fault.number, fault.kind.name, fault.at)
+        injection = Injection(fault.number, fault.kind.name, fault.at)
         with self._lock:
-            self.blows.append(blow)
-        return blow
+            self.injections.append(injection)
+        return injection
 
-    def struck(self, blow: Blow, pids: Sequence[int]) -> None:
+    def injected(self, injection: Injection, pids: Sequence[int]) -> None:
         """Record that the fault hit these processes."""
-        blow.struck, blow.pids = self.now(), tuple(pids)
+        injection.injected, injection.pids = self.now(), tuple(pids)
         some = ", ".join(map(str, pids[:4])) + (", …" if len(pids) > 4 else "")
-        self.say(f"fault #{blow.fault}: {blow.kind} (pid {some})")
+        self.say(f"fault #{injection.fault}: {injection.kind} (pid {some})")
 
-    def missed(self, blow: Blow, why: str) -> None:
+    def missed(self, injection: Injection, why: str) -> None:
         """Record that the fault missed, and why."""
-        blow.missed = why
-        self.say(f"fault #{blow.fault}: {blow.kind} MISSED: {why}")
+        injection.missed = why
+        self.say(f"fault #{injection.fault}: {injection.kind} MISSED: {why}")
 
-    def note(self, blow: Blow, text: str) -> None:
-        """Add a note to a blow."""
-        blow.notes.append(text)
-        self.say(f"fault #{blow.fault}: {blow.kind}: {text}")
+    def note(self, injection: Injection, text: str) -> None:
+        """Add a note to an injection."""
+        injection.notes.append(text)
+        self.say(f"fault #{injection.fault}: {injection.kind}: {text}")
 
-    def close(self, blow: Blow) -> None:
-        """Record the end of a blow, and write it to the file."""
-        blow.ended = self.now()
-        self._write({"what": "fault", **asdict(blow)})
+    def close(self, injection: Injection) -> None:
+        """Record the end of an injection, and write it to the file."""
+        injection.ended = self.now()
+        self._write({"what": "fault", **asdict(injection)})
 
     def died(self, server: str, how: str) -> None:
         """Record that a server ended without having been hit."""

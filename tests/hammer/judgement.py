@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from examples.demo.proof import Place, Proof
-from tests.hammer.journal import Blow
+from tests.hammer.journal import Injection
 from tests.hammer.kinds import Fault
 from tests.hammer.load import Receipts
 from tests.hammer.pipeline import Numbered
@@ -74,7 +74,7 @@ class Judgement:
     refused: int
     """Deliveries that failed according to the producer."""
     planned: Sequence[Fault]
-    blows: Sequence[Blow]
+    injections: Sequence[Injection]
     collateral: Mapping[str, int]
     batches: Mapping[str, int]
     """Batches with records, by state."""
@@ -85,7 +85,7 @@ class Judgement:
     """Receiver jobs of the stream that ran in the end."""
     fsck: Fsck
     not_possible: Sequence[str] = ()
-    """Kinds of faults that cannot be struck on this machine, and why."""
+    """Kinds of faults that cannot be injected on this machine, and why."""
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -110,10 +110,10 @@ class Judgement:
 
     def _unproved(self) -> Iterator[str]:
         """Faults that did not happen prove nothing."""
-        for blow in self.blows:
-            if not blow.hit:
-                yield f"fault #{blow.fault} ({blow.kind}) missed: {blow.missed}"
-        never = {fault.number for fault in self.planned} - {blow.fault for blow in self.blows}
+        for injection in self.injections:
+            if not injection.hit:
+                yield f"fault #{injection.fault} ({injection.kind}) missed: {injection.missed}"
+        never = {fault.number for fault in self.planned} - {injection.fault for injection in self.injections}
         if never:
             yield f"faults {sorted(never)} never had their turn"
 
@@ -131,7 +131,7 @@ class Judgement:
                 **proof.counts(),
             },
             "batches": dict(self.batches),
-            "faults": {"planned": len(self.planned), **by_kind(self.blows)},
+            "faults": {"planned": len(self.planned), **by_kind(self.injections)},
             "collateral": dict(self.collateral),
             "receiver_jobs": self.receiver_jobs,
             "fsck": asdict(self.fsck),
@@ -140,10 +140,10 @@ class Judgement:
         }
 
 
-def by_kind(blows: Collection[Blow]) -> dict[str, Any]:
-    """How many blows hit and missed, all together and by kind."""
-    hit = Counter(blow.kind for blow in blows if blow.hit)
-    missed = Counter(blow.kind for blow in blows if not blow.hit)
+def by_kind(injections: Collection[Injection]) -> dict[str, Any]:
+    """How many injections hit and missed, all together and by kind."""
+    hit = Counter(injection.kind for injection in injections if injection.hit)
+    missed = Counter(injection.kind for injection in injections if not injection.hit)
     kinds = {kind: {"hit": hit[kind], "missed": missed[kind]} for kind in sorted({*hit, *missed})}
     return {"hit": hit.total(), "missed": missed.total(), "kinds": kinds}
 

@@ -147,8 +147,8 @@ BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One blow. Times are seconds: ``at`` from the schedule's start, ``aim`` from the target's being found to the blow,
-    ``hold`` from the blow to its end. ``pick`` in [0, 1) chooses among several that could be hit.
+    """One fault. Times are seconds: ``at`` from the schedule's start, ``aim`` from finding the target to the injection,
+    ``hold`` from the injection to its end. ``pick`` in [0, 1) chooses among several processes that could be hit.
     """
 
     number: int

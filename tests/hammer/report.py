@@ -24,8 +24,8 @@ def print_judgement(judgement: Judgement, console: Console) -> None:
 
 
 def _faults(judgement: Judgement) -> Table:
-    table = Table("fault", "hit", "missed", title=f"Faults struck, seed {judgement.seed}")
-    counts = by_kind(judgement.blows)
+    table = Table("fault", "hit", "missed", title=f"Faults injected, seed {judgement.seed}")
+    counts = by_kind(judgement.injections)
     for kind, one in counts["kinds"].items():
         table.add_row(kind, str(one["hit"]), str(one["missed"] or ""), style="red" if one["missed"] else None)
     table.add_section()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tests.hammer.kinds import KINDS, Fault, Kind, Target
 
-# A batch's process lives for some seconds; a blow may come at any time within them.
+# A batch's process lives for some seconds; a fault may come at any time within them.
 _AIM_SECONDS = 3.0
 _FIRST_SECONDS = 5.0
 

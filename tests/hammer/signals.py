@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import psutil
 from tests.hammer.errors import TargetMissedError
-from tests.hammer.victims import Group
+from tests.hammer.target_processes import Group
 
 _FELT_SECONDS = 15.0
 _POLL_SECONDS = 0.02
@@ -20,7 +20,7 @@ def kill(group: Group) -> None:
     """Kill -9 all of them. Raises TargetMissedError unless this ends the first one."""
     first = group[0]
     if not _is_there(first):
-        raise TargetMissedError(f"process {first.pid} had ended before the blow")
+        raise TargetMissedError(f"process {first.pid} had ended before the fault")
     for process in group:
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -35,7 +35,7 @@ def terminate(group: Group) -> None:
             raise psutil.NoSuchProcess(group[0].pid)
         group[0].send_signal(signal.SIGTERM)
     except psutil.Error as error:
-        raise TargetMissedError(f"process {group[0].pid} had ended before the blow") from error
+        raise TargetMissedError(f"process {group[0].pid} had ended before the fault") from error
 
 
 class Hanging:

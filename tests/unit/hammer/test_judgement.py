@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from examples.demo.proof import Place, Proof
-from tests.hammer.journal import Blow
+from tests.hammer.journal import Injection
 from tests.hammer.judgement import (
     Fsck,
     Judgement,
@@ -26,8 +26,10 @@ FAULTS = make_schedule(ScheduleOptions(seed=1, minutes=1))
 PLACE = Place("hammer", 0, 1)
 
 
-def struck(fault: Fault, **changes: Any) -> Blow:
-    return Blow(**{"fault": fault.number, "kind": fault.kind.name, "planned": fault.at, "struck": 5.0, **changes})
+def injected(fault: Fault, **changes: Any) -> Injection:
+    return Injection(
+        **{"fault": fault.number, "kind": fault.kind.name, "planned": fault.at, "injected": 5.0, **changes}
+    )
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def judgement() -> Judgement:
         proof=Proof(produced=10, held=10, read=10, indexed=9, dead_lettered=1),
         refused=0,
         planned=FAULTS,
-        blows=[struck(fault) for fault in FAULTS],
+        injections=[injected(fault) for fault in FAULTS],
         collateral={},
         batches={"completed": 3},
         uncovered=[],
@@ -74,9 +76,9 @@ def test_a_run_without_a_flaw_holds(judgement: Judgement) -> None:
         ({"receiver_jobs": 2}, "2 receiver jobs"),
         ({"receiver_jobs": 0}, "0 receiver jobs"),
         ({"fsck": Fsck(1, "block 7 has no batch")}, "block 7 has no batch"),
-        ({"blows": [struck(fault, missed="nobody there") for fault in FAULTS]}, "missed: nobody there"),
-        ({"blows": [struck(fault, struck=None) for fault in FAULTS]}, "missed"),
-        ({"blows": []}, "never had their turn"),
+        ({"injections": [injected(fault, missed="nobody there") for fault in FAULTS]}, "missed: nobody there"),
+        ({"injections": [injected(fault, injected=None) for fault in FAULTS]}, "missed"),
+        ({"injections": []}, "never had their turn"),
     ],
 )
 def test_each_flaw_is_reported_and_fails_the_judgement(
@@ -89,7 +91,7 @@ def test_each_flaw_is_reported_and_fails_the_judgement(
 
 def test_hits_and_misses_are_counted_by_kind() -> None:
     first, second = FAULTS[:2]
-    counts = by_kind([struck(first), struck(first), struck(first, missed="no"), struck(second)])
+    counts = by_kind([injected(first), injected(first), injected(first, missed="no"), injected(second)])
     assert counts["hit"] == 3
     assert counts["missed"] == 1
     assert counts["kinds"][first.kind.name] == {"hit": 2, "missed": 1}

@@ -1,4 +1,4 @@
-"""Which faults are struck, and when: by the seed alone."""
+"""Which faults are injected, and when: by the seed alone."""
 
 from __future__ import annotations
 

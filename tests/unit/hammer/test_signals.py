@@ -1,4 +1,4 @@
-"""Signals to real processes: a blow that is not felt is a miss."""
+"""Signals to real processes: a signal without effect is a miss."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_kill_9_ends_it(child: psutil.Process) -> None:
 def test_what_has_ended_before_is_missed(child: psutil.Process) -> None:
     child.kill()
     child.wait()
-    with pytest.raises(TargetMissedError, match="had ended before the blow"):
+    with pytest.raises(TargetMissedError, match="had ended before the fault"):
         signals.kill([child])
-    with pytest.raises(TargetMissedError, match="had ended before the blow"):
+    with pytest.raises(TargetMissedError, match="had ended before the fault"):
         signals.terminate([child])
     with pytest.raises(TargetMissedError, match="did not stop"):
         signals.Hanging().stop([child])
@@ -49,7 +49,7 @@ def test_what_waits_to_be_reaped_is_missed(child: psutil.Process) -> None:
     deadline = time.monotonic() + 30
     while child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
-    with pytest.raises(TargetMissedError, match="had ended before the blow"):
+    with pytest.raises(TargetMissedError, match="had ended before the fault"):
         signals.kill([child])
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.hammer.kinds import Target
-from tests.hammer.victims import Victims
+from tests.hammer.target_processes import TargetProcesses
 
 from headrace.devstack.stack_processes import STACK_VARIABLE
 
@@ -47,35 +47,35 @@ def start(stack_id: str) -> Iterator[Start]:
         yield begin
 
 
-def pids(victims: Victims, target: Target) -> list[int]:
-    return [group[0].pid for group in victims.find(target)]
+def pids(targets: TargetProcesses, target: Target) -> list[int]:
+    return [group[0].pid for group in targets.find(target)]
 
 
 def test_batches_of_the_stream_in_the_stack_are_found(start: Start, stack_id: str, tmp_path: Path) -> None:
-    victims = Victims(stack_id, "hammer", tmp_path)
+    targets = TargetProcesses(stack_id, "hammer", tmp_path)
     mine = [start("/x/micro_batch.py", "--stream", "hammer") for _ in range(2)]
     start("/x/micro_batch.py", "--stream", "other")
     start("/x/receiver.py", "--stream", "hammer")
     start("/x/micro_batch.py", "--stream", "hammer", stack="another")
-    assert pids(victims, Target.BATCH) == mine
+    assert pids(targets, Target.BATCH) == mine
 
 
 def test_the_driver_is_the_receiver_job_that_is_no_java(start: Start, stack_id: str, tmp_path: Path) -> None:
-    victims = Victims(stack_id, "hammer", tmp_path)
+    targets = TargetProcesses(stack_id, "hammer", tmp_path)
     driver = start("/x/receiver.py", "--stream", "hammer")
-    assert pids(victims, Target.RECEIVER_DRIVER) == [driver]
-    assert pids(victims, Target.RECEIVER_JVM) == []
-    assert victims.jobs() == 0
+    assert pids(targets, Target.RECEIVER_DRIVER) == [driver]
+    assert pids(targets, Target.RECEIVER_JVM) == []
+    assert targets.jobs() == 0
 
 
 def test_receivers_are_the_workers_that_have_the_log_open_for_writing(
     start: Start, stack_id: str, tmp_path: Path
 ) -> None:
-    victims = Victims(stack_id, "hammer", tmp_path)
+    targets = TargetProcesses(stack_id, "hammer", tmp_path)
     segment = tmp_path / "segment"
     opening = f"file = open({str(segment)!r}, {{mode!r}}); {SLEEP}"
     receiver = start("pyspark.daemon", code=opening.format(mode="ab"))
     start("pyspark.daemon", code=opening.format(mode="rb"))
     start("pyspark.daemon")
     start("something", code=opening.format(mode="ab"))
-    assert pids(victims, Target.RECEIVER_TASK) == [receiver]
+    assert pids(targets, Target.RECEIVER_TASK) == [receiver]

@@ -1,4 +1,4 @@
-"""Strikes a fault: waits for the target, hits it, checks the effect, and ends the fault."""
+"""Injects a fault: waits for the target, hits it, checks the effect, and ends the fault."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import psutil
 from tests.hammer import signals
 from tests.hammer.disk import SmallDisk
 from tests.hammer.errors import SmallDiskError, TargetMissedError
-from tests.hammer.journal import Blow, Journal
+from tests.hammer.journal import Injection, Journal
 from tests.hammer.kinds import Action, Fault, Target
 from tests.hammer.services import Services, answers
-from tests.hammer.victims import Group, Victims
+from tests.hammer.target_processes import Group, TargetProcesses
 
 from headrace.devstack.server import Server
 
@@ -24,36 +24,38 @@ _STOP_SECONDS = 60.0
 _REFILL_SECONDS = 0.5
 
 
-class Striker:
-    """Strikes faults; the caller uses one thread for each."""
+class FaultInjector:
+    """Injects faults; the caller uses one thread for each."""
 
-    def __init__(self, *, victims: Victims, services: Services, disk: SmallDisk | None, journal: Journal) -> None:
+    def __init__(
+        self, *, targets: TargetProcesses, services: Services, disk: SmallDisk | None, journal: Journal
+    ) -> None:
         self.hanging = signals.Hanging()
-        self._victims = victims
+        self._targets = targets
         self._services = services
         self._disk = disk
         self._journal = journal
         self._abort = threading.Event()
         self._disk_lock = threading.Lock()
 
-    def strike(self, fault: Fault) -> Blow:
-        """Strike the fault and wait for its end. Returns the blow, which records a miss."""
-        blow = self._journal.open(fault)
+    def inject(self, fault: Fault) -> Injection:
+        """Inject the fault and wait for its end. Returns the injection, which records a miss."""
+        injection = self._journal.open(fault)
         try:
             if fault.kind.target is Target.DISK:
-                self._fill(fault, blow)
+                self._fill(fault, injection)
             elif fault.kind.target.is_server:
-                self._strike_server(fault, blow)
+                self._inject_into_server(fault, injection)
             else:
-                self._strike_process(fault, blow)
+                self._inject_into_process(fault, injection)
         except (TargetMissedError, SmallDiskError) as error:
-            self._journal.missed(blow, str(error))
+            self._journal.missed(injection, str(error))
         finally:
-            self._journal.close(blow)
-        return blow
+            self._journal.close(injection)
+        return injection
 
     def release(self) -> None:
-        """End all faults that are being held, and strike no more."""
+        """End all faults that are being held, and inject no more."""
         self._abort.set()
         self.hanging.release()
         if self._disk is not None:
@@ -61,59 +63,59 @@ class Striker:
 
     # --- processes that headrace and Spark start again
 
-    def _strike_process(self, fault: Fault, blow: Blow) -> None:
+    def _inject_into_process(self, fault: Fault, injection: Injection) -> None:
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while True:
             self._find(fault, deadline)
             self._abort.wait(fault.aim)
             # Search again: a process that was found before the aim time may have ended.
-            groups = self._victims.find(fault.kind.target)
+            groups = self._targets.find(fault.kind.target)
             if not groups:
                 continue
             group = groups[int(fault.pick * len(groups))]
             try:
-                self._hit(fault, blow, group)
+                self._hit(fault, injection, group)
                 return
             except TargetMissedError as missed:
-                if blow.struck is not None or time.monotonic() > deadline:
+                if injection.injected is not None or time.monotonic() > deadline:
                     raise
-                self._journal.note(blow, f"{missed}; the next one is waited for")
+                self._journal.note(injection, f"{missed}; the next one is waited for")
 
     def _find(self, fault: Fault, deadline: float) -> None:
-        while not self._victims.find(fault.kind.target):
+        while not self._targets.find(fault.kind.target):
             if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
                 raise TargetMissedError(f"there was no {fault.kind.target} for {_TIMEOUT_SECONDS:g} s")
 
-    def _hit(self, fault: Fault, blow: Blow, group: Group) -> None:
+    def _hit(self, fault: Fault, injection: Injection, group: Group) -> None:
         pids = [process.pid for process in group]
         if fault.kind.action is Action.KILL:
             # An executor's own workers should notice its end by themselves.
             signals.kill(group[:1] if fault.kind.target is Target.EXECUTOR else group)
-            self._journal.struck(blow, pids)
+            self._journal.injected(injection, pids)
         elif fault.kind.action is Action.TERM:
             signals.terminate(group)
-            self._journal.struck(blow, pids)
-            self._see_end(blow, group[0])
+            self._journal.injected(injection, pids)
+            self._see_end(injection, group[0])
         else:
             self.hanging.stop(group)
-            self._journal.struck(blow, pids)
+            self._journal.injected(injection, pids)
             self._abort.wait(fault.hold)
             stood = self.hanging.go_on(group)
-            self._journal.note(blow, "goes on" if stood else "has been ended by others while it hung")
+            self._journal.note(injection, "goes on" if stood else "has been ended by others while it hung")
 
-    def _see_end(self, blow: Blow, process: psutil.Process) -> None:
+    def _see_end(self, injection: Injection, process: psutil.Process) -> None:
         began = time.monotonic()
         try:
             process.wait(_STOP_SECONDS)
-            self._journal.note(blow, f"ended after {time.monotonic() - began:.1f} s")
+            self._journal.note(injection, f"ended after {time.monotonic() - began:.1f} s")
         except psutil.TimeoutExpired:
-            self._journal.note(blow, f"still runs after {_STOP_SECONDS:g} s")
+            self._journal.note(injection, f"still runs after {_STOP_SECONDS:g} s")
         except psutil.Error:
-            self._journal.note(blow, "ended")
+            self._journal.note(injection, "ended")
 
     # --- servers
 
-    def _strike_server(self, fault: Fault, blow: Blow) -> None:
+    def _inject_into_server(self, fault: Fault, injection: Injection) -> None:
         names = self._services.named(fault.kind.target.value)
         name = names[int(fault.pick * len(names))]
         deadline = time.monotonic() + _TIMEOUT_SECONDS
@@ -122,68 +124,68 @@ class Striker:
             answers(self._services.servers[name], _ANSWER_SECONDS)
             with self._services.held(name) as server:
                 if server.alive:
-                    self._hit_server(fault, blow, server)
+                    self._hit_server(fault, injection, server)
                     break
             if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
                 raise TargetMissedError(f"{name} did not run for {_TIMEOUT_SECONDS:g} s")
         began = time.monotonic()
         if answers(self._services.servers[name], _ANSWER_SECONDS):
-            self._journal.note(blow, f"answers after {time.monotonic() - began:.1f} s")
+            self._journal.note(injection, f"answers after {time.monotonic() - began:.1f} s")
         else:
-            self._journal.note(blow, f"does not answer within {_ANSWER_SECONDS:g} s")
+            self._journal.note(injection, f"does not answer within {_ANSWER_SECONDS:g} s")
 
-    def _hit_server(self, fault: Fault, blow: Blow, server: Server) -> None:
+    def _hit_server(self, fault: Fault, injection: Injection, server: Server) -> None:
         if fault.kind.action is Action.HANG:
-            self._hang(fault, blow, server)
+            self._hang(fault, injection, server)
         else:
-            self._take_down(fault, blow, server)
+            self._take_down(fault, injection, server)
 
-    def _take_down(self, fault: Fault, blow: Blow, server: Server) -> None:
+    def _take_down(self, fault: Fault, injection: Injection, server: Server) -> None:
         process = server.process
         pids = [process.pid]
         if not process.alive:
-            raise TargetMissedError(f"{server.name} had ended before the blow")
+            raise TargetMissedError(f"{server.name} had ended before the fault")
         if fault.kind.action is Action.KILL:
             server.kill()
             if not process.wait(_STOP_SECONDS):
                 raise TargetMissedError(f"{server.name} outlived kill -9")
-            self._journal.struck(blow, pids)
+            self._journal.injected(injection, pids)
         else:
             psutil.Process(process.pid).send_signal(process.spec.stop_signal)
-            self._journal.struck(blow, pids)
+            self._journal.injected(injection, pids)
             if not process.wait(_STOP_SECONDS):
-                self._journal.note(blow, f"did not stop within {_STOP_SECONDS:g} s and was killed")
+                self._journal.note(injection, f"did not stop within {_STOP_SECONDS:g} s and was killed")
                 server.kill()
         self._abort.wait(fault.hold)
         server.launch()
 
-    def _hang(self, fault: Fault, blow: Blow, server: Server) -> None:
+    def _hang(self, fault: Fault, injection: Injection, server: Server) -> None:
         main = psutil.Process(server.process.pid)
         # The processes that the scheduler has started are not hit.
         group = [main] if fault.kind.target is Target.SCHEDULER else [main, *main.children(recursive=True)]
         self.hanging.stop(group)
-        self._journal.struck(blow, [process.pid for process in group])
+        self._journal.injected(injection, [process.pid for process in group])
         self._abort.wait(fault.hold)
         stood = self.hanging.go_on(group)
-        self._journal.note(blow, "goes on" if stood else "has been ended by others while it hung")
+        self._journal.note(injection, "goes on" if stood else "has been ended by others while it hung")
 
     # --- the disk
 
-    def _fill(self, fault: Fault, blow: Blow) -> None:
+    def _fill(self, fault: Fault, injection: Injection) -> None:
         if self._disk is None:
             raise TargetMissedError("the log has no small file system here")
         with self._disk_lock:
             deadline = time.monotonic() + _TIMEOUT_SECONDS
-            while not (writers := self._victims.writers()):
+            while not (writers := self._targets.writers()):
                 if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
                     raise TargetMissedError("nobody wrote to the log")
             try:
                 self._disk.fill()
-                self._journal.struck(blow, [writer.pid for writer in writers])
+                self._journal.injected(injection, [writer.pid for writer in writers])
                 until = time.monotonic() + fault.hold
                 while time.monotonic() < until and not self._abort.wait(_REFILL_SECONDS):
                     # Fill again, because space that cleanup has freed would let writers continue.
                     self._disk.fill()
             finally:
                 self._disk.empty()
-            self._journal.note(blow, f"has {self._disk.free >> 20} MiB again")
+            self._journal.note(injection, f"has {self._disk.free >> 20} MiB again")

@@ -16,7 +16,7 @@ Group = list[psutil.Process]
 """Processes that are hit together, the one that counts first."""
 
 
-class Victims:
+class TargetProcesses:
     """The processes of the stream ``stream_name`` in the stack ``stack_id``, whose log is below ``storage``."""
 
     def __init__(self, stack_id: str, stream_name: str, storage: Path) -> None:

@@ -1,0 +1,156 @@
+"""Injections: each has an effect on a real process, or is a miss."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.hammer import fault_injector
+from tests.hammer import services as services_module
+from tests.hammer.fault_injector import FaultInjector
+from tests.hammer.journal import Journal
+from tests.hammer.kinds import BY_NAME, Fault, Target
+from tests.hammer.services import Services
+from tests.hammer.target_processes import Group, TargetProcesses
+from tests.unit.hammer.conftest import Sleeper, wait_until
+
+
+class Found(TargetProcesses):
+    """Finds what it is told."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+
+    def find(self, target: Target) -> list[Group]:
+        return self.groups
+
+
+def fault(kind: str, *, hold: float = 0.0) -> Fault:
+    return Fault(number=1, at=0.0, kind=BY_NAME[kind], aim=0.0, hold=hold, pick=0.0)
+
+
+@pytest.fixture
+def targets() -> Found:
+    """Nobody yet."""
+    return Found()
+
+
+@pytest.fixture
+def injector(targets: Found, server: Sleeper, journal: Journal) -> FaultInjector:
+    """With one server."""
+    return FaultInjector(targets=targets, services=Services({server.name: server}, journal), disk=None, journal=journal)
+
+
+@pytest.fixture
+def process() -> Iterator[psutil.Process]:
+    """A target."""
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]) as started:
+        yield psutil.Process(started.pid)
+        started.kill()
+
+
+def test_kill_9_of_a_server_and_its_start_afterwards(injector: FaultInjector, server: Sleeper, tmp_path: Path) -> None:
+    before = server.process.pid
+    injection = injector.inject(fault("kafka kill -9", hold=0.1))
+    assert injection.hit
+    assert injection.pids == (before,)
+    assert server.alive
+    assert server.process.pid != before
+    (line,) = (tmp_path / "journal.jsonl").read_text().splitlines()
+    assert json.loads(line)["pids"] == [before]
+
+
+def test_restart_of_a_server(injector: FaultInjector, server: Sleeper) -> None:
+    before = server.process
+    assert injector.inject(fault("kafka restart")).hit
+    assert before.exit_code == -15
+    assert server.process.pid != before.pid
+
+
+def test_a_server_that_ends_while_it_starts_again_is_the_service_managers(
+    injector: FaultInjector, server: Sleeper, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Airflow's components do whose database is down as well."""
+    monkeypatch.setattr(services_module, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(services_module, "_RESTART_SECONDS", 0.1)
+    with injector._services:
+        thread = threading.Thread(target=injector.inject, args=(fault("kafka kill -9", hold=1.0),))
+        thread.start()
+        wait_until(lambda: bool(journal.injections) and journal.injections[0].hit)
+        monkeypatch.setattr(server, "ready", server.folder / "never")
+        wait_until(lambda: server.alive)
+        server.kill()
+        wait_until(lambda: journal.collateral["kafka"] == 1 and server.alive)
+        server.folder.joinpath("never").touch()
+        thread.join(60)
+    assert journal.injections[0].hit
+
+
+def test_a_server_hangs_for_a_while(injector: FaultInjector, server: Sleeper, journal: Journal) -> None:
+    main = psutil.Process(server.process.pid)
+    injecting_thread = threading.Thread(target=injector.inject, args=(fault("kafka SIGSTOP", hold=600),))
+    injecting_thread.start()
+    wait_until(lambda: bool(journal.injections) and journal.injections[0].hit)
+    assert main.status() == psutil.STATUS_STOPPED
+    injector.release()
+    injecting_thread.join(60)
+    assert main.status() != psutil.STATUS_STOPPED
+
+
+def test_a_target_that_comes_late_is_waited_for(
+    injector: FaultInjector, targets: Found, process: psutil.Process
+) -> None:
+    threading.Timer(0.2, lambda: targets.groups.append([process])).start()
+    injection = injector.inject(fault("batch kill -9"))
+    assert injection.hit
+    assert injection.pids == (process.pid,)
+    assert process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_target_that_never_comes_is_a_miss(injector: FaultInjector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_injector, "_TIMEOUT_SECONDS", 0.1)
+    injection = injector.inject(fault("batch kill -9"))
+    assert not injection.hit
+    assert "there was no batch" in str(injection.missed)
+
+
+def test_a_target_that_has_just_ended_does_not_count(
+    injector: FaultInjector, targets: Found, process: psutil.Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault_injector, "_TIMEOUT_SECONDS", 0.2)
+    process.kill()
+    wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    targets.groups = [[process]]
+    injection = injector.inject(fault("batch kill -9"))
+    assert not injection.hit
+    assert "had ended before the fault" in str(injection.missed)
+
+
+def test_a_target_that_others_end_while_it_hangs_is_reported(
+    injector: FaultInjector, targets: Found, process: psutil.Process, journal: Journal, lines: list[str]
+) -> None:
+    def kill_when_injected() -> None:
+        # Not as soon as it stands still: the injector has to see that too, or it waits for the next process.
+        wait_until(lambda: any(injection.injected is not None for injection in journal.injections))
+        process.kill()
+        wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+        injector.release()
+
+    targets.groups = [[process]]
+    killer = threading.Thread(target=kill_when_injected)
+    killer.start()
+    injection = injector.inject(fault("batch SIGSTOP", hold=120.0))
+    killer.join()
+    assert injection.hit
+    assert injection.notes == ["has been ended by others while it hung"]
+    assert "ended by others" in lines[-1]
+
+
+def test_without_a_small_disk_a_full_one_is_a_miss(injector: FaultInjector) -> None:
+    assert not injector.inject(fault("disk full")).hit
