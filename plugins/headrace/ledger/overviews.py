@@ -180,7 +180,9 @@ def _edges_query() -> Any:
     waiting = unclaimed_times.c.batch_time_ms <= bindparam("now_ms")
     # Not ORDER BY with LIMIT: that would sort them all.
     others = batches.alias()
-    first_begun_ms = select(func.min(_begun_ms(others))).where(*_backfilled(others)).scalar_subquery()
+    begun = select(func.min(_begun_ms(others))).where(others.c.stream == streams.c.name, *_backfilled(others))
+    # Said, since only what the next query names is correlated by itself.
+    first_begun_ms = begun.correlate(streams).scalar_subquery()
     columns = [
         since(batches, batches.c.batch_time_ms, batches.c.state != BatchState.ABSORBED).label("recent_since"),
         since(samples, samples.c.at_ms).label("sampled_since"),
@@ -195,10 +197,9 @@ def _edges_query() -> Any:
     return select(streams.c.name, *columns).where(_these(streams.c.name))
 
 
-def _backfilled(table: Any) -> tuple[Any, ...]:
+def _backfilled(table: Any) -> tuple[Any, Any]:
     """The conditions of `StreamOverview.backfilled`."""
-    is_of_stream = table.c.stream == streams.c.name
-    return is_of_stream, table.c.state.in_(UNFINISHED), ~and_(*_scheduled(table))
+    return table.c.state.in_(UNFINISHED), ~and_(*_scheduled(table))
 
 
 def _scheduled(table: Any) -> tuple[Any, Any]:

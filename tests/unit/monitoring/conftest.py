@@ -45,11 +45,13 @@ class Shop:
         block = BlockInfo(self.receiver, self.lease.epoch, 0, self.clock.now_ms(), handle, ranges, 1, 1)
         return self.ledger.blocks.add(self.lease, block).batch_time_ms
 
-    def begin(self, batch_time_ms: int, *, force: bool = False) -> Attempt:
-        """Begin an attempt, after allocation if that is missing."""
-        allocate(StreamContext(self.stream, self.ledger), batch_time_ms)
+    def begin(self, batch_time_ms: int, *, force: bool = False, stream: str = "shop") -> Attempt:
+        """Begin an attempt, after registration and allocation if they are missing."""
+        of = self.stream.model_copy(update={"name": stream})
+        self.ledger.streams.register(stream, of.to_json(), batch_interval_ms=INTERVAL_MS, block_interval_ms=200)
+        allocate(StreamContext(of, self.ledger), batch_time_ms)
         return self.ledger.attempts.begin(
-            "shop", batch_time_ms, holder="test", way="connect", lease_ms=_YEAR_MS, force=force
+            stream, batch_time_ms, holder="test", way="connect", lease_ms=_YEAR_MS, force=force
         )
 
     def complete(self, attempt: Attempt, **counts: int) -> None:

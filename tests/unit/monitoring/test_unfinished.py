@@ -105,6 +105,16 @@ def test_of_batches_that_are_run_again_the_one_that_was_begun_first_is_judged(ol
     assert found.batch_time_ms == newer
 
 
+def test_a_batch_that_is_run_again_in_another_stream_of_the_ledger_changes_nothing(old: Shop) -> None:
+    old.begin(FIRST - INTERVAL_MS, stream="other")
+    old.clock.advance(5_000)
+    old.begin(FIRST, force=True)
+    rows = {row.name: row for row in old.ledger.streams.all()}
+    found = old.ledger.overviews.of([rows["other"], rows["shop"]], 30)
+    times = {each.stream.name: each.backfilled and each.backfilled.batch_time_ms for each in found}
+    assert times == {"other": FIRST - INTERVAL_MS, "shop": FIRST}
+
+
 def test_a_batch_of_before_the_stream_began_is_late_only_since_it_was_allocated(shop: Shop) -> None:
     shop.begin(T - WEEK_MS)
     found = shop.summary()
