@@ -109,9 +109,8 @@ def _stalled_batches(found: Evidence) -> Iterator[Finding]:
     oldest = found.oldest
     if dag is not None and dag.paused:
         if not found.stopped or oldest is not None:
-            left = ""
-            if oldest is not None and not oldest.completed_before:
-                left = f"; records wait since batch time {time_text(oldest.batch_time_ms)}"
+            waiting = [each.batch_time_ms for each in found.unfinished if not each.completed_before]
+            left = f"; records wait since batch time {time_text(min(waiting))}" if waiting else ""
             yield Finding(
                 State.STALLED,
                 f"The DAG {dag.dag_id} is paused in Airflow, so no batch is run{left}.",

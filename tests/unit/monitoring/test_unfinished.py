@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.clock import time_text
 from headrace.errors import WARNING
+from headrace.monitoring.stream_state import DagFacts
+from headrace.monitoring.summary import default_place, summarize
 from headrace.monitoring.unfinished import last_error
 
 from .conftest import INTERVAL_MS, Shop, T
@@ -95,6 +98,15 @@ def test_a_batch_that_is_run_again_does_not_hide_one_that_fails(old: Shop) -> No
     assert (found.state, "the index is full" in found.reason) == ("failing", True)
 
 
+def test_records_that_wait_longer_than_an_old_batch_is_run_again_are_the_oldest(old: Shop) -> None:
+    waiting_ms = old.store()
+    old.clock.advance(2 * INTERVAL_MS)
+    old.begin(FIRST, force=True)
+    oldest = old.summary().oldest_unfinished
+    assert oldest is not None
+    assert (oldest.batch_time_ms, oldest.state) == (waiting_ms, "not allocated")
+
+
 def test_of_batches_that_are_run_again_the_one_that_was_begun_first_is_judged(old: Shop) -> None:
     newer = old.latest()
     old.ledger.attempts.fail(old.begin(newer, force=True), "the mapping conflicts")
@@ -119,3 +131,28 @@ def test_a_batch_of_before_the_stream_began_is_late_only_since_it_was_allocated(
     shop.begin(T - WEEK_MS)
     found = shop.summary()
     assert (found.state, found.oldest_unfinished and found.oldest_unfinished.age) == ("well", 0)
+
+
+def test_errors_of_a_replay_do_not_count(old: Shop) -> None:
+    old.begin(FIRST, force=True)
+    replay = old.ledger.replays.begin(
+        "shop", FIRST, target="copy", definition=old.stream.to_json(), outputs=["console"],
+        holder="test", way="connect", lease_ms=60_000,
+    )  # fmt: skip
+    old.ledger.attempts.fail(replay, "the copy's index is read-only")
+    assert last_error(old.ledger, old.ledger.batches.get("shop", FIRST)) is None
+    assert old.summary().state == "well"
+
+
+def test_while_the_batch_dag_is_paused_records_wait_only_for_batches_that_never_completed(old: Shop) -> None:
+    paused = {"shop_batches": DagFacts("shop_batches", paused=True)}
+
+    def reason() -> str:
+        row, place = old.ledger.streams.get("shop"), default_place("shop", "ledger")
+        return summarize(old.ledger, row, place, paused).reason
+
+    old.begin(FIRST, force=True)
+    assert reason() == "The DAG shop_batches is paused in Airflow, so no batch is run."
+    waiting_ms = old.store()
+    old.clock.advance(2 * INTERVAL_MS)
+    assert f"no batch is run; records wait since batch time {time_text(waiting_ms)}." in reason()
