@@ -34,8 +34,8 @@ def faults(
 ) -> None:
     """Kill, hang, restart and starve the parts of a stream under load, and check the result from outside.
 
-    Exit code 0: nothing lost, nothing doubled, every batch done, the ledger consistent, every fault injected. 1: a check
-    does not hold.
+    Exit code 0: nothing lost, nothing doubled, every batch done, the ledger consistent, every fault injected. 1: a
+    check does not hold.
     """
     from tests.hammer.schedule import ScheduleOptions, make_schedule
 

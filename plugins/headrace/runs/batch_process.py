@@ -9,8 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.spark.termination import EXIT_NOT_OURS, EXIT_TERMINATED
-
 # How long a terminated batch process may take to cancel its Spark jobs, in seconds.
 _TERMINATION_GRACE = 15.0
 _TAIL_LINES = 40
@@ -60,6 +58,9 @@ class BatchProcess:
 
 def _ending(code: int) -> str:
     """An exit code of ``headrace.spark.batch_command`` in words."""
+    # Not above: the parsing of a DAG file imports this module, and Spark's layer is not for it.
+    from headrace.spark.termination import EXIT_NOT_OURS, EXIT_TERMINATED
+
     if code == EXIT_NOT_OURS:
         return "ended because a newer attempt at the batch began"
     if code in (-signal.SIGTERM, EXIT_TERMINATED):

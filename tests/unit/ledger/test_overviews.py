@@ -48,12 +48,14 @@ def _one_by_one(ledger: Ledger, found: StreamOverview, points: int) -> StreamOve
     judged = [each.batch_time_ms for each in (unfinished, backfilled) if each is not None]
     attempts = [each for time_ms in judged for each in ledger.attempts.of_batch(name, time_ms)]
     waiting = ledger.blocks.waiting(name, found.now_ms)
+    recent = ledger.batch_pages.newest(name, points)
+    outputs = [output for batch in recent for output in ledger.attempts.outputs(name, batch.batch_time_ms)]
     return StreamOverview(
         stream=ledger.streams.get(name),
         now_ms=found.now_ms,
         job=ledger.jobs.current(name),
         receivers=ledger.receivers.all(name),
-        recent=ledger.batch_pages.newest(name, points),
+        recent=recent,
         last_completed=next(iter(ledger.batches.page(name, 1, [BatchState.COMPLETED])), None),
         unfinished=unfinished,
         backfilled=backfilled,
@@ -62,6 +64,7 @@ def _one_by_one(ledger: Ledger, found: StreamOverview, points: int) -> StreamOve
         waiting_ms=None if waiting is None else waiting.first_ms,
         failed_positions=[each for each in ledger.positions.all(name, live=True) if each.error],
         samples=ledger.samples.latest(name, points),
+        dead_letters=sum(each.counts.get("dead_lettered", 0) for each in outputs),
     )
 
 
@@ -118,8 +121,8 @@ def _cost(path: Path, *, streams: int, batches: int) -> dict[str, int]:
 def test_the_number_of_statements_depends_neither_on_streams_nor_on_batches(tmp_path: Path) -> None:
     of_each_situation = _cost(tmp_path / "few.db", streams=len(SITUATIONS), batches=40)
     of_more = _cost(tmp_path / "more.db", streams=3 * len(SITUATIONS), batches=60)
-    # BEGIN, edges, batches, samples, attempts, jobs, receivers.
-    assert of_each_situation["statements"] == of_more["statements"] == 7
+    # BEGIN, edges, batches, samples, attempts, jobs, receivers, outputs.
+    assert of_each_situation["statements"] == of_more["statements"] == 8
 
 
 def test_reading_does_not_grow_with_the_number_of_batches(tmp_path: Path) -> None:

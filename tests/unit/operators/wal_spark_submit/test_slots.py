@@ -30,7 +30,7 @@ def test_other_batches_in_the_slot_are_waited_for_in_place_where_tasks_are_not_d
 ):
     first, _ = allocated()
     at_ms, task = allocated()
-    other = ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
+    other = ledger.attempts.begin("flights", first, holder="another run", way="connect", lease_ms=60_000)
     slept = []
 
     def sleep(seconds: float) -> None:
@@ -42,7 +42,7 @@ def test_other_batches_in_the_slot_are_waited_for_in_place_where_tasks_are_not_d
     make(stream, deferrable=False, slot_poll=timedelta(milliseconds=100)).execute(task.context)
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
     assert slept == [0.1] * 3
-    assert capsys.readouterr().out.count("other") == 1, "why it waits is said once"
+    assert capsys.readouterr().out.count("another run") == 1, "why it waits is said once"
 
 
 def test_a_wait_in_place_for_the_slot_ends_after_the_slot_timeout(stream, allocated, toy_batch, connectable, ledger):
