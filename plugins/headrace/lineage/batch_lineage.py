@@ -1,4 +1,4 @@
-"""The lineage of the batches that a task has run."""
+"""The lineage of the batches that a task has run, with the facets of headrace."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attr
 from airflow.providers.openlineage.extractors import OperatorLineage
 from openlineage.client.event_v2 import InputDataset, OutputDataset
-from openlineage.client.facet_v2 import output_statistics_output_dataset
+from openlineage.client.facet_v2 import InputDatasetFacet, RunFacet, output_statistics_output_dataset
 
 from headrace.clock import time_text
 from headrace.lineage.dataset_names import DatasetName, index_name, output_name, topic_name
-from headrace.lineage.facets import BatchFacet, OffsetRange, OffsetRangesFacet
 from headrace.stream import ElasticsearchOutput
 
 if TYPE_CHECKING:
@@ -22,6 +22,38 @@ if TYPE_CHECKING:
 
 # What the outputs call their rows and bytes.
 _ROWS = ("created", "updated", "messages", "rows")
+
+
+@attr.define
+class OffsetRange:
+    """The offsets ``[fromOffset, untilOffset)`` of a partition, with ``records`` records.
+
+    ``incarnation`` is 1 for the first topic of this name, and grows when the topic is deleted and created again.
+    """
+
+    partition: int
+    fromOffset: int  # noqa: N815 - OpenLineage's names are in camel case
+    untilOffset: int  # noqa: N815
+    records: int
+    incarnation: int = 1
+
+
+@attr.define
+class OffsetRangesFacet(InputDatasetFacet):
+    """What a batch has read of a topic: the facet ``headrace_offsets`` of an input dataset."""
+
+    ranges: list[OffsetRange] = attr.field(factory=list)
+
+
+@attr.define
+class BatchFacet(RunFacet):
+    """The batches that a task has run: the facet ``headrace_batches`` of a run."""
+
+    stream: str
+    batchTimes: list[str] = attr.field(factory=list)  # noqa: N815
+    """Batch times in ISO 8601."""
+    target: str = ""
+    """The name of the replay, "" if the batches were run themselves."""
 
 
 def batch_lineage(ledger: Ledger, written: Stream, attempts: Iterable[Attempt]) -> OperatorLineage[Any, Any]:

@@ -1,4 +1,4 @@
-"""A stream's events and gaps in pages, each event also in words, and the batch of an Airflow run."""
+"""A stream over time: its batches and samples, its events and gaps in pages, and the batch of an Airflow run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.ledger import Ledger
-from headrace.ledger.models import EventRow
+from headrace.ledger.models import EventRow, SampleRow
 from headrace.ledger.states import EventKind
+from headrace.monitoring.batch_lines import BatchLine, batch_line
 
 # A busy stream has five of these a second: they would hide all others.
 _MANY = frozenset({EventKind.BLOCK_ADDED})
@@ -115,3 +116,34 @@ def batch_of_run(ledger: Ledger, stream_name: str, run_id: str, ended_ms: int | 
     if batch is None:
         return None
     return batch.absorbed_by_ms or batch.batch_time_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Batches and samples of ``[from_ms, until_ms)``, oldest first. ``thinned``: some batches are left out, since a
+    picture has no room for them."""
+
+    batch_interval: float
+    from_ms: int
+    until_ms: int
+    thinned: bool
+    batches: tuple[BatchLine, ...]
+    samples: tuple[SampleRow, ...]
+
+
+def timeline(
+    ledger: Ledger, stream_name: str, *, from_ms: int | None = None, until_ms: int | None = None, points: int = 200
+) -> Timeline:
+    """At most ``points`` batches and samples; by default the last ``points`` batch times."""
+    interval_ms = ledger.streams.get(stream_name).batch_interval_ms
+    until_ms = ledger.now_ms() + 1 if until_ms is None else until_ms
+    from_ms = until_ms - points * interval_ms if from_ms is None else from_ms
+    rows, thinned = ledger.batch_pages.points(stream_name, from_ms, until_ms, points=points)
+    return Timeline(
+        batch_interval=interval_ms / 1000,
+        from_ms=from_ms,
+        until_ms=until_ms,
+        thinned=thinned,
+        batches=tuple(map(batch_line, rows)),
+        samples=tuple(ledger.samples.between(stream_name, from_ms, until_ms, points=points)),
+    )

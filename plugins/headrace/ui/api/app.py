@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,6 @@ from headrace.ui.api.errors import RESPONSES, add_error_handlers
 from headrace.ui.api.key_searches import KeySearches
 from headrace.ui.api.ledgers import SECONDS, OpenLedgers
 from headrace.ui.api.metrics import metrics_router
-from headrace.ui.api.openapi import add_examples
 from headrace.ui.api.stream_routes import streams
 from headrace.ui.api.trace_routes import traces
 
@@ -70,7 +72,7 @@ def create_app(airflow: AirflowSide | None = None, *, ledger_seconds: float = SE
         app.include_router(router, prefix=API, dependencies=[Depends(known_caller)], responses=RESPONSES)
     add_error_handlers(app)
     app.include_router(metrics_router(airflow, app.state.ledgers))
-    add_examples(app)
+    _add_examples(app)
     _add_page(app)
     _add_headers(app)
     return app
@@ -101,3 +103,26 @@ def _add_headers(app: FastAPI) -> None:
             # With an ETag: a new version of headrace is seen at once.
             response.headers.setdefault("Cache-Control", "no-cache")
         return response
+
+
+@cache
+def examples() -> dict[str, Any]:
+    """An example of each answer, by the name of its model in `headrace.ui.api.models`."""
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _add_examples(app: FastAPI) -> None:
+    """Let the application's document have the examples.
+
+    They are not written into the models: FastAPI leaves out all nulls of a document, also those of an example.
+    """
+    without: Callable[[], dict[str, Any]] = app.openapi
+
+    def document() -> dict[str, Any]:
+        found = without()
+        for name, example in examples().items():
+            found["components"]["schemas"][name]["examples"] = [example]
+        return found
+
+    app.openapi = document  # type: ignore[method-assign]

@@ -10,7 +10,6 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from headrace.ledger.states import EventKind
 from headrace.monitoring import history
 from headrace.monitoring.stream_detail import stream_detail
-from headrace.monitoring.timeline import timeline
 from headrace.ui.api import models
 from headrace.ui.api.access import CallerDep, StreamDep, may_operate
 from headrace.ui.api.airflow_side import AirflowSide
@@ -66,7 +65,9 @@ def show_timeline(
     from_ms, until_ms = optional_ms(from_time, "from"), optional_ms(until, "until")
     if from_ms is not None and until_ms is not None and from_ms >= until_ms:
         raise HTTPException(422, "from has to be before until.")
-    found = stream.ask(lambda ledger: timeline(ledger, stream.name, from_ms=from_ms, until_ms=until_ms, points=points))
+    found = stream.ask(
+        lambda ledger: history.timeline(ledger, stream.name, from_ms=from_ms, until_ms=until_ms, points=points)
+    )
     return models.Timeline.model_validate(found)
 
 

@@ -9,8 +9,7 @@ import jsonschema
 import pytest
 from tests.page_server import NoAirflow
 
-from headrace.ui.api.app import create_app
-from headrace.ui.api.openapi import examples
+from headrace.ui.api.app import create_app, examples
 
 
 @pytest.fixture(scope="module")
