@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,8 @@ from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.batch.cleanup import EVENTS_KEPT_MS, PARTIAL_WRITE_SECONDS, clean_up
 from headrace.batch.manifest import Manifest
 from headrace.ledger import EventKind
+from headrace.ledger.cleanup import Cleanup
+from headrace.ledger.models import SegmentRow
 from headrace.wal.errors import StorageError
 from headrace.wal.local_storage import LocalStorage
 
@@ -181,3 +184,27 @@ def test_a_segment_that_cannot_be_deleted_goes_with_the_next_cleanup(
     assert receiving.segments() == [second, third]
     done = clean_up(receiving.context)
     assert (done.segments, done.blocks, receiving.segments()) == (2, 2, [])
+
+
+def test_a_segment_that_an_attempt_begun_meanwhile_reads_stays(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch_time_ms in (T1, T2):
+        receiving.store(2)
+        receiving.new_segment()
+        receiving.clock.advance(10_000)
+        take(receiving, batch_time_ms)
+        receiving.complete(batch_time_ms)
+        write_checkpoint(receiving.context, batch_time_ms)
+    receiving.clock.advance(60_000)
+    first, _ = receiving.segments()
+    claim = Cleanup.claim_removal
+
+    def begin_then_claim(cleanup: Cleanup, *args: Any, **options: Any) -> list[SegmentRow]:
+        begun = {"holder": "again", "way": "connect", "lease_ms": 60_000}
+        receiving.ledger.attempts.begin("shop", T1, force=True, **begun)
+        return claim(cleanup, *args, **options)
+
+    monkeypatch.setattr(Cleanup, "claim_removal", begin_then_claim)
+    assert clean_up(receiving.context).segments == 1
+    assert receiving.segments() == [first]

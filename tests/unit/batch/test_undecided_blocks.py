@@ -35,12 +35,19 @@ def decide(
     *frames: FoundFrame,
     checkpoint: dict[TopicPartition, int] | None = None,
     opened: dict[TopicPartition, int] | None = None,
+    last_accepted: int = -1,
 ) -> tuple[list[int], list[int], int]:
-    """The epochs of the blocks that count, of those that are dropped, and how many were refused."""
+    """The epochs of the blocks that count, of those that are dropped, and how many were refused.
+
+    ``last_accepted``: the receiver's last accepted sequence of epoch 1 in the checkpoint.
+    """
     saved = None
     if checkpoint is not None:
         rows = [SimpleNamespace(input_id="clicks", partition=p, next_offset=offset) for p, offset in checkpoint.items()]
-        saved = SimpleNamespace(positions=rows, receivers=(), gaps=())
+        receiver = SimpleNamespace(
+            receiver_id=ReceiverId("shop", "clicks", 0), epoch=1, last_accepted_sequence=last_accepted
+        )
+        saved = SimpleNamespace(positions=rows, receivers=(receiver,), gaps=())
     positions = {("clicks", partition): [offset] for partition, offset in (opened or {}).items()}
     contents = SimpleNamespace(frames=frames, saved=saved, manifests={}, positions=positions)
     found = accepted_blocks(cast(FolderContents, cast(Any, contents)))
@@ -105,3 +112,10 @@ def test_a_block_that_nothing_replaces_counts_although_a_position_was_within_it(
         frame(1_003, {ZERO: (5, 6)}, accepted=True),
     ]
     assert decide(*frames, opened={ZERO: 3}) == ([1, 1_002, 1_003], [], 0)
+
+
+def test_a_block_added_between_the_checkpoint_s_two_looks_counts() -> None:
+    """A checkpoint reads the positions first, and the receivers' last accepted sequences after them."""
+    last = frame(1, {ZERO: (0, 5)}, sequence=3)
+    assert decide(last, checkpoint={ZERO: 0}, last_accepted=3) == ([1], [], 0)
+    assert decide(last, checkpoint={ZERO: 0}, last_accepted=2) == ([], [1], 0)

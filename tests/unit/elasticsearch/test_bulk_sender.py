@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.elasticsearch.bulk_bodies import prepare_rows
-from headrace.elasticsearch.bulk_sender import BulkSender, SentRequest
+from headrace.elasticsearch.bulk_sender import MOST_OFFENDERS, BulkSender, SentRequest
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     ElasticsearchUnavailableError,
@@ -190,6 +190,17 @@ def test_a_setting_that_makes_every_request_invalid_fails_the_batch_and_makes_fe
         send(make_rows([{"n": n} for n in range(100)]))
     with pytest.raises(ElasticsearchRefusedError):
         send(make_rows([{"n": n} for n in range(3)]))
+
+
+def test_as_many_invalid_documents_as_the_limit_are_rejected_and_one_more_fails_the_batch(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    rows = make_rows([{"n": n} for n in range(100)])
+    elasticsearch.standing_fault = invalid_if(lambda action: action.document["n"] < MOST_OFFENDERS)
+    assert len(send(rows).rejected) == MOST_OFFENDERS
+    elasticsearch.standing_fault = invalid_if(lambda action: action.document["n"] <= MOST_OFFENDERS)
+    with pytest.raises(ElasticsearchRefusedError):
+        send(rows)
 
 
 def test_too_large_a_request_is_split(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:

@@ -258,6 +258,8 @@ def test_a_stale_try_leaves_the_job_to_the_one_that_attached_to_it(operator, toy
     [
         ("success", {}, True),
         ("failed", {}, True),
+        # Airflow would have tried once more.
+        ("failed", {"try_number": 4}, True),
         # By itself: no try was left.
         ("failed", {"try_number": 5}, False),
         ("running", {}, False),

@@ -51,7 +51,7 @@ class TestBlocksReadySensor:
     def test_the_end_of_the_wait_is_logged(self, stream, ledger, capsys):
         sensor = BlocksReadySensor(task_id="await", stream=stream)
         sensor.found({}, {"reason": "flights/records/1 did not seal", "complete": False})
-        assert "did not seal" in capsys.readouterr().out
+        assert "Not waiting any longer: flights/records/1 did not seal" in capsys.readouterr().out
 
     def test_the_sensor_fails_for_good_and_by_timestamp_is_tried_again(self, stream, ledger):
         event = {"reason": "nothing is known of this batch", "complete": True, "failed": True}

@@ -208,3 +208,20 @@ def test_a_topic_of_which_nothing_may_be_known_is_not_taken_for_deleted(setting:
         partitioning.apply(Discovery((), missing=("flights",)))
     (row,) = setting.ledger.positions.all("air")
     assert row.state is PartitionState.ENDED
+
+
+def test_a_topic_counts_as_deleted_when_three_discoveries_in_a_row_do_not_have_it(setting: Setting) -> None:
+    partitioning = Partitioning(
+        StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=0
+    )
+    seen = Discovery((SeenTopic("flights", "id-1", 1),), starting={("flights", "id-1", 0): 7})
+    missing = Discovery((), missing=("flights",))
+
+    def state_after(discovery: Discovery) -> PartitionState:
+        partitioning.apply(discovery)
+        (row,) = setting.ledger.positions.all("air")
+        return row.state
+
+    active, ended = PartitionState.ACTIVE, PartitionState.ENDED
+    assert [state_after(each) for each in (seen, missing, missing, seen)] == [active] * 4
+    assert [state_after(each) for each in (missing, missing, missing)] == [active, active, ended]
