@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @examples(
     "batches preview orders 2026-11-21T14:05Z",
-    "batches preview orders 2026-11-21T14:05Z --transform orders:mended --limit 5",
+    "batches preview orders 2026-11-21T14:05Z --transform orders:corrected --limit 5",
 )
 def preview(
     name: StreamName,
@@ -158,7 +158,7 @@ def _cell(value: Any) -> object:
 
 
 def _plain(value: Any) -> Any:
-    """Rows as JSON values: bytes as text if they are UTF-8, else base64; all else that JSON has not, as text."""
+    """Rows as JSON values: bytes as text if they are UTF-8, else base64; what else JSON cannot hold as text."""
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -33,7 +33,7 @@ def configured_ledger() -> str:
 
     Raises:
         NoLedgerError: there is no such file, or it names no ledger.
-        ConfigurationError: the file is not as it should be.
+        ConfigurationError: the file is invalid.
     """
     ledger = configured_ledger_if_any()
     if ledger is None:

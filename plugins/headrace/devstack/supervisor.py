@@ -71,7 +71,7 @@ def _held(data: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise StackRunningError(
                 f"Another process holds the stack in {data}.",
-                remedy="`headrace stack status` tells, `headrace stack down` stops it.",
+                remedy="`headrace stack status` shows it, `headrace stack down` stops it.",
             ) from error
         yield
 

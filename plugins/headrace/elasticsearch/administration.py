@@ -41,7 +41,7 @@ _ALIAS_PROPERTIES = ("filter", "index_routing", "search_routing", "is_hidden")
 def official_client(cluster: Cluster, *, timeout_seconds: float) -> Elasticsearch:
     """The official client for the cluster of an output. It does not retry: `Administration` does.
 
-    Raises IndexingOptionsError if a certificate's file cannot be read or a fingerprint is none.
+    Raises IndexingOptionsError if a certificate's file cannot be read or a fingerprint is invalid.
     """
     try:
         return Elasticsearch(

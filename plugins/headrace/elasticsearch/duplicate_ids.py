@@ -99,9 +99,9 @@ def duplicate_ids_error(index: str, kind: DocumentIdKind, examples: Sequence[str
 
 
 _REMEDIES = {
-    DocumentIdKind.RECORD: "Where the transform makes several rows of one record, name what tells them apart: "
-    'document_ids=RecordIds(rows="column"), such as the position that posexplode gives. Otherwise let it make one row '
-    "of each record.",
+    DocumentIdKind.RECORD: "Where the transform makes several rows of one record, name the column that distinguishes "
+    'them: document_ids=RecordIds(rows="column"), such as the position that posexplode gives. Otherwise let it make '
+    "one row of each record.",
     DocumentIdKind.KEY: "A key has one document. Where the transform makes several rows of one record, give each row a "
     "key of its own, or use ColumnIds. Where records of one key are in several partitions, name a column that grows "
     "with every change of a key: KeyIds(version_from=…).",

@@ -79,7 +79,7 @@ class Transport(Protocol):
 class ElasticsearchTransport:
     """The transport to a real cluster. It uses the nodes in turn, and leaves one that does not answer out for a while.
 
-    Raises IndexingOptionsError if a certificate's file cannot be read or a fingerprint is none.
+    Raises IndexingOptionsError if a certificate's file cannot be read or a fingerprint is invalid.
     """
 
     def __init__(self, cluster: Cluster, *, connections: int, timeout_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What a write tells the process that waits for it: a report of its counts, and warnings while it runs.
+"""What a write reports to the process that waits for it: its counts, and warnings while it runs.
 
 Over Spark Connect the write's commit runs in a process of the server and cannot return values to the caller. So it
 writes the report to the URI in the options, and the caller reads it. The report is durable before the write succeeds.

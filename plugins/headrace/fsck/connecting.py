@@ -161,7 +161,7 @@ def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
     for seen in topics:
         yield Checked(f"{name}, topic {seen.topic}", f"{where}, {seen.partitions} partitions")
     for topic in missing:
-        yield Checked(f"{name}, topic {topic}", where, "The topic does not exist.", "Create it, or mend its name.")
+        yield Checked(f"{name}, topic {topic}", where, "The topic does not exist.", "Create it, or correct its name.")
     for topic, refusal in refused.items():
         yield Checked(f"{name}, topic {topic}", where, refusal.what, refusal.remedy)
     if source.topic_pattern is not None and not topics:

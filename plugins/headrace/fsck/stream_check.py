@@ -107,5 +107,5 @@ def _unexplained(holes: list[Hole]) -> list[str]:
     offsets = sum(hole.until - hole.start for hole in holes)
     return [
         f"{len(holes)} ranges of {offsets} offsets are in no block, batch or gap. They hold no record, if transactions "
-        f"or compaction left them; only Kafka can tell (--kafka). The first is {holes[0]}."
+        f"or compaction left them; only Kafka can show it (--kafka). The first is {holes[0]}."
     ]

@@ -61,7 +61,7 @@ def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -
     way_out = (
         "Run it: its blocks are there, and no batch has taken them."
         if first.state is None
-        else "Wait for it or run it; if it can never succeed, give it up: "
+        else "Wait for it or run it; if it can never succeed, abandon it: "
         f"`headrace batches abandon {batch.stream} {time_text(first.batch_time_ms)} --reason WHY`."
     )
     raise NotItsTurnError(

@@ -23,11 +23,12 @@ class Run(NamedTuple):
     failed: bool
 
     def goes_on(self, tried: Collection[BatchOutputRow], *, beside: bool) -> bool:
-        """Whether the next attempt belongs to this run, although it has failed: tasks of several outputs may run one
+        """Whether the next attempt continues this run, although it has failed: tasks of several outputs may run one
         after another.
 
-        It does if it repeats no output of the run without a record; before the failure also if it runs ``beside``
-        another attempt. ``tried`` are the newest rows of its outputs without a record.
+        It does if it repeats none of the run's outputs that have no record. Before the run has failed, an attempt that
+        runs ``beside`` another one continues it too. ``tried`` are the newest rows of the attempt's outputs that have
+        no record.
         """
         repeats = any(row.attempt >= self.first_attempt for row in tried)
         return not repeats or (beside and not self.failed)

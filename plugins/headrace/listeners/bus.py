@@ -186,7 +186,7 @@ class ListenerBus:
         return [*behind, *pending]
 
     def _read(self, subscriptions: Sequence[Subscription]) -> list[Subscription]:
-        """Read a page for each. Returns those that have more."""
+        """Read a page of events for each listener. Returns those that have more."""
         more: list[Subscription] = []
         positions: dict[tuple[bool, int], list[Subscription]] = {}
         for each in subscriptions:

@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the judgement rests on.
+    """What a stream is judged by.
 
     ``recent`` are the newest batches that are not absorbed, newest first; ``dead_letters`` is the number of theirs.
     ``unfinished`` are those that `unfinished_of` finds. ``failed_positions`` are partitions that an error has stopped.

@@ -105,7 +105,7 @@ def _allocate_missed(run: BatchRun, log: Any) -> None:
         len(missed), sum(each.records for each in missed),
         time_text(missed[0].batch_time_ms), time_text(missed[-1].batch_time_ms),
     )  # fmt: skip
-    if not run.goes_on_by_itself:
+    if not run.is_automatic:
         log.warning("The next scheduled run allocates them, and later ones run them; a backfill of this DAG does both.")
         return
     number, until = 0, time.monotonic() + _MOST_SECONDS

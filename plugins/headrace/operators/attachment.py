@@ -32,7 +32,7 @@ def attachment(context: Context) -> dict[str, Any]:
     return {ATTACHED: holder(context), _TASK: reported}
 
 
-def ended_unheard(job: JobRow, context: Context) -> bool:
+def ended_unnoticed(job: JobRow, context: Context) -> bool:
     """Whether the task that waited for this job was marked or cleared, and nobody asked the job to stop."""
     before = job.attributes.get(_TASK)
     if before is None or job.state.ended or job.stop_requested_at_ms is not None:

@@ -15,7 +15,7 @@ from airflow.sdk import BaseOperator
 
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.operators.attachment import ATTACHED, attachment, ended_unheard, holder
+from headrace.operators.attachment import ATTACHED, attachment, ended_unnoticed, holder
 from headrace.operators.links import SparkUiLink, browser_link
 from headrace.runs.detached import DetachedProcess, spawn, tail
 from headrace.runs.receiver_job import JobOutcome, JobWatch
@@ -96,7 +96,7 @@ class KafkaReceiverOperator(BaseOperator):
                 self.log.info(
                     "Attached to the receiver job of %s, which runs since %s.", job.holder, _time(job.acquired_at_ms)
                 )
-                if ended_unheard(job, context):
+                if ended_unnoticed(job, context):
                     self.log.info("Its last task was ended by a person, so it is asked to stop.")
                     ledger.jobs.request_stop(self.stream.name, "its Airflow task was ended by a person")
                 elif (replaced := replace_older_job(ledger, self.stream.name)) is not None:

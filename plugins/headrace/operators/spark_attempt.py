@@ -220,8 +220,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         if theirs is not None and theirs != connect_token.fingerprint(secret_key(self.stream.name), self.stream.name):
             self.log.warning(
                 "The receiver job (epoch %d) was started with another secret key and would refuse this batch, so the "
-                "batch is submitted. `headrace streams stop %s` and `headrace streams start %s` give the job the key "
-                "of now.",
+                "batch is submitted. `headrace streams stop %s` and `headrace streams start %s` give the job the "
+                "present key.",
                 job.epoch, self.stream.name, self.stream.name,
             )  # fmt: skip
             return "submit"

@@ -57,7 +57,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     run for it.
 
     Later scheduled runs retry failed batches. In a stream whose batches run in order, this task first allocates and
-    runs, in order, the earlier batch times that nobody runs; their own runs, which may wait for this one to end, find
+    runs, in order, the earlier batch times that no task runs; their own runs, which may wait for this one to end, find
     them completed. In other streams a run does its own batch first, whose success shows that the output is available
     again, and then what is left of earlier batches (``failed_batches``). Both end after ``limits.retry_for``.
 
@@ -86,12 +86,12 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         Raises:
             BatchTaskError: a step failed.
         """
-        if run.goes_on_by_itself:
+        if run.is_automatic:
             # The next run takes the batch up, so this run must not delay it.
             self.slot_timeout = min(self.slot_timeout, timedelta(milliseconds=self.stream.retry_for_ms))
         self._others_until = time.monotonic() + self.stream.retry_for_ms / 1000
         self._run_own_batch(run)
-        if run.goes_on_by_itself and not self.stream.is_ordered:
+        if run.is_automatic and not self.stream.is_ordered:
             self._take_up_failed(run)
 
     def _run_own_batch(self, run: BatchRun) -> None:
@@ -298,7 +298,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         Raises:
             EarlierBatchFailedError: the time is over, and batches that come first are left.
         """
-        if run.goes_on_by_itself and time.monotonic() >= self._others_until:
+        if run.is_automatic and time.monotonic() >= self._others_until:
             raise EarlierBatchFailedError(
                 f"Batch {time_text(batch.batch_time_ms)} is left to the next runs: this one has run earlier batches "
                 f"for {self.stream.retry_for_ms / 1000:g} s, and more come first. {error}"
@@ -312,7 +312,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             first_ms = earlier.batch_time_ms
             if earlier.state is None:
                 self.log.info(
-                    "Batch %s comes before %s, and nobody has allocated it: that is done here.",
+                    "Batch %s comes before %s, and is not allocated: it is allocated now.",
                     time_text(first_ms),
                     time_text(batch_time_ms),
                 )
@@ -325,7 +325,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 self.wait(reason, waiting_for=f"batch {first_ms}")
             self._await_repair(run, first_ms, batch_time_ms)
             self.log.info(
-                "Batch %s comes before %s and is %s, and nobody runs it: it is run first, here.",
+                "Batch %s comes before %s and is %s, and no task runs it: it is run first, by this task.",
                 time_text(first_ms), time_text(batch_time_ms), earlier.state.value,
             )  # fmt: skip
             self._run_ahead(run, run.ledger.batches.get(self.stream.name, first_ms))
@@ -334,7 +334,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     def _await_repair(self, run: BatchRun, first_ms: int, batch_time_ms: int) -> None:
         """Fail if the earlier batch failed by the user's code, or finally, and nothing has changed since: no run should
-        repeat it for nothing. A run that somebody asked for waits instead until that is repaired."""
+        repeat it for nothing. A requested run waits instead until that is repaired."""
         from headrace.runs.retries import is_held_back
         from headrace.runs.steps_to_run import attempts_without_replays
 
@@ -345,16 +345,16 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             f"Batch {time_text(first_ms)} comes before {time_text(batch_time_ms)}, "
             f"and nothing has changed since it failed: {tried[-1].error}."
         )
-        error = EarlierBatchFailedError(reason, remedy=self._way_out(first_ms))
+        error = EarlierBatchFailedError(reason, remedy=self._remedy(first_ms))
         error.failure = Failure.FINAL
-        if run.goes_on_by_itself:
+        if run.is_automatic:
             raise error
         self.wait(str(error), waiting_for=f"batch {first_ms}", otherwise=error)
 
-    def _way_out(self, batch_time_ms: int) -> str:
+    def _remedy(self, batch_time_ms: int) -> str:
         return (
             "Correct what makes it fail: later runs run it again once the stream's definition or code has changed, or "
-            "clear its run. If the batch can never succeed, give it up: "
+            "clear its run. If the batch can never succeed, abandon it: "
             f"`headrace batches abandon {self.stream.name} {time_text(batch_time_ms)} --reason WHY`."
         )
 
@@ -377,7 +377,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             raise EarlierBatchFailedError(
                 f"Batch {time_text(batch.batch_time_ms)} comes first in stream {self.stream.name!r}, and it failed: "
                 f"{error}",
-                remedy=self._way_out(batch.batch_time_ms),
+                remedy=self._remedy(batch.batch_time_ms),
             ) from error
 
     def _ahead(self, run: BatchRun, batch: BatchRow) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from headrace.runs.batch_time import batch_time_of_run, begin_run
-from headrace.runs.identity import goes_on_by_itself
+from headrace.runs.identity import is_automatic
 from headrace.runs.request import RunRequest, run_request
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class BatchRun:
         return run_request(self.context, self.stream)
 
     @property
-    def goes_on_by_itself(self) -> bool:
-        """Whether other runs follow without anybody's request, and continue where this one ends."""
-        return goes_on_by_itself(self.context)
+    def is_automatic(self) -> bool:
+        """Whether other runs follow without a request, and continue where this one ends."""
+        return is_automatic(self.context)
 
     def find_batch(self) -> BatchRow | None:
         """The batch, or None if it is not allocated."""

@@ -56,6 +56,6 @@ def of_schedule(context: Mapping[str, Any]) -> bool:
     return bool(context["dag_run"].run_type == "scheduled")
 
 
-def goes_on_by_itself(context: Mapping[str, Any]) -> bool:
-    """Whether other runs follow the task's run by themselves: the schedule or an asset event started it."""
+def is_automatic(context: Mapping[str, Any]) -> bool:
+    """Whether the schedule or an asset event started the task's run, so that other runs follow it without a request."""
     return of_schedule(context) or bool(context["dag_run"].run_type == "asset_triggered")

@@ -120,8 +120,8 @@ def may_be_tried(stream: Stream, attempts: Sequence[AttemptRow], now_ms: int) ->
     last = attempts[-1]
     if is_held_back(stream, last):
         return False
-    in_vain = _ended_in_vain(attempts)
-    pause_ms = min(stream.batch_interval_ms * 2**in_vain, _LONGEST_PAUSE_MS) if in_vain else 0
+    failed = _failed_retries(attempts)
+    pause_ms = min(stream.batch_interval_ms * 2**failed, _LONGEST_PAUSE_MS) if failed else 0
     return now_ms - (last.ended_at_ms or last.heartbeat_ms) >= pause_ms
 
 
@@ -134,7 +134,7 @@ def is_held_back(stream: Stream, last: AttemptRow) -> bool:
     return last.attributes.get(TRIED_WITH) == tried_with(stream, last.outputs)
 
 
-def _ended_in_vain(attempts: Iterable[AttemptRow]) -> int:
+def _failed_retries(attempts: Iterable[AttemptRow]) -> int:
     """How many of the last consecutive attempts were failed retries by later runs, 20 at most. Each began after its
     output had written a later batch."""
     number = 0

@@ -7,8 +7,8 @@
    (``outputs``). A step that fails does not stop the others.
 5. Record the counts of each step in the ledger as soon as it is done.
 6. Complete the attempt. The ledger completes the batch when all of its required outputs are recorded.
-   Or, if a step failed, fail the attempt. Its attributes tell the next attempts which outputs may hold documents, and
-   whether to try again.
+   Or, if a step failed, fail the attempt. Its attributes record for the next attempts which outputs may hold documents,
+   and whether to try again.
 
 Steps 2 to 5 run in a thread of their own. The calling thread waits for it and renews the attempt's lease, so the lease
 is renewed only as long as a caller waits. If the attempt is fenced or terminated, the calling thread cancels this

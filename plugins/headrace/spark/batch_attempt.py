@@ -1,4 +1,4 @@
-"""One attempt at a batch, in its process: the stream and claim it runs with, its Spark session, and whom it reports to.
+"""One attempt at a batch, in its process: the stream and claim it runs with, its Spark session, and its reports.
 
 All steps of the attempt (``attempt_run``) share this object.
 """
@@ -107,9 +107,9 @@ class BatchAttempt:
     def name_jobs(self, step: str) -> None:
         """Name the Spark jobs that this thread starts from now on by ``step``, if there is a session.
 
-        A Connect server has a thread of its own for each operation, and describes its jobs by the text of the
-        operation. But it gives each query's jobs the session's settings as local properties, and a local property is
-        what Spark takes a job's description from. So the session's setting replaces that text.
+        A Connect server runs each operation in a thread of its own, and describes its jobs by the operation's text. It
+        also sets the session's settings as local properties of each query's jobs, and Spark takes a job's description
+        from a local property. So the session's setting replaces that text.
         """
         spark = self._spark
         if spark is None:

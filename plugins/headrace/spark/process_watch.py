@@ -15,8 +15,8 @@ from typing import Any
 EXIT_CODE = 70
 
 _PERIOD_SECONDS = 0.2
-# How long ``last_wishes`` may take: they write to the ledger, which may hang as well.
-_LAST_WISHES_SECONDS = 5.0
+# How long ``before_end`` may take: they write to the ledger, which may hang as well.
+_LAST_SECONDS = 5.0
 
 
 def under_spark_submit() -> bool:
@@ -25,11 +25,11 @@ def under_spark_submit() -> bool:
 
 
 class ProcessWatch:
-    """A daemon thread that ends this process once ``gone()`` is true, after at most 5 s for ``last_wishes``."""
+    """A daemon thread that ends this process once ``gone()`` is true, after at most 5 s for ``before_end``."""
 
-    def __init__(self, gone: Callable[[], bool], *, last_wishes: Callable[[], None] | None = None) -> None:
+    def __init__(self, gone: Callable[[], bool], *, before_end: Callable[[], None] | None = None) -> None:
         self._gone = gone
-        self._last_wishes = last_wishes
+        self._before_end = before_end
         self._dismissed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="headrace-process-watch", daemon=True)
 
@@ -47,10 +47,10 @@ class ProcessWatch:
                 self._end()
 
     def _end(self) -> None:
-        if self._last_wishes is not None:
-            wishes = threading.Thread(target=self._last_wishes, name="headrace-last-wishes", daemon=True)
-            wishes.start()
-            wishes.join(_LAST_WISHES_SECONDS)
+        if self._before_end is not None:
+            last = threading.Thread(target=self._before_end, name="headrace-before-end", daemon=True)
+            last.start()
+            last.join(_LAST_SECONDS)
         # Not sys.exit: the main thread may be in a call to a JVM that no longer answers.
         os._exit(EXIT_CODE)
 

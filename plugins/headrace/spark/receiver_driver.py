@@ -231,7 +231,7 @@ class ReceiverJob:
             self._application.spark.stop()
 
     def _watch(self, gone: Callable[[], bool]) -> None:
-        self._watches.append(ProcessWatch(gone, last_wishes=self._jvm_is_gone).start())
+        self._watches.append(ProcessWatch(gone, before_end=self._jvm_is_gone).start())
 
     def _jvm_is_gone(self) -> None:
         """Release the lease: the receivers ended with the JVM, so the next job need not wait for its expiry."""

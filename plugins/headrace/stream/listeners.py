@@ -48,7 +48,7 @@ class Listener(Part):
 
     @property
     def id(self) -> str:
-        """The name, by default the reference: what tells the listeners of a stream apart."""
+        """The name, by default the reference: it distinguishes the listeners of a stream."""
         return self.name or self.reference
 
     def __str__(self) -> str:

@@ -162,15 +162,15 @@ def official_client(transport: Transport) -> Elasticsearch:
             method: str,
             target: str,
             body: bytes | None = None,
-            headers: HttpHeaders | None = None,  # noqa: ARG002
+            headers: HttpHeaders | None = None,
             request_timeout: Any = None,  # noqa: ARG002
         ) -> Any:
             try:
                 answer = transport.request(method, target, body)
             except NoAnswerError as error:
                 raise ConnectionError(str(error)) from error
-            told = HttpHeaders({"content-type": "application/json", "x-elastic-product": "Elasticsearch"})
-            meta = ApiResponseMeta(answer.status, "1.1", told, 0.0, self.config)
+            headers = HttpHeaders({"content-type": "application/json", "x-elastic-product": "Elasticsearch"})
+            meta = ApiResponseMeta(answer.status, "1.1", headers, 0.0, self.config)
             return SimpleNamespace(meta=meta, body=answer.body)
 
     return Elasticsearch(["http://fake:9200"], node_class=Node, max_retries=0, retry_on_status=())

@@ -201,7 +201,7 @@ class FakeConsumer:
         self._positions[key] = self._read[key] = position
         return found
 
-    def _event(self, key: Key, offset: int, code: int, text: str = "told by the fake") -> Message:
+    def _event(self, key: Key, offset: int, code: int, text: str = "from the fake") -> Message:
         return Message(topic=key[0], partition=key[1], offset=offset, error=KafkaError(code, text))
 
     def position(self, partitions: Iterable[Any]) -> list[Any]:
@@ -296,7 +296,7 @@ class FakeEndOffsets:
     def ask(self, partitions: Collection[Key]) -> Callable[[], Ends | None]:
         if self.silent:
             return lambda: Ends({})
-        refusal = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "told by the fake"))
+        refusal = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "from the fake"))
         with self._kafka.lock:
             ends = {key: log.high for key, log in self._kafka.logs.items() if key in partitions}
         refused = {key: refusal for key in ends if key[0] in self.refused}

@@ -64,7 +64,7 @@ def _steps(context: StreamContext, batch: BatchRow, attempts: Sequence[AttemptRo
 
 
 def _definition(context: StreamContext, attempt: AttemptRow | None) -> Stream:
-    """The definition with which the attempt ran; the stream's present one if the ledger or this headrace has it not."""
+    """The definition with which the attempt ran; the stream's present one if that is not known."""
     if attempt is None:
         return context.stream
     with contextlib.suppress(HeadraceError):

@@ -215,7 +215,7 @@ class TestReceiverDag:
 
 class TestReplayDag:
     def test_it_runs_each_output_elsewhere_and_nothing_by_itself(self, stream):
-        dag = replay_dag(stream, "v2", outputs={"elasticsearch": {"index": "flights-v2"}}, transform="mended:run")
+        dag = replay_dag(stream, "v2", outputs={"elasticsearch": {"index": "flights-v2"}}, transform="fixed:run")
         assert dag.dag_id == "flights_replay_v2"
         assert (
             dag.timetable.next_dagrun_info(
@@ -226,7 +226,12 @@ class TestReplayDag:
         assert dag.task_ids == ["replay_batch.elasticsearch"]
         task = dag.get_task("replay_batch.elasticsearch")
         (output,) = task.replay.outputs
-        assert (output.index, output.transform, task.target, task.stream) == ("flights-v2", "mended:run", "v2", stream)
+        assert (output.index, output.transform, task.target, task.stream) == (
+            "flights-v2",
+            "fixed:run",
+            "v2",
+            stream,
+        )
         assert task.step == "elasticsearch"
         assert "flights-v2" in dag.doc_md
         DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))

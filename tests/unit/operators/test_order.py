@@ -58,7 +58,7 @@ def test_earlier_batches_without_a_run_are_allocated_and_run_first_in_order(
     assert states(ledger, *earlier, at_ms) == ["completed"] * 4
     assert order(ledger, at_ms, *earlier) == [*earlier, at_ms]
     assert (
-        f"Batch {time_text(earlier[0])} comes before {time_text(at_ms)} and is allocated, and nobody runs it"
+        f"Batch {time_text(earlier[0])} comes before {time_text(at_ms)} and is allocated, and no task runs it"
         in capsys.readouterr().out
     )
 

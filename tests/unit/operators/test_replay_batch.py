@@ -14,7 +14,7 @@ from headrace.timetables.micro_batch import from_ms
 
 
 def run(stream, task, **options) -> None:
-    replay = replayed(stream, {"elasticsearch": {"index": "flights-v2"}}, transform="mended:transform")
+    replay = replayed(stream, {"elasticsearch": {"index": "flights-v2"}}, transform="corrected:transform")
     ReplayBatchOperator(
         task_id="replay", stream=stream, replay=replay, target="v2", step="elasticsearch", **options
     ).execute(task.context)

@@ -16,7 +16,7 @@ from headrace.stream import KafkaInput
 def answered(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     if isinstance(value, int):
-        future.set_exception(KafkaException(KafkaError(value, "told by the fake")))
+        future.set_exception(KafkaException(KafkaError(value, "from the fake")))
     else:
         future.set_result(value)
     return future

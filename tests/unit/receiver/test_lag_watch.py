@@ -68,7 +68,7 @@ def test_a_topic_that_may_not_be_described_has_no_lag_of_0(watched: Watched) -> 
         {
             "topic": "flights",
             "asked_ms": T,
-            "error": "partition 0 cannot be asked about (TOPIC_AUTHORIZATION_FAILED: told by the fake)",
+            "error": "partition 0 cannot be asked about (TOPIC_AUTHORIZATION_FAILED: from the fake)",
         }
     ]
     watched.ends.refused.clear()

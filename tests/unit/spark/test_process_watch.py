@@ -12,11 +12,11 @@ def run(body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_a_process_runs_its_last_wishes_and_ends_when_the_watched_process_is_gone() -> None:
+def test_a_process_runs_its_last_action_and_ends_when_the_watched_process_is_gone() -> None:
     ended = run(
         """
         gone = threading.Event()
-        ProcessWatch(gone.is_set, last_wishes=lambda: print("wish", flush=True)).start()
+        ProcessWatch(gone.is_set, before_end=lambda: print("wish", flush=True)).start()
         gone.set()
         time.sleep(20)
         """

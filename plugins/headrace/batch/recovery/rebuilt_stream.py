@@ -98,7 +98,7 @@ def rebuild_stream(
     notices = [*contents.notices, *batches.notices, *_unknown_starts(contents, accounted.positions)]
     next_offsets = {(row.input_id, row.partition): row.next_offset for row in accounted.positions}
     notices += [
-        f"Block {info.handle} of {info.receiver} is its writer's last, and nothing tells that it was accepted: its "
+        f"Block {info.handle} of {info.receiver} is its writer's last, and nothing shows that it was accepted: its "
         "records are read from Kafka again."
         for info in blocks.undecided
         if all(next_offsets.get(place, 0) <= r.from_offset for place, r in places(info))

@@ -18,7 +18,7 @@ from headrace.ledger.models import GapRow, PositionRow
 
 Span = tuple[int, int]
 
-UNEXPLAINED = "nothing found by the rebuild tells what was there: control records, or what no checkpoint knows was lost"
+UNEXPLAINED = "nothing that the rebuild found explains them: control records, or what no checkpoint knows was lost"
 
 
 @dataclass(frozen=True)

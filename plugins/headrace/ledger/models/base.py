@@ -117,7 +117,7 @@ class Model(MappedAsDataclass, DeclarativeBase):
 
     @classmethod
     def from_row(cls, row: Row[Any]) -> Self:
-        """Return the value of a row that has all columns of the table, and those of its fields that are no columns."""
+        """Return the value of a row that has all columns of the table, and all fields that are not columns."""
         manager, names, composites = _shape(cls)
         columns = dict(zip(row._fields, row, strict=True))
         # As SQLAlchemy's own loader does: the constructor sets each attribute by its descriptor, which is 15 times as

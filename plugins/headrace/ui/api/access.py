@@ -1,7 +1,7 @@
 """Who may do what: the dependencies of all routes of the API.
 
-A stream is visible to those who may read its batch DAG; if several DAGs declare themselves that, all of them. To
-everyone else it does not exist: 404, not 403, so that names do not leak.
+A stream is visible to those who may read its batch DAG. If several DAGs declare themselves its batch DAG, they must be
+allowed to read all of them. To everyone else the stream does not exist: 404, not 403, so that names do not leak.
 An action needs the right to change the batch DAG's runs.
 """
 
@@ -24,7 +24,7 @@ _OWN = ("same-origin", "none")
 
 
 async def known_caller(request: Request) -> Caller:
-    """Return who calls; 401 if nobody."""
+    """Return who calls; 401 if the caller is not logged in."""
     airflow: AirflowSide = request.app.state.airflow
     return await airflow.caller(request)
 
@@ -93,11 +93,11 @@ def operable_stream(stream: Annotated[KnownStream, Depends(readable_stream)]) ->
 def refuse_forgery(request: Request) -> None:
     """Refuse a request that another site makes a browser send with the user's cookie.
 
-    Airflow's cookie is SameSite=Lax, so that a browser sends it with no POST of another site. But a site is a domain
-    with all of its hosts and ports. So a POST that is identified by the cookie must say that it has JSON, which a form
-    cannot, and a script of another origin only after Airflow has allowed that (CORS, by default never); and if the
-    browser says where the request comes from, it must be this server's own page. A bearer token proves the intent by
-    itself.
+    Airflow's cookie is SameSite=Lax, so a browser does not send it with a POST from another site. But a site is a
+    domain with all of its hosts and ports. So a POST that is identified by the cookie is accepted under two conditions.
+    Its content type is JSON: a form cannot send that, and a script of another origin can only if Airflow allows it
+    (CORS; by default it does not). And if the browser says where the request comes from, that is this server's own
+    page. A bearer token proves the intent by itself.
 
     Raises:
         HTTPException: 415 if its content is not JSON, 403 if it is from another site's page.

@@ -1,6 +1,6 @@
-"""What an operator does: each action first in words, then done, with the operator's name in the stream's events.
+"""The actions of an operator. Each has a preview in words, and is recorded with the operator's name as an event.
 
-A preview and its action make the same checks; what a preview says is refused, the action answers with 409.
+A preview and its action make the same checks: if the preview says that the action is refused, the action answers 409.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def abandon_intent(stream: KnownStream, batch_time_ms: int) -> Intent:
     batch, time = found.batch, time_text(batch_time_ms)
     records = 0 if batch is None else batch.records
     will = (
-        f"Batch {time} is given up for good. Its {records:,} records become a gap: they are not written, and their "
+        f"Batch {time} is abandoned for good. Its {records:,} records become a gap: they are not written, and their "
         "part of the log may be deleted. Other batches no longer wait for it. This cannot be undone."
     )
     if batch is None:

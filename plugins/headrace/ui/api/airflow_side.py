@@ -53,7 +53,7 @@ class AirflowSide(Protocol):
         """Return who calls.
 
         Raises:
-            HTTPException: 401 if nobody, 403 if the token is invalid.
+            HTTPException: 401 if the caller is not logged in, 403 if the token is invalid.
         """
         ...
 
@@ -62,7 +62,7 @@ class AirflowSide(Protocol):
         ...
 
     def declared(self) -> Collection[Placed]:
-        """Return the streams of all DAGs, whoever may see them; some seconds old at most."""
+        """Return the streams of all DAGs, whatever the caller's rights; some seconds old at most."""
         ...
 
     def ledgers(self) -> Collection[str]:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 MAX_OPEN = 50
-"""How many ledgers are kept open; the one that was not asked for the longest time is closed."""
+"""How many ledgers are kept open; the least recently used one is closed."""
 SECONDS = 10.0
 """How long a ledger has to answer."""
 _CALLS_AT_ONCE = 4

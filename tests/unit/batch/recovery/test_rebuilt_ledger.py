@@ -68,7 +68,7 @@ def test_what_no_checkpoint_saw_comes_back_from_the_log(
         for block in all_blocks(before).values()
         if block.info.handle not in all_blocks(rebuilt)
     }
-    # A writer's last block, of which nothing tells that it was accepted: Kafka has it.
+    # A writer's last block, which nothing shows to be accepted: Kafka has it.
     newest: dict[Any, int] = {}
     for block in all_blocks(before).values():
         writer = (block.info.receiver, block.info.epoch)

@@ -3,7 +3,7 @@
 Times are ISO 8601 in UTC with milliseconds (``2026-11-23T06:30:00.000Z``), durations are seconds, and a value that is
 not known is null. Lists have a bound, and say so where they are cut.
 
-Where this departs from the first sketch of the contract, and why:
+Fields that need an explanation:
 
 - ``phases`` has no ``allocating``: the ledger notes when a batch was allocated, not when its allocation began.
   ``waiting`` lasts until the batch is allocated.
