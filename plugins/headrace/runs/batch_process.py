@@ -58,7 +58,7 @@ class BatchProcess:
 
 def _ending(code: int) -> str:
     """An exit code of ``headrace.spark.batch_command`` in words."""
-    # Not above: the parsing of a DAG file imports this module, and Spark's layer is not for it.
+    # Not above: parsing a DAG file imports this module, and must not import the Spark layer.
     from headrace.spark.termination import EXIT_NOT_OURS, EXIT_TERMINATED
 
     if code == EXIT_NOT_OURS:
