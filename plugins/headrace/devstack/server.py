@@ -19,6 +19,7 @@ LOOPBACK = "127.0.0.1"
 # Below the range of ports for outgoing connections on Linux (from 32768) and macOS (from 49152), so that no client's
 # socket can take a port between the check here and the server's bind.
 _FIRST, _LAST = 20_000, 32_000
+_reservations: list[socket.socket] = []
 
 
 def is_free(port: int) -> bool:
@@ -35,12 +36,28 @@ def is_free(port: int) -> bool:
 
 
 def free_port(taken: Collection[int] = ()) -> int:
-    """A free loopback port that is not in ``taken``; chosen at random, so that parallel runs do not collide."""
+    """A free loopback port that is not in ``taken``, and that `free_port` gives nobody else while this process lives.
+
+    A server binds its port seconds after it was chosen. Until then, only the reservation keeps another process that
+    starts servers from choosing the same one.
+    """
     for _ in range(1000):
         port = random.randint(_FIRST, _LAST)  # noqa: S311 - no secret
-        if port not in taken and is_free(port):
+        if port not in taken and is_free(port) and _reserve(port):
             return port
     raise OSError(f"no free port between {_FIRST} and {_LAST}")
+
+
+def _reserve(port: int) -> bool:
+    """Bind the UDP port of this number, which no server uses. The kernel frees it when this process ends."""
+    reservation = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        reservation.bind((LOOPBACK, port))
+    except OSError:
+        reservation.close()
+        return False
+    _reservations.append(reservation)
+    return True
 
 
 class Startable(ABC):

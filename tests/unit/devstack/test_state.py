@@ -103,6 +103,18 @@ def test_a_port_in_use_is_not_free() -> None:
     assert port < 32768, "below the ports of outgoing connections"
 
 
+def test_a_port_that_another_process_has_chosen_is_not_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = "from headrace.devstack.server import free_port; print(free_port(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", chosen], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        assert is_free(port), "its server has not bound it yet"
+        drawn = iter([port, port + 1, port + 2])
+        monkeypatch.setattr("headrace.devstack.server.random.randint", lambda _first, _last: next(drawn))
+        assert free_port() in (port + 1, port + 2)
+        other.communicate(b"\n")
+
+
 def test_a_lock_is_held_once(tmp_path: Path) -> None:
     with exclusive(tmp_path / "lock"), pytest.raises(BlockingIOError), exclusive(tmp_path / "lock", wait=False):
         pass
