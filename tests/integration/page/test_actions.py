@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from tests.integration.page.conftest import View
 
@@ -75,3 +76,6 @@ def test_a_batch_is_abandoned_only_with_a_reason(view: View, seeded: str) -> Non
         found = ledger.batches.get("orders-3", batch_time_ms)
         assert found is not None
         assert found.state is BatchState.ABANDONED
+    page.goto(re.sub(r"#.*", "#/streams/orders-3/gaps", page.url))
+    expect(page.locator("tbody tr").first).to_contain_text("the records are test data")
+    assert Axe().run(page).response["violations"] == []

@@ -12,7 +12,7 @@ import { Time } from "../parts/time.js";
 export function Gaps({ stream }) {
   const polled = usePolled(streamPath(stream.name, "gaps"), 15);
   return html`<${WithData} polled=${polled} what="the gaps">${(data) => html`
-    <${Table} caption=${`Gaps of ${stream.name}`} columns=${COLUMNS} rows=${data.gaps} keyOf=${(each, index) => each.id ?? index}
+    <${Table} caption="Gaps" columns=${COLUMNS} rows=${data.gaps} keyOf=${(each, index) => each.id ?? index}
       empty=${html`<${Empty} title="No gap">Each offset that Kafka had is in the log or in a batch.</${Empty}>`} />`}</${WithData}>`;
 }
 
