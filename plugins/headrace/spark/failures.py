@@ -33,6 +33,11 @@ _SERVER_AWAY = re.compile(
 )
 # confluent_kafka has one class for all errors; its text contains the error's name.
 _KAFKA_AWAY = re.compile(r"code=_(TRANSPORT|ALL_BROKERS_DOWN|RESOLVE|\w*TIMED_OUT)\b")
+_FRAME = re.compile(r'\s+File "([^"]+)", line (\d+), in \S+')
+# Files that are not the user's: Python's, Spark's, headrace's, and those of installed packages.
+_LIBRARY = re.compile(
+    r"\bpyspark\b|\b(site|dist)-packages\b|/lib/python3|^<|/headrace/(spark|elasticsearch|kafka|stream|wal|ledger)/"
+)
 
 
 class AttemptFailedError(HeadraceError):
@@ -126,12 +131,13 @@ def _failure_by_name(name: str) -> Failure:
 def first_cause(error: BaseException) -> str:
     """The reason of the failure in one line: the Python error below Spark's Java stack, or else Java's innermost error.
 
-    Spark wraps an executor's Python error in several Java exceptions, each with the whole text of the wrapped one.
+    Spark wraps an executor's Python error in several Java exceptions, each with the whole text of the wrapped one. An
+    error of the user's function has the file and the line where it was raised.
     """
     text = str(error)
     remote = _python_cause(text)
     if remote is not None:
-        return remote
+        return remote if remote.startswith("headrace.") else remote + _place(_frames_in(text))
     java = [line.partition("Caused by: ")[2] for line in text.splitlines() if line.startswith("Caused by: ")]
     if not java:
         # py4j's first line names the failed call, its second line the exception.
@@ -139,7 +145,8 @@ def first_cause(error: BaseException) -> str:
     if java:
         return java[-1]
     first = next((line for line in text.splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    place = "" if isinstance(error, HeadraceError) else _place(_frames_of(error))
+    return (f"{type(error).__name__}: {first}" if first else type(error).__name__) + place
 
 
 def _python_cause(text: str) -> str | None:
@@ -155,6 +162,22 @@ def _python_cause(text: str) -> str | None:
     return last
 
 
+def _frames_in(text: str) -> list[tuple[str, str]]:
+    """File and line of each frame of the last Python traceback in the text."""
+    _, _, last = text.rpartition("Traceback (most recent call last):")
+    return [(frame[1], frame[2]) for frame in map(_FRAME.match, last.splitlines()) if frame]
+
+
+def _frames_of(error: BaseException) -> list[tuple[str, str]]:
+    return [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _place(frames: Sequence[tuple[str, str]]) -> str:
+    """The innermost frame in the user's code as " (<file>, line <number>)"; "" if there is none."""
+    users = [f" ({file}, line {line})" for file, line in frames if not _LIBRARY.search(file)]
+    return users[-1] if users else ""
+
+
 def python_account(error: BaseException) -> str:
     """The Python traceback for the author of the transform: this process's frames, then the executor's if the error
     came from there. Java's stack of hundreds of lines is left out.
@@ -166,4 +189,4 @@ def python_account(error: BaseException) -> str:
         return account + first_cause(error)
     ends = (row for row in range(starts[-1] + 1, len(lines)) if lines[row] and not lines[row][0].isspace())
     remote = lines[starts[-1] + 1 : next(ends, len(lines))]
-    return account + "In the executor:\n" + "\n".join([*remote, first_cause(error)])
+    return account + "In the executor:\n" + "\n".join([*remote, _python_cause(str(error)) or first_cause(error)])

@@ -167,10 +167,11 @@ def test_an_output_that_fails_does_not_stop_the_others(spark: SparkSession, make
 
 def test_all_that_failed_are_named(spark: SparkSession, make: Make) -> None:
     batch = make(first="fails", second="refuses")
-    with pytest.raises(AttemptFailedError, match="first: ValueError: this value is wrong; second: KeyError"):
+    first = r"first: ValueError: this value is wrong \(.*, line \d+\)"
+    with pytest.raises(AttemptFailedError, match=f"{first}; second: KeyError"):
         run(spark, batch)
     error = batch.ledger.batches.get("clicks", 10_000).error
-    assert error.startswith("first: ValueError: this value is wrong; second: KeyError")
+    assert error.startswith("first: ValueError: this value is wrong (")
 
 
 def test_a_shared_transform_is_computed_once_and_its_frame_is_released(

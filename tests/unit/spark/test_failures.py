@@ -16,7 +16,7 @@ from headrace.spark.transforms import TransformError
 
 SPARK = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
-  File "worker.py", line 1, in main
+  File "/spark/python/lib/pyspark.zip/pyspark/worker.py", line 1, in main
     process()
 ValueError: the reason
 
@@ -27,6 +27,22 @@ Caused by: something in Java
 
 def test_the_python_error_below_sparks_stack_is_the_cause() -> None:
     assert first_cause(RuntimeError(SPARK)) == "ValueError: the reason"
+
+
+def test_an_error_of_the_users_function_has_its_file_and_line() -> None:
+    frames = """
+  File "/dags/orders.py", line 7, in total
+    return Decimal(cents) * rate
+  File "/venv/lib/python3.11/site-packages/rates/exchange.py", line 90, in rate
+    raise ValueError(currency)
+ValueError: the reason"""
+    text = SPARK.replace("\nValueError: the reason", frames)
+    assert first_cause(RuntimeError(text)) == "ValueError: the reason (/dags/orders.py, line 7)"
+    of_headrace = text.replace("ValueError: the reason", "headrace.wal.errors.LogError: damaged")
+    assert first_cause(RuntimeError(of_headrace)) == "headrace.wal.errors.LogError: damaged"
+    with pytest.raises(ValueError, match="currency") as raised:
+        raise ValueError("currency")
+    assert first_cause(raised.value) == f"ValueError: currency ({__file__}, line {raised.tb.tb_lineno})"
 
 
 def test_the_python_error_is_found_where_a_data_source_could_not_be_made() -> None:
@@ -70,7 +86,7 @@ def test_the_account_of_an_error_of_this_process() -> None:
     try:
         raise KeyError("rate")
     except KeyError as error:
-        assert python_account(error).endswith("KeyError: 'rate'")
+        assert "KeyError: 'rate'" in python_account(error).splitlines()[-1]
 
 
 def of_executor(error: str) -> PySparkException:

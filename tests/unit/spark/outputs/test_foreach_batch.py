@@ -91,7 +91,7 @@ def test_the_error_of_a_failed_function_shows_only_the_users_frames(write: Write
     with pytest.raises(FunctionFailedError) as raised:
         write("def save(frame, batch):\n    deeper(batch)\n\ndef deeper(batch):\n    raise KeyError('lost')\n")
     text = str(raised.value)
-    assert text.splitlines()[0].endswith("of output 'foreach_batch' failed: KeyError: 'lost'")
+    assert "of output 'foreach_batch' failed: KeyError: 'lost' (" in text.splitlines()[0]
     assert "line 2, in save" in text
     assert "line 5, in deeper\n    raise KeyError('lost')" in text
     assert "headrace/spark" not in text
