@@ -45,6 +45,8 @@ class IndexingCounts:
     """The task's duration; for several tasks the sum."""
     dead_letter_reasons: Counter[str] = field(default_factory=Counter)
     """Dead-lettered rows by type of reason."""
+    dead_letter_example: str = ""
+    """One of them as text: its record and its reason. Records without a value are no example."""
     foreign_ids: list[str] = field(default_factory=list)
     """Up to ``EXAMPLES`` ids of the rows counted in ``foreign``."""
 
@@ -59,6 +61,8 @@ class IndexingCounts:
                 self.dead_letter_reasons.update(other.dead_letter_reasons)
             elif each.name == "foreign_ids":
                 self.foreign_ids = [*self.foreign_ids, *other.foreign_ids][:EXAMPLES]
+            elif each.name == "dead_letter_example":
+                self.dead_letter_example = self.dead_letter_example or other.dead_letter_example
             else:
                 setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
@@ -73,8 +77,11 @@ class IndexingCounts:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The counts as JSON fields, with ``indexed``; without ``foreign`` and ``foreign_ids`` if there are none."""
+        """The counts as JSON fields, with ``indexed``; without ``foreign``, ``foreign_ids`` and ``dead_letter_example``
+        if there are none."""
         counts = {"indexed": self.indexed, **asdict(self), "dead_letter_reasons": dict(self.dead_letter_reasons)}
+        if not self.dead_letter_example:
+            del counts["dead_letter_example"]
         if not self.foreign:
             del counts["foreign"], counts["foreign_ids"]
         return counts

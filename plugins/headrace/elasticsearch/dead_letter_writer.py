@@ -14,7 +14,7 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
-from headrace.elasticsearch.bulk_bodies import PreparedRows
+from headrace.elasticsearch.bulk_bodies import TOMBSTONE, PreparedRows
 from headrace.elasticsearch.bulk_sender import DOCUMENT_TOO_LARGE, BulkSender
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.dead_letters import MAPPINGS, DeadLetter, OriginalRecord, dead_letter
@@ -23,6 +23,9 @@ from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import request_with_retries
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason
+
+# Elasticsearch's reason may quote the document.
+_EXAMPLE_CHARACTERS = 500
 
 
 class OriginalRecords(Protocol):
@@ -67,6 +70,8 @@ class DeadLetterWriter:
             self._bytes_held += letter.size
             counts.dead_lettered += 1
             counts.dead_letter_reasons[reason.type] += 1
+            if not counts.dead_letter_example and reason.type != TOMBSTONE:
+                counts.dead_letter_example = _example(letter)
             if len(self._held) >= self.MOST_HELD or self._bytes_held >= self.MOST_BYTES_HELD:
                 self.flush(counts)
 
@@ -142,3 +147,8 @@ def _prepared(letters: Sequence[DeadLetter], options: IndexingOptions) -> Prepar
     ]
     source = pa.record_batch([pa.array([letter.id for letter in letters], pa.large_string())], names=["id"])
     return PreparedRows(source, np.arange(len(letters)), source.column(0), None, pa.array(lines, pa.large_binary()))
+
+
+def _example(letter: DeadLetter) -> str:
+    record = f"{letter.topic}, partition {letter.partition}, offset {letter.offset}: " if letter.topic else ""
+    return f"{record}{letter.reason}"[:_EXAMPLE_CHARACTERS]

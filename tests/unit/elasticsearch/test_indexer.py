@@ -44,6 +44,7 @@ def test_every_row_has_its_outcome(index: Index, elasticsearch: FakeElasticsearc
     counts = index(rows, tombstones="ignore")
     assert (counts.rows, counts.created, counts.dead_lettered, counts.ignored_tombstones) == (6, 2, 3, 1)
     assert counts.dead_letter_reasons == {"malformed_document": 3}
+    assert counts.dead_letter_example.startswith("t, partition 0, offset 1: malformed_document: ")
     assert set(elasticsearch.documents(LETTERS)) == {"clicks/t+0+1", "clicks/t+0+4", "clicks/t+0+5"}
 
 

@@ -82,9 +82,10 @@ class ElasticsearchOutputWriter:
         if passed is None:
             return
         reasons = ", ".join(f"{number:,} {reason}" for reason, number in counted.most_common(5))
+        example = f" For example {counts.dead_letter_example}" if counts.dead_letter_example else ""
         raise TooManyDeadLettersError(
             f"Of {counts.rows:,} rows for index {self._output.index!r} {counted.total():,} are dead letters, {passed}: "
-            f"{reasons}.",
+            f"{reasons}.{example}",
             remedy=f"They are kept in {self._output.dead_letters!r} (headrace dead-letters list {stream} --output "
             f"{self._output.id}). Correct the mapping, the decoder or the transform, or raise the output's "
             "dead_letter_limit; the batch's next run writes what is missing.",

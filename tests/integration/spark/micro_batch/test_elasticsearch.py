@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 import uuid
 from pathlib import Path
@@ -74,8 +75,9 @@ def test_too_many_dead_letters_fail_the_batch_are_kept_and_leave_when_their_rows
         batch.add(make_records(values, first_offset=first))
     with pytest.raises(
         TooManyDeadLettersError, match=r"22 rows .* 18 are dead letters, more than the 50% of dead_letter_limit"
-    ):
+    ) as error:
         run(spark, batch, partitions=2)
+    assert re.search(r"For example clicks, partition 0, offset \d+: ", str(error.value))
     time_ms = batch.ledger.batches.page(batch.stream.name)[0].batch_time_ms
     assert batch.ledger.batches.get(batch.stream.name, time_ms).state is not BatchState.COMPLETED
     assert len(documents(elasticsearch, letters)) == 18
