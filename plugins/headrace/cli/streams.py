@@ -109,9 +109,9 @@ def _print_line(text: str) -> None:
 
 def _lag(summary: StreamSummary) -> str | None:
     """The number of records that are not yet in the log, as text; None if there is no figure."""
-    if summary.lag is None or not summary.lag_unknown:
-        return None if summary.lag is None else f"{summary.lag:,}"
-    return f"at least {summary.lag:,}" if summary.lag else "unknown"
+    if summary.lag is None:
+        return "unknown" if summary.lag_unknown else None
+    return f"at least {summary.lag:,}" if summary.lag_unknown else f"{summary.lag:,}"
 
 
 def _last(summary: StreamSummary) -> str:

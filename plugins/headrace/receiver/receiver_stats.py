@@ -53,7 +53,8 @@ class ReceiverStats:
         ``rate`` is in records/s over the last 10 s. ``lag_seconds``: everything that Kafka had this long ago is stored;
         None if unknown for a partition. ``lag`` has these seconds and the lag in offsets of each partition: by topic
         and number, (offsets, seconds), each None if unknown. ``lag_unknown`` counts the partitions whose lag is not in
-        ``total_lag``. ``totals`` only grow while this receiver lives; the ledger sums them over its instances.
+        ``total_lag``, which is None if Kafka has told the lag of none. ``totals`` only grow while this receiver lives;
+        the ledger sums them over its instances.
         """
         kafka, counts = self._kafka, self._counts
         self._stored.append((now, counts.records))
@@ -80,7 +81,7 @@ class ReceiverStats:
             "failed": sum(each.state is FetchState.FAILED for each in status),
             "leaderless": sum(each.state is FetchState.LEADERLESS for each in status),
             "lag": self._listed(found),
-            "total_lag": sum(lag or 0 for lag in lags),
+            "total_lag": self._total(lags),
             "lag_unknown": sum(lag is None for lag in lags),
             "lag_seconds": self._seconds_behind(list(found.values())),
             UNASKED: self._lag_watch.unasked(found, status, None if kafka.connected else kafka.client_error),
@@ -127,6 +128,11 @@ class ReceiverStats:
             # Each topic's name once: the names would be most of the heartbeat.
             listed[each.topic][str(each.partition)] = (lag.records, seconds)
         return listed
+
+    def _total(self, lags: Collection[int | None]) -> int | None:
+        known = [lag for lag in lags if lag is not None]
+        # Without a connection a receiver does not even know its partitions.
+        return sum(known) if known or (not lags and self._kafka.connected) else None
 
     def _seconds_behind(self, lags: Collection[Lag]) -> float | None:
         behind = [lag for lag in lags if lag.records != 0]

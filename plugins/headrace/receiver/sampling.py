@@ -31,9 +31,10 @@ def numbers(receivers: Collection[ReceiverRow], now_ms: int) -> Numbers:
     stats = [each.stats for each in live if "total_lag" in each.stats]
     seconds = [each.get("lag_seconds") for each in stats]
     known = [each for each in seconds if each is not None]
+    lags = [each["total_lag"] for each in stats if each["total_lag"] is not None]
     return Numbers(
         input_rate=round(sum(each.get("rate", 0.0) for each in stats), 1),
-        lag=sum(each["total_lag"] for each in stats) if stats else None,
+        lag=sum(lags) if lags else None,
         lag_unknown=sum(each.get("lag_unknown", 0) for each in stats),
         lag_seconds=max(known) if known and len(known) == len(seconds) else None,
         queue_bytes=sum(each.get("queued_bytes", 0) for each in stats),

@@ -12,7 +12,7 @@ from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import JobLease, SampleRow
-from headrace.receiver.sampling import Sampler
+from headrace.receiver.sampling import Sampler, numbers
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 
@@ -72,6 +72,15 @@ def test_a_lag_of_which_a_part_is_unknown_is_unknown(sampled: Sampled) -> None:
     sampled.look()
     (sample,) = sampled.samples
     assert (sample.lag, sample.lag_seconds, sample.input_rate) == (None, None, 25.0)
+
+
+def test_a_receiver_that_kafka_has_told_no_lag_adds_none(sampled: Sampled) -> None:
+    sampled.beat(0, total_lag=None, lag_unknown=2, lag_seconds=None)
+    sampled.beat(1, total_lag=3)
+    now = sampled.clock.now_ms()
+    both = sampled.ledger.receivers.all("air")
+    assert (numbers(both, now).lag, numbers(both, now).lag_unknown) == (3, 2)
+    assert numbers(both[:1], now).lag is None
 
 
 def test_receivers_that_are_not_alive_or_have_not_reported_are_left_out(sampled: Sampled) -> None:

@@ -82,7 +82,7 @@ function Header({ stream, refresh }) {
     </div>
     <${Facts} facts=${[
       ["Input", rate(stream.input_rate)],
-      ["Lag", html`${count(stream.lag)} records${stream.lag_unknown ? ` and ${stream.lag_unknown} partitions of unknown lag` : ""}${stream.lag_seconds == null ? null : `, ${duration(stream.lag_seconds)}`}`],
+      ["Lag", html`${stream.lag == null ? "not known" : `${count(stream.lag)} records${stream.lag_unknown ? ` and ${stream.lag_unknown} partitions of unknown lag` : ""}`}${stream.lag_seconds == null ? null : `, ${duration(stream.lag_seconds)}`}`],
       ["Batch interval", duration(stream.batch_interval)],
       ["Last completed batch", stream.last_completed_batch ? html`<${Ago} at=${stream.last_completed_batch.completed_at} />` : "none yet"],
       ["Gaps", html`<${Link} to=${["streams", stream.name, "gaps"]}>${count(stream.counts?.gaps)}</${Link}>`],
