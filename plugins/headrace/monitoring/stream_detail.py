@@ -49,7 +49,8 @@ class LastError:
 @dataclass(frozen=True, slots=True)
 class Receiver:
     """The newest instance of a receiver; rates are in records per second. It has stored everything that it cut up to
-    ``sealed_through_ms``. ``late_records`` came too late for the batch of their timestamps."""
+    ``sealed_through_ms``, None before its first block. ``late_records`` came too late for the batch of their
+    timestamps."""
 
     id: str
     index: int
@@ -65,7 +66,7 @@ class Receiver:
     lag: int | None
     late_records: int | None
     heartbeat_at_ms: int
-    sealed_through_ms: int
+    sealed_through_ms: int | None
     lease_until_ms: int
     restarts: int
     last_error: LastError | None
@@ -203,7 +204,7 @@ def _receiver(row: ReceiverRow, troubles: Sequence[InputTrouble], errors: Mappin
         lag=None if stats.get("lag_unknown") else stats.get("total_lag"),
         late_records=stats.get("late_records"),
         heartbeat_at_ms=row.heartbeat_ms,
-        sealed_through_ms=row.sealed_through_ms,
+        sealed_through_ms=row.sealed_through_ms or None,
         lease_until_ms=row.lease_until_ms,
         restarts=row.restarts,
         last_error=None if not text else LastError(errors.get(str(receiver_id)), str(text)),

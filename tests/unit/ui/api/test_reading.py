@@ -72,6 +72,9 @@ def test_a_stream_in_detail(api: Api) -> None:
     (receiver,) = found["receivers"]
     assert receiver["state"] == "paused"
     assert "0.4 GiB" in receiver["paused_reason"]
+    assert receiver["late_records"] is None
+    assert receiver["sealed_through"] <= receiver["heartbeat_at"]
+    assert [(partition["watermark"], partition["drained"]) for partition in found["partitions"]] == [(None, None)] * 2
     assert [partition["next_offset"] for partition in found["partitions"]] == [BATCHES * 20_000 + 300, BATCHES * 20_000]
     assert found["log"]["limit_bytes"] == 1 << 30
     assert found["counts"]["batches"] == {"completed": BATCHES}

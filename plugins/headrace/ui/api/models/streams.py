@@ -156,7 +156,9 @@ class Receiver(Answer):
     queue_blocks: int | None
     queue_bytes: int | None
     lag: int | None
+    late_records: int | None = Field(description="Records that came too late for the batch of their timestamps.")
     heartbeat_at: Time = ms("heartbeat_at")
+    sealed_through: Time | None = ms("sealed_through", description="Everything that it cut until then is stored.")
     lease_until: Time = ms("lease_until")
     restarts: int
     last_error: LastError | None
@@ -173,6 +175,10 @@ class Partition(Answer):
     state: str
     next_offset: int
     lag: int | None
+    watermark: Time | None = ms("watermark", description="The latest timestamp; null in a stream by arrival.")
+    drained: Time | None = ms(
+        "drained", description="Everything that Kafka had at this time is stored; null in a stream by arrival."
+    )
     error: str | None
 
 

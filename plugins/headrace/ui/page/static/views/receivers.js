@@ -7,7 +7,7 @@ import { OutsideLink } from "../parts/link.js";
 import { Empty } from "../parts/messages.js";
 import { StateBadge } from "../parts/state_badge.js";
 import { Table } from "../parts/table.js";
-import { Ago } from "../parts/time.js";
+import { Ago, Time } from "../parts/time.js";
 
 /** @param {{stream: any}} props */
 export function Receivers({ stream }) {
@@ -23,7 +23,7 @@ export function Receivers({ stream }) {
     <h2>Receivers</h2>
     <${Table} caption="Receivers" columns=${RECEIVERS} rows=${receivers} keyOf=${(each) => each.id} empty=${html`<${Empty} title="There is no receiver">They start with the receiver job.</${Empty}>`} />
     <h2>Lag by partition</h2>
-    <${Table} caption="Partitions, with their lag" columns=${partitionColumns(highest)} rows=${[...partitions].sort((a, b) => (b.lag ?? 0) - (a.lag ?? 0))}
+    <${Table} caption="Partitions, with their lag" columns=${partitionColumns(highest, partitions.some((each) => each.watermark))} rows=${[...partitions].sort((a, b) => (b.lag ?? 0) - (a.lag ?? 0))}
       keyOf=${(each) => `${each.input} ${each.topic} ${each.partition}`} empty=${html`<${Empty} title="No partition is known yet">The receiver job asks Kafka for them when it starts.</${Empty}>`} />
     ${listeners.length ? html`<h2>Listeners</h2>
       <${Table} caption="Listeners" columns=${LISTENERS} rows=${listeners} keyOf=${(each) => each.name} />` : null}`;
@@ -39,6 +39,8 @@ const RECEIVERS = [
   { name: "Limit", number: true, cell: (each) => (each.rate_limit == null ? "none" : rate(each.rate_limit)) },
   { name: "Queue", number: true, cell: (each) => html`${count(each.queue_blocks)} blocks<div class="quiet">${bytes(each.queue_bytes)}</div>` },
   { name: "Lag", number: true, cell: (each) => count(each.lag) },
+  { name: "Late records", number: true, cell: (each) => count(each.late_records) },
+  { name: "Sealed through", cell: (each) => (each.sealed_through ? html`<${Ago} at=${each.sealed_through} />` : "nothing yet") },
   { name: "Heartbeat", cell: (each) => html`<${Ago} at=${each.heartbeat_at} />` },
   { name: "Restarts", number: true, cell: (each) => count(each.restarts) },
   { name: "Last error", wide: true, cell: (each) => (each.last_error ? html`${each.last_error.at ? html`<${Ago} at=${each.last_error.at} />: ` : null}<span class="error">${each.last_error.text}</span>` : "none") },
@@ -52,8 +54,11 @@ const LISTENERS = [
   { name: "Problem", wide: true, cell: (each) => (each.slow || each.error ? html`<span class="error">${[each.slow, each.error].filter(Boolean).join("; ")}</span>` : "none") },
 ];
 
-/** @param {number} highest  the highest lag of a partition */
-function partitionColumns(highest) {
+/**
+ * @param {number} highest  the highest lag of a partition
+ * @param {boolean} byTimestamp  whether the stream's batches are by timestamp: its partitions have watermarks
+ */
+function partitionColumns(highest, byTimestamp) {
   return [
     { name: "Topic", cell: (each) => each.topic },
     { name: "Partition", number: true, cell: (each) => each.partition },
@@ -62,6 +67,10 @@ function partitionColumns(highest) {
     { name: "Next offset", number: true, cell: (each) => count(each.next_offset) },
     { name: "Lag", number: true, cell: (each) => count(each.lag) },
     { name: "Share", cell: (each) => html`<span class="meter" aria-hidden="true"><span style=${{ width: `${(100 * (each.lag ?? 0)) / highest}%` }}></span></span>` },
+    ...(byTimestamp ? [
+      { name: "Watermark", cell: (each) => (each.watermark ? html`<${Time} at=${each.watermark} />` : "none yet") },
+      { name: "Drained", cell: (each) => (each.drained ? html`<${Ago} at=${each.drained} />` : "not yet") },
+    ] : []),
     { name: "Error", wide: true, cell: (each) => (each.error ? html`<span class="error">${each.error}</span>` : null) },
   ];
 }
