@@ -40,8 +40,8 @@ function List({ data, query }) {
       ${shown.length ? html`<${Lines} streams=${shown} />` : html`<${Empty} title="No stream matches the filter">
         <button type="button" onClick=${() => replaceQuery({})}>Show all ${streams.length}</button></${Empty}>`}`
       : data.problems?.length ? null : html`<${Empty} title="There is no stream yet">
-        A stream appears here when its receiver DAG has run for the first time: unpause both DAGs of the stream. You see the streams
-        whose batch DAG you may read.</${Empty}>`}`;
+        No DAG that you may read declares one. Put the file with a stream's DAGs into Airflow's DAG folder: the stream appears here when
+        Airflow has read the file. If it does not appear, look at the import errors on Airflow's home page.</${Empty}>`}`;
 }
 
 /** @type {Record<string, (problem: any) => string>} */
