@@ -6,6 +6,7 @@ import random
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -46,6 +47,17 @@ _TOO_MANY_REQUESTS = 429
 _ANSWER = (
     "filter_path=items.*.status,items.*.result,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
 )
+
+
+@lru_cache(maxsize=16)
+def _all_created(items: int) -> tuple[bytes, ...]:
+    """The answers to a request of which all documents were created.
+
+    Comparing an answer with them takes a hundredth of the time of parsing it and reading its items. An answer that is
+    written otherwise is parsed.
+    """
+    each = (b'{"%b":{"result":"created","status":201}}' % verb for verb in (b"create", b"index"))
+    return tuple(b'{"items":[%b]}' % b",".join([item] * items) for item in each)
 
 
 @dataclass(slots=True)
@@ -180,6 +192,10 @@ class _Sending:
         self._sent.rejected.append((line, reason))
 
     def _read_items(self, piece: Any, response: Response) -> None:
+        if response.body in _all_created(len(piece)):
+            self._retry_budget.progressed()
+            self._sent.counts.created += len(piece)
+            return
         parsed = response.json()
         items = parsed.get("items") if isinstance(parsed, dict) else None
         if not isinstance(items, list) or len(items) != len(piece):

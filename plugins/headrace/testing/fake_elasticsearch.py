@@ -146,7 +146,7 @@ class FakeElasticsearch:
         held[action.id] = Stored(version, action.document)
         if action.verb == "delete":
             return {"status": 200 if existed else 404, "result": "deleted" if existed else "not_found"}
-        return {"status": 200 if existed else 201, "result": "updated" if existed else "created"}
+        return {"result": "updated" if existed else "created", "status": 200 if existed else 201}
 
 
 def official_client(transport: Transport) -> Elasticsearch:

@@ -14,6 +14,7 @@ from headrace.elasticsearch.errors import (
     ElasticsearchUnavailableError,
     UnsuitableTargetError,
 )
+from headrace.elasticsearch.transport import Response
 
 
 def concrete(real: Any) -> str | None:
@@ -29,6 +30,17 @@ def test_running_again_changes_nothing(real: Any, rows: Any) -> None:
     assert (first.created, first.requests, second.repeated, second.indexed) == (1000, 10, 1000, 0)
     assert real.versions() == before
     assert real.documents()["t+0+7"] == {"n": 7}
+
+
+@pytest.mark.parametrize("write_method", ["create", "index"])
+def test_the_answer_to_new_documents_is_not_parsed(
+    real: Any, rows: Any, write_method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elasticsearch writes it as `headrace.elasticsearch.bulk_sender` expects: parsing was most of a task's work."""
+    parsed: list[Response] = []
+    monkeypatch.setattr(Response, "json", parsed.append)
+    assert real.index(rows([b'{"n": 1}'] * 100), bulk_actions=30, write_method=write_method).created == 100
+    assert parsed == []
 
 
 def test_documents_of_a_changed_transform_replace_others_with_write_method_index(real: Any, rows: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,6 +52,21 @@ def once(ids: set[str], status: int, kind: str) -> Callable[[Action], tuple[int,
         return status, kind, "not now"
 
     return fault
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_new_documents_are_counted_however_the_answer_is_written(
+    send: Send, make_rows: Any, elasticsearch: FakeElasticsearch, separators: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = FakeElasticsearch.request
+
+    def request(*args: Any) -> Response:
+        answer = asked(*args)
+        return Response(answer.status, json.dumps(json.loads(answer.body), separators=separators).encode())
+
+    monkeypatch.setattr(FakeElasticsearch, "request", request)
+    assert send(make_rows([{"n": 0}, {"n": 1}])).counts.created == 2
+    assert send(make_rows([{"n": 0}, {"n": 1}, {"n": 2}])).counts.created == 1
 
 
 def test_documents_are_indexed(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
