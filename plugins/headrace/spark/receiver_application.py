@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
-import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.batch.manifest import Manifest, manifest_path
 from headrace.errors import HeadraceError
 from headrace.spark.packaging import connections_conf, executors_path, send_code, send_connections
 from headrace.spark.process_watch import under_spark_submit
@@ -27,10 +24,9 @@ from headrace.spark.sessions import (
     remote_session,
 )
 from headrace.spark.versions import current_versions
-from headrace.spark.wal_source import WalDataSource
-from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from headrace.stream import Stream
@@ -280,29 +276,34 @@ def _await_task_slots(spark: SparkSession, wanted: int) -> int:
     return slots
 
 
-def warm_up_connect(url: str, token: str) -> threading.Thread:
-    """Run an empty batch over Spark Connect in the background: the first such query takes 7 s, later ones 1 s.
+def warm_up_connect(url: str, token: str, slots: int) -> threading.Thread:
+    """Run what a batch runs over Spark Connect, in the background: the first such query takes 7 s, later ones 0.4 s.
 
-    Afterwards the classes are loaded and the workers that plan reads are running. A failure is only logged.
+    Afterwards the classes are loaded, and the workers have imported what they need. A failure is only logged.
     """
 
     def warm_up() -> None:
         try:
-            with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-                Manifest("warm-up", 0, 1, {}, folder).write(open_storage(folder))
-                spark = remote_session(url, token)
-                try:
-                    spark.dataSource.register(WalDataSource)
-                    reader = spark.read.format("wal").option("manifests", json.dumps([f"{folder}/{manifest_path(0)}"]))
-                    reader.option("input", "none").load().take(1)
-                finally:
-                    spark.stop()
+            spark = remote_session(url, token)
+            try:
+                spark.range(0, slots, 1, slots).mapInArrow(_import_for_batches, "id LONG").toArrow()
+            finally:
+                spark.stop()
         except Exception as error:
             logger.info("the Spark Connect server was not warmed up: %s", error)
 
     thread = threading.Thread(target=warm_up, name="headrace-warm-up", daemon=True)
     thread.start()
     return thread
+
+
+def _import_for_batches(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import headrace.spark.elasticsearch_sink
+    import headrace.spark.log_blocks  # noqa: F401 - a worker keeps what it has imported
+
+    yield from rows
+    # So that no worker is free to take a second task before each slot has one.
+    time.sleep(0.5)
 
 
 def _connect_url(spark: SparkSession) -> str:

@@ -142,7 +142,7 @@ class ReceiverJob:
             self._watch(jvm_gone(spark_context._gateway))
         self._launcher = SparkReceiverLauncher(spark_context, self._stream)
         if token is not None:
-            warm_up_connect(str(self._application.connect_url), token)
+            warm_up_connect(str(self._application.connect_url), token, self._application.batch_slots)
         self._ledger.jobs.update(lease, state=JobState.RUNNING, attributes=self._application.attributes())
         logger.info(
             "Spark application ready after %.1f s: %s", time.monotonic() - started, self._application.attributes()
