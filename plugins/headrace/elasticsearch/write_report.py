@@ -1,28 +1,21 @@
-"""What a write reports to the process that waits for it: its counts, and warnings while it runs.
+"""The result of a write, and its warnings while it runs.
 
-Over Spark Connect the write's commit runs in a process of the server and cannot return values to the caller. So it
-writes the report to the URI in the options, and the caller reads it. The report is durable before the write succeeds.
-The logs of Spark's Python workers are not part of a batch's log, so the workers store their warnings as small files
-beside the report meanwhile (read by `headrace.spark.outputs.report_files`).
+The logs of Spark's Python workers are not part of a batch's log. So they store their warnings as small files meanwhile,
+beside the URI in the options; `headrace.spark.outputs.report_files` reads them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from headrace.elasticsearch.counts import IndexingCounts
-from headrace.elasticsearch.errors import ForeignDocumentsError, IndexingError
-from headrace.wal.errors import StoredFileMissingError
+from headrace.elasticsearch.errors import ForeignDocumentsError
 from headrace.wal.storage import open_storage
-
-VERSION = 1
 
 WARNING_SUFFIX = ".warning-"
 """A warning file's name is the report's name, this, the process id, the handler's id and a number."""
@@ -30,22 +23,13 @@ WARNING_SUFFIX = ".warning-"
 _EVERY_SECONDS = 5.0
 
 
-class ReportError(IndexingError):
-    """The report is missing or invalid."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IndexingReport:
-    """The counts of one output of one attempt at a batch."""
+    """The result of one write."""
 
-    stream: str
-    output: str
-    batch_time_ms: int | None
     index: str
     concrete_index: str | None
-    """The concrete index behind the name; None if it was not checked or does not exist."""
-    dead_letter_index: str
-    tasks: int
+    """The concrete index behind the name; None if it does not exist."""
     counts: IndexingCounts
     duplicates: int = 0
     """Rows of the batch with the same id as another row."""
@@ -63,39 +47,6 @@ class IndexingReport:
                 'ledger, or a topic of the same name. Index into an index of its own, or set write_method="index" to '
                 "replace them.",
             )
-
-    def to_bytes(self) -> bytes:
-        fields: dict[str, Any] = {"version": VERSION, **asdict(self), "counts": self.counts.to_dict()}
-        return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
-
-    @classmethod
-    def from_bytes(cls, data: bytes, uri: str) -> IndexingReport:
-        """Parse a report; ``uri`` is for error texts. Raises ReportError."""
-        try:
-            fields = json.loads(data)
-            version = fields.pop("version")
-            if version != VERSION:
-                raise ReportError(f"The report {uri} is of version {version}, not {VERSION}.")
-            return cls(**{**fields, "counts": IndexingCounts.from_dict(fields["counts"])})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ReportError(f"{uri} is not an indexing report: {error}.", remedy="Run the batch again.") from error
-
-    def write(self, uri: str) -> None:
-        """Write the report, durable on return."""
-        folder, _, name = uri.rpartition("/")
-        open_storage(folder).write_atomically(name, self.to_bytes())
-
-    @classmethod
-    def load(cls, uri: str) -> IndexingReport:
-        """Read the report at this URI. Raises ReportError."""
-        folder, _, name = uri.rpartition("/")
-        try:
-            data = open_storage(folder).read(name)
-        except StoredFileMissingError:
-            raise ReportError(
-                f"There is no report {uri}.", remedy="The write did not commit; see Spark's log."
-            ) from None
-        return cls.from_bytes(data, uri)
 
 
 class _BesideReport(logging.Handler):

@@ -36,6 +36,7 @@ from headrace.spark.batch_plan import WRITTEN, plan_attempt
 from headrace.spark.code_version import code_version, tried_with
 from headrace.spark.failures import as_attempt_failed, attempt_failed, failure_of, reason_of
 from headrace.spark.outputs.writer import Counts, WrittenBatch, writer_of
+from headrace.spark.untransformed import blocks_of, sends_blocks
 from headrace.stream import STATE_STEP, ElasticsearchOutput
 
 if TYPE_CHECKING:
@@ -191,6 +192,16 @@ class _AttemptRun:
         if not output.needs_spark:
             self._begun.add(name)
             return {"undecodable": 0, **writer.write(None, self._written_batch(plan, output))}
+        batches = {} if output.output.window is None else {"batches": len(output.origins)}
+        if (sending := sends_blocks(self._attempt.stream, output)) is not None:
+            from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
+            from headrace.spark.sessions import parallelism
+
+            spark, blocks = self._attempt.spark, blocks_of(self._attempt.stream, output)
+            numbers = blocks.numbers(spark, self._attempt.partitions or parallelism(spark))
+            self._begun.add(name)
+            counts = ElasticsearchOutputWriter(sending).write_blocks(numbers, blocks, self._written_batch(plan, output))
+            return {"undecodable": 0, **batches, **counts}
         undecodable, letters = inputs.undecodable(output.fresh)
         if undecodable:
             kept = isinstance(output.output, ElasticsearchOutput)
@@ -200,7 +211,6 @@ class _AttemptRun:
         incarnations = partial(inputs.incarnations, output.origins)
         self._begun.add(name)
         counts = writer.write(frame, self._written_batch(plan, output, letters, incarnations))
-        batches = {} if output.output.window is None else {"batches": len(output.origins)}
         return {"undecodable": undecodable, **batches, **counts}
 
     def _written_batch(

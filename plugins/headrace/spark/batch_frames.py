@@ -17,7 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.spark.batch_plan import load_manifests
 from headrace.spark.decoding import DecodedInput, decode_input
 from headrace.spark.incarnations import BatchIncarnations, lacks_incarnation, needs_incarnation
-from headrace.spark.sessions import is_connect
+from headrace.spark.sessions import parallelism
 from headrace.spark.transforms import STATE_FRAMES, apply_transform, load_transform, takes
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaOutput
 
@@ -43,10 +43,8 @@ def read_inputs(
 
     Args:
         origins: the batches, from ``ledger.batches.origins``; if there are none, the frames are empty.
-        partitions: about how many tasks read an input; by default the session's parallelism.
+        partitions: about how many tasks read an input; by default `parallelism`.
     """
-    if partitions is None and not is_connect(spark):
-        partitions = spark.sparkContext.defaultParallelism
     return {
         source.id: decode_input(read_records(spark, source, origins, partitions), source) for source in stream.inputs
     }
@@ -56,27 +54,21 @@ def read_records(
     spark: SparkSession, source: KafkaInput, origins: Sequence[BatchOrigin], partitions: int | None = None
 ) -> DataFrame:
     """The records of one input in these batches, undecoded (``headrace.wal.payload.RECORD_SCHEMA``)."""
+    tasks = partitions or parallelism(spark)
     in_kafka = [origin.manifest_uri for origin in origins if origin.source == "kafka"]
-    in_log = [origin.manifest_uri for origin in origins if origin.source != "kafka"]
+    in_log = [origin for origin in origins if origin.source != "kafka"]
     frames = []
     if in_log or not in_kafka:
-        from headrace.spark.wal_source import WalDataSource
+        from headrace.spark.log_blocks import LogBlocks
 
-        spark.dataSource.register(WalDataSource)
-        frames.append(_load(spark, "wal", source, in_log, partitions))
+        frames.append(LogBlocks.of(load_manifests(in_log), source.id).frame(spark, tasks))
     if in_kafka:
         from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 
         spark.dataSource.register(KafkaRangesDataSource)
-        frames.append(_load(spark, "kafka_ranges", source, in_kafka, partitions, stream=source.model_dump_json()))
+        reader = spark.read.format("kafka_ranges").options(manifests=json.dumps(in_kafka), input=source.id)
+        frames.append(reader.options(numPartitions=tasks, stream=source.model_dump_json()).load())
     return _union(frames)
-
-
-def _load(
-    spark: SparkSession, source_name: str, source: KafkaInput, manifests: list[str], partitions: int | None, **more: str
-) -> DataFrame:
-    reader = spark.read.format(source_name).options(manifests=json.dumps(manifests), input=source.id, **more)
-    return (reader if partitions is None else reader.option("numPartitions", partitions)).load()
 
 
 class BatchInputs:

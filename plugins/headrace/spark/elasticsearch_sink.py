@@ -1,29 +1,30 @@
-"""The "elasticsearch" data source: writes a DataFrame's rows as documents. Repeated writes give no duplicates.
+"""Writes rows as documents, in the tasks of one Spark job. Repeated writes give no duplicates.
 
-    spark.dataSource.register(ElasticsearchDataSource)
-    rows.write.format(FORMAT).option(OPTION, options.to_json()).mode("append").save()
+The tasks (`IndexingTask`) index their rows, and return their counts and the digests of their ids. The calling process
+looks at the index before and after, and checks what the tasks returned. Records that nothing transforms are read from
+the log by the task that indexes them, so that they do not pass through the JVM. It works in classic sessions and over
+Spark Connect.
 
-The rows' columns are in ``headrace.elasticsearch.columns``, the options in ``headrace.elasticsearch.options``;
-`write_documents` in ``headrace.spark.outputs.elasticsearch`` makes both. It works in classic sessions and over Spark
-Connect.
+A data source's writer would do the same with ``mapInArrow``, but Spark starts a new Python process for each of its
+three steps (create the source, make the writer, commit). In a small batch these were most of the write's time.
 
-The connection is resolved in the environment of the process that plans the write (the driver, or the Connect server's
-application). Its secrets are sent to executors inside the pickled writer, and are in no option and no plan.
+The calling process and each task's worker look the connection up in their own environments. So its secrets are in no
+option, no plan and no task.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.cluster import Cluster
@@ -31,7 +32,7 @@ from headrace.elasticsearch.columns import check_columns
 from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.duplicate_ids import repeated_digests
-from headrace.elasticsearch.errors import DocumentsUnaccountedError, IndexingOptionsError, UnsuitableTargetError
+from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import KAFKA, IndexingOptions
 from headrace.elasticsearch.transport import ElasticsearchTransport
@@ -44,161 +45,118 @@ from headrace.spark.original_records import (
 )
 
 if TYPE_CHECKING:
-    from headrace.kafka.range_reader import RangeClients
+    from pyspark.sql import DataFrame
 
-FORMAT = "elasticsearch"
-OPTION = "indexing"
-"""The sink's only option: the JSON of `IndexingOptions`."""
+    from headrace.spark.log_blocks import LogBlocks
 
 logger = logging.getLogger(__name__)
 
-
-class ElasticsearchDataSource(DataSource):
-    """The data source that Spark registers; it is write-only."""
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
-
-    def writer(self, schema: StructType, overwrite: bool) -> ElasticsearchWriter:
-        """Check options, columns and the index before the first row is written. Raises an IndexingError."""
-        if overwrite:
-            raise IndexingOptionsError(
-                "The elasticsearch sink cannot overwrite an index.", remedy='Use mode("append").'
-            )
-        options = IndexingOptions.from_json(self.options.get(OPTION, ""))
-        check_columns(schema.names, options)
-        writer = ElasticsearchWriter(options, Cluster.of(options), _kafka_clients(options))
-        with warnings_beside(options.report):
-            writer.look_at_index()
-        return writer
+_RESULT = "counts STRING, digests BINARY"
+_RESULT_SCHEMA = pa.schema([("counts", pa.string()), ("digests", pa.binary())])
+# Each row of a result is at most 2 MiB: Spark Connect sends it in one message.
+_DIGESTS_IN_A_ROW = 256 * 1024
 
 
-@dataclass
-class TaskCounts(WriterCommitMessage):
-    """One task's commit message."""
+def index_rows(rows: DataFrame, options: IndexingOptions, blocks: LogBlocks | None = None) -> IndexingReport:
+    """Index the rows, with the columns of ``headrace.elasticsearch.columns``. Returns when every row has its outcome.
 
-    counts: IndexingCounts
-    digests: Any
-    """The digests of the rows' ids, for ``repeated_digests``."""
+    With ``blocks`` the rows are the numbers of their records, and the tasks index these records as they are in the log.
+    The caller must check the report for duplicate ids and foreign documents.
+
+    Raises:
+        UnsuitableRowsError: the ids need a column that the rows do not have. Nothing was written.
+        UnsuitableTargetError: the index cannot be written to, or it was replaced during the write.
+        IndexingError: within Spark, some row cannot get an outcome. Others may be indexed; write them all again.
+    """
+    if blocks is None:
+        check_columns(rows.columns, options)
+    target = TargetWatch(options)
+    with warnings_beside(options.report):
+        target.look_before()
+    task = IndexingTask(options, secrets.randbits(64), blocks)
+    results = rows.mapInArrow(task.run, _RESULT).toArrow()
+    counts, digests = _collected(results)
+    concrete = target.look_after()
+    duplicates = repeated_digests(digests)
+    if not (duplicates or counts.foreign):
+        counts.letters_withdrawn = target.withdraw_letters()
+    if options.refresh:
+        target.refresh()
+    logger.info("Indexed into %s: %s", options.index, counts.to_dict())
+    return IndexingReport(options.index, concrete, counts, duplicates)
 
 
-class ElasticsearchWriter(DataSourceArrowWriter):
-    """The writer. It is pickled to every task and to the process that commits."""
+@dataclass(frozen=True, slots=True)
+class IndexingTask:
+    """What a task does with its rows. ``seed`` is equal for all tasks (see ``DuplicateIdCheck``)."""
 
-    def __init__(
-        self, options: IndexingOptions, cluster: Cluster, kafka: Mapping[str, RangeClients] | None = None
-    ) -> None:
-        if not options.report:
-            # Duplicate ids and foreign documents are reported there only, so nobody would learn of them.
-            raise IndexingOptionsError("A write of the elasticsearch sink needs a report, and the options name none.")
+    options: IndexingOptions
+    seed: int
+    blocks: LogBlocks | None = None
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Index the task's rows. Yields its counts and digests when every dead letter is written."""
+        options = self.options
+        if (context := TaskContext.get()) is not None:
+            options = options.for_task(context.partitionId(), context.attemptNumber())
+        rows = batches if self.blocks is None else self.blocks.read(batches)
+        originals = _originals(options)
+        try:
+            with closing(_transport(options, options.requests_in_flight)) as transport, warnings_beside(options.report):
+                indexer = Indexer(transport, options, originals=originals, seed=self.seed)
+                counts = indexer.index(rows)
+        finally:
+            if originals is not None:
+                originals.close()
+        yield from _result(counts, indexer.digests())
+
+
+def _result(counts: IndexingCounts, digests: np.ndarray[Any, Any]) -> Iterator[pa.RecordBatch]:
+    text: str | None = json.dumps(counts.to_dict())
+    for first in range(0, max(1, len(digests)), _DIGESTS_IN_A_ROW):
+        part = digests[first : first + _DIGESTS_IN_A_ROW]
+        yield pa.record_batch([pa.array([text]), pa.array([part.tobytes()], pa.binary())], schema=_RESULT_SCHEMA)
+        text = None
+
+
+def _collected(results: pa.Table) -> tuple[IndexingCounts, list[np.ndarray[Any, Any]]]:
+    total = IndexingCounts()
+    digests = []
+    for row in results.to_pylist():
+        if row["counts"] is not None:
+            total.add(IndexingCounts.from_dict(json.loads(row["counts"])))
+        digests.append(np.frombuffer(row["digests"], np.uint64))
+    indexed = sum(len(part) for part in digests)
+    if indexed > total.rows:
+        raise DocumentsUnaccountedError(
+            f"The tasks of the write returned the digests of {indexed} rows, and counts of {total.rows}.",
+            remedy="Run the batch again.",
+        )
+    total.check()
+    return total, digests
+
+
+class TargetWatch:
+    """The index as it is before and after the tasks, for the calling process."""
+
+    def __init__(self, options: IndexingOptions) -> None:
         self._options = options
-        self._cluster = cluster
-        self._kafka = kafka or {}
-        self._seed = secrets.randbits(64)
-        self._index_before: ConcreteIndex | None = None
+        self._cluster = Cluster.of(options)
+        self._before: ConcreteIndex | None = None
 
-    def look_at_index(self) -> None:
+    def look_before(self) -> None:
         """Refuse an index in which ids are not unique."""
-        self._index_before = self._index_now()
+        self._before = self._now()
         letters = self._options.dead_letter_index
-        if self._index_before is not None and self._index_before.name == letters:
+        if self._before is not None and self._before.name == letters:
             raise UnsuitableTargetError(
                 f"{self._options.index!r} is an alias of {letters!r}, the index of its own dead letters.",
                 remedy="Name another dead_letter_index.",
             )
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Index one task's rows. On return every row has its outcome and every dead letter is written."""
-        options = self._options
-        if (context := TaskContext.get()) is not None:
-            options = options.for_task(context.partitionId(), context.attemptNumber())
-        originals = self._originals()
-        transport = self._transport(options.requests_in_flight)
-        try:
-            indexer = Indexer(transport, options, originals=originals, seed=self._seed)
-            with warnings_beside(options.report):
-                counts = indexer.index(iterator)
-            return TaskCounts(counts, indexer.digests())
-        finally:
-            transport.close()
-            if originals is not None:
-                originals.close()
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Called after all tasks have succeeded: check that the index is still the same, and report the counts.
-
-        The reader of the report raises DuplicateIdsError and ForeignDocumentsError.
-        """
-        total = IndexingCounts()
-        digests = []
-        for message in messages:
-            if not isinstance(message, TaskCounts):
-                raise DocumentsUnaccountedError(
-                    "A task of the write returned no counts.", remedy="Run the batch again."
-                )
-            total.add(message.counts)
-            digests.append(message.digests)
-        total.check()
-        concrete = self._index_after()
-        duplicates = repeated_digests(digests)
-        if not (duplicates or total.foreign):
-            total.letters_withdrawn = self._withdraw_letters()
-        if self._options.refresh:
-            with closing(self._transport(1)) as transport:
-                TargetIndex(transport, self._options, clock=SystemClock()).refresh()
-        options = self._options
-        report = IndexingReport(
-            stream=options.stream_name,
-            output=options.output_id,
-            batch_time_ms=options.batch_time_ms,
-            index=options.index,
-            concrete_index=concrete,
-            dead_letter_index=options.dead_letter_index,
-            tasks=len(messages),
-            counts=total,
-            duplicates=duplicates,
-        )
-        report.write(options.report)
-        logger.info("Indexed into %s: %s", options.index, total.to_dict())
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log the failure. Nothing is undone: the next run counts the indexed documents as repeated."""
-        finished = sum(message is not None for message in messages)
-        logger.warning(
-            "Writing to %s failed after %d of %d tasks; run it again", self._options.index, finished, len(messages)
-        )
-
-    def __repr__(self) -> str:
-        return f"ElasticsearchWriter({self._options.index!r})"
-
-    def _originals(self) -> BatchOriginalRecords | None:
-        if not self._options.manifests:
-            return None
-        return WindowOriginalRecords(
-            [
-                KafkaOriginalRecords(uri, self._kafka) if place == KAFKA else ManifestOriginalRecords(uri)
-                for place, uri in self._options.manifests
-            ]
-        )
-
-    def _withdraw_letters(self) -> int:
-        options = self._options
-        if not options.withdraw_letters or options.batch_time_ms is None or options.attempt is None:
-            return 0
-        # Only a batch that was tried before has such letters, so other batches do not import the official client.
-        from headrace.elasticsearch.administration import Administration
-        from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
-
-        with Administration.of(
-            self._cluster,
-            timeout_seconds=options.request_timeout_seconds,
-            max_retry_seconds=options.max_retry_seconds,
-        ) as administration:
-            return DeadLetterIndex(administration, options).withdraw(options.batch_time_ms, options.attempt)
-
-    def _index_after(self) -> str | None:
-        before, now = self._index_before, self._index_now()
+    def look_after(self) -> str | None:
+        """The concrete index. Raises UnsuitableTargetError if it is not the one from before."""
+        before, now = self._before, self._now()
         if before is not None and now != before:
             if now is not None and now.name == before.name:
                 what = f"{before.name!r} was deleted and created again; its earlier documents are gone"
@@ -214,20 +172,50 @@ class ElasticsearchWriter(DataSourceArrowWriter):
             )
         return None if now is None else now.name
 
-    def _index_now(self) -> ConcreteIndex | None:
-        with closing(self._transport(1)) as transport:
+    def withdraw_letters(self) -> int:
+        """Delete the dead letters of earlier attempts that this one did not write again. Returns their number."""
+        options = self._options
+        if not options.withdraw_letters or options.batch_time_ms is None or options.attempt is None:
+            return 0
+        # Only a batch that was tried before has such letters, so other batches do not import the official client.
+        from headrace.elasticsearch.administration import Administration
+        from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+
+        with Administration.of(
+            self._cluster,
+            timeout_seconds=options.request_timeout_seconds,
+            max_retry_seconds=options.max_retry_seconds,
+        ) as administration:
+            return DeadLetterIndex(administration, options).withdraw(options.batch_time_ms, options.attempt)
+
+    def refresh(self) -> None:
+        """Make the documents visible to searches."""
+        with closing(_transport(self._options, 1, self._cluster)) as transport:
+            TargetIndex(transport, self._options, clock=SystemClock()).refresh()
+
+    def _now(self) -> ConcreteIndex | None:
+        with closing(_transport(self._options, 1, self._cluster)) as transport:
             return TargetIndex(transport, self._options, clock=SystemClock()).concrete()
 
-    def _transport(self, connections: int) -> ElasticsearchTransport:
-        return ElasticsearchTransport(
-            self._cluster, connections=connections, timeout_seconds=self._options.request_timeout_seconds
-        )
+
+def _transport(options: IndexingOptions, connections: int, cluster: Cluster | None = None) -> ElasticsearchTransport:
+    return ElasticsearchTransport(
+        cluster or Cluster.of(options), connections=connections, timeout_seconds=options.request_timeout_seconds
+    )
 
 
-def _kafka_clients(options: IndexingOptions) -> dict[str, RangeClients]:
-    """The Kafka settings by input id, to read the records of dead letters; empty if the log has all records."""
-    if not options.inputs:
-        return {}
-    from headrace.stream.inputs import KafkaInput
+def _originals(options: IndexingOptions) -> BatchOriginalRecords | None:
+    """Where the task finds the records of dead letters, if the options name manifests."""
+    if not options.manifests:
+        return None
+    clients = {}
+    if options.inputs:
+        from headrace.stream.inputs import KafkaInput
 
-    return KafkaOriginalRecords.clients_of([KafkaInput.model_validate(each) for each in options.inputs])
+        clients = KafkaOriginalRecords.clients_of([KafkaInput.model_validate(each) for each in options.inputs])
+    return WindowOriginalRecords(
+        [
+            KafkaOriginalRecords(uri, clients) if place == KAFKA else ManifestOriginalRecords(uri)
+            for place, uri in options.manifests
+        ]
+    )

@@ -54,6 +54,13 @@ class ConnectRefusedError(HeadraceError):
     """The Spark Connect server did not accept the session: it is not reachable, or has another token."""
 
 
+def parallelism(spark: SparkSession) -> int:
+    """The number of tasks that the session's application runs at once. Over Spark Connect it is a guess: the number of
+    this machine's cores.
+    """
+    return (os.cpu_count() or 1) if is_connect(spark) else spark.sparkContext.defaultParallelism
+
+
 def classic_session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
     """This process's own Spark session.
 

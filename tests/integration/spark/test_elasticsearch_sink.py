@@ -10,6 +10,7 @@ import sys
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.elasticsearch.errors import UnsuitableRowsError
-from headrace.elasticsearch.options import LOG, IndexingOptions
-from headrace.elasticsearch.write_report import IndexingReport
+from headrace.batch.manifest import Manifest
+from headrace.connections import ConnectionNotFoundError
+from headrace.elasticsearch.errors import UnsuitableRowsError, UnsuitableTargetError
+from headrace.elasticsearch.options import LOG, DocumentIdKind, IndexingOptions
 from headrace.spark.documents import prepare_documents
-from headrace.spark.elasticsearch_sink import FORMAT, OPTION, ElasticsearchDataSource
+from headrace.spark.elasticsearch_sink import index_rows
+from headrace.spark.log_blocks import LogBlocks
 from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.stream import ColumnIds, ElasticsearchOutput, KeyIds
 
@@ -223,43 +226,53 @@ def test_no_rows_are_reported_as_none(spark: SparkSession, index: Index, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "error"),
     [
-        ({"bulk_byte": 1}, "not those of this version of headrace"),
-        ({"document_id": "columns", "id_columns": ["missing"]}, "no column 'missing'"),
-        ({"connection": "nowhere", "hosts": []}, "'nowhere' is not known"),
-        ({"report": ""}, "the options name none"),
+        ({"document_id": DocumentIdKind.COLUMNS, "id_columns": ("missing",)}, UnsuitableRowsError),
+        ({"connection": "nowhere", "hosts": ()}, ConnectionNotFoundError),
     ],
 )
 def test_options_that_cannot_work_are_refused_before_the_first_row(
-    spark: SparkSession, index: Index, fields: dict[str, Any], says: str
+    spark: SparkSession, index: Index, fields: dict[str, Any], error: type[Exception]
 ) -> None:
-    spark.dataSource.register(ElasticsearchDataSource)
-    options = IndexingOptions.of(index.output(), stream_name="clicks", batch_time_ms=AN_HOUR, report="file:///r.json")
-    given = json.dumps({**json.loads(options.to_json()), **fields})
-    with pytest.raises(PySparkException, match=says):
-        rows(spark, "('a', 1, '{}')").write.format(FORMAT).option(OPTION, given).mode("append").save()
+    options = IndexingOptions.of(index.output(), stream_name="clicks", batch_time_ms=AN_HOUR)
+    with pytest.raises(error):
+        index_rows(rows(spark, "('a', 1, '{}')"), replace(options, **fields))
 
 
 def test_an_alias_that_rolls_over_is_refused(spark: SparkSession, index: Index) -> None:
     index.ask("PUT", f"/{index.name}-000001", {"aliases": {index.name: {"is_write_index": True}}})
-    with pytest.raises(PySparkException, match="rolls over"):
+    with pytest.raises(UnsuitableTargetError, match="rolls over"):
         index.write(rows(spark, "('a', 1, '{}')"))
 
 
-def test_an_index_is_not_overwritten(spark: SparkSession, index: Index) -> None:
-    spark.dataSource.register(ElasticsearchDataSource)
-    writer = rows(spark, "('a', 1, '{}')").write.format(FORMAT)
-    with pytest.raises(PySparkException, match="append"):
-        writer.mode("overwrite").save()
-
-
-def test_a_failed_write_leaves_no_report(spark: SparkSession, index: Index, tmp_path: Path) -> None:
+def test_a_failed_write_says_what_to_do(spark: SparkSession, index: Index) -> None:
     index.ask("PUT", f"/{index.name}")
     index.ask("POST", f"/{index.name}/_close")
     with pytest.raises(PySparkException, match="Open the index"):
         index.write(rows(spark, "('a', 1, '{}')"))
-    assert not list(tmp_path.glob("reports/*.json"))
+
+
+def test_blocks_are_indexed_as_the_records_that_spark_would_read(
+    spark: SparkSession, index: Index, written_log: Any, make_records: Records
+) -> None:
+    """The same documents and dead letters, however the records get to the sink."""
+    values = [b'{"n": %d}' % n if n % 5 else b"junk" for n in range(50)]
+    for first in range(0, 50, 10):
+        written_log.add(make_records(values[first : first + 10], first_offset=first))
+    manifest = written_log.manifest()
+    frame = spark.read.format("wal").options(manifests=json.dumps([manifest]), input="records").load()
+    read = index.write(frame)
+    documents, letters = index.documents(), index.letters()
+    for name in (index.name, f"{index.name}-dead-letters"):
+        index.ask("DELETE", f"/{name}")
+    options = IndexingOptions.of(index.output(), stream_name="clicks", batch_time_ms=AN_HOUR)
+    blocks = LogBlocks.of([Manifest.load(manifest)], "records")
+    report = index_rows(spark.range(0, 50, 1, 3), options, blocks)
+    assert (report.counts.rows, report.counts.created, report.counts.dead_lettered) == (50, 40, 10)
+    assert (report.counts.created, report.counts.dead_lettered) == (read.created, read.dead_lettered)
+    assert (index.documents(), index.letters()) == (documents, letters)
+    assert index_rows(blocks.numbers(spark, 3), options, blocks).counts.repeated == 40
 
 
 def rows(spark: SparkSession, values: str) -> DataFrame:
@@ -303,9 +316,7 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_over_spark_connect_the_server_knows_the_connection_and_the_caller_the_counts(
-    index: Index, tmp_path: Path
-) -> None:
+def test_over_spark_connect_no_plan_and_no_log_has_a_secret_of_the_connection(index: Index, tmp_path: Path) -> None:
     host, _, port = index.url.removeprefix("http://").partition(":")
     connection = {"conn_type": "elasticsearch", "host": host, "port": int(port), "login": "me", "password": "hunter2"}
     stream = {
@@ -348,7 +359,7 @@ def test_over_spark_connect_the_server_knows_the_connection_and_the_caller_the_c
                 text=True,
                 timeout=180,
                 check=False,
-                env=environment,
+                env=environment | {"AIRFLOW_CONN_SECRET_ES": json.dumps(connection)},
             )
         finally:
             server.stdin.close()
@@ -357,7 +368,6 @@ def test_over_spark_connect_the_server_knows_the_connection_and_the_caller_the_c
     first, second = (json.loads(line) for line in client.stdout.splitlines())
     assert (first["created"], first["dead_lettered"]) == (999, 1)
     assert (second["repeated"], second["dead_lettered"], second["indexed"]) == (999, 1, 0)
-    assert IndexingReport.load(f"{tmp_path}/reports/r-1.json").counts.created == 999
     written = client.stdout + client.stderr
     for path in tmp_path.rglob("*"):
         written += path.read_text(errors="replace") if path.is_file() else ""

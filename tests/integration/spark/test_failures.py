@@ -18,12 +18,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.errors import UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
-from headrace.spark.elasticsearch_sink import ElasticsearchWriter
+from headrace.spark.elasticsearch_sink import IndexingTask, TargetWatch
 from headrace.spark.failures import AttemptFailedError
 from headrace.stream import ColumnIds, ElasticsearchOutput, KafkaInput, SparkSettings, Utf8Decoder
 
@@ -263,16 +262,17 @@ def test_an_index_that_is_created_again_during_a_write_fails_the_batch(index: In
     columns = {"topic": ["t"] * 2, "partition": [0] * 2, "offset": [0, 1], "value": [b"{}"] * 2}
     rows = pa.record_batch(columns)
     index.ask("PUT", f"/{index.name}")
-    writer = ElasticsearchWriter(options, Cluster.of(options))
-    writer.look_at_index()
-    messages = [writer.write(iter([rows.slice(0, 1)]))]
+    task, watch = IndexingTask(options, seed=1), TargetWatch(options)
+    watch.look_before()
+    list(task.run(iter([rows.slice(0, 1)])))
     index.ask("DELETE", f"/{index.name}")
-    messages.append(writer.write(iter([rows.slice(1, 1)])))
+    list(task.run(iter([rows.slice(1, 1)])))
     with pytest.raises(UnsuitableTargetError, match="was deleted and created again"):
-        writer.commit(messages)
+        watch.look_after()
     assert set(index.documents()) == {"t+0+1"}
-    writer.look_at_index()
-    writer.commit([writer.write(iter([rows]))])
+    watch.look_before()
+    list(task.run(iter([rows])))
+    assert watch.look_after() == index.name
     assert set(index.documents()) == {"t+0+0", "t+0+1"}
 
 

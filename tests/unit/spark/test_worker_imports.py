@@ -10,6 +10,7 @@ import pytest
 
 WORKERS = [
     "headrace.spark.wal_source",
+    "headrace.spark.log_blocks",
     "headrace.spark.kafka_ranges_source",
     "headrace.spark.elasticsearch_sink",
     "headrace.spark.outputs.kafka.sink",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.spark.incarnations import BatchIncarnations
+    from headrace.spark.log_blocks import LogBlocks
     from headrace.spark.outputs.writer import Counts, WrittenBatch
 
 
@@ -70,6 +71,21 @@ class ElasticsearchOutputWriter:
             options = options_of(self._output, batch, report=uri)
             report = write_documents(frame, self._output, options, incarnations=incarnations)
         total.add(report.counts)
+        return self._outcome(report, total, batch)
+
+    def write_blocks(self, numbers: DataFrame, blocks: LogBlocks, batch: WrittenBatch) -> Counts:
+        """Index the records of these blocks of the log as they are; ``numbers`` are theirs. Otherwise as `write`."""
+        from headrace.spark.elasticsearch_sink import index_rows
+
+        with report_file(batch, self._output.id) as uri:
+            options = options_of(self._output, batch, report=uri)
+            report = index_rows(numbers, options, blocks)
+        if report.duplicates:
+            raise duplicate_ids_error(options.index, options.document_id, [])
+        report.check_foreign()
+        return self._outcome(report, report.counts, batch)
+
+    def _outcome(self, report: IndexingReport, total: IndexingCounts, batch: WrittenBatch) -> Counts:
         self._check_limit(total, batch.stream.name)
         # An alias may point to another index later.
         written_to = {} if report.concrete_index is None else {"index": report.concrete_index}
@@ -121,8 +137,8 @@ def write_documents(
 ) -> IndexingReport:
     """Make the documents of the rows, write them, and return the report with their outcomes.
 
-    The options are the output's. ``report`` in them is the URI of a file, new for every write, that the Spark
-    application and this process can access.
+    The options are the output's. ``report`` in them is a URI, new for every write, beside which the Spark application
+    stores warnings and this process reads them.
 
     Raises:
         UnsuitableRowsError: see ``headrace.spark.documents.prepare_documents``.
@@ -130,9 +146,10 @@ def write_documents(
         ForeignDocumentsError: the index holds documents of another source under ids of the batch.
     """
     from headrace.spark.documents import prepare_documents
+    from headrace.spark.elasticsearch_sink import index_rows
 
     prepared = prepare_documents(frame, output, incarnations=incarnations)
-    report = _write(prepared, options)
+    report = index_rows(prepared, options)
     if report.duplicates:
         raise _duplicate_ids(prepared, options)
     report.check_foreign()
@@ -146,21 +163,14 @@ def write_undecodable(
     from pyspark.sql import functions as F  # noqa: N812
 
     from headrace.spark.decoding import REASON
+    from headrace.spark.elasticsearch_sink import index_rows
 
     reason = F.col(REASON).alias(REJECTED_BECAUSE)
     rows = undecodable.select(*COORDINATES, INCARNATION, KEY, VALUE, HEADERS, TIMESTAMP, reason)
     # The rows have the record's own columns only, whatever the ids of the output's documents are.
     by_record = output.model_copy(update={"document_ids": RecordIds(), "tombstones": "dead_letter"})
     options = options_of(by_record, batch, report=report)
-    return _write(rows, replace(options, written_before=False, withdraw_letters=False))
-
-
-def _write(rows: DataFrame, options: IndexingOptions) -> IndexingReport:
-    from headrace.spark.elasticsearch_sink import FORMAT, OPTION, ElasticsearchDataSource
-
-    rows.sparkSession.dataSource.register(ElasticsearchDataSource)
-    rows.write.format(FORMAT).option(OPTION, options.to_json()).mode("append").save()
-    return IndexingReport.load(options.report)
+    return index_rows(rows, replace(options, written_before=False, withdraw_letters=False))
 
 
 def _duplicate_ids(prepared: DataFrame, options: IndexingOptions) -> DuplicateIdsError:

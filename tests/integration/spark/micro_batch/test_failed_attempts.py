@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from tests.integration.spark.micro_batch.conftest import Make, Records, refuse, run
 
 from headrace.batch.manifest import ManifestError
+from headrace.elasticsearch.errors import ElasticsearchUnavailableError
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
 from headrace.monitoring.unfinished import last_error
@@ -59,7 +60,7 @@ def test_an_unavailable_elasticsearch_is_reported_long_before_the_batch_fails(
         return until_ms
 
     monkeypatch.setattr(batch.ledger.attempts, "renew", renewed)
-    with pytest.raises(AttemptFailedError, match="made no progress for 12 s"):
+    with pytest.raises(ElasticsearchUnavailableError, match="made no progress for 12 s"):
         run(spark, batch, report=lambda line: reported.append((time.monotonic(), line)))
     ended = time.monotonic()
     warned = [(at, line) for at, line in reported if line.startswith("warning: output elasticsearch: ")]

@@ -1,0 +1,71 @@
+"""Blocks as numbers of their records: each block is read once, however the numbers are cut."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.blocks import ReceiverId
+from headrace.spark.log_blocks import LogBlocks
+from headrace.spark.wal_source import ListedBlock
+from headrace.testing.records import make_block
+from headrace.wal.local_storage import LocalStorage
+from headrace.wal.writer import WriteAheadLogWriter
+
+RECORDS = (3, 1, 4, 1, 5, 9, 2, 6)
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> LogBlocks:
+    folder = tmp_path_factory.mktemp("log")
+    writer = WriteAheadLogWriter(LocalStorage(folder), "", ReceiverId("flights", "kafka", 0), 1)
+    listed = []
+    first = 0
+    for number in RECORDS:
+        batch, ranges = make_block([b"value"] * number, from_offset=first)
+        accepted = writer.next_sequence - 1 if writer.next_sequence else None
+        written = writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=accepted)
+        listed.append(ListedBlock(written.handle, number, written.payload_bytes))
+        first += number
+    return LogBlocks(tuple((str(folder), block) for block in listed))
+
+
+@settings(deadline=None, max_examples=50)
+@given(cuts=st.lists(st.integers(1, sum(RECORDS) - 1), unique=True))
+def test_each_record_is_read_once_however_the_numbers_are_cut(blocks: LogBlocks, cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), sum(RECORDS)]
+    read: list[int] = []
+    for first, until in itertools.pairwise(edges):
+        numbers = pa.record_batch([pa.array(range(first, until), pa.int64())], names=["id"])
+        read += [offset for batch in blocks.read(iter([numbers])) for offset in batch.column("offset").to_pylist()]
+    assert read == list(range(sum(RECORDS)))
+
+
+def test_a_task_that_gets_no_number_reads_nothing(blocks: LogBlocks) -> None:
+    none = pa.record_batch([pa.array([], pa.int64())], names=["id"])
+    assert list(blocks.read(iter([none]))) == []
+    assert list(blocks.read(iter([]))) == []
+
+
+@pytest.mark.parametrize(("tasks", "planned"), [(1, 1), (2, 2), (100, 4)])
+def test_a_task_has_half_a_megabyte_at_least(
+    blocks: LogBlocks, tasks: int, planned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Session:
+        def range(self, *given: Any) -> Any:
+            return given
+
+    size = sum(block.payload_bytes for _, block in blocks.blocks)
+    monkeypatch.setattr("headrace.spark.log_blocks.MIN_GROUP_BYTES", size // 4)
+    session: Any = Session()
+    assert blocks.numbers(session, tasks) == (0, sum(RECORDS), 1, planned)
+
+
+def test_an_input_without_blocks_has_no_records(blocks: LogBlocks) -> None:
+    assert LogBlocks.of([], "records").records == 0
+    assert blocks.records == sum(RECORDS)

@@ -1,0 +1,74 @@
+"""Which outputs send the log's records as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.ledger.models import BatchOrigin
+from headrace.spark.batch_plan import OutputPlan
+from headrace.spark.untransformed import sends_blocks
+from headrace.stream import (
+    ColumnIds,
+    ConsoleOutput,
+    ElasticsearchOutput,
+    JsonDecoder,
+    KafkaInput,
+    KeyIds,
+    Output,
+    RecordIds,
+    Stream,
+    Utf8Decoder,
+)
+
+LOG = BatchOrigin(10_000, "file:///m", "", "log")
+KAFKA = BatchOrigin(20_000, "file:///n", "", "kafka")
+
+
+def elasticsearch(**fields: Any) -> ElasticsearchOutput:
+    return ElasticsearchOutput(hosts="http://h:1", index="clicks", **fields)
+
+
+def plan(folder: Path, output: Output, origins: tuple[BatchOrigin, ...] = (LOG,), **fields: Any) -> Any:
+    source = {name: fields.pop(name) for name in ("key_decoder", "value_decoder") if name in fields}
+    stream = Stream(
+        name="shop",
+        inputs=KafkaInput(bootstrap_servers="h:1", topics="clicks", **source),
+        outputs=output,
+        batch_interval="10 s",
+        storage=folder,
+        ledger=f"sqlite:///{folder}/ledger.db",
+        **fields,
+    )
+    return sends_blocks(stream, OutputPlan(stream.outputs[0], origins, origins))
+
+
+@pytest.mark.parametrize("ids", [RecordIds(), KeyIds()])
+@pytest.mark.parametrize("origins", [(LOG,), (LOG, LOG)])
+def test_an_output_of_records_with_ids_of_the_log_sends_blocks(
+    tmp_path: Path, ids: Any, origins: tuple[BatchOrigin, ...]
+) -> None:
+    output = elasticsearch(document_ids=ids)
+    assert plan(tmp_path, output, origins) == output
+
+
+@pytest.mark.parametrize(
+    ("output", "fields"),
+    [
+        (elasticsearch(), {"transform": "json:loads"}),
+        (elasticsearch(transform="json:loads"), {}),
+        (elasticsearch(), {"value_decoder": JsonDecoder(fields="id STRING")}),
+        (elasticsearch(), {"key_decoder": Utf8Decoder()}),
+        (elasticsearch(), {"origins": (LOG, KAFKA)}),
+        (elasticsearch(document_ids=ColumnIds(columns=("key",))), {}),
+        (elasticsearch(document_ids=KeyIds(version_from="timestamp")), {}),
+        (elasticsearch(document_ids=RecordIds(rows="part")), {}),
+        (ConsoleOutput(), {}),
+    ],
+)
+def test_any_other_output_needs_spark_to_read_the_records(
+    tmp_path: Path, output: Output, fields: dict[str, Any]
+) -> None:
+    assert plan(tmp_path, output, **fields) is None
