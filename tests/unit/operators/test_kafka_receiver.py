@@ -23,7 +23,7 @@ from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigg
 
 @pytest.fixture
 def operator(stream) -> KafkaReceiverOperator:
-    return KafkaReceiverOperator(task_id="receive", stream=stream, poll_interval=0.05, start_timeout=20)
+    return KafkaReceiverOperator(task_id="receive", stream=stream, poll_interval=0.05, start_timeout=120)
 
 
 def deferred(operator, context) -> TaskDeferred:
@@ -214,7 +214,7 @@ def test_airflows_retry_starts_it_again(operator, toy, ledger, task, stream, unt
     toy("vanish")
     ended(deferred(operator, task.context).trigger, ledger, until)
     toy("run")
-    again = KafkaReceiverOperator(task_id="receive", stream=stream, start_timeout=20)
+    again = KafkaReceiverOperator(task_id="receive", stream=stream, start_timeout=120)
     assert deferred(again, task.context).trigger.parameters == {"epoch": 2}
 
 

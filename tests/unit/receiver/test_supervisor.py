@@ -280,14 +280,14 @@ def test_a_set_up_that_takes_longer_than_the_lease_keeps_it(setting: Setting, mo
 
         def __iter__(self) -> Any:
             for each in self.scan:
-                time.sleep(0.2)
+                time.sleep(0.45)
                 (row,) = setting.ledger.receivers.all("air")
                 looked.append(row.alive(setting.ledger.now_ms()))
                 yield each
 
     scan_segment = log_recovery.scan_segment
     monkeypatch.setattr(log_recovery, "scan_segment", lambda *given, **options: Slow(scan_segment(*given, **options)))
-    with setting.running(lease_ms=1_000):
+    with setting.running(lease_ms=3_000):
         setting.kafka.produce("flights", 0, b"x")
         eventually(lambda: setting.positions() == [9, 0])
     assert len(looked) >= 8
