@@ -59,7 +59,7 @@ def read_records(
     in_log = [origin for origin in origins if origin.source != "kafka"]
     frames = []
     if in_log or not in_kafka:
-        from headrace.spark.log_blocks import LogBlocks
+        from headrace.spark.wal_source import LogBlocks
 
         frames.append(LogBlocks.of(load_manifests(in_log), source.id).frame(spark, tasks))
     if in_kafka:

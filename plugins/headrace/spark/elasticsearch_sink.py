@@ -47,7 +47,7 @@ from headrace.spark.original_records import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.spark.log_blocks import LogBlocks
+    from headrace.spark.wal_source import LogBlocks
 
 logger = logging.getLogger(__name__)
 

@@ -299,7 +299,7 @@ def warm_up_connect(url: str, token: str, slots: int) -> threading.Thread:
 
 def _import_for_batches(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import headrace.spark.elasticsearch_sink
-    import headrace.spark.log_blocks  # noqa: F401 - a worker keeps what it has imported
+    import headrace.spark.wal_source  # noqa: F401 - a worker keeps what it has imported
 
     yield from rows
     # So that no worker is free to take a second task before each slot has one.

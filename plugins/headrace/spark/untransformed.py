@@ -12,7 +12,7 @@ from headrace.stream import BytesDecoder, ElasticsearchOutput, KeyIds, RecordIds
 
 if TYPE_CHECKING:
     from headrace.spark.batch_plan import OutputPlan
-    from headrace.spark.log_blocks import LogBlocks
+    from headrace.spark.wal_source import LogBlocks
     from headrace.stream import Stream
 
 
@@ -36,7 +36,7 @@ def sends_blocks(stream: Stream, plan: OutputPlan) -> ElasticsearchOutput | None
 
 def blocks_of(stream: Stream, plan: OutputPlan) -> LogBlocks:
     """The blocks of the batches that the output reads. Raises ManifestError."""
-    from headrace.spark.log_blocks import LogBlocks
+    from headrace.spark.wal_source import LogBlocks
 
     (source,) = stream.inputs
     return LogBlocks.of(load_manifests(plan.origins), source.id)

@@ -1,21 +1,26 @@
-"""The "wal" data source: reads the records of batches from the write-ahead log, by the batches' manifests.
+"""The log as DataFrames: its blocks as rows that Spark can distribute.
 
-    spark.read.format("wal").option("manifests", json.dumps([uri])).option("input", "clicks").load()
+    blocks = LogBlocks.of([Manifest.load(uri)], "clicks")
+    records = blocks.frame(spark, tasks=8)
 
-Options (their names are case-insensitive): ``manifests``, the URIs of the batches' manifests as a JSON list, so that a
-window of any number of batches is one scan (an empty list gives no rows); ``input``, the id of the input to read;
-``numPartitions``, the approximate number of partitions (default: this machine's cores).
-The columns are named as in Spark's Kafka source. It works in classic sessions and over Spark Connect.
+A row is the number of a record. A task gets some of the numbers, and reads the blocks whose first record is among them.
+So each block is read once however Spark cuts the rows into tasks and batches.
+
+The columns are named as in Spark's Kafka source. It works in classic sessions and over Spark Connect. A Python data
+source would do the same, but Spark starts a new Python process for each step of its planning. In a small batch these
+were most of the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -30,10 +35,14 @@ from pyspark.sql.types import (
 
 from headrace.blocks import BlockHandle
 from headrace.errors import Failure, HeadraceError
-from headrace.spark.source_options import SourceOptions
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, LogVersionError, PayloadError, WalError
 from headrace.wal.reader import read_blocks
 from headrace.wal.storage import open_storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.batch.manifest import Manifest
 
 RECORD_SCHEMA = StructType(
     [
@@ -57,7 +66,11 @@ _ROWS_PER_BATCH = 16_384
 _BYTES_PER_BATCH = 16 * 1024 * 1024
 # For fewer bytes a second task costs more than it saves: starting a task takes about 10 ms, and half a megabyte of
 # compressed records takes Elasticsearch about 0.1 s.
-MIN_GROUP_BYTES = 512 * 1024
+_MIN_TASK_BYTES = 512 * 1024
+# Spark estimates the size of a frame by its rows and the types of what it is made of: about 200 bytes for each number
+# with this column, which is null and costs nothing. Without it a million records would look like 8 MB, and be sent
+# whole to every task of a join.
+_SIZED_AS_A_RECORD = "MAP<BINARY, MAP<BINARY, MAP<BINARY, BINARY>>>"
 # Larger values in milliseconds do not fit Spark's int64 microseconds. Kafka's producers may set any number.
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
@@ -85,84 +98,48 @@ class UnknownVersionError(UnreadableBlockError):
     """The log was written by a newer version of headrace than the executor's; upgrade the executor."""
 
 
-@dataclass
-class WalPartition(InputPartition):
-    """The blocks that one task reads; ``log_root`` is the URL of the log's root."""
+@dataclass(frozen=True, slots=True)
+class LogBlocks:
+    """The blocks of one input in one or more batches, each with the URL of its log's root, in the order of the log."""
 
-    log_root: str
-    blocks: tuple[ListedBlock, ...]
-
-    def __init__(self, log_root: str, blocks: tuple[ListedBlock, ...]) -> None:
-        super().__init__(None)
-        self.log_root = log_root
-        self.blocks = blocks
-
-
-class WalDataSource(DataSource):
-    """The data source that Spark registers."""
+    blocks: tuple[tuple[str, ListedBlock], ...]
 
     @classmethod
-    def name(cls) -> str:
-        return "wal"
-
-    def schema(self) -> StructType:
-        return RECORD_SCHEMA
-
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - the records have one schema
-        return WalReader(SourceOptions.of("wal", self.options))
-
-
-class WalReader(DataSourceReader):
-    """Plans the partitions in the planning process, and reads a partition on an executor."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-
-    def partitions(self) -> Sequence[InputPartition]:
-        logs: dict[str, list[ListedBlock]] = {}
-        for manifest in self._options.load():
-            listed = [ListedBlock(*block) for block in manifest.blocks(self._options.input_id)]
-            logs.setdefault(manifest.log_root, []).extend(listed)
-        planned = [
-            WalPartition(log_root, group)
-            for log_root, blocks in logs.items()
-            for group in group_blocks(blocks, self._options.partitions)
+    def of(cls, manifests: Iterable[Manifest], input_id: str) -> LogBlocks:
+        """The blocks of an input that these manifests list."""
+        listed = [
+            (manifest.log_root, ListedBlock(*block)) for manifest in manifests for block in manifest.blocks(input_id)
         ]
-        # Spark requires at least one partition.
-        return planned or [WalPartition("", ())]
+        return cls(tuple(sorted(listed, key=lambda each: (each[0], each[1].handle))))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, WalPartition):
-            raise TypeError(f"the wal source reads its own partitions, not {type(partition).__name__}")
-        yield from read_partition(partition.log_root, partition.blocks)
+    @property
+    def records(self) -> int:
+        """The number of records in all blocks."""
+        return sum(block.records for _, block in self.blocks)
 
+    def numbers(self, spark: SparkSession, tasks: int) -> DataFrame:
+        """The numbers of the records, for at most this many tasks."""
+        size = sum(block.payload_bytes for _, block in self.blocks)
+        return spark.range(0, self.records, 1, max(1, min(tasks, len(self.blocks), size // _MIN_TASK_BYTES)))
 
-def group_blocks(blocks: Sequence[ListedBlock], groups: int) -> list[tuple[ListedBlock, ...]]:
-    """Distribute the blocks over at most ``groups`` groups of about equal bytes.
+    def frame(self, spark: SparkSession, tasks: int) -> DataFrame:
+        """The records (``RECORD_SCHEMA``), read by at most this many tasks."""
+        numbers = self.numbers(spark, tasks).selectExpr("id", f"CAST(NULL AS {_SIZED_AS_A_RECORD}) AS size")
+        return numbers.mapInArrow(self.read, RECORD_SCHEMA)
 
-    Each group has consecutive blocks, so it reads few segments in offset order. Blocks are never split. There are fewer
-    groups if they would otherwise be smaller than ``MIN_GROUP_BYTES``.
-    """
-    if groups < 1:
-        raise ValueError(f"blocks need at least one group, got {groups}")
-    ordered = sorted(blocks, key=lambda block: block.handle)
-    total = sum(block.payload_bytes for block in ordered)
-    wanted = max(1, min(groups, len(ordered), total // MIN_GROUP_BYTES or 1))
-    result: list[tuple[ListedBlock, ...]] = []
-    current: list[ListedBlock] = []
-    dealt = 0
-    for position, block in enumerate(ordered):
-        current.append(block)
-        dealt += block.payload_bytes
-        remaining = len(ordered) - position - 1
-        missing = wanted - len(result) - 1
-        # Close the group at its share of the whole, or when just enough blocks remain to fill the other groups.
-        if missing and (dealt * wanted >= total * (len(result) + 1) or remaining == missing):
-            result.append(tuple(current))
-            current = []
-    if current:
-        result.append(tuple(current))
-    return result
+    def read(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the records of the blocks whose first record is among these numbers, which ascend without holes.
+
+        Raises UnreadableBlockError.
+        """
+        starts = np.cumsum([0, *(block.records for _, block in self.blocks)])[:-1]
+        for batch in numbers:
+            if not batch.num_rows:
+                continue
+            first, last = batch.column(0)[0].as_py(), batch.column(0)[-1].as_py()
+            begun = slice(*np.searchsorted(starts, [first, last + 1]))
+            for log_root, blocks in itertools.groupby(self.blocks[begun], key=lambda each: each[0]):
+                yield from read_partition(log_root, [block for _, block in blocks])
 
 
 def read_partition(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from tests.integration.spark.application import (
     Application,
     new_application,
@@ -25,7 +25,7 @@ from headrace.ledger.models import Attempt, ReceiverLease
 from headrace.spark.attempt_run import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.sessions import classic_session
-from headrace.spark.wal_source import WalDataSource
+from headrace.spark.wal_source import LogBlocks
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.payload import RECORD_SCHEMA
@@ -239,6 +239,11 @@ def written_log(tmp_path: Path) -> WrittenLog:
     return WrittenLog(tmp_path / "clicks")
 
 
+def read_log(spark: SparkSession, *manifests: str, input_id: str = "records", tasks: int = 2) -> DataFrame:
+    """The records of these batches in the log, as a batch reads them."""
+    return LogBlocks.of(map(Manifest.load, manifests), input_id).frame(spark, tasks)
+
+
 @pytest.fixture(scope="session")
 def make_records() -> Callable[..., pa.RecordBatch]:
     return records
@@ -248,6 +253,5 @@ def make_records() -> Callable[..., pa.RecordBatch]:
 def spark() -> Iterator[SparkSession]:
     """A classic session, shared: leave its settings as they were."""
     session = classic_session("headrace tests", master="local[2]", conf={"spark.ui.enabled": "false"})
-    session.dataSource.register(WalDataSource)
     yield session
     session.stop()

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from tests.integration.spark.conftest import read_log
 
 from headrace.spark.decoding import decode_input
 from headrace.stream import JsonDecoder, KafkaInput, Utf8Decoder
@@ -15,7 +15,7 @@ Records = Callable[..., pa.RecordBatch]
 
 def decoded(spark: SparkSession, log: Any, batch: pa.RecordBatch, **decoders: Any) -> Any:
     log.add(batch)
-    frame = spark.read.format("wal").options(manifests=json.dumps([log.manifest()]), input="records").load()
+    frame = read_log(spark, log.manifest())
     return decode_input(frame, KafkaInput(bootstrap_servers="localhost:9092", topics="clicks", **decoders))
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from tests.integration.spark.conftest import read_log
 
 from headrace.batch.manifest import Manifest
 from headrace.connections import ConnectionNotFoundError
@@ -25,8 +26,8 @@ from headrace.elasticsearch.errors import UnsuitableRowsError, UnsuitableTargetE
 from headrace.elasticsearch.options import LOG, DocumentIdKind, IndexingOptions
 from headrace.spark.documents import prepare_documents
 from headrace.spark.elasticsearch_sink import index_rows
-from headrace.spark.log_blocks import LogBlocks
 from headrace.spark.outputs.elasticsearch import write_documents
+from headrace.spark.wal_source import LogBlocks
 from headrace.stream import ColumnIds, ElasticsearchOutput, KeyIds
 
 Records = Callable[..., pa.RecordBatch]
@@ -104,10 +105,7 @@ def records(spark: SparkSession, written_log: Any, make_records: Records) -> Cal
         if values[half:]:
             written_log.add(make_records(list(values[half:]), first_offset=half))
         manifest = written_log.manifest()
-        frame = (
-            spark.read.format("wal").options(manifests=json.dumps([manifest]), input="records", numPartitions=2).load()
-        )
-        return frame, manifest
+        return read_log(spark, manifest), manifest
 
     return read
 
@@ -261,8 +259,7 @@ def test_blocks_are_indexed_as_the_records_that_spark_would_read(
     for first in range(0, 50, 10):
         written_log.add(make_records(values[first : first + 10], first_offset=first))
     manifest = written_log.manifest()
-    frame = spark.read.format("wal").options(manifests=json.dumps([manifest]), input="records").load()
-    read = index.write(frame)
+    read = index.write(read_log(spark, manifest))
     documents, letters = index.documents(), index.letters()
     for name in (index.name, f"{index.name}-dead-letters"):
         index.ask("DELETE", f"/{name}")

@@ -280,12 +280,12 @@ ENCRYPTED = """
 import json, sys
 from pyspark import StorageLevel
 from headrace.spark.sessions import classic_session
-from headrace.spark.wal_source import WalDataSource
+from headrace.batch.manifest import Manifest
+from headrace.spark.wal_source import LogBlocks
 
 conf = {"spark.io.encryption.enabled": "true", "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
 spark = classic_session("encrypted", master="local[1]", conf=conf)
-spark.dataSource.register(WalDataSource)
-frame = spark.read.format("wal").options(manifests=json.dumps([sys.argv[1]]), input="records").load()
+frame = LogBlocks.of([Manifest.load(sys.argv[1])], "records").frame(spark, 2)
 kept = frame.persist(StorageLevel.DISK_ONLY)
 counted = {row.partition: row["count"] for row in kept.groupBy("partition").count().collect()}
 again = sorted(bytes(row.value).decode() for row in kept.collect())

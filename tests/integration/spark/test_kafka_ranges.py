@@ -15,6 +15,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from tests.integration.spark.conftest import read_log
 from tests.integration.spark.connect_server import connect_server
 
 from headrace.batch.manifest import Manifest, ManifestBlock
@@ -111,10 +112,6 @@ def from_kafka(spark: SparkSession, source: KafkaInput, *manifests: str, **optio
     return spark.read.format("kafka_ranges").options(**given).load()
 
 
-def from_log(spark: SparkSession, *manifests: str) -> DataFrame:
-    return spark.read.format("wal").options(manifests=json.dumps(manifests), input="records").load()
-
-
 def rows(frame: DataFrame) -> list[Any]:
     return sorted(frame.collect(), key=lambda row: (row.topic, row.partition, row.offset))
 
@@ -122,7 +119,7 @@ def rows(frame: DataFrame) -> list[Any]:
 def test_kafka_gives_the_rows_of_the_log(spark: SparkSession, received: Received) -> None:
     again = from_kafka(spark, received.source, received.manifest.uri, numPartitions=3)
     assert again.schema == RECORD_SCHEMA
-    assert rows(again) == rows(from_log(spark, received.manifest.uri))
+    assert rows(again) == rows(read_log(spark, received.manifest.uri))
     assert len(rows(again)) == 300
 
 
@@ -135,7 +132,7 @@ def test_several_batches_are_one_scan_and_one_of_them_twice_is_read_once_or_refu
         received.write(dataclasses.replace(received.manifest, batch_time_ms=10_000 * place, inputs={"records": (one,)}))
         for place, one in enumerate(blocks, 1)
     ]
-    assert rows(from_kafka(spark, received.source, *uris)) == rows(from_log(spark, received.manifest.uri))
+    assert rows(from_kafka(spark, received.source, *uris)) == rows(read_log(spark, received.manifest.uri))
     with pytest.raises(PySparkException, match="overlap"):
         from_kafka(spark, received.source, received.manifest.uri, uris[0]).count()
 
@@ -154,7 +151,7 @@ def test_a_batch_built_from_kafka_has_no_blocks_in_the_log(spark: SparkSession, 
     found = rows(from_kafka(spark, received.source, uri))
     assert [(row.partition, row.offset) for row in found] == [(0, offset) for offset in range(10, 30)]
     with pytest.raises(PySparkException, match="its records are in no log"):
-        from_log(spark, uri).count()
+        read_log(spark, uri).count()
 
 
 def test_where_retention_took_ranges_nothing_is_written(
@@ -255,14 +252,14 @@ CLIENT = """
 import json, sys
 from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 from headrace.spark.sessions import connect_session
-from headrace.spark.wal_source import WalDataSource
+from headrace.batch.manifest import Manifest
+from headrace.spark.wal_source import LogBlocks
 
 url, token, manifest, source = sys.argv[1:]
 spark = connect_session(url, token)
-spark.dataSource.register(WalDataSource)
 spark.dataSource.register(KafkaRangesDataSource)
 options = {"manifests": json.dumps([manifest]), "input": "records"}
-log = spark.read.format("wal").options(**options).load()
+log = LogBlocks.of([Manifest.load(manifest)], "records").frame(spark, 2)
 again = spark.read.format("kafka_ranges").options(**options, stream=source).load()
 again.explain(True)
 print(json.dumps([again.count(), log.exceptAll(again).count(), again.exceptAll(log).count()]))

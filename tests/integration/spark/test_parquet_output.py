@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import io
-import json
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from tests.integration.spark.conftest import read_log
 
 from headrace.spark.failures import first_cause
 from headrace.spark.outputs.errors import OutputRowsError
@@ -201,8 +201,7 @@ def test_the_log_itself_can_be_kept(
     spark: SparkSession, write: Write, path: Path, written_log: Any, make_records: Any
 ) -> None:
     written_log.add(make_records([b"one", None, b"\xff"]))
-    frame = spark.read.format("wal").options(manifests=json.dumps([written_log.manifest()]), input="records").load()
-    write(frame)
+    write(read_log(spark, written_log.manifest()))
     table = pq.read_table(files(path)[0])
     assert table.column("value").to_pylist() == [b"one", None, b"\xff"]
     assert table.column("headers").to_pylist()[0] == [{"key": "trace", "value": b"\x00\xff"}]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,21 +8,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from tests.integration.spark.conftest import read_log
 
+from headrace.batch.manifest import ManifestError
 from headrace.spark.wal_source import RECORD_SCHEMA, ListedBlock, read_partition
 
 Records = Callable[..., pa.RecordBatch]
 
 
-def load(spark: SparkSession, manifest: str, input_id: str = "records", **options: Any) -> DataFrame:
-    return spark.read.format("wal").options(manifests=json.dumps([manifest]), input=input_id, **options).load()
-
-
 def test_every_column_comes_back_as_it_was(spark: SparkSession, written_log: Any, make_records: Records) -> None:
     written_log.add(make_records([b'{"a": 1}', None, b"\x00\xff"]))
-    frame = load(spark, written_log.manifest())
+    frame = read_log(spark, written_log.manifest())
     assert frame.schema == RECORD_SCHEMA
     rows = frame.orderBy("offset").collect()
     assert [row.value for row in rows] == [b'{"a": 1}', None, b"\x00\xff"]
@@ -49,7 +46,7 @@ def test_timestamps_are_right_whatever_the_sessions_time_zone(
         for zone, wall in (("UTC", "22:13:20"), ("America/Los_Angeles", "14:13:20"), ("Asia/Kolkata", "03:43:20")):
             spark.conf.set("spark.sql.session.timeZone", zone)
             row = (
-                load(spark, manifest)
+                read_log(spark, manifest)
                 .select(
                     F.expr("unix_millis(timestamp)").alias("ms"),
                     F.date_format("timestamp", "HH:mm:ss").alias("wall"),
@@ -70,12 +67,14 @@ def test_a_timestamp_that_spark_cannot_hold_is_null(
 ) -> None:
     # Producers set timestamps; none may make its batch unreadable.
     written_log.add(make_records([b"x"] * 3, timestamps=[2**63 - 1, -(2**63) + 1, -1]))
-    rows = load(spark, written_log.manifest()).select("offset", F.expr("unix_millis(timestamp)").alias("ms")).collect()
+    rows = (
+        read_log(spark, written_log.manifest()).select("offset", F.expr("unix_millis(timestamp)").alias("ms")).collect()
+    )
     assert {row.offset: row.ms for row in rows} == {0: None, 1: None, 2: -1}
 
 
 def test_an_empty_batch_is_an_empty_frame_with_the_schema(spark: SparkSession, written_log: Any) -> None:
-    frame = load(spark, written_log.manifest())
+    frame = read_log(spark, written_log.manifest())
     assert frame.schema == RECORD_SCHEMA
     assert frame.count() == 0
 
@@ -86,9 +85,9 @@ def test_inputs_are_kept_apart_and_an_input_without_blocks_is_empty(
     written_log.add(make_records([b"a"]), input_id="left")
     written_log.add(make_records([b"b", b"c"], topic="orders"), input_id="right")
     manifest = written_log.manifest()
-    assert load(spark, manifest, "left").count() == 1
-    assert {row.topic for row in load(spark, manifest, "right").collect()} == {"orders"}
-    assert load(spark, manifest, "silent").count() == 0
+    assert read_log(spark, manifest, input_id="left").count() == 1
+    assert {row.topic for row in read_log(spark, manifest, input_id="right").collect()} == {"orders"}
+    assert read_log(spark, manifest, input_id="silent").count() == 0
 
 
 def test_blocks_are_spread_over_partitions_and_none_is_lost(
@@ -98,7 +97,7 @@ def test_blocks_are_spread_over_partitions_and_none_is_lost(
         # Incompressible enough to pass the size below which one task does it all.
         values = [pa.array([0]).to_pylist()[0].to_bytes(1) + _noise(block, index) for index in range(100)]
         written_log.add(make_records(values, first_offset=block * 100))
-    frame = load(spark, written_log.manifest(), NUMPARTITIONS=3)
+    frame = read_log(spark, written_log.manifest(), tasks=3)
     assert frame.rdd.getNumPartitions() == 3
     assert sorted(row.offset for row in frame.select("offset").collect()) == list(range(800))
 
@@ -119,7 +118,7 @@ def test_a_damaged_block_is_an_error_with_its_handle(
     content[block.handle.offset + block.handle.length - 20] ^= 0xFF
     segment.write_bytes(content)
     with pytest.raises(PySparkException, match="DamagedBlockError") as failed:
-        load(spark, written_log.manifest()).count()
+        read_log(spark, written_log.manifest()).count()
     handle = block.handle
     assert f"{handle.segment}, offset {handle.offset}, length {handle.length} cannot be read" in str(failed.value)
 
@@ -144,25 +143,41 @@ def test_the_batches_of_a_window_are_one_scan(spark: SparkSession, written_log: 
     for number in range(60):
         written_log.add(make_records([b"%d" % number], first_offset=number))
         manifests.append(written_log.manifest(number * 1000))
-    frame = spark.read.format("wal").options(manifests=json.dumps(manifests), input="records", numPartitions=2).load()
+    frame = read_log(spark, *manifests)
     assert sorted(int(row.value) for row in frame.collect()) == list(range(60))
     assert frame.rdd.getNumPartitions() <= 2
 
 
 def test_a_read_without_manifests_gives_no_rows(spark: SparkSession) -> None:
-    assert spark.read.format("wal").options(manifests="[]", input="records").load().collect() == []
+    assert read_log(spark).collect() == []
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"input": "records"}, "needs the option.s. manifest"),
-        ({"manifests": '["/nowhere/manifests/1.json"]'}, "needs the option.s. input"),
-        ({"manifests": '["/nowhere/manifests/1.json"]', "input": "records"}, "does not exist"),
-        ({"manifests": '["/nowhere/manifests/1.json"]', "input": "records", "numPartitions": "none"}, "numPartitions"),
-        ({"manifests": "/nowhere/manifests/1.json", "input": "records"}, "JSON list of URIs"),
-    ],
-)
-def test_wrong_options_are_refused_with_their_names(spark: SparkSession, options: dict[str, str], message: str) -> None:
-    with pytest.raises(PySparkException, match=message):
-        spark.read.format("wal").options(**options).load().count()
+def test_a_missing_manifest_is_an_error(spark: SparkSession) -> None:
+    with pytest.raises(ManifestError, match="does not exist"):
+        read_log(spark, "/nowhere/manifests/1.json")
+
+
+def test_tasks_that_spark_cuts_anew_read_each_block_once(
+    spark: SparkSession, written_log: Any, make_records: Records
+) -> None:
+    """A transform may change the number of tasks before it, and Spark sends a task its numbers in several batches."""
+    for block in range(8):
+        written_log.add(make_records([_noise(block, index) for index in range(100)], first_offset=block * 100))
+    manifest = written_log.manifest()
+    before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
+    try:
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
+        for tasks in (1, 3):
+            frame = read_log(spark, manifest, tasks=tasks)
+            for cut in (frame, frame.coalesce(2), frame.repartition(5)):
+                assert sorted(row.offset for row in cut.select("offset").collect()) == list(range(800))
+    finally:
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", before)
+
+
+def test_spark_estimates_a_batch_by_its_records(spark: SparkSession, written_log: Any, make_records: Records) -> None:
+    """Or it would send a large batch whole to every task of a join."""
+    written_log.add(make_records([b"x"] * 1_000))
+    frame = read_log(spark, written_log.manifest())
+    plan: Any = frame._jdf.queryExecution().optimizedPlan()  # type: ignore[operator]
+    assert plan.stats().sizeInBytes() > 150_000

@@ -68,7 +68,7 @@ def spark(monkeypatch: pytest.MonkeyPatch, ledger: Any) -> SimpleNamespace:
     spark = SimpleNamespace(stopped=False, ledger_failures=0)
     spark.stop = lambda: setattr(spark, "stopped", True)
     spark.sparkContext = SimpleNamespace(_gateway=None)
-    application = SimpleNamespace(spark=spark, connect_url="sc://localhost:1", attributes=dict)
+    application = SimpleNamespace(spark=spark, connect_url="sc://localhost:1", batch_slots=1, attributes=dict)
 
     class Tracker:
         def __init__(self, *_: object) -> None: ...

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from headrace.blocks import BlockHandle, ReceiverId
+from headrace.blocks import ReceiverId
 from headrace.errors import Failure
 from headrace.spark.wal_source import (
-    MIN_GROUP_BYTES,
     DamagedBlockError,
     ListedBlock,
+    LogBlocks,
     UnknownVersionError,
     UnreadableBlockError,
-    group_blocks,
     read_partition,
 )
 from headrace.testing.records import make_block
@@ -56,47 +59,55 @@ def test_a_block_that_cannot_be_read_says_whether_to_try_again(
     assert raised.value.failure is failure
 
 
-def block(segment: int, offset: int, size: int, unit: int = MIN_GROUP_BYTES) -> ListedBlock:
-    """A block of ``size`` units; by default each of them is enough for a group."""
-    return ListedBlock(BlockHandle(f"segment-{segment:03}", offset, size), 10, size * unit)
+RECORDS = (3, 1, 4, 1, 5, 9, 2, 6)
 
 
-def test_no_blocks_make_no_group() -> None:
-    assert group_blocks([], 4) == []
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> LogBlocks:
+    folder = tmp_path_factory.mktemp("log")
+    writer = WriteAheadLogWriter(LocalStorage(folder), "", ReceiverId("flights", "kafka", 0), 1)
+    listed = []
+    first = 0
+    for number in RECORDS:
+        batch, ranges = make_block([b"value"] * number, from_offset=first)
+        accepted = writer.next_sequence - 1 if writer.next_sequence else None
+        written = writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=accepted)
+        listed.append(ListedBlock(written.handle, number, written.payload_bytes))
+        first += number
+    return LogBlocks(tuple((str(folder), block) for block in listed))
 
 
-def test_equal_blocks_are_dealt_evenly_in_order() -> None:
-    blocks = [block(0, index * 100, 100) for index in range(8)]
-    groups = group_blocks(list(reversed(blocks)), 4)
-    assert [len(group) for group in groups] == [2, 2, 2, 2]
-    assert [listed for group in groups for listed in group] == blocks
+@settings(deadline=None, max_examples=50)
+@given(cuts=st.lists(st.integers(1, sum(RECORDS) - 1), unique=True))
+def test_each_record_is_read_once_however_the_numbers_are_cut(blocks: LogBlocks, cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), sum(RECORDS)]
+    read: list[int] = []
+    for first, until in itertools.pairwise(edges):
+        numbers = pa.record_batch([pa.array(range(first, until), pa.int64())], names=["id"])
+        read += [offset for batch in blocks.read(iter([numbers])) for offset in batch.column("offset").to_pylist()]
+    assert read == list(range(sum(RECORDS)))
 
 
-def test_small_batches_are_one_group() -> None:
-    assert len(group_blocks([block(0, index, 1000, unit=1) for index in range(20)], 4)) == 1
+def test_a_task_that_gets_no_number_reads_nothing(blocks: LogBlocks) -> None:
+    none = pa.record_batch([pa.array([], pa.int64())], names=["id"])
+    assert list(blocks.read(iter([none]))) == []
+    assert list(blocks.read(iter([]))) == []
 
 
-def test_one_huge_block_does_not_starve_the_others() -> None:
-    groups = group_blocks([block(0, 0, 10_000), block(0, 1, 1), block(0, 2, 1)], 3)
-    assert [len(group) for group in groups] == [1, 1, 1]
+@pytest.mark.parametrize(("tasks", "planned"), [(1, 1), (2, 2), (100, 4)])
+def test_a_task_has_half_a_megabyte_at_least(
+    blocks: LogBlocks, tasks: int, planned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Session:
+        def range(self, *given: Any) -> Any:
+            return given
+
+    size = sum(block.payload_bytes for _, block in blocks.blocks)
+    monkeypatch.setattr("headrace.spark.wal_source._MIN_TASK_BYTES", size // 4)
+    session: Any = Session()
+    assert blocks.numbers(session, tasks) == (0, sum(RECORDS), 1, planned)
 
 
-def test_blocks_of_no_bytes_are_still_dealt() -> None:
-    assert sum(len(group) for group in group_blocks([block(0, index, 0) for index in range(3)], 2)) == 3
-
-
-def test_less_than_one_group_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one group"):
-        group_blocks([], 0)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_every_block_is_in_exactly_one_group_and_groups_are_near_equal(seed: int) -> None:
-    chance = random.Random(seed)
-    blocks = [block(chance.randrange(5), index, chance.randrange(1, 1000)) for index in range(chance.randrange(1, 200))]
-    wanted = chance.randrange(1, 9)
-    groups = group_blocks(blocks, wanted)
-    assert sorted(listed.handle for group in groups for listed in group) == sorted(b.handle for b in blocks)
-    assert len(groups) == min(wanted, len(blocks))
-    share = sum(b.payload_bytes for b in blocks) / len(groups)
-    assert all(sum(b.payload_bytes for b in group) <= share + 2 * 1000 * MIN_GROUP_BYTES for group in groups)
+def test_an_input_without_blocks_has_no_records(blocks: LogBlocks) -> None:
+    assert LogBlocks.of([], "records").records == 0
+    assert blocks.records == sum(RECORDS)

@@ -10,7 +10,6 @@ import pytest
 
 WORKERS = [
     "headrace.spark.wal_source",
-    "headrace.spark.log_blocks",
     "headrace.spark.kafka_ranges_source",
     "headrace.spark.elasticsearch_sink",
     "headrace.spark.outputs.kafka.sink",

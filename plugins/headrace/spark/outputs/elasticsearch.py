@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.spark.incarnations import BatchIncarnations
-    from headrace.spark.log_blocks import LogBlocks
     from headrace.spark.outputs.writer import Counts, WrittenBatch
+    from headrace.spark.wal_source import LogBlocks
 
 
 class ElasticsearchOutputWriter:

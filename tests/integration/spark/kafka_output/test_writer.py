@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from tests.integration.spark.conftest import read_log
 from tests.integration.spark.kafka_output.conftest import T, create, read, values
 
 from headrace.spark.failures import first_cause
@@ -63,7 +64,7 @@ def write(kafka: str, topic: str, tmp_path: Path) -> Write:
 def log(spark: SparkSession, written_log: Any, make_records: Any) -> DataFrame:
     """Three records as the log has them."""
     written_log.add(make_records([b"one", None, b"\xff"]))
-    return spark.read.format("wal").options(manifests=json.dumps([written_log.manifest()]), input="records").load()
+    return read_log(spark, written_log.manifest())
 
 
 def test_records_of_the_log_keep_key_value_and_headers(kafka: str, topic: str, write: Write, log: DataFrame) -> None:
