@@ -56,7 +56,7 @@ class ClusterSettings(Protocol):
 class Cluster:
     """An Elasticsearch cluster and the credentials for it, which its repr does not show.
 
-    It is pickled into the writer that Spark sends to executors. It is never part of options or plans.
+    Each process makes its own from the connection. It is never part of options, plans or tasks.
     """
 
     nodes: tuple[Node, ...]

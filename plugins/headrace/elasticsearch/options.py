@@ -71,7 +71,7 @@ class IndexingOptions:
     """How and where the rows of one write are indexed. ``of`` makes the options of a stream's output."""
 
     connection: str | None = None
-    """An Airflow connection's id, resolved in the process that plans the write: the only source of credentials."""
+    """An Airflow connection's id, resolved in each process that writes: the only source of credentials."""
     hosts: tuple[str, ...] = ()
     """Instead of a connection: the nodes' URLs, without credentials."""
     index: str

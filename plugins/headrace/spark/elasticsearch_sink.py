@@ -66,6 +66,7 @@ def index_rows(rows: DataFrame, options: IndexingOptions, blocks: LogBlocks | No
     Raises:
         UnsuitableRowsError: the ids need a column that the rows do not have. Nothing was written.
         UnsuitableTargetError: the index cannot be written to, or it was replaced during the write.
+        DocumentsUnaccountedError: the tasks read other records than those of the blocks.
         IndexingError: within Spark, some row cannot get an outcome. Others may be indexed; write them all again.
     """
     if blocks is None:
@@ -76,6 +77,11 @@ def index_rows(rows: DataFrame, options: IndexingOptions, blocks: LogBlocks | No
     task = IndexingTask(options, secrets.randbits(64), blocks)
     results = rows.mapInArrow(task.run, _RESULT).toArrow()
     counts, digests = _collected(results)
+    if blocks is not None and counts.rows != blocks.records:
+        raise DocumentsUnaccountedError(
+            f"The tasks of the write read {counts.rows} records, the blocks of the batch have {blocks.records}.",
+            remedy="Run the batch again.",
+        )
     concrete = target.look_after()
     duplicates = repeated_digests(digests)
     if not (duplicates or counts.foreign):

@@ -22,7 +22,7 @@ from tests.integration.spark.conftest import read_log
 
 from headrace.batch.manifest import Manifest
 from headrace.connections import ConnectionNotFoundError
-from headrace.elasticsearch.errors import UnsuitableRowsError, UnsuitableTargetError
+from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableRowsError, UnsuitableTargetError
 from headrace.elasticsearch.options import LOG, DocumentIdKind, IndexingOptions
 from headrace.spark.documents import prepare_documents
 from headrace.spark.elasticsearch_sink import index_rows
@@ -270,6 +270,8 @@ def test_blocks_are_indexed_as_the_records_that_spark_would_read(
     assert (report.counts.created, report.counts.dead_lettered) == (read.created, read.dead_lettered)
     assert (index.documents(), index.letters()) == (documents, letters)
     assert index_rows(blocks.numbers(spark, 3), options, blocks).counts.repeated == 40
+    with pytest.raises(DocumentsUnaccountedError, match="read 30 records, the blocks of the batch have 50"):
+        index_rows(spark.range(0, 30), options, blocks)
 
 
 def rows(spark: SparkSession, values: str) -> DataFrame:
