@@ -104,7 +104,8 @@ class Clicks:
         assert stack.airflow is not None
         self.ledger = ledger
         self.kafka = stack.kafka.bootstrap_servers
-        self.elasticsearch = ElasticsearchSide(stack.elasticsearch.url)
+        self.elasticsearch_url = stack.elasticsearch.url
+        self.elasticsearch = ElasticsearchSide(self.elasticsearch_url)
         self.airflow = stack.airflow
 
     @property
@@ -178,7 +179,7 @@ class Clicks:
         """Source, version and sequence number of every document, by id."""
         self.elasticsearch.get(f"/{INDEX}/_refresh")
         # On a slow machine there are more than the 10,000 that one search returns.
-        with Elasticsearch(self.elasticsearch.url) as client:
+        with Elasticsearch(self.elasticsearch_url) as client:
             every = scan(client, index=INDEX, query={"version": True, "seq_no_primary_term": True}, size=5_000)
             hits = list(every)
         return {hit["_id"]: (json.dumps(hit["_source"]).encode(), hit["_version"], hit["_seq_no"]) for hit in hits}

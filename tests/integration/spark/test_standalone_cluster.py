@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import sysconfig
+import urllib.request
 import uuid
 import zipfile
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from tests.integration.spark.executors import executors, process_of
 
 from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import JobState, ReceiverState
-from headrace.stream import KafkaInput, SparkSettings
+from headrace.stream import ConsoleOutput, DeadLetterLimit, ElasticsearchOutput, KafkaInput, SparkSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -45,9 +46,21 @@ def bare_python(tmp_path: Path) -> str:
     return str(script)
 
 
+@pytest.fixture
+def servers(kafka: str, elasticsearch: str) -> tuple[str, str]:
+    """The bootstrap servers of Kafka, and the URL of Elasticsearch."""
+    return kafka, elasticsearch
+
+
 def test_the_package_and_the_users_code_reach_executors_that_have_neither(
-    kafka: str, cluster: SparkCluster, bare_python: str, receiver_application: Callable[..., Any], tmp_path: Path
+    servers: tuple[str, str],
+    cluster: SparkCluster,
+    bare_python: str,
+    receiver_application: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
+    kafka, elasticsearch = servers
+    host, _, port = elasticsearch.removeprefix("http://").partition(":")
     names = [f"{kind}_{uuid.uuid4().hex}" for kind in ("transform", "helper", "archived")]
     files = [tmp_path / f"{name}.py" for name in names[:2]]
     files[0].write_text(TRANSFORM.format(helper=names[1]))
@@ -59,9 +72,12 @@ def test_the_package_and_the_users_code_reach_executors_that_have_neither(
     admin = AdminClient({"bootstrap.servers": kafka})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
     application = receiver_application(
-        # Receivers on executors have the connection from the application.
+        # Receivers and batches on executors have the connections from the application.
         inputs=KafkaInput(connection="broker", topics=topic),
-        transform=f"{names[0]}:transform",
+        outputs=(
+            ConsoleOutput(transform=f"{names[0]}:transform"),
+            ElasticsearchOutput(connection="index", index=topic, dead_letter_limit=DeadLetterLimit(share=1)),
+        ),
         storage={"url": str(tmp_path / "storage"), "shared": True},
         spark=SparkSettings(
             master=cluster.url,
@@ -79,7 +95,15 @@ def test_the_package_and_the_users_code_reach_executors_that_have_neither(
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_CONF_DIR": str(cluster.conf_dir),
         "AIRFLOW_CONN_BROKER": json.dumps({"conn_type": "kafka", "extra": {"bootstrap.servers": kafka}}),
+        "AIRFLOW_CONN_INDEX": json.dumps({"conn_type": "elasticsearch", "host": host, "port": int(port)}),
     }
+
+    def dead_letters() -> int:
+        """The records are no documents, so an executor has written a dead letter of each."""
+        urllib.request.urlopen(f"{elasticsearch}/{topic}-dead-letters/_refresh", timeout=30).close()  # noqa: S310
+        with urllib.request.urlopen(f"{elasticsearch}/{topic}-dead-letters/_count", timeout=30) as answer:  # noqa: S310
+            return int(json.load(answer)["count"])
+
     process = application.start_job(submit=True, master=cluster.url, **pythons)
     job = application.running_job(process)
     assert job.attributes["master"] == cluster.url
@@ -87,6 +111,7 @@ def test_the_package_and_the_users_code_reach_executors_that_have_neither(
     done = application.run_batch(application.allocate_next(), **pythons)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[3:5] == ["('A', 2)", "('B', 1)"]
+    assert dead_letters() == 3
 
     # An executor that comes later has seen nothing of the batches before.
     left = executors(application)
@@ -97,6 +122,7 @@ def test_the_package_and_the_users_code_reach_executors_that_have_neither(
     done = application.run_batch(application.allocate_next(), **pythons)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[3:4] == ["('C', 3)"]
+    assert dead_letters() == 6
 
     application.produce("b", "b", "a")
     time_ms = application.allocate_next()
@@ -108,3 +134,4 @@ def test_the_package_and_the_users_code_reach_executors_that_have_neither(
     done = application.run_batch(time_ms, "--way", "submit", **pythons)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[3:5] == ["('A', 1)", "('B', 2)"]
+    assert dead_letters() == 9
