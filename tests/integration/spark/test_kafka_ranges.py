@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.integration.spark.conftest import read_log
 from tests.integration.spark.connect_server import connect_server
 
-from headrace.batch.manifest import Manifest, ManifestBlock
+from headrace.batch.manifest import Manifest, ManifestBlock, ManifestError
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
 from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.elasticsearch.options import KAFKA, IndexingOptions
@@ -150,7 +150,7 @@ def test_a_batch_built_from_kafka_has_no_blocks_in_the_log(spark: SparkSession, 
     uri = received.write(dataclasses.replace(received.manifest, inputs={"records": ()}, built=built))
     found = rows(from_kafka(spark, received.source, uri))
     assert [(row.partition, row.offset) for row in found] == [(0, offset) for offset in range(10, 30)]
-    with pytest.raises(PySparkException, match="its records are in no log"):
+    with pytest.raises(ManifestError, match="its records are in no log"):
         read_log(spark, uri).count()
 
 
