@@ -180,8 +180,8 @@ class Clicks:
         self.elasticsearch.get(f"/{INDEX}/_refresh")
         # On a slow machine there are more than the 10,000 that one search returns.
         with Elasticsearch(self.elasticsearch_url) as client:
-            every = scan(client, index=INDEX, query={"version": True, "seq_no_primary_term": True}, size=5_000)
-            hits = list(every)
+            hits = list(scan(client, index=INDEX, query={"version": True, "seq_no_primary_term": True}, size=5_000))
+        assert len(hits) == self.elasticsearch.count(INDEX)
         return {hit["_id"]: (json.dumps(hit["_source"]).encode(), hit["_version"], hit["_seq_no"]) for hit in hits}
 
     def wait_for_backfill(self, backfill: int, *, seconds: float = 600.0) -> None:

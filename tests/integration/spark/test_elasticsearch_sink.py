@@ -224,17 +224,21 @@ def test_no_rows_are_reported_as_none(spark: SparkSession, index: Index, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("fields", "error"),
+    ("fields", "error", "says"),
     [
-        ({"document_id": DocumentIdKind.COLUMNS, "id_columns": ("missing",)}, UnsuitableRowsError),
-        ({"connection": "nowhere", "hosts": ()}, ConnectionNotFoundError),
+        (
+            {"document_id": DocumentIdKind.COLUMNS, "id_columns": ("missing",)},
+            UnsuitableRowsError,
+            "no column 'missing'",
+        ),
+        ({"connection": "nowhere", "hosts": ()}, ConnectionNotFoundError, "'nowhere' is not known"),
     ],
 )
 def test_options_that_cannot_work_are_refused_before_the_first_row(
-    spark: SparkSession, index: Index, fields: dict[str, Any], error: type[Exception]
+    spark: SparkSession, index: Index, fields: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     options = IndexingOptions.of(index.output(), stream_name="clicks", batch_time_ms=AN_HOUR)
-    with pytest.raises(error):
+    with pytest.raises(error, match=says):
         index_rows(rows(spark, "('a', 1, '{}')"), replace(options, **fields))
 
 

@@ -1,4 +1,4 @@
-"""The lag that a receiver reports, by what Kafka has told it."""
+"""The lag that a receiver reports, by what Kafka has reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def receiver() -> Any:
         ([5, 0], True, 5, 0),
     ],
 )
-def test_the_lag_is_not_0_unless_kafka_has_said_so(
+def test_the_lag_is_not_0_unless_kafka_has_reported_it(
     receiver: KafkaReceiver, lags: list[int | None], connected: bool | None, total: int | None, unknown: int
 ) -> None:
     receiver.connected = connected

@@ -74,7 +74,7 @@ def test_a_lag_of_which_a_part_is_unknown_is_unknown(sampled: Sampled) -> None:
     assert (sample.lag, sample.lag_seconds, sample.input_rate) == (None, None, 25.0)
 
 
-def test_a_receiver_that_kafka_has_told_no_lag_adds_none(sampled: Sampled) -> None:
+def test_a_receiver_without_a_known_lag_adds_none(sampled: Sampled) -> None:
     sampled.beat(0, total_lag=None, lag_unknown=2, lag_seconds=None)
     sampled.beat(1, total_lag=3)
     now = sampled.clock.now_ms()

@@ -86,7 +86,7 @@ def test_the_account_of_an_error_of_this_process() -> None:
     try:
         raise KeyError("rate")
     except KeyError as error:
-        assert "KeyError: 'rate'" in python_account(error).splitlines()[-1]
+        assert python_account(error).splitlines()[-1].startswith(f"KeyError: 'rate' ({__file__}, line ")
 
 
 def of_executor(error: str) -> PySparkException:
