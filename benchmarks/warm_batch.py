@@ -182,7 +182,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     median = statistics.median(result["total"] for result in results[1:])
-    ratio = statistics.median(result["ratio"] for result in results[1:])
+    ratio = round(statistics.median(result["ratio"] for result in results[1:]), 3)
     if options.json:
         print(json.dumps({"batches": results, "median_seconds": median, "median_ratio": ratio}))
     else:

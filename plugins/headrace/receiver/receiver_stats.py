@@ -53,8 +53,8 @@ class ReceiverStats:
         ``rate`` is in records/s over the last 10 s. ``lag_seconds``: everything that Kafka had this long ago is stored;
         None if unknown for a partition. ``lag`` has these seconds and the lag in offsets of each partition: by topic
         and number, (offsets, seconds), each None if unknown. ``lag_unknown`` counts the partitions whose lag is not in
-        ``total_lag``, which is None if Kafka has told the lag of none. ``totals`` only grow while this receiver lives;
-        the ledger sums them over its instances.
+        ``total_lag``, which is None if the lag of no partition is known. ``totals`` only grow while this receiver
+        lives; the ledger sums them over its instances.
         """
         kafka, counts = self._kafka, self._counts
         self._stored.append((now, counts.records))

@@ -194,14 +194,7 @@ class _AttemptRun:
             return {"undecodable": 0, **writer.write(None, self._written_batch(plan, output))}
         batches = {} if output.output.window is None else {"batches": len(output.origins)}
         if (sending := sends_blocks(self._attempt.stream, output)) is not None:
-            from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
-            from headrace.spark.sessions import parallelism
-
-            spark, blocks = self._attempt.spark, blocks_of(self._attempt.stream, output)
-            numbers = blocks.numbers(spark, self._attempt.partitions or parallelism(spark))
-            self._begun.add(name)
-            counts = ElasticsearchOutputWriter(sending).write_blocks(numbers, blocks, self._written_batch(plan, output))
-            return {"undecodable": 0, **batches, **counts}
+            return {"undecodable": 0, **batches, **self._write_blocks(plan, output, sending)}
         undecodable, letters = inputs.undecodable(output.fresh)
         if undecodable:
             kept = isinstance(output.output, ElasticsearchOutput)
@@ -212,6 +205,16 @@ class _AttemptRun:
         self._begun.add(name)
         counts = writer.write(frame, self._written_batch(plan, output, letters, incarnations))
         return {"undecodable": undecodable, **batches, **counts}
+
+    def _write_blocks(self, plan: AttemptPlan, output: OutputPlan, sending: ElasticsearchOutput) -> Counts:
+        """Let Spark's tasks index the records of the log as they are."""
+        from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
+        from headrace.spark.sessions import parallelism
+
+        spark, blocks = self._attempt.spark, blocks_of(self._attempt.stream, output)
+        numbers = blocks.numbers(spark, self._attempt.partitions or parallelism(spark))
+        self._begun.add(sending.id)
+        return ElasticsearchOutputWriter(sending).write_blocks(numbers, blocks, self._written_batch(plan, output))
 
     def _written_batch(
         self,
