@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.kafka.client_settings import ClientConfig, admin_config, consumer_config
 from headrace.kafka.errors import RangesUnreadableError, RecordsDifferError
+from headrace.kafka.message_columns import consume
 from headrace.kafka.offset_questions import ANSWER_SECONDS, OffsetQuestions
 from headrace.kafka.offset_ranges import RangeRun, RecordedRange
 from headrace.kafka.range_availability import check_available, gone, listed
@@ -220,15 +222,14 @@ class KafkaRangeReader:
 
     def _some(self, open_runs: dict[tuple[str, int], _Reading]) -> tuple[pa.RecordBatch | None, bool]:
         """The records of one consume(), and whether any run has progressed."""
+        held: set[tuple[str, int]] = set()
+        sort_out = partial(self._sort_out, open_runs=open_runs, held=held)
         try:
-            messages = self._consumer.consume(self._records_at_once, _CONSUME_SECONDS)
+            columns = consume(self._consumer, self._records_at_once, _CONSUME_SECONDS, sort_out=sort_out)
         except KafkaException as error:
             raise RangesUnreadableError(f"Kafka's client failed: {error}.") from error
-        held: set[tuple[str, int]] = set()
-        if any([message.error() is not None for message in messages]):
-            messages, held = self._sort_out(messages, open_runs)
         cursors = {key: Cursor(reading.run.partition, reading.next_offset) for key, reading in open_runs.items()}
-        converted = convert(messages, cursors)
+        converted = convert(columns, cursors)
         batch = self._count(converted, open_runs)
         progressed = False
         for key, position in self._positions(converted, open_runs, held).items():
@@ -276,15 +277,14 @@ class KafkaRangeReader:
     # -- errors ----------------------------------------------------------------------------------------------------
 
     def _sort_out(
-        self, messages: Sequence[Any], open_runs: dict[tuple[str, int], _Reading]
-    ) -> tuple[list[Any], set[tuple[str, int]]]:
-        """The records among ``messages``, for each partition up to its first error, and the partitions with an error.
+        self, messages: Sequence[Any], open_runs: dict[tuple[str, int], _Reading], held: set[tuple[str, int]]
+    ) -> list[Any]:
+        """The records among ``messages``, for each partition up to its first error; adds its key to ``held`` then.
 
         The end of a partition is no error. Records after an error are dropped: the client may have skipped others
         before them. Raises RangesGoneError and RangesUnreadableError for errors that do not pass.
         """
         good: list[Any] = []
-        held: set[tuple[str, int]] = set()
         for message in messages:
             error, key = message.error(), (message.topic(), message.partition())
             if key in held:
@@ -307,7 +307,7 @@ class KafkaRangeReader:
                 self._on_error(error)
                 if reading is not None:
                     held.add(key)
-        return good, held
+        return good
 
     def _fetch_again(self, readings: Sequence[_Reading]) -> None:
         """Fetch each of them again from its position; records that the client has prefetched are dropped."""

@@ -1,35 +1,27 @@
-"""Converts Kafka's messages to Arrow record batches, all messages of one ``consume()`` at a time.
+"""Converts the columns of Kafka's messages to Arrow record batches, and splits and combines these into blocks.
 
-Everything here is a list comprehension or a call into Arrow or numpy: at 300,000 records a second each Python
-step per record costs 30 ms of every second. The conversion runs in the consuming thread: building the lists holds the
-GIL, while the storing thread compresses, writes and syncs without it.
+Everything here is a call into Arrow or numpy, never a Python step per record. The conversion runs in the consuming
+thread, while the storing thread compresses, writes and syncs without the GIL.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
-import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.blocks import OffsetRange, TopicPartition
+from headrace.kafka.message_columns import Headers, IntArray, MessageColumns
 from headrace.wal.payload import RECORD_SCHEMA
-
-logger = logging.getLogger(__name__)
 
 # Kafka's client uses 0 for not available, 1 for create time, 2 for log append time; Spark's source uses -1, 0 and 1.
 _TIMESTAMP_TYPE_SHIFT = 1
 _TOPIC_TYPE = RECORD_SCHEMA.field("topic").type
 _HEADERS_TYPE = RECORD_SCHEMA.field("headers").type
 _TIMESTAMP_TYPE = RECORD_SCHEMA.field("timestamp").type
-_Headers = list[tuple[str, bytes | None]] | None
-_HEADERS = operator.methodcaller("headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,66 +77,39 @@ class Converted:
     """The number of records whose headers the client could not read; ``batch`` has null for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The columns that decide whether a record is kept; ``codes`` are indexes into the names of the topics."""
-
-    codes: np.ndarray[Any, Any]
-    partitions: np.ndarray[Any, Any]
-    offsets: np.ndarray[Any, Any]
-
-
-def convert(messages: Sequence[Any], cursors: Mapping[tuple[str, int], Cursor]) -> Converted:
-    """Convert messages without errors.
+def convert(columns: MessageColumns | None, cursors: Mapping[tuple[str, int], Cursor]) -> Converted:
+    """Convert the messages in ``columns``; None if there are none.
 
     Records of partitions not in ``cursors``, and records below their partition's position (or repeated), are
     left out and counted.
     """
-    if not messages:
-        return Converted(None)
-    topics = [message.topic() for message in messages]
-    partitions = np.array([message.partition() for message in messages], dtype=np.int32)
-    offsets = np.array([message.offset() for message in messages], dtype=np.int64)
-    names = list(dict.fromkeys(topics))
-    codes = np.zeros(len(messages), dtype=np.int32)
-    if len(names) > 1:
-        code_of = {name: code for code, name in enumerate(names)}
-        codes = np.array([code_of[topic] for topic in topics], dtype=np.int32)
     result = Converted(None)
-    rows = _Rows(codes, partitions, offsets)
-    keep, incarnations = _check(names, rows, cursors, result, messages)
+    if columns is None or not len(columns):
+        return result
+    result.unreadable_headers = columns.unreadable_headers
+    keep, incarnations = _check(columns, cursors, result)
     if keep is not None:
-        chosen = np.flatnonzero(keep)
-        if not len(chosen):
-            return result
-        messages = [messages[row] for row in chosen.tolist()]
-        rows = _Rows(codes[chosen], partitions[chosen], offsets[chosen])
-        incarnations = incarnations[chosen]
-    headers = _headers_of(messages, result)
-    result.batch = _batch(messages, names, rows, incarnations, headers)
+        columns, incarnations = columns.where(keep), incarnations[keep]
+    if len(columns):
+        result.batch = _batch(columns, incarnations)
     return result
 
 
 def _check(
-    names: Sequence[str],
-    rows: _Rows,
-    cursors: Mapping[tuple[str, int], Cursor],
-    result: Converted,
-    messages: Sequence[Any],
-) -> tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
+    columns: MessageColumns, cursors: Mapping[tuple[str, int], Cursor], result: Converted
+) -> tuple[IntArray | None, IntArray]:
     """Determine which rows to keep (None: all), and each row's incarnation. Fills in the counts of ``result``."""
-    codes, partitions, offsets = rows.codes, rows.partitions, rows.offsets
-    key = (codes.astype(np.int64) << 32) | partitions
+    key = (columns.codes.astype(np.int64) << 32) | columns.partitions
     order = np.argsort(key, kind="stable")
     sorted_key = key[order]
     starts = np.flatnonzero(np.concatenate(([True], sorted_key[1:] != sorted_key[:-1])))
     ends = np.append(starts[1:], len(order))
     incarnations = np.ones(len(order), dtype=np.int32)
-    keep: np.ndarray[Any, Any] | None = None
+    keep: IntArray | None = None
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         group = order[start:end]
-        cursor = cursors.get((names[int(codes[group[0]])], int(partitions[group[0]])))
-        mine = offsets[group]
+        cursor = cursors.get((columns.names[int(columns.codes[group[0]])], int(columns.partitions[group[0]])))
+        mine = columns.offsets[group]
         if cursor is None:
             good = np.zeros(len(group), dtype=bool)
             result.not_owned += len(group)
@@ -157,7 +122,7 @@ def _check(
             if taken:
                 result.counts[cursor.partition] = taken
                 result.positions[cursor.partition] = int(mine.max()) + 1
-                result.epochs[cursor.partition] = _epochs_of(messages, group[good])
+                result.epochs[cursor.partition] = _epochs_of(mine[good], columns.leader_epochs[group[good]])
             if cursor.partition.incarnation != 1:
                 incarnations[group] = cursor.partition.incarnation
         if not good.all():
@@ -166,57 +131,27 @@ def _check(
     return keep, incarnations
 
 
-def _epochs_of(messages: Sequence[Any], rows: np.ndarray[Any, Any]) -> list[EpochRecords]:
-    """The leader epochs of one partition's rows, in order. Epochs never decrease, so if the first and the last row have
-    the same one, all have."""
-    runs = [[messages[rows[0]], messages[rows[-1]]]]
-    if runs[0][0].leader_epoch() != runs[0][1].leader_epoch():
-        all_of_it = [messages[row] for row in rows.tolist()]
-        runs = [list(run) for _, run in itertools.groupby(all_of_it, operator.methodcaller("leader_epoch"))]
+def _epochs_of(offsets: IntArray, leader_epochs: IntArray) -> list[EpochRecords]:
+    """The leader epochs of one partition's records, in order; without those that are unknown."""
+    firsts = np.concatenate(([0], np.flatnonzero(np.diff(leader_epochs)) + 1))
+    lasts = np.append(firsts[1:], len(offsets)) - 1
     return [
-        EpochRecords(run[0].offset(), run[-1].offset() + 1, epoch)
-        for run in runs
-        if (epoch := run[0].leader_epoch()) is not None and epoch >= 0
+        EpochRecords(int(offsets[first]), int(offsets[last]) + 1, int(leader_epochs[first]))
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)
+        if leader_epochs[first] >= 0
     ]
 
 
-def _headers_of(messages: Sequence[Any], result: Converted) -> list[_Headers]:
-    """The headers of each message; None for those that the client cannot read, which are counted in ``result``.
-
-    Kafka accepts any bytes as a header's name, the client only UTF-8: it fails with a SystemError. One such record must
-    not stop all later ones from being received. ``headers()`` is not called twice on such a message: the second call
-    returns a list with unset items, and reading them ends the process."""
-    headers: list[_Headers] = []
-    rest = iter(messages)
-    while len(headers) < len(messages):
-        try:
-            headers.extend(map(_HEADERS, rest))
-        except (SystemError, UnicodeDecodeError) as error:
-            message = messages[len(headers)]
-            headers.append(None)
-            result.unreadable_headers += 1
-            where = (message.topic(), message.partition(), message.offset())
-            logger.error("%s-%d, offset %d: its headers cannot be read and are left out: %s", *where, error)
-    return headers
-
-
-def _batch(
-    messages: Sequence[Any],
-    names: Sequence[str],
-    rows: _Rows,
-    incarnations: np.ndarray[Any, Any],
-    headers: list[_Headers],
-) -> pa.RecordBatch:
-    types, times = zip(*[message.timestamp() for message in messages], strict=True)
+def _batch(rows: MessageColumns, incarnations: IntArray) -> pa.RecordBatch:
     columns = {
-        "key": pa.array([message.key() for message in messages], pa.binary()),
-        "value": pa.array([message.value() for message in messages], pa.binary()),
-        "topic": _topic_column(names, rows.codes),
+        "key": rows.keys,
+        "value": rows.values,
+        "topic": _topic_column(rows.names, rows.codes),
         "partition": pa.array(rows.partitions),
         "offset": pa.array(rows.offsets),
-        "timestamp": pa.array(times, pa.int64()).view(_TIMESTAMP_TYPE),
-        "timestampType": pa.array(np.array(types, dtype=np.int8) - np.int8(_TIMESTAMP_TYPE_SHIFT)),
-        "headers": _headers_column(headers),
+        "timestamp": pa.array(rows.timestamps_ms).view(_TIMESTAMP_TYPE),
+        "timestampType": pa.array(rows.timestamp_types - np.int8(_TIMESTAMP_TYPE_SHIFT)),
+        "headers": pa.nulls(len(rows), _HEADERS_TYPE) if rows.headers is None else _headers_column(rows.headers),
         "incarnation": pa.array(incarnations),
     }
     arrays = []
@@ -226,16 +161,14 @@ def _batch(
     return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
 
 
-def _topic_column(names: Sequence[str], codes: np.ndarray[Any, Any]) -> pa.Array:
+def _topic_column(names: Sequence[str], codes: IntArray) -> pa.Array:
     coded = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
     if pa.types.is_dictionary(_TOPIC_TYPE):
         return coded if coded.type == _TOPIC_TYPE else coded.cast(_TOPIC_TYPE)
     return coded.dictionary_decode()
 
 
-def _headers_column(headers: list[_Headers]) -> pa.Array:
-    if not any(headers):
-        return pa.nulls(len(headers), _HEADERS_TYPE)
+def _headers_column(headers: list[Headers]) -> pa.Array:
     lengths = np.cumsum([0] + [len(each) if each else 0 for each in headers], dtype=np.int32)
     pairs = [pair for each in headers if each for pair in each]
     entries = pa.StructArray.from_arrays(

@@ -11,14 +11,17 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.kafka.admin_questions import plain
+from headrace.kafka.message_columns import MessageColumns, consume
 from headrace.kafka.record_batches import Cursor, RecordChunk, chunks_of, convert
 from headrace.ledger.models import EpochEnd
 from headrace.receiver.errors import KafkaClientError
@@ -32,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 ConsumerFactory = Callable[[dict[str, Any]], Any]
 
-# The most messages of one consume(): more than 20,000 gains nothing, and each message costs Python objects.
+# The most messages of one fetch(): more than 20,000 gains nothing.
 _MOST_RECORDS = 20_000
 # The limit before the size of messages is known: a small process can still hold 500 of 1 MB.
 _FIRST_RECORDS = 500
@@ -77,6 +80,8 @@ class KafkaReceiver:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._owned: dict[tuple[str, int], OwnedPartition] = {}
+        # All that were ever assigned: the client may still return messages of a partition that was taken away.
+        self._topics: set[str] = set()
         self._records_at_once = _FIRST_RECORDS
         self._commits = OffsetCommits()
         self.leader_epochs = LeaderEpochs()
@@ -121,6 +126,7 @@ class KafkaReceiver:
         with self._lock:
             known = self._owned.get(key)
             self._owned[key] = OwnedPartition(partition, next_offset)
+            self._topics.add(partition.topic)
         if known is not None:
             self._partition_errors.unassign(key)
         if known is None or known.partition != partition:
@@ -166,18 +172,18 @@ class KafkaReceiver:
             self._partition_errors.resume()
         self.serve()
         most = self._records_at_once if max_records is None else min(max_records, self._records_at_once)
+        found = Findings()
         try:
-            messages = self._consumer.consume(most, timeout)
+            columns = consume(
+                self._consumer, most, timeout, sort_out=partial(self._sort_out, found=found), topic=self._only_topic
+            )
         except KafkaException as error:
             raise KafkaClientError(f"Kafka's client failed: {error}.") from error
-        found = Findings()
-        if any([message.error() is not None for message in messages]):
-            messages = self._sort_out(messages, found)
         if self._fatal is not None:
             raise KafkaClientError(f"Kafka's client cannot continue: {self._fatal}.")
-        if not messages and not found.ends and not found.held:
+        if columns is None and not found.ends and not found.held:
             return []
-        chunks = self._convert(messages, found)
+        chunks = self._convert(columns, found)
         gaps = [*self._hole_gaps(found), *self._lost_gaps(found)]
         self.lost_offsets += sum(each.until_offset - each.from_offset for each in gaps)
         return [*chunks, *gaps]
@@ -201,10 +207,15 @@ class KafkaReceiver:
         if self._fatal is not None:
             raise KafkaClientError(f"Kafka's client cannot continue: {self._fatal}.")
 
-    def _convert(self, messages: Sequence[Any], found: Findings) -> list[RecordChunk]:
+    @property
+    def _only_topic(self) -> str | None:
+        """The topic of all messages that the client can return, if there is only one."""
+        return next(iter(self._topics)) if len(self._topics) == 1 else None
+
+    def _convert(self, columns: MessageColumns | None, found: Findings) -> list[RecordChunk]:
         with self._lock:
             cursors = {key: Cursor(owned.partition, owned.next_offset) for key, owned in self._owned.items()}
-        converted = convert(messages, cursors)
+        converted = convert(columns, cursors)
         self.below_position += converted.below_position
         self.not_owned += converted.not_owned
         self.unreadable_headers += converted.unreadable_headers
@@ -213,8 +224,7 @@ class KafkaReceiver:
             found.holes = self._offset_gaps.find(converted, positions, cursors)
         if found.holes:
             # Records after a lost range are fetched again later.
-            messages = [each for each in messages if not _is_beyond(each, found.holes)]
-            converted = convert(messages, cursors)
+            converted = convert(None if columns is None else _before(columns, found.holes), cursors)
             positions.update((cursors[key].partition, begin) for key, (begin, _) in found.holes.items())
         if converted.batch is not None:
             average = max(1, converted.batch.nbytes // converted.batch.num_rows)
@@ -385,6 +395,10 @@ class KafkaReceiver:
         self._consumer.close()
 
 
-def _is_beyond(message: Any, holes: Mapping[tuple[str, int], Offsets]) -> bool:
-    hole = holes.get((message.topic(), message.partition()))
-    return hole is not None and message.offset() >= hole[0]
+def _before(columns: MessageColumns, holes: Mapping[tuple[str, int], Offsets]) -> MessageColumns:
+    """The rows before the hole of their partition."""
+    keep = np.ones(len(columns), dtype=bool)
+    for (topic, partition), (begin, _) in holes.items():
+        code = columns.names.index(topic) if topic in columns.names else -1
+        keep &= (columns.codes != code) | (columns.partitions != partition) | (columns.offsets < begin)
+    return columns.where(keep)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import OffsetRange, TopicPartition
+from headrace.kafka.message_columns import columns_of
 from headrace.kafka.record_batches import Cursor, RecordChunk, chunks_of, combine, convert, without
 from headrace.wal.payload import RECORD_SCHEMA, decode, encode
 
@@ -25,14 +26,12 @@ def message(topic: str, partition: int, offset: int, value: bytes | None = b"v",
 
 
 def test_every_field_arrives() -> None:
-    converted = convert(
-        [
-            message("a", 0, 0, b"\x00\xff", key=b"k", headers=[("h", b"1"), ("h", None), ("text", "é")]),
-            message("a", 0, 1, None, key=b"tombstone", timestamp=(2, 5)),
-            message("b", 0, 0, b"", timestamp=(0, -1)),
-        ],
-        ALL,
-    )
+    messages = [
+        message("a", 0, 0, b"\x00\xff", key=b"k", headers=[("h", b"1"), ("h", None), ("text", "é")]),
+        message("a", 0, 1, None, key=b"tombstone", timestamp=(2, 5)),
+        message("b", 0, 0, b"", timestamp=(0, -1)),
+    ]
+    converted = convert(columns_of(messages), ALL)
     assert converted.batch.schema == RECORD_SCHEMA
     rows = converted.batch.to_pylist()
     assert [row["value"] for row in rows] == [b"\x00\xff", None, b""]
@@ -53,30 +52,32 @@ def test_every_field_arrives() -> None:
 
 def test_what_is_not_owned_or_below_the_position_is_left_out_and_counted() -> None:
     cursors = {("a", 0): Cursor(A0, 5)}
-    converted = convert([message("a", 0, 4), message("a", 0, 5), message("a", 1, 0), message("a", 0, 6)], cursors)
+    converted = convert(
+        columns_of([message("a", 0, 4), message("a", 0, 5), message("a", 1, 0), message("a", 0, 6)]), cursors
+    )
     assert converted.batch.column("offset").to_pylist() == [5, 6]
     assert (converted.below_position, converted.not_owned) == (1, 1)
     assert converted.positions == {A0: 7}
-    assert convert([message("a", 1, 0)], cursors).batch is None
+    assert convert(columns_of([message("a", 1, 0)]), cursors).batch is None
 
 
 def test_a_repeated_offset_counts_once() -> None:
-    converted = convert([message("a", 0, offset) for offset in (0, 1, 1, 0, 2)], ALL)
+    converted = convert(columns_of([message("a", 0, offset) for offset in (0, 1, 1, 0, 2)]), ALL)
     assert converted.batch.column("offset").to_pylist() == [0, 1, 2]
     assert converted.below_position == 2
 
 
 def test_the_range_reaches_to_the_position_beyond_the_last_record() -> None:
-    converted = convert([message("a", 0, 9)], {("a", 0): Cursor(A0, 7)})
+    converted = convert(columns_of([message("a", 0, 9)]), {("a", 0): Cursor(A0, 7)})
     (chunk,) = chunks_of(converted, {A0: 7}, {A0: 22}, 1 << 20)
     assert chunk.ranges == (OffsetRange(A0, 7, 22, 1),)
 
 
 def test_positions_without_records_are_a_chunk_without_a_batch() -> None:
-    assert chunks_of(convert([], {}), {A0: 7, A1: 3}, {A0: 9, A1: 3}, 100) == [
+    assert chunks_of(convert(None, {}), {A0: 7, A1: 3}, {A0: 9, A1: 3}, 100) == [
         RecordChunk(None, (OffsetRange(A0, 7, 9, 0),), 0)
     ]
-    assert chunks_of(convert([], {}), {A0: 7}, {A0: 7}, 100) == []
+    assert chunks_of(convert(None, {}), {A0: 7}, {A0: 7}, 100) == []
 
 
 def test_combine_refuses_a_missing_chunk() -> None:
@@ -86,7 +87,7 @@ def test_combine_refuses_a_missing_chunk() -> None:
 
 
 def test_a_partition_can_be_taken_out_of_a_block() -> None:
-    converted = convert([message("a", 0, 0), message("b", 0, 0), message("a", 1, 0)], ALL)
+    converted = convert(columns_of([message("a", 0, 0), message("b", 0, 0), message("a", 1, 0)]), ALL)
     ranges = [OffsetRange(partition, 0, 1, 1) for partition in (A0, A1, B0)]
     batch, left = without(converted.batch, ranges, [B0])
     assert batch is not None
@@ -109,7 +110,7 @@ def test_chunks_cover_what_lies_between_and_hold_every_record_once(
     for key, step, size in arrivals:
         offsets[key] += step
         messages.append(message(*key, offsets[key] - 1, b"x" * size))
-    converted = convert(messages, ALL)
+    converted = convert(columns_of(messages), ALL)
     positions = {partition: position + beyond for partition, position in converted.positions.items()}
     standing = {cursor.partition: cursor.next_offset for cursor in ALL.values()}
     chunks = chunks_of(converted, standing, positions, limit)
@@ -125,23 +126,11 @@ def test_chunks_cover_what_lies_between_and_hold_every_record_once(
         assert batch.column("offset").to_pylist() == [each.offset() for each in messages]
 
 
-class _Poisoned:
+class _Poisoned(Message):  # type: ignore[misc]
     """A message as the client makes it of a header whose name is no UTF-8: a second look at its headers ends the
     process."""
 
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-        self.looks = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return {
-            "topic": lambda: "a",
-            "partition": lambda: 0,
-            "offset": lambda: self._offset,
-            "timestamp": lambda: (1, 5),
-            "key": lambda: None,
-            "value": lambda: b"v",
-        }[name]
+    looks = 0
 
     def headers(self) -> Any:
         self.looks += 1
@@ -150,13 +139,13 @@ class _Poisoned:
 
 def test_headers_that_cannot_be_read_are_left_out_and_looked_at_once() -> None:
     partition = TopicPartition("a", "id", 0)
-    poisoned = [_Poisoned(1), _Poisoned(3)]
+    poisoned = [_Poisoned(topic="a", partition=0, offset=n, value=b"v", timestamp=(1, 5)) for n in (1, 3)]
     good = [
         Message(topic="a", partition=0, offset=n, value=b"v", headers=[("k", b"x")], timestamp=(1, 5))
         for n in (0, 2, 4)
     ]
     messages = sorted([*poisoned, *good], key=lambda each: each.offset())
-    converted = convert(messages, {("a", 0): Cursor(partition, 0)})
+    converted = convert(columns_of(messages), {("a", 0): Cursor(partition, 0)})
     assert converted.batch is not None
     readable = [{"key": "k", "value": b"x"}]
     assert converted.batch.column("headers").to_pylist() == [readable, None, readable, None, readable]

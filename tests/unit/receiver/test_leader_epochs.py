@@ -5,6 +5,7 @@ from __future__ import annotations
 from confluent_kafka import Message
 
 from headrace.blocks import TopicPartition
+from headrace.kafka.message_columns import columns_of
 from headrace.kafka.record_batches import Cursor, EpochRecords, convert
 from headrace.ledger.models import EpochEnd
 from headrace.receiver.leader_epochs import LeaderEpochs
@@ -50,7 +51,7 @@ def test_messages_have_their_epochs_if_brokers_know_them() -> None:
             Message(topic="a", partition=0, offset=5 + number, timestamp=(1, 1), **_epoch(epoch))
             for number, epoch in enumerate(epochs)
         ]
-        return convert(messages, {("a", 0): Cursor(P0, 6)}).epochs.get(P0, [])
+        return convert(columns_of(messages), {("a", 0): Cursor(P0, 6)}).epochs.get(P0, [])
 
     assert read(1, 2, 2, 2) == [EpochRecords(6, 9, 2)], "below the position nothing is read"
     assert read(1, 2, 2, 4, 7) == [EpochRecords(6, 8, 2), EpochRecords(8, 9, 4), EpochRecords(9, 10, 7)]

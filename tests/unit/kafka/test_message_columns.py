@@ -1,0 +1,145 @@
+"""Taken in lots, messages become the same columns as if they were taken at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.blocks import TopicPartition
+from headrace.kafka import message_columns
+from headrace.kafka.message_columns import columns_of, concat, consume
+from headrace.kafka.record_batches import Cursor, EpochRecords, convert
+
+LOT = message_columns._LOT
+OWNED = {
+    (topic, partition): Cursor(TopicPartition(topic, f"id-{topic}", partition), 0)
+    for topic in ("a", "b")
+    for partition in (0, 1)
+}
+BROKEN = KafkaError(KafkaError._BAD_MSG, "damaged")
+
+
+class Consumer:
+    """Returns the given messages, as a consumer that has already fetched them."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.left = list(messages)
+        self.asked: list[tuple[int, float]] = []
+
+    def consume(self, most: int, timeout: float) -> list[Message]:
+        self.asked.append((most, timeout))
+        taken, self.left = self.left[:most], self.left[most:]
+        return taken
+
+
+def message(offset: int, topic: str = "a", partition: int = 0, **fields: Any) -> Message:
+    return Message(topic=topic, partition=partition, offset=offset, value=b"%d" % offset, timestamp=(1, 5), **fields)
+
+
+def never(_messages: Sequence[Any]) -> Sequence[Any]:
+    raise AssertionError("no message has an error")
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[Message]:
+    drawn = st.tuples(st.sampled_from(sorted(OWNED)), st.booleans(), st.integers(0, 2))
+    offsets = dict.fromkeys(OWNED, 0)
+    messages = []
+    for key, has_headers, epoch in draw(st.lists(drawn, max_size=40)):
+        fields: dict[str, Any] = {"headers": [("h", b"1")]} if has_headers else {}
+        if epoch:
+            fields["leader_epoch"] = epoch
+        messages.append(message(offsets[key], *key, key=b"k" if epoch else None, **fields))
+        offsets[key] += 1
+    return messages
+
+
+@given(arrivals(), st.integers(1, 50), st.integers(1, 7))
+def test_lots_give_what_all_messages_at_once_give(messages: list[Message], most: int, lot: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message_columns, "_LOT", lot)
+        columns = consume(Consumer(messages), most, 0.0, sort_out=never)
+    in_lots, at_once = convert(columns, OWNED), convert(columns_of(messages[:most]) if messages else None, OWNED)
+    assert (in_lots.counts, in_lots.positions, in_lots.epochs) == (at_once.counts, at_once.positions, at_once.epochs)
+    if messages:
+        assert in_lots.batch is not None
+        assert in_lots.batch.to_pylist() == at_once.batch.to_pylist()
+    else:
+        assert in_lots.batch is None
+
+
+def test_no_more_than_asked_for_is_taken_and_a_short_lot_is_the_last() -> None:
+    consumer = Consumer([message(offset) for offset in range(3 * LOT)])
+    columns = consume(consumer, LOT + 7, 0.0, sort_out=never)
+    assert columns is not None and len(columns) == LOT + 7
+    assert [most for most, _ in consumer.asked] == [LOT, 7]
+    consumer = Consumer([message(offset) for offset in range(LOT + 7)])
+    columns = consume(consumer, 5 * LOT, 0.0, sort_out=never)
+    assert columns is not None and len(columns) == LOT + 7
+    assert [most for most, _ in consumer.asked] == [LOT, LOT]
+
+
+def test_all_lots_together_wait_no_longer_than_the_timeout() -> None:
+    consumer = Consumer([message(offset) for offset in range(LOT)])
+    consume(consumer, 2 * LOT, 5.0, sort_out=never)
+    (_, first), (_, second) = consumer.asked
+    assert first == 5.0
+    assert 0.0 <= second < 5.0
+
+
+def test_nothing_taken_is_no_columns() -> None:
+    assert consume(Consumer([]), 10, 0.0, sort_out=never) is None
+
+
+def test_from_an_error_on_every_lot_is_sorted_out() -> None:
+    messages = [message(offset) for offset in range(3 * LOT)]
+    messages[LOT + 3] = Message(topic="a", partition=0, offset=LOT + 3, error=BROKEN)
+    given_to_sort_out: list[int] = []
+
+    def sort_out(lot: Sequence[Any]) -> Sequence[Any]:
+        given_to_sort_out.append(lot[0].offset())
+        return [each for each in lot if each.offset() < LOT + 3]
+
+    columns = consume(Consumer(messages), 10 * LOT, 0.0, sort_out=sort_out)
+    assert columns is not None and columns.offsets.tolist() == list(range(LOT + 3))
+    assert given_to_sort_out == [LOT, 2 * LOT], "the first lot has no error, and the last one comes after it"
+
+
+def test_an_error_of_the_consumer_is_passed_on() -> None:
+    class Failing:
+        def consume(self, most: int, timeout: float) -> list[Message]:
+            raise KafkaException(BROKEN)
+
+    with pytest.raises(KafkaException):
+        consume(Failing(), 10, 0.0, sort_out=never)
+
+
+def test_a_known_topic_is_not_asked_for() -> None:
+    columns = columns_of([message(0), message(1)], "a")
+    assert (list(columns.names), columns.codes.tolist()) == (["a"], [0, 0])
+
+
+def test_topics_keep_their_rows_when_lots_name_them_in_another_order() -> None:
+    lots = [columns_of([message(0, "a"), message(0, "b")]), columns_of([message(1, "b"), message(1, "a")])]
+    columns = concat(lots)
+    assert [columns.names[code] for code in columns.codes] == ["a", "b", "b", "a"]
+
+
+def test_rows_can_be_chosen() -> None:
+    messages = [message(0, headers=[("h", b"1")]), message(1), message(2, headers=[("h", b"2")])]
+    chosen = columns_of(messages).where(columns_of(messages).offsets > 0)
+    assert chosen.offsets.tolist() == [1, 2]
+    assert chosen.values.to_pylist() == [b"1", b"2"]
+    assert chosen.headers == [None, [("h", b"2")]]
+
+
+def test_a_leader_epoch_that_a_broker_does_not_report_ends_the_records_of_the_one_before() -> None:
+    messages = [message(0, leader_epoch=1), message(1), message(2, leader_epoch=2)]
+    assert convert(columns_of(messages), OWNED).epochs == {
+        OWNED["a", 0].partition: [EpochRecords(0, 1, 1), EpochRecords(2, 3, 2)]
+    }
