@@ -1,15 +1,16 @@
-"""How long a warm batch takes from its allocation to its checkpoint: Kafka, receiver job, Connect, Elasticsearch.
+"""Batches from the log to the search: Kafka, receiver job, Spark Connect, Elasticsearch, without Airflow.
 
-    python -m benchmarks.warm_batch --records 500000 --batches 4 [--json] [--minimum 0.5]
+    python -m benchmarks.warm_batch --records 500000 --batches 4 [--transform] [--peer] [--json]
 
 Starts an embedded Kafka and Elasticsearch and a receiver job as Airflow would start it. For each batch it produces
 JSON records of 190 bytes, waits until they are in the log, then does what the batch DAG's tasks do: allocate, run
 ``spark_jobs/micro_batch.py --way connect``, checkpoint. Airflow's own cost (about half a second a task) comes on top.
-The first batch warms the application up and does not count.
+The first batch warms the application up and is measured apart.
 
 After each batch the same documents go into another index as ready-made bulk bodies, four requests at a time: the limit
-of what any program can do with this Elasticsearch on this machine. ``ratio`` is the batch's speed relative to it; both
-end when the documents can be searched. The number of documents is checked each time.
+of what any program can do with this Elasticsearch on this machine. With ``--peer`` a warm Spark Structured Streaming
+indexes them from Kafka into a third. All end when the documents can be searched. Their number is checked each time.
+Of small batches the first is compared with the later ones, and these with one second.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import secrets
 import shutil
 import statistics
@@ -32,16 +34,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measures import Measure, print_measures
 from benchmarks.receiver_throughput import PARTITIONS, fill, record
+from benchmarks.structured_streaming import SCHEMA, Peer, cpu_seconds
 
 from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
 from headrace.ledger import Ledger
-from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 
+PEER = "Structured Streaming"
+# Of so few records the time of the servers is not worth a comparison.
+SMALL = 10_000
 JOBS = Path(__file__).parents[1] / "spark_jobs"
 
 
@@ -60,12 +67,15 @@ def environment() -> dict[str, str]:
         **inherited,
         "HEADRACE_SECRET_KEY": secrets.token_hex(32),
         "PYSPARK_PYTHON": sys.executable,
+        # For the transform.
+        "PYTHONPATH": str(JOBS.parent),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
 
 @contextlib.contextmanager
-def receiver_job(stream: Stream, ledger: Ledger, env: dict[str, str], log: Path) -> Iterator[None]:
+def receiver_job(stream: Stream, ledger: Ledger, env: dict[str, str], log: Path) -> Iterator[int]:
+    """A receiver job that runs; its process id."""
     ledger.streams.register(
         stream.name,
         stream.to_json(),
@@ -84,7 +94,7 @@ def receiver_job(stream: Stream, ledger: Ledger, env: dict[str, str], log: Path)
 
     try:
         until("the receiver job", running)
-        yield
+        yield job.pid
     finally:
         ledger.jobs.request_stop(stream.name, "the benchmark is over")
         try:
@@ -93,16 +103,10 @@ def receiver_job(stream: Stream, ledger: Ledger, env: dict[str, str], log: Path)
             job.kill()
 
 
-def one_batch(stream: Stream, ledger: Ledger, bootstrap: str, records: int, env: dict[str, str]) -> dict[str, float]:
-    def received() -> int:
-        return sum(position.next_offset for position in ledger.positions.all(stream.name))
-
-    before = received()
-    fill(bootstrap, stream.inputs[0].topics[0], records, spread_seconds=0)
-    until("the records to be in the log", lambda: received() >= before + records)
-    time_ms = max(unclaimed.batch_time_ms for unclaimed in ledger.blocks.unclaimed(stream.name))
+def one_batch(stream: Stream, ledger: Ledger, env: dict[str, str], records: int) -> dict[str, float]:
+    """Make batches of the ``records`` that wait in the log, as the batch DAG does; the seconds of each step."""
     earlier = [unclaimed.batch_time_ms for unclaimed in ledger.blocks.unclaimed(stream.name)]
-    until("the batch time", lambda: ledger.now_ms() >= time_ms, stream.batch_interval_ms / 1000 + 5)
+    until("the batch time", lambda: ledger.now_ms() >= max(earlier), stream.batch_interval_ms / 1000 + 5)
     context = StreamContext(stream, ledger)
     steps = {"records": 0.0, "allocate": 0.0, "generate": 0.0, "checkpoint": 0.0}
     for at_ms in earlier:
@@ -117,8 +121,20 @@ def one_batch(stream: Stream, ledger: Ledger, bootstrap: str, records: int, env:
         steps["allocate"] += allocated - started
         steps["generate"] += generated - allocated
         steps["checkpoint"] += time.monotonic() - generated
+    assert steps["records"] == records, steps
     steps["total"] = steps["allocate"] + steps["generate"] + steps["checkpoint"]
-    return {name: round(value, 3) for name, value in steps.items()}
+    return steps
+
+
+def receive(stream: Stream, ledger: Ledger, bootstrap: str, records: int) -> None:
+    """Produce the records, and wait until they are in the log."""
+
+    def received() -> int:
+        return sum(position.next_offset for position in ledger.positions.all(stream.name))
+
+    before = received()
+    fill(bootstrap, stream.inputs[0].topics[0], records, spread_seconds=0)
+    until("the records to be in the log", lambda: received() >= before + records)
 
 
 def ready_made(url: str, index: str, records: int) -> float:
@@ -151,46 +167,105 @@ def count(url: str, index: str) -> int:
     return int(json.load(connection.getresponse())["count"])
 
 
+def ended_cpu_seconds() -> float:
+    """The processor time of this process's children that have ended: of the batches' processes."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
+    """The rounds, without the first: the seconds and CPU seconds of headrace, the limit and the peer."""
+    env = environment()
+    with KafkaServer(folder / "kafka") as kafka, ElasticsearchServer(folder / "elasticsearch") as elasticsearch:
+        transform = {"transform": "benchmarks.transform:with_cents"} if options.transform else {}
+        decoder = {"value_decoder": JsonDecoder(fields=SCHEMA)} if options.transform else {}
+        stream = Stream(
+            name="bench",
+            inputs=KafkaInput(bootstrap_servers=kafka.bootstrap_servers, topics="bench", **decoder),
+            outputs=ElasticsearchOutput(hosts=elasticsearch.url, index="bench", refresh=True),
+            # Long enough that the records of one batch seldom fall on both sides of a batch time.
+            batch_interval="20 s",
+            storage=str(folder / "storage"),
+            ledger=f"sqlite:///{folder}/ledger.db",
+            **transform,
+        )
+        rounds: list[dict[str, float]] = []
+        with contextlib.ExitStack() as stack:
+            ledger = stack.enter_context(Ledger.open(stream.ledger))
+            job = stack.enter_context(receiver_job(stream, ledger, env, folder / "receiver.log"))
+            peer = None
+            if options.peer:
+                place = (kafka.bootstrap_servers, elasticsearch.url, "bench", folder / "peer", env)
+                peer = stack.enter_context(Peer(*place))
+            for number in range(options.batches):
+                receive(stream, ledger, kafka.bootstrap_servers, options.records)
+                used = cpu_seconds(job) + ended_cpu_seconds()
+                result = one_batch(stream, ledger, env, options.records)
+                result["cpu_seconds"] = cpu_seconds(job) + ended_cpu_seconds() - used
+                assert count(elasticsearch.url, "bench") == (number + 1) * options.records
+                result["limit"] = ready_made(elasticsearch.url, f"limit-{number}", options.records)
+                if peer is not None:
+                    answer = peer.index(f"peer-{number}", transform=options.transform)
+                    assert count(elasticsearch.url, f"peer-{number}") == options.records
+                    result |= {"peer": answer["seconds"], "peer_cpu_seconds": answer["cpu_seconds"]}
+                rounds.append(result)
+                print(f"{number}: { {name: round(value, 2) for name, value in result.items()} }", file=sys.stderr)
+        return rounds
+
+
+def measures(rounds: list[dict[str, float]], options: argparse.Namespace) -> list[Measure]:
+    cold, *warm = rounds
+    work = "log to search, with a transform" if options.transform else "log to search"
+    work += f", {options.records:,} records"
+
+    def each(name: str) -> list[float]:
+        return [result[name] for result in warm]
+
+    def rate(name: str) -> tuple[float, ...]:
+        return tuple(options.records / seconds for seconds in each(name))
+
+    def million(name: str) -> tuple[float, ...]:
+        return tuple(used / options.records * 1e6 for used in each(name))
+
+    found = [Measure(work, "records/s", rate("total"), "ready-made bulk bodies", rate("limit"))]
+    if options.peer:
+        found.append(Measure(work, "records/s", rate("total"), PEER, rate("peer")))
+        found.append(
+            Measure(
+                f"CPU, {work}", "CPU s per million records", million("cpu_seconds"), PEER, million("peer_cpu_seconds")
+            )
+        )
+    first = Measure(
+        f"first batch, {options.records:,} records",
+        "s",
+        (cold["total"],),
+        "the warm batches",
+        (statistics.median(each("total")),),
+    )
+    alone = Measure(
+        f"batch of {options.records:,} records, alone",
+        "s",
+        tuple(each("total")),
+        "one second",
+        tuple(1.0 for _ in warm),
+    )
+    return [first, alone] if options.records <= SMALL else [*found, first]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=500_000)
     parser.add_argument("--batches", type=int, default=4, help="with the first, which does not count")
-    parser.add_argument("--minimum", type=float, default=0.0, help="exit with 1 if the median ratio is lower")
+    parser.add_argument("--transform", action="store_true", help="decode the records, and compute a column")
+    parser.add_argument("--peer", action="store_true", help="also with Structured Streaming, see structured_streaming")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    env = environment()
     try:
-        with KafkaServer(folder / "kafka") as kafka, ElasticsearchServer(folder / "elasticsearch") as elasticsearch:
-            stream = Stream(
-                name="bench",
-                inputs=KafkaInput(bootstrap_servers=kafka.bootstrap_servers, topics="bench"),
-                outputs=ElasticsearchOutput(hosts=elasticsearch.url, index="bench", refresh=True),
-                # Long enough that the records of one batch seldom fall on both sides of a batch time.
-                batch_interval="20 s",
-                storage=str(folder / "storage"),
-                ledger=f"sqlite:///{folder}/ledger.db",
-            )
-            with Ledger.open(stream.ledger) as ledger, receiver_job(stream, ledger, env, folder / "receiver.log"):
-                results = []
-                for number in range(options.batches):
-                    result = one_batch(stream, ledger, kafka.bootstrap_servers, options.records, env)
-                    assert count(elasticsearch.url, "bench") == (number + 1) * options.records
-                    result["limit"] = round(ready_made(elasticsearch.url, f"limit-{number}", options.records), 3)
-                    result["ratio"] = round(result["limit"] / result["total"], 3)
-                    results.append(result)
+        rounds = measure(options, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    median = statistics.median(result["total"] for result in results[1:])
-    ratio = round(statistics.median(result["ratio"] for result in results[1:]), 3)
-    if options.json:
-        print(json.dumps({"batches": results, "median_seconds": median, "median_ratio": ratio}))
-    else:
-        for number, result in enumerate(results):
-            print(f"batch {number}{' (cold)' if number == 0 else ''}: {result}")
-        print(f"medians of the warm ones: {median} s for {options.records:,} records, {ratio} of the limit")
-    if ratio < options.minimum:
-        sys.exit(1)
+    print_measures(measures(rounds, options), as_json=options.json)
 
 
 if __name__ == "__main__":
