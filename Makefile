@@ -23,7 +23,7 @@ SERVERS ?= 3
 IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wordcount faults test unit integration system system-and-integration floors lint docs format lock java chromium jars clean
+.PHONY: help demo wordcount faults bench test unit integration system system-and-integration floors lint docs format lock java chromium jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -36,6 +36,9 @@ wordcount: $(VENV)/.installed java jars ## Spark's quick example as a stream, on
 
 faults: $(VENV)/.installed java jars ## The hammer: MINUTES=10 SEED=7, CLUSTER=1 for Spark as a cluster of two workers
 	$(BIN)/python -m tests.hammer --minutes $(MINUTES) --seed $(SEED) $(if $(CLUSTER),--cluster) $(ARGS)
+
+bench: $(VENV)/.installed-dev java jars ## Speed beside the limits and a peer (ARGS="--only index --rounds 3", see docs/performance.md)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 test: chromium lint unit system-and-integration ## All the tests, and the linters
 

@@ -9,8 +9,8 @@ first two minutes (Spark's start, the first batches) do not count. ``--busy`` ha
 meanwhile. At the end every record has to be there, once.
 
 The limit is half the interval and the run of a DAG with as many tasks that do nothing: where a batch begins when its
-interval ends, less cannot be had of this Airflow on this machine. It is measured after the load, while the receiver job runs
-on and no batches are made.
+interval ends, less cannot be had of this Airflow on this machine. It is measured after the load, while the receiver
+job runs on and no batches are made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of one write to an index: one value, which Spark passes to the sink as one JSON document.
+"""The options of one write to an index: one value, which Spark pickles for the tasks of the write.
 
 They are made from the stream's definition, which has validated the settings, so they are not validated again. This
 module imports no definition at run time: Spark's Python workers import it, and need only the value.
@@ -6,13 +6,10 @@ module imports no definition at run time: Spark's Python workers import it, and 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
-
-from headrace.elasticsearch.errors import IndexingOptionsError
 
 if TYPE_CHECKING:
     from headrace.stream.inputs import KafkaInput
@@ -168,26 +165,6 @@ class IndexingOptions:
             inputs=tuple(source.model_dump(mode="json") for source in inputs) if in_kafka else (),
         )
 
-    def to_json(self) -> str:
-        """The options as a JSON object. It holds no secret: credentials are in the connection only."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Parse what ``to_json`` made. Raises IndexingOptionsError, whose text repeats no value."""
-        try:
-            fields: dict[str, Any] = json.loads(text)
-            for name, parse in _PARSERS.items():
-                if fields.get(name) is not None:
-                    fields[name] = parse(fields[name])
-            return cls(**fields)
-        except (ValueError, TypeError, AttributeError):
-            raise IndexingOptionsError(
-                "The options of the elasticsearch sink are not those of this version of headrace.",
-                remedy="Install the same version of headrace where batches start and in the Spark application, and "
-                "start the receiver job again.",
-            ) from None
-
     def for_task(self, task: int, earlier_tries: int) -> Self:
         """The options for one task of a write. ``earlier_tries``: how often Spark has tried this task before.
 
@@ -241,14 +218,3 @@ def id_sources(output: ElasticsearchOutput) -> tuple[str, ...]:
     if ids.kind == "record":
         return ids.rows
     return ids.columns if ids.kind == "columns" else ()
-
-
-_PARSERS: dict[str, Callable[[Any], Any]] = {
-    "hosts": tuple,
-    "id_columns": tuple,
-    "document_id": DocumentIdKind,
-    "write_method": WriteMethod,
-    "tombstones": TombstonePolicy,
-    "manifests": lambda manifests: tuple((str(place), str(uri)) for place, uri in manifests),
-    "inputs": tuple,
-}

@@ -16,6 +16,7 @@ NAMED = sorted(
         for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
         for name in re.findall(r"python -m (benchmarks\.\w+)", page.read_text())
     }
+    | {"benchmarks"}  # make bench
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.indexing_options import indexing_options
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.cluster import Cluster
@@ -30,8 +31,7 @@ class RealIndex:
         self.transport = ElasticsearchTransport(Cluster.of(self.options()), connections=4, timeout_seconds=30)
 
     def options(self, **options: Any) -> IndexingOptions:
-        fixed = {"hosts": [self.url], "index": self.name, "dead_letter_index": f"{self.name}-dead-letters"}
-        return IndexingOptions.from_json(json.dumps({**fixed, **options}))
+        return indexing_options(**{"hosts": [self.url], "index": self.name, **options})
 
     def index(self, *batches: pa.RecordBatch, **options: Any) -> IndexingCounts:
         return Indexer(self.transport, self.options(**options)).index(batches)

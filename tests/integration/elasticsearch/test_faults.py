@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from tests.indexing_options import indexing_options
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.cluster import Cluster, Node
@@ -93,8 +94,7 @@ def server() -> Iterator[Server]:
 
 
 def index(rows: Any, *nodes: Node, authorization: str | None = None, timeout: float = 5, **options: Any) -> Any:
-    fixed = {"index": "clicks", "dead_letter_index": "clicks-dead-letters", "max_retry_seconds": 10}
-    chosen = IndexingOptions.from_json(json.dumps({**fixed, **options}))
+    chosen = indexing_options(**{"max_retry_seconds": 10, **options})
     cluster = Cluster(nodes, authorization=authorization)
     transport = ElasticsearchTransport(cluster, connections=2, timeout_seconds=timeout)
     try:

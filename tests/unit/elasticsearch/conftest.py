@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.indexing_options import indexing_options
 
 from headrace.clock import ManualClock
 from headrace.elasticsearch.options import IndexingOptions
@@ -44,8 +45,7 @@ def elasticsearch() -> FakeElasticsearch:
 def make_options() -> MakeOptions:
     def make(**options: Any) -> IndexingOptions:
         """Options of these fields, with strings for the kinds of ids and the like."""
-        fixed = {"hosts": ["http://127.0.0.1:9200"], "index": "clicks", "dead_letter_index": "clicks-dead-letters"}
-        return IndexingOptions.from_json(json.dumps({**fixed, **options}))
+        return indexing_options(**{"hosts": ["http://127.0.0.1:9200"], **options})
 
     return make
 

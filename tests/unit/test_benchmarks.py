@@ -1,0 +1,55 @@
+"""The benchmarks' figures: what misses a bound, and how the page shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.measures import Measure, Unit
+from benchmarks.report import BEGIN, END, Row, write_page
+
+
+def row(unit: Unit, figures: tuple[float, ...], others: tuple[float, ...], bound: float | None) -> Row:
+    return Row(Measure("work", unit, figures, "limit", others), goal=0.8, bound=bound)
+
+
+def test_the_ratio_is_the_median_of_the_rounds() -> None:
+    measure = Measure("work", "records/s", (10.0, 50.0, 60.0), "limit", (100.0, 100.0, 100.0))
+    assert measure.ratio == 0.5
+    assert measure.ratios == [0.1, 0.5, 0.6]
+    assert Measure.from_dict({"name": "w", "unit": "s", "figures": [1.0], "other": "o", "others": [2.0]}).ratio == 0.5
+
+
+@pytest.mark.parametrize(
+    ("unit", "figure", "bound", "is_missed"),
+    [
+        ("records/s", 49.0, 0.5, True),
+        ("records/s", 51.0, 0.5, False),
+        ("s", 151.0, 1.5, True),
+        ("s", 149.0, 1.5, False),
+        ("CPU s per million records", 151.0, 1.5, True),
+        ("records/s", 1.0, None, False),
+    ],
+)
+def test_a_bound_is_missed_on_its_bad_side(unit: Unit, figure: float, bound: float | None, is_missed: bool) -> None:
+    assert row(unit, (figure,), (100.0,), bound).is_missed is is_missed
+
+
+def test_bounds_are_found_by_name_and_what_stands_beside() -> None:
+    measure = Measure("work", "s", (1.0,), "limit", (1.0,))
+    assert Row.of(measure, {"work / limit": {"goal": 0.8, "bound": 0.5}}) == Row(measure, 0.8, 0.5)
+    assert Row.of(measure, {"work / peer": {"goal": 0.8, "bound": 0.5}}) == Row(measure, None, None)
+
+
+def test_the_page_keeps_its_text_and_gets_the_new_figures(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    (tmp_path / "images").mkdir()
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    rows = [row("records/s", (10.0, 50.0, 60.0), (100.0, 100.0, 100.0), 0.4)]
+    write_page(rows, "2 cores", tmp_path)
+    write_page(rows, "2 cores", tmp_path)
+    text = page.read_text()
+    assert text.startswith(f"before\n{BEGIN}") and text.endswith(f"{END}\nafter\n")
+    assert "old" not in text
+    assert text.count("| work | 50 records/s | limit | 100 | 0.50 | 0.10 to 0.60 | at least 0.8 |") == 1
+    assert (tmp_path / "images" / "performance.svg").read_text().lstrip().startswith("<?xml")
