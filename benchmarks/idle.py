@@ -1,0 +1,59 @@
+"""What a receiver job costs while no record comes: the processor time of its driver, its JVM and its receiver.
+
+    python -m benchmarks.idle --seconds 60 --rounds 3 [--json]
+
+Starts an embedded Kafka and a receiver job of one stream, and waits for it to settle. Airflow is not part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.measures import Measure, print_measures
+from benchmarks.receiver_throughput import define, fill
+from benchmarks.structured_streaming import cpu_seconds
+from benchmarks.warm_batch import environment, receiver_job
+
+from headrace.devstack.kafka import KafkaServer
+from headrace.ledger import Ledger
+
+TOPIC = "bench"
+SETTLING_SECONDS = 45.0
+MOST = 0.05
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+    shares = []
+    try:
+        with KafkaServer(folder / "kafka") as kafka:
+            fill(kafka.bootstrap_servers, TOPIC, 1_000, spread_seconds=0)
+            stream = define(kafka.bootstrap_servers, TOPIC, folder, 128, "arrival")
+            with (
+                Ledger.open(stream.ledger) as ledger,
+                receiver_job(stream, ledger, environment(), folder / "receiver.log") as job,
+            ):
+                time.sleep(SETTLING_SECONDS)
+                for _ in range(options.rounds):
+                    used, began = cpu_seconds(job), time.monotonic()
+                    time.sleep(options.seconds)
+                    shares.append((cpu_seconds(job) - used) / (time.monotonic() - began))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    limits = tuple(MOST for _ in shares)
+    print_measures(
+        [Measure("one idle stream", "of a core", tuple(shares), f"{MOST:.0%}", limits)], as_json=options.json
+    )
+
+
+if __name__ == "__main__":
+    main()
