@@ -165,6 +165,25 @@ def run_seconds(api: AirflowApi, dag_id: str) -> float:
     return statistics.median(took)
 
 
+def task_seconds(api: AirflowApi, dag_id: str) -> dict[str, tuple[float, float]]:
+    """Of the last runs that succeeded, for each task the median seconds from when it could start until its process has
+    started, and from then to its end."""
+    took: dict[str, list[tuple[float, float]]] = {}
+    for run in [run for run in api.runs(dag_id, limit=12) if run["state"] == "success"]:
+        tasks = [task for task in api.task_instances(dag_id, run["dag_run_id"]) if task["start_date"]]
+        for task in tasks:
+            scheduled, start, end = (
+                datetime.fromisoformat(task[name]) for name in ("scheduled_when", "start_date", "end_date")
+            )
+            took.setdefault(task["task_id"], []).append(
+                ((start - scheduled).total_seconds(), (end - start).total_seconds())
+            )
+    return {
+        name: (round(statistics.median(w for w, _ in each), 2), round(statistics.median(r for _, r in each), 2))
+        for name, each in took.items()
+    }
+
+
 def empty_run_seconds(api: AirflowApi) -> float:
     """Such a run of a DAG with tasks that do nothing. The stream makes no batches meanwhile."""
     api.pause(f"{STREAM}_batches")
@@ -211,6 +230,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             "records": len(latencies),
             "seconds": quantiles([latency for _, latency in latencies]),
             "medians_by_minute": [round(statistics.median(minutes[at]), 1) for at in sorted(minutes)],
+            "task_seconds_waiting_and_running": task_seconds(api, f"{STREAM}_batches"),
             "dag_run_seconds": round(run_seconds(api, f"{STREAM}_batches"), 2),
             "limit": round(INTERVAL_SECONDS / 2 + empty_run_seconds(api), 2),
             "batches": len([batch for batch in batches if batch.absorbed_by_ms is None]),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.ui import plugin
+
 REPOSITORY = Path(__file__).parents[3]
 
 START = """
@@ -27,13 +29,17 @@ print(json.dumps({
 """
 
 
+def start(*arguments: str) -> dict:
+    """What a process has loaded that was started as ``airflow`` with these arguments."""
+    environment = {**os.environ, "AIRFLOW__CORE__PLUGINS_FOLDER": str(REPOSITORY / "plugins")}
+    command = [sys.executable, "-c", START, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd="/")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.fixture(scope="module")
 def started() -> dict:
-    environment = {**os.environ, "AIRFLOW__CORE__PLUGINS_FOLDER": str(REPOSITORY / "plugins")}
-    done = subprocess.run(
-        [sys.executable, "-c", START], capture_output=True, text=True, check=True, env=environment, cwd="/"
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    return start("api-server")
 
 
 def test_no_plugin_fails_to_import(started):
@@ -59,3 +65,25 @@ def test_loading_the_plugin_is_cheap(started):
     heavy = {"pyspark", "confluent_kafka", "elasticsearch", "pyarrow"}
     assert heavy.isdisjoint(started["modules"])
     assert not any(name.startswith(("headrace.ledger", "headrace.wal")) for name in started["modules"])
+    assert "headrace.dags" not in started["modules"]
+
+
+def test_a_scheduler_has_imported_what_the_tasks_need_that_it_forks() -> None:
+    started = start("scheduler")
+    assert started["errors"] == {}
+    needed = {"headrace.dags.batch_dag", "headrace.batch.allocation", "headrace.batch.cleanup", "headrace.ledger"}
+    assert needed <= set(started["modules"])
+    assert {"pyspark", "confluent_kafka", "elasticsearch"}.isdisjoint(started["modules"])
+
+
+def test_a_dag_processor_has_imported_what_dag_files_need() -> None:
+    modules = set(start("dag-processor")["modules"])
+    assert "headrace.dags.batch_dag" in modules
+    assert "pyarrow" not in modules
+
+
+def test_a_module_that_cannot_be_imported_ahead_does_not_cost_the_plugin(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(sys, "argv", ["airflow", "scheduler"])
+    monkeypatch.setattr(plugin, "_IMPORTED_AHEAD", {"scheduler": ("headrace.no_such_module",)})
+    plugin.HeadracePlugin.on_load()
+    assert "headrace.no_such_module cannot be imported ahead" in caplog.text
