@@ -4,7 +4,8 @@
 
 Each part is a benchmark of this folder in a process of its own; their figures are medians of several rounds. A figure
 that misses its bound in ``bounds.json`` ends the run with exit code 1: bounds lie below what was measured by the noise
-of a shared machine. ``--write`` puts the table and the plot into docs/performance.md. Nothing else should run then.
+of a shared machine. ``--write`` puts the figures into ``results.json``, in place of the older ones of the same parts,
+and makes the table and the plot of docs/performance.md of it. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ PARTS: dict[str, tuple[str, ...]] = {
     "scan": ("log_scan",),
     "idle": ("idle",),
     "recovery": ("recovery",),
-    "latency": ("latency", "--minutes", "5"),
-    "latency-single-task": ("latency", "--minutes", "5", "--single-task"),
+    "latency": ("latency", "--minutes", "3"),
+    "latency-single-task": ("latency", "--minutes", "3", "--single-task"),
 }
 # Benchmarks whose first round warms up, and does not count.
 _WARMED_UP = {"warm_batch": "--batches", "log_scan": "--rounds"}
 _BOUNDS = Path(__file__).with_name("bounds.json")
+_RESULTS = Path(__file__).with_name("results.json")
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -68,18 +70,25 @@ def main(
     if unknown := sorted(set(parts) - set(PARTS)):
         raise typer.BadParameter(f"{', '.join(unknown)}: there is no such part. There are {', '.join(PARTS)}.")
     bounds: dict[str, dict[str, float]] = json.loads(_BOUNDS.read_text())
-    rows = []
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, {datetime.now(UTC):%Y-%m-%d}"
+    rows: list[Row] = []
+    results: dict[str, Any] = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
     for number, part in enumerate(parts, 1):
         print(f"{part} ({number} of {len(parts)})", file=sys.stderr)
-        rows += [Row.of(measure, bounds) for measure in run(part, rounds)]
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, {datetime.now(UTC):%Y-%m-%d}"
+        measures = run(part, rounds)
+        rows += [Row.of(measure, bounds) for measure in measures]
+        results[part] = {"machine": machine, "figures": [asdict(measure) for measure in measures]}
+        if write:
+            # After each part: an hour's figures are not lost with the last one.
+            in_order = {name: results[name] for name in PARTS if name in results}
+            _RESULTS.write_text(json.dumps(in_order, indent=1) + "\n")
+            kept = [Measure.from_dict(fields) for result in in_order.values() for fields in result["figures"]]
+            write_page([Row.of(measure, bounds) for measure in kept], machine, _ROOT / "docs")
     if as_json:
         figures: list[dict[str, Any]] = [asdict(row.measure) | {"ratio": row.measure.ratio} for row in rows]
         print(json.dumps({"machine": machine, "figures": figures, "missed": [r.name for r in rows if r.is_missed]}))
     else:
         print_rows(rows)
-    if write:
-        write_page(rows, machine, _ROOT / "docs")
     if missed := [row.name for row in rows if row.is_missed]:
         sys.exit(f"Missed bounds: {'; '.join(missed)}.")
 

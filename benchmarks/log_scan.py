@@ -9,7 +9,9 @@ Both read every column of the same JSON records of 190 bytes, in one session of 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     rounds = []
     try:
         with KafkaServer(folder / "kafka") as kafka:

@@ -68,8 +68,7 @@ def write_page(rows: Sequence[Row], machine: str, docs: Path) -> None:
     before, rest = page.read_text().split(BEGIN)
     _, after = rest.split(END)
     lines = [f"| {' | '.join(cells)} |" for cells in (HEADINGS, ["---"] * len(HEADINGS), *[r.cells() for r in rows])]
-    rounds = max(len(row.measure.ratios) for row in rows)
-    text = f"Medians of {rounds} rounds, on {machine}:"
+    text = f"Medians of several rounds, on {machine}:"
     plot = f"![The ratios of the table: median, spread and goal]({PLOT})"
     page.write_text("\n".join([f"{before}{BEGIN}", "", text, "", *lines, "", plot, "", f"{END}{after}"]))
     draw(rows, docs / PLOT)

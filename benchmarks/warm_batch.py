@@ -215,8 +215,8 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]
 
 def measures(rounds: list[dict[str, float]], options: argparse.Namespace) -> list[Measure]:
     cold, *warm = rounds
-    work = "log to search, with a transform" if options.transform else "log to search"
-    work += f", {options.records:,} records"
+    kind = f"{', with a transform' if options.transform else ''}, {options.records:,} records"
+    work = f"log to search{kind}"
 
     def each(name: str) -> list[float]:
         return [result[name] for result in warm]
@@ -236,7 +236,7 @@ def measures(rounds: list[dict[str, float]], options: argparse.Namespace) -> lis
             )
         )
     first = Measure(
-        f"first batch, {options.records:,} records",
+        f"first batch{kind}",
         "s",
         (cold["total"],),
         "the warm batches",

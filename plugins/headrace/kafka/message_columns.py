@@ -12,22 +12,24 @@ import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
+from headrace.wal.payload import RECORD_SCHEMA
+
 logger = logging.getLogger(__name__)
 
-Headers = list[tuple[str, bytes | None]] | None
 IntArray = np.ndarray[Any, Any]
 
 # More than 2,000 messages, with their keys and values, leave the cache of a core; fewer than 500 cost more calls.
 _LOT = 1_000
 # A call by name, unlike the others: tests have a message whose headers cannot be read.
 _HEADERS = operator.methodcaller("headers")
+_HEADERS_TYPE = RECORD_SCHEMA.field("headers").type
 _UNKNOWN_EPOCH = -1
 
 
@@ -36,8 +38,7 @@ class MessageColumns:
     """The fields of messages without errors, in the order of their arrival.
 
     ``codes`` are indexes into ``names``, the names of the topics. ``leader_epochs`` are -1 where the broker reports
-    none. ``headers`` is None if no message has any. ``unreadable_headers`` counts the messages whose headers the client
-    cannot read; they have None.
+    none. ``unreadable_headers`` counts the messages whose headers the client cannot read; their ``headers`` are null.
     """
 
     names: Sequence[str]
@@ -49,7 +50,7 @@ class MessageColumns:
     timestamps_ms: IntArray
     keys: pa.Array
     values: pa.Array
-    headers: list[Headers] | None
+    headers: pa.Array
     unreadable_headers: int = 0
 
     def __len__(self) -> int:
@@ -68,7 +69,7 @@ class MessageColumns:
             self.timestamps_ms[keep],
             self.keys.filter(mask),
             self.values.filter(mask),
-            None if self.headers is None else list(compress(self.headers, keep.tolist())),
+            self.headers.filter(mask),
             self.unreadable_headers,
         )
 
@@ -115,13 +116,13 @@ def _leader_epochs_of(messages: Sequence[Any]) -> IntArray:
     return np.array([_UNKNOWN_EPOCH if epoch is None else epoch for epoch in epochs], dtype=np.int32)
 
 
-def _headers_of(messages: Sequence[Any]) -> tuple[list[Headers] | None, int]:
-    """The headers of each message (None: no message has any), and the number of those that the client cannot read.
+def _headers_of(messages: Sequence[Any]) -> tuple[pa.Array, int]:
+    """The headers of each message, and the number of messages whose headers the client cannot read.
 
     Kafka accepts any bytes as a header's name, the client only UTF-8: it fails with a SystemError. One such record must
     not stop all later ones from being received. ``headers()`` is not called twice on such a message: the second call
     returns a list with unset items, and reading them ends the process."""
-    headers: list[Headers] = []
+    headers: list[list[tuple[str, bytes | str | None]] | None] = []
     unreadable = 0
     rest = iter(messages)
     while len(headers) < len(messages):
@@ -133,7 +134,19 @@ def _headers_of(messages: Sequence[Any]) -> tuple[list[Headers] | None, int]:
             unreadable += 1
             where = (message.topic(), message.partition(), message.offset())
             logger.error("%s-%d, offset %d: its headers cannot be read and are left out: %s", *where, error)
-    return (headers if any(headers) else None), unreadable
+    if not any(headers):
+        return pa.nulls(len(headers), _HEADERS_TYPE), unreadable
+    counts = np.array([len(each) if each else 0 for each in headers], dtype=np.int32)
+    names, values = zip(*chain.from_iterable(filter(None, headers)), strict=True)
+    # Arrow encodes texts, which a message made by a program may have, as UTF-8.
+    entries = [pa.array(names, pa.string()), pa.array(values, pa.binary())]
+    column = pa.ListArray.from_arrays(
+        pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32()),
+        pa.StructArray.from_arrays(entries, fields=list(_HEADERS_TYPE.value_type)),
+        type=_HEADERS_TYPE,
+        mask=pa.array(counts == 0),
+    )
+    return column, unreadable
 
 
 def concat(lots: Sequence[MessageColumns]) -> MessageColumns:
@@ -144,9 +157,6 @@ def concat(lots: Sequence[MessageColumns]) -> MessageColumns:
     codes = [lot.codes for lot in lots]
     if len(names) > 1:
         codes = [np.array([names.index(name) for name in lot.names], dtype=np.int32)[lot.codes] for lot in lots]
-    headers: list[Headers] | None = None
-    if any(lot.headers is not None for lot in lots):
-        headers = [each for lot in lots for each in (lot.headers or [None] * len(lot))]
     return MessageColumns(
         names,
         np.concatenate(codes),
@@ -157,7 +167,7 @@ def concat(lots: Sequence[MessageColumns]) -> MessageColumns:
         np.concatenate([lot.timestamps_ms for lot in lots]),
         pa.concat_arrays([lot.keys for lot in lots]),
         pa.concat_arrays([lot.values for lot in lots]),
-        headers,
+        pa.concat_arrays([lot.headers for lot in lots]),
         sum(lot.unreadable_headers for lot in lots),
     )
 

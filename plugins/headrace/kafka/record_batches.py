@@ -14,13 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.kafka.message_columns import Headers, IntArray, MessageColumns
+from headrace.kafka.message_columns import IntArray, MessageColumns
 from headrace.wal.payload import RECORD_SCHEMA
 
 # Kafka's client uses 0 for not available, 1 for create time, 2 for log append time; Spark's source uses -1, 0 and 1.
 _TIMESTAMP_TYPE_SHIFT = 1
 _TOPIC_TYPE = RECORD_SCHEMA.field("topic").type
-_HEADERS_TYPE = RECORD_SCHEMA.field("headers").type
 _TIMESTAMP_TYPE = RECORD_SCHEMA.field("timestamp").type
 
 
@@ -151,7 +150,7 @@ def _batch(rows: MessageColumns, incarnations: IntArray) -> pa.RecordBatch:
         "offset": pa.array(rows.offsets),
         "timestamp": pa.array(rows.timestamps_ms).view(_TIMESTAMP_TYPE),
         "timestampType": pa.array(rows.timestamp_types - np.int8(_TIMESTAMP_TYPE_SHIFT)),
-        "headers": pa.nulls(len(rows), _HEADERS_TYPE) if rows.headers is None else _headers_column(rows.headers),
+        "headers": rows.headers,
         "incarnation": pa.array(incarnations),
     }
     arrays = []
@@ -166,28 +165,6 @@ def _topic_column(names: Sequence[str], codes: IntArray) -> pa.Array:
     if pa.types.is_dictionary(_TOPIC_TYPE):
         return coded if coded.type == _TOPIC_TYPE else coded.cast(_TOPIC_TYPE)
     return coded.dictionary_decode()
-
-
-def _headers_column(headers: list[Headers]) -> pa.Array:
-    lengths = np.cumsum([0] + [len(each) if each else 0 for each in headers], dtype=np.int32)
-    pairs = [pair for each in headers if each for pair in each]
-    entries = pa.StructArray.from_arrays(
-        [
-            pa.array([name for name, _ in pairs], pa.string()),
-            pa.array([_as_bytes(value) for _, value in pairs], pa.binary()),
-        ],
-        fields=list(_HEADERS_TYPE.value_type),
-    )
-    return pa.ListArray.from_arrays(
-        pa.array(lengths, pa.int32()),
-        entries,
-        type=_HEADERS_TYPE,
-        mask=pa.array([not each for each in headers], pa.bool_()),
-    )
-
-
-def _as_bytes(value: bytes | str | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
 
 
 def chunks_of(

@@ -68,9 +68,9 @@ _BYTES_PER_BATCH = 16 * 1024 * 1024
 # compressed records takes Elasticsearch about 0.1 s.
 _MIN_TASK_BYTES = 512 * 1024
 # Spark estimates the size of a frame by its rows and the types of what it is made of: about 200 bytes for each number
-# with this column, which is null and costs nothing. Without it a million records would look like 8 MB, and be sent
-# whole to every task of a join.
-_SIZED_AS_A_RECORD = "MAP<BINARY, MAP<BINARY, MAP<BINARY, BINARY>>>"
+# with this column, which is null. Without it a million records would look like 8 MB, and be sent whole to every task of
+# a join. A struct, since a null map or array costs 5 microseconds a row on the way to Python, and a null struct 0.1.
+_SIZED_AS_A_RECORD = "STRUCT<a: BINARY, b: BINARY, c: BINARY, d: BINARY>"
 # Larger values in milliseconds do not fit Spark's int64 microseconds. Kafka's producers may set any number.
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 

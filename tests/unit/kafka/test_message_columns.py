@@ -135,7 +135,7 @@ def test_rows_can_be_chosen() -> None:
     chosen = columns_of(messages).where(columns_of(messages).offsets > 0)
     assert chosen.offsets.tolist() == [1, 2]
     assert chosen.values.to_pylist() == [b"1", b"2"]
-    assert chosen.headers == [None, [("h", b"2")]]
+    assert chosen.headers.to_pylist() == [None, [{"key": "h", "value": b"2"}]]
 
 
 def test_a_leader_epoch_that_a_broker_does_not_report_ends_the_records_of_the_one_before() -> None:
