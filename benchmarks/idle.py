@@ -14,14 +14,9 @@ import time
 from pathlib import Path
 
 from benchmarks.measures import Measure, print_measures
-from benchmarks.receiver_throughput import define, fill
 from benchmarks.structured_streaming import cpu_seconds
-from benchmarks.warm_batch import environment, receiver_job
+from benchmarks.warm_batch import receiving
 
-from headrace.devstack.kafka import KafkaServer
-from headrace.ledger import Ledger
-
-TOPIC = "bench"
 # Spark ends the Python workers that the job has warmed up after a minute without work.
 SETTLING_SECONDS = 90.0
 MOST = 0.05
@@ -36,18 +31,12 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
     shares = []
     try:
-        with KafkaServer(folder / "kafka") as kafka:
-            fill(kafka.bootstrap_servers, TOPIC, 1_000, spread_seconds=0)
-            stream = define(kafka.bootstrap_servers, TOPIC, folder, 128, "arrival")
-            with (
-                Ledger.open(stream.ledger) as ledger,
-                receiver_job(stream, ledger, environment(), folder / "receiver.log") as job,
-            ):
-                time.sleep(SETTLING_SECONDS)
-                for _ in range(options.rounds):
-                    used, began = cpu_seconds(job), time.monotonic()
-                    time.sleep(options.seconds)
-                    shares.append((cpu_seconds(job) - used) / (time.monotonic() - began))
+        with receiving(folder, records=1_000) as (_, _, job):
+            time.sleep(SETTLING_SECONDS)
+            for _ in range(options.rounds):
+                used, began = cpu_seconds(job), time.monotonic()
+                time.sleep(options.seconds)
+                shares.append((cpu_seconds(job) - used) / (time.monotonic() - began))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     limits = tuple(MOST for _ in shares)

@@ -17,12 +17,9 @@ from threading import Event, Thread
 
 import psutil
 from benchmarks.measures import Measure, print_measures
-from benchmarks.receiver_throughput import PARTITIONS, define, fill, record
-from benchmarks.warm_batch import environment, receiver_job, until
+from benchmarks.receiver_throughput import PARTITIONS, record
+from benchmarks.warm_batch import received, receiving, until
 from confluent_kafka import Producer
-
-from headrace.devstack.kafka import KafkaServer
-from headrace.ledger import Ledger
 
 TOPIC = "bench"
 RATE = 1_000
@@ -72,33 +69,23 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
     pauses = []
     try:
-        with KafkaServer(folder / "kafka") as kafka:
-            fill(kafka.bootstrap_servers, TOPIC, 0, spread_seconds=0)
-            stream = define(kafka.bootstrap_servers, TOPIC, folder, 128, "arrival")
-            with (
-                Ledger.open(stream.ledger) as ledger,
-                receiver_job(stream, ledger, environment(), folder / "receiver.log") as job,
-            ):
-
-                def stored() -> int:
-                    return sum(position.next_offset for position in ledger.positions.all(stream.name))
-
-                load = Load(kafka.bootstrap_servers)
-                for _ in range(options.rounds):
-                    until("a receiver", lambda: receiver_of(job, folder / "storage"))
-                    time.sleep(STEADY_SECONDS)
-                    receiver = receiver_of(job, folder / "storage")
-                    assert receiver is not None
-                    receiver.kill()
-                    receiver.wait(10)
-                    began, before = time.monotonic(), stored()
-                    until("the next block", lambda before=before: stored() > before)  # type: ignore[misc]
-                    pauses.append(time.monotonic() - began)
-                load.stop()
-                until("all records", lambda: stored() >= load.sent)
-                added = [each for each in ledger.events.page("bench", limit=100_000) if each.kind == "block_added"]
-                records = sum(each.payload["records"] for each in added)
-                assert records == load.sent, (records, load.sent)
+        with receiving(folder) as (bootstrap, ledger, job):
+            load = Load(bootstrap)
+            for _ in range(options.rounds):
+                until("a receiver", lambda: receiver_of(job, folder / "storage"))
+                time.sleep(STEADY_SECONDS)
+                receiver = receiver_of(job, folder / "storage")
+                assert receiver is not None
+                receiver.kill()
+                receiver.wait(10)
+                began, before = time.monotonic(), received(ledger)
+                until("the next block", lambda before=before: received(ledger) > before)  # type: ignore[misc]
+                pauses.append(time.monotonic() - began)
+            load.stop()
+            until("all records", lambda: received(ledger) >= load.sent)
+            added = [each for each in ledger.events.page("bench", limit=100_000) if each.kind == "block_added"]
+            records = sum(each.payload["records"] for each in added)
+            assert records == load.sent, (records, load.sent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     limits = tuple(MOST_SECONDS for _ in pauses)

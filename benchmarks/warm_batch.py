@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measures import Measure, print_measures
-from benchmarks.receiver_throughput import PARTITIONS, fill, record
+from benchmarks.receiver_throughput import PARTITIONS, define, fill, record
 from benchmarks.structured_streaming import SCHEMA, Peer, cpu_seconds
 
 from headrace.batch.allocation import allocate
@@ -103,6 +103,19 @@ def receiver_job(stream: Stream, ledger: Ledger, env: dict[str, str], log: Path)
             job.kill()
 
 
+@contextlib.contextmanager
+def receiving(folder: Path, records: int = 0) -> Iterator[tuple[str, Ledger, int]]:
+    """A receiver job whose topic "bench" has ``records``: the bootstrap servers, the ledger, and the process id."""
+    with KafkaServer(folder / "kafka") as kafka:
+        fill(kafka.bootstrap_servers, "bench", records, spread_seconds=0)
+        stream = define(kafka.bootstrap_servers, "bench", folder, 128, "arrival")
+        with (
+            Ledger.open(stream.ledger) as ledger,
+            receiver_job(stream, ledger, environment(), folder / "receiver.log") as job,
+        ):
+            yield kafka.bootstrap_servers, ledger, job
+
+
 def one_batch(stream: Stream, ledger: Ledger, env: dict[str, str], records: int) -> dict[str, float]:
     """Make batches of the ``records`` that wait in the log, as the batch DAG does; the seconds of each step."""
     earlier = [unclaimed.batch_time_ms for unclaimed in ledger.blocks.unclaimed(stream.name)]
@@ -126,15 +139,17 @@ def one_batch(stream: Stream, ledger: Ledger, env: dict[str, str], records: int)
     return steps
 
 
+def received(ledger: Ledger) -> int:
+    """The number of records that are in the log, of a topic without gaps."""
+    return sum(position.next_offset for position in ledger.positions.all("bench"))
+
+
 def receive(stream: Stream, ledger: Ledger, bootstrap: str, records: int) -> None:
     """Produce the records, and wait until they are in the log."""
 
-    def received() -> int:
-        return sum(position.next_offset for position in ledger.positions.all(stream.name))
-
-    before = received()
+    before = received(ledger)
     fill(bootstrap, stream.inputs[0].topics[0], records, spread_seconds=0)
-    until("the records to be in the log", lambda: received() >= before + records)
+    until("the records to be in the log", lambda: received(ledger) >= before + records)
 
 
 def ready_made(url: str, index: str, records: int) -> float:

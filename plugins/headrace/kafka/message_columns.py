@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -72,6 +72,14 @@ class MessageColumns:
             self.headers.filter(mask),
             self.unreadable_headers,
         )
+
+    def before(self, holes: Mapping[tuple[str, int], tuple[int, int]]) -> MessageColumns:
+        """The rows whose offset is below the hole ``[from, until)`` of their topic and partition, if it has one."""
+        keep = np.ones(len(self), dtype=bool)
+        for (topic, partition), (begin, _) in holes.items():
+            code = self.names.index(topic) if topic in self.names else -1
+            keep &= (self.codes != code) | (self.partitions != partition) | (self.offsets < begin)
+        return self.where(keep)
 
 
 def columns_of(messages: Sequence[Any], topic: str | None = None) -> MessageColumns:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
@@ -27,7 +26,7 @@ from headrace.ledger.models import EpochEnd
 from headrace.receiver.errors import KafkaClientError
 from headrace.receiver.leader_epochs import LeaderEpochs
 from headrace.receiver.offset_commits import OffsetCommits
-from headrace.receiver.offset_gaps import OffsetGaps, Offsets
+from headrace.receiver.offset_gaps import OffsetGaps
 from headrace.receiver.partition_errors import Findings, PartitionErrors, partition_name
 from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition, PartitionStatus
 
@@ -224,7 +223,7 @@ class KafkaReceiver:
             found.holes = self._offset_gaps.find(converted, positions, cursors)
         if found.holes:
             # Records after a lost range are fetched again later.
-            converted = convert(None if columns is None else _before(columns, found.holes), cursors)
+            converted = convert(None if columns is None else columns.before(found.holes), cursors)
             positions.update((cursors[key].partition, begin) for key, (begin, _) in found.holes.items())
         if converted.batch is not None:
             average = max(1, converted.batch.nbytes // converted.batch.num_rows)
@@ -393,12 +392,3 @@ class KafkaReceiver:
             self._consumer.consume(1, 0.05)
         self._closed = True
         self._consumer.close()
-
-
-def _before(columns: MessageColumns, holes: Mapping[tuple[str, int], Offsets]) -> MessageColumns:
-    """The rows before the hole of their partition."""
-    keep = np.ones(len(columns), dtype=bool)
-    for (topic, partition), (begin, _) in holes.items():
-        code = columns.names.index(topic) if topic in columns.names else -1
-        keep &= (columns.codes != code) | (columns.partitions != partition) | (columns.offsets < begin)
-    return columns.where(keep)

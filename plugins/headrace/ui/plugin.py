@@ -79,6 +79,6 @@ class HeadracePlugin(AirflowPlugin):
             try:
                 importlib.import_module(name)
             except Exception:
-                # Airflow would drop the plugin, and with it the timetable. Whoever needs the module reports the error.
+                # Airflow would drop the plugin, and with it the timetable. The process that needs it reports the error.
                 logger.warning("%s cannot be imported ahead of the %s's processes", name, component, exc_info=True)
                 return
