@@ -86,7 +86,6 @@ def written_batch(stream: Stream, batch: int) -> WrittenBatch:
         manifest_uri="",
         from_kafka=False,
         target="",
-        undecodable={},
         out=sys.stdout,
         progress=lambda _: None,
     )

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
@@ -195,16 +195,20 @@ class _AttemptRun:
         batches = {} if output.output.window is None else {"batches": len(output.origins)}
         if (sending := sends_blocks(self._attempt.stream, output)) is not None:
             return {"undecodable": 0, **batches, **self._write_blocks(plan, output, sending)}
-        undecodable, letters = inputs.undecodable(output.fresh)
-        if undecodable:
-            kept = isinstance(output.output, ElasticsearchOutput)
-            where = "go to the dead letters as they are" if kept else "are not among the rows"
-            self._attempt.report(f"output {name}: {undecodable:,} records do not decode and {where}")
         frame = frames.of(output.output)
+        undecodable = cache(partial(self._undecodable, output, inputs))
         incarnations = partial(inputs.incarnations, output.origins)
         self._begun.add(name)
-        counts = writer.write(frame, self._written_batch(plan, output, letters, incarnations))
-        return {"undecodable": undecodable, **batches, **counts}
+        counts = writer.write(frame, self._written_batch(plan, output, lambda: undecodable()[1], incarnations))
+        return {"undecodable": undecodable()[0], **batches, **counts}
+
+    def _undecodable(self, output: OutputPlan, inputs: BatchInputs) -> tuple[int, Mapping[str, DataFrame]]:
+        number, frames = inputs.undecodable(output.fresh)
+        if number:
+            kept = isinstance(output.output, ElasticsearchOutput)
+            where = "go to the dead letters as they are" if kept else "are not among the rows"
+            self._attempt.report(f"output {output.output.id}: {number:,} records do not decode and {where}")
+        return number, frames
 
     def _write_blocks(self, plan: AttemptPlan, output: OutputPlan, sending: ElasticsearchOutput) -> Counts:
         """Let Spark's tasks index the records of the log as they are."""
@@ -220,7 +224,7 @@ class _AttemptRun:
         self,
         plan: AttemptPlan,
         output: OutputPlan | None = None,
-        undecodable: Mapping[str, DataFrame] | None = None,
+        undecodable: Callable[[], Mapping[str, DataFrame]] = dict,
         incarnations: Callable[[], BatchIncarnations] | None = None,
     ) -> WrittenBatch:
         attempt, own = self._attempt, plan.own
@@ -232,7 +236,7 @@ class _AttemptRun:
             manifest_uri=own.manifest_uri,
             from_kafka=own.source == "kafka",
             target=self._claim.target,
-            undecodable=undecodable or {},
+            undecodable=undecodable,
             out=attempt.out,
             progress=attempt.report,
             earlier=() if output is None else tuple(origin for origin in output.read if origin != own),

@@ -98,11 +98,15 @@ class BatchInputs:
         return self._incarnations[origins]
 
     def undecodable(self, origins: Origins) -> tuple[int, Mapping[str, DataFrame]]:
-        """The number of undecodable records of these batches, and these records for each input that has any."""
+        """The number of undecodable records of these batches, and these records for each input that has any.
+
+        It usually needs no query of its own after the records were read (``DecodedInput.number_undecodable``).
+        """
         if origins not in self._undecodable:
-            found = {name: views.undecodable for name, views in self.of(origins).items()}
-            counts = {name: rows.count() for name, rows in found.items() if rows is not None}
-            kept = {name: rows for name, rows in found.items() if rows is not None and counts[name]}
+            inputs = self.of(origins)
+            counts = {name: views.number_undecodable(_records(origins, name)) for name, views in inputs.items()}
+            found = {name: views.undecodable for name, views in inputs.items() if counts[name]}
+            kept = {name: rows for name, rows in found.items() if rows is not None}
             self._undecodable[origins] = (sum(counts.values()), kept)
         return self._undecodable[origins]
 
@@ -240,6 +244,15 @@ class OutputFrames:
 
         frames = state_frames(attempt.spark, attempt.stream, attempt.batch_time_ms)
         return {name: getattr(frames, name) for name in STATE_FRAMES}
+
+
+def _records(origins: Origins, input_id: str) -> int | None:
+    """The number of an input's records in these batches; None if some are read from Kafka, which may have fewer."""
+    from headrace.spark.wal_source import LogBlocks
+
+    if any(origin.source == "kafka" for origin in origins):
+        return None
+    return LogBlocks.of(load_manifests(origins), input_id).records
 
 
 def _sends_bytes(output: Output) -> bool:

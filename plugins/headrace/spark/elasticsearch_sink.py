@@ -84,8 +84,6 @@ def index_rows(rows: DataFrame, options: IndexingOptions, blocks: LogBlocks | No
         )
     concrete = target.look_after()
     duplicates = repeated_digests(digests)
-    if not (duplicates or counts.foreign):
-        counts.letters_withdrawn = target.withdraw_letters()
     if options.refresh:
         target.refresh()
     logger.info("Indexed into %s: %s", options.index, counts.to_dict())
@@ -142,6 +140,22 @@ def _collected(results: pa.Table) -> tuple[IndexingCounts, list[np.ndarray[Any, 
     return total, digests
 
 
+def withdraw_letters(options: IndexingOptions) -> int:
+    """Delete the dead letters of earlier attempts that this one did not write again. Returns their number."""
+    if not options.withdraw_letters or options.batch_time_ms is None or options.attempt is None:
+        return 0
+    # Only a batch that was tried before has such letters, so other batches do not import the official client.
+    from headrace.elasticsearch.administration import Administration
+    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+
+    with Administration.of(
+        Cluster.of(options),
+        timeout_seconds=options.request_timeout_seconds,
+        max_retry_seconds=options.max_retry_seconds,
+    ) as administration:
+        return DeadLetterIndex(administration, options).withdraw(options.batch_time_ms, options.attempt)
+
+
 class TargetWatch:
     """The index as it is before and after the tasks, for the calling process."""
 
@@ -177,22 +191,6 @@ class TargetWatch:
                 remedy="Write to one concrete index, and run the batch again.",
             )
         return None if now is None else now.name
-
-    def withdraw_letters(self) -> int:
-        """Delete the dead letters of earlier attempts that this one did not write again. Returns their number."""
-        options = self._options
-        if not options.withdraw_letters or options.batch_time_ms is None or options.attempt is None:
-            return 0
-        # Only a batch that was tried before has such letters, so other batches do not import the official client.
-        from headrace.elasticsearch.administration import Administration
-        from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
-
-        with Administration.of(
-            self._cluster,
-            timeout_seconds=options.request_timeout_seconds,
-            max_retry_seconds=options.max_retry_seconds,
-        ) as administration:
-            return DeadLetterIndex(administration, options).withdraw(options.batch_time_ms, options.attempt)
 
     def refresh(self) -> None:
         """Make the documents visible to searches."""

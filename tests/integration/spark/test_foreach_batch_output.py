@@ -81,7 +81,6 @@ def make_batch(tmp_path: Path) -> Iterator[Callable[..., WrittenBatch]]:
             manifest_uri="",
             from_kafka=False,
             target="",
-            undecodable={},
             out=io.StringIO(),
             progress=lambda _: None,
         )
@@ -95,7 +94,7 @@ def make_batch(tmp_path: Path) -> Iterator[Callable[..., WrittenBatch]]:
 def test_the_functions_module_reaches_executors_and_its_counts_are_recorded(
     spark: SparkSession, make_batch: Callable[..., WrittenBatch]
 ) -> None:
-    batch = replace(make_batch(), undecodable={"records": spark.range(3)})
+    batch = replace(make_batch(), undecodable=lambda: {"records": spark.range(3)})
     save = ForeachBatchWriter(batch.stream.output("save"))  # type: ignore[arg-type]
     assert save.write(spark.range(5), batch) == {"total": 20, "undecodable": {"records": 3}}
 

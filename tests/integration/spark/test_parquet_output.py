@@ -60,7 +60,6 @@ def write(tmp_path: Path, path: Path) -> Write:
             manifest_uri="",
             from_kafka=False,
             target="",
-            undecodable={},
             out=io.StringIO(),
             progress=lambda _: None,
         )

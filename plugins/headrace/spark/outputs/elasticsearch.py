@@ -48,9 +48,9 @@ class ElasticsearchOutputWriter:
         return isinstance(self._output.document_ids, ColumnIds)
 
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
-        """Write the undecodable records to the dead letters, then index the rows.
+        """Index the rows, then write the undecodable records to the dead letters.
 
-        The order matters: the second write deletes the dead letters of earlier attempts that this one has not written.
+        At last the dead letters of earlier attempts are deleted, if this attempt has not written them again.
         Returns the counts of `headrace.elasticsearch.counts.IndexingCounts`, and ``index``, the concrete index, if it
         is known.
 
@@ -64,14 +64,14 @@ class ElasticsearchOutputWriter:
         if batch.incarnations is not None and lacks_incarnation(frame.columns):
             incarnations = batch.incarnations()
         total = IndexingCounts()
-        for input_id, rows in batch.undecodable.items():
-            with report_file(batch, f"{self._output.id}-undecodable-{input_id}") as uri:
-                total.add(write_undecodable(rows, self._output, batch, report=uri).counts)
         with report_file(batch, self._output.id) as uri:
             options = options_of(self._output, batch, report=uri)
             report = write_documents(frame, self._output, options, incarnations=incarnations)
         total.add(report.counts)
-        return self._outcome(report, total, batch)
+        for input_id, rows in batch.undecodable().items():
+            with report_file(batch, f"{self._output.id}-undecodable-{input_id}") as uri:
+                total.add(write_undecodable(rows, self._output, batch, report=uri).counts)
+        return self._outcome(report, total, batch, options)
 
     def write_blocks(self, numbers: DataFrame, blocks: LogBlocks, batch: WrittenBatch) -> Counts:
         """Index the records of these blocks of the log as they are; ``numbers`` are theirs. Otherwise as `write`."""
@@ -83,9 +83,14 @@ class ElasticsearchOutputWriter:
         if report.duplicates:
             raise duplicate_ids_error(options.index, options.document_id, [])
         report.check_foreign()
-        return self._outcome(report, report.counts, batch)
+        return self._outcome(report, report.counts, batch, options)
 
-    def _outcome(self, report: IndexingReport, total: IndexingCounts, batch: WrittenBatch) -> Counts:
+    def _outcome(
+        self, report: IndexingReport, total: IndexingCounts, batch: WrittenBatch, options: IndexingOptions
+    ) -> Counts:
+        from headrace.spark.elasticsearch_sink import withdraw_letters
+
+        total.letters_withdrawn = withdraw_letters(options)
         self._check_limit(total, batch.stream.name)
         # An alias may point to another index later.
         written_to = {} if report.concrete_index is None else {"index": report.concrete_index}

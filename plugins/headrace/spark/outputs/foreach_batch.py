@@ -53,7 +53,8 @@ class ForeachBatchWriter:
         if frame is None:
             return {}
         function = load_foreach(batch.stream, self._output)
-        more = {_UNDECODABLE: dict(batch.undecodable)} if _UNDECODABLE in inspect.signature(function).parameters else {}
+        wanted = _UNDECODABLE in inspect.signature(function).parameters
+        more = {_UNDECODABLE: dict(batch.undecodable())} if wanted else {}
         try:
             returned = function(frame, batch.context, **more)
         except Exception as error:

@@ -27,8 +27,9 @@ Counts = dict[str, Any]
 class WrittenBatch:
     """The batch that is being written.
 
-    ``undecodable``: the records that do not decode, by input id, for inputs that have any. ``from_kafka``: the records
-    are read again from Kafka, because the log does not have them. ``earlier``: the other batches that the output reads,
+    ``from_kafka``: the records are read again from Kafka, because the log does not have them. ``undecodable``: returns
+    the records that do not decode, by input id, for inputs that have any; it is fast after the rows were written, and
+    before it reads all records. ``earlier``: the other batches that the output reads,
     those of its window. ``incarnations``: returns the topic incarnations of all batches that it reads.
     ``written_before``: an earlier attempt may have written documents of this batch to the output. ``tried_before``: an
     earlier attempt included the output and may have written dead letters. ``target``: the name of a replay, "" for the
@@ -42,9 +43,9 @@ class WrittenBatch:
     manifest_uri: str
     from_kafka: bool
     target: str
-    undecodable: Mapping[str, DataFrame]
     out: IO[str]
     progress: Callable[[str], None]
+    undecodable: Callable[[], Mapping[str, DataFrame]] = dict
     earlier: tuple[BatchOrigin, ...] = ()
     incarnations: Callable[[], BatchIncarnations] | None = None
     written_before: bool = False

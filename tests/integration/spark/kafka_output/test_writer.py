@@ -51,7 +51,6 @@ def write(kafka: str, topic: str, tmp_path: Path) -> Write:
             manifest_uri="",
             from_kafka=False,
             target=target,
-            undecodable={},
             out=io.StringIO(),
             progress=lambda _: None,
         )

@@ -44,7 +44,6 @@ class Stateful:
             manifest_uri="",
             from_kafka=False,
             target=target,
-            undecodable={},
             out=sys.stdout,
             progress=self.reported.append,
         )

@@ -12,6 +12,7 @@ from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import TooManyDeadLettersError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.errors import Failure
+from headrace.spark import elasticsearch_sink
 from headrace.spark.outputs import elasticsearch
 from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
 from headrace.spark.outputs.writer import WrittenBatch
@@ -47,6 +48,11 @@ def write(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             counts.dead_letter_reasons["rejected"] = undecodable
             return SimpleNamespace(counts=counts)
 
+        def withdrawn(options: IndexingOptions) -> int:
+            writes.append(("withdraw", options.attempt))
+            return 0
+
+        monkeypatch.setattr(elasticsearch_sink, "withdraw_letters", withdrawn)
         monkeypatch.setattr(elasticsearch, "write_documents", documents)
         monkeypatch.setattr(elasticsearch, "write_undecodable", letters)
         written = WrittenBatch(
@@ -57,7 +63,7 @@ def write(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             manifest_uri="m",
             from_kafka=False,
             target="",
-            undecodable={"records": Any} if undecodable else {},  # type: ignore[dict-item]
+            undecodable=lambda: {"records": Any} if undecodable else {},  # type: ignore[dict-item]
             out=io.StringIO(),
             progress=lambda _: None,
         )
@@ -67,8 +73,9 @@ def write(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return batch
 
 
-def test_undecodable_records_are_written_first_since_the_documents_write_withdraws_earlier_letters(write: Any) -> None:
-    assert write(DeadLetterLimit(), 10, {}, undecodable=1) == ["undecodable", ("documents", 3)]
+def test_earlier_letters_are_withdrawn_after_both_writes(write: Any) -> None:
+    written = write(DeadLetterLimit(), 10, {}, undecodable=1)
+    assert written == [("documents", 3), "undecodable", ("withdraw", 3)]
 
 
 def test_the_limit_is_over_both_writes(write: Any) -> None:

@@ -53,7 +53,7 @@ def write(tmp_path: Path) -> Iterator[Write]:
             manifest_uri="",
             from_kafka=False,
             target="",
-            undecodable=undecodable or {},
+            undecodable=lambda: undecodable or {},
             out=io.StringIO(),
             progress=lambda _: None,
         )

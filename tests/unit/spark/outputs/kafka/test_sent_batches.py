@@ -40,7 +40,6 @@ def options(tmp_path: Path) -> Any:
             manifest_uri="",
             from_kafka=False,
             target=target,
-            undecodable={},
             out=io.StringIO(),
             progress=lambda _: None,
         )
