@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
+from tests.living_process import is_alive
 
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.guarded_process import child_environment
@@ -80,7 +81,7 @@ def _processes(state: StackState) -> set[psutil.Process]:
 
 
 def _all_gone(processes: set[psutil.Process]) -> bool:
-    return not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    return not any(map(is_alive, processes))
 
 
 _DETACHING_DAG = """

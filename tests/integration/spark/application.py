@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.living_process import is_alive
 
 from headrace.batch.allocation import allocate
 from headrace.ledger import JobState, Ledger
@@ -110,7 +111,7 @@ class Application:
         """The running job's driver and all below it."""
         driver = psutil.Process(self.job().attributes["pid"])
         family = [driver, *driver.children(recursive=True)]
-        return [process for process in family if process.status() != psutil.STATUS_ZOMBIE]
+        return [process for process in family if is_alive(process)]
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()

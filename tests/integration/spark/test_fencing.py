@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.living_process import is_alive
 
 from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.ledger.models import AttemptRow
@@ -115,7 +116,7 @@ def test_a_jobs_driver_that_was_suspended_past_its_lease_gives_way_to_the_next(a
 
     zombie.send_signal(signal.SIGCONT)
     assert zombie.wait(FIRST_LOOK_SECONDS) == 75, application.log("job-0") + application.log("job-1")
-    application.until("the end of its family", lambda: not any(map(_alive, family)), 60)
+    application.until("the end of its family", lambda: not any(map(is_alive, family)), 60)
     application.produce("four", "five")
     assert application.job().epoch == after.epoch
     assert application.job().alive(application.ledger.now_ms()), "the zombie's end was its own alone"
@@ -130,13 +131,6 @@ def test_a_jobs_driver_that_was_suspended_past_its_lease_gives_way_to_the_next(a
         reached = taken.until_offset
     assert received
     assert partition.error is None
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _receiving(application: Any, epoch: int) -> bool:

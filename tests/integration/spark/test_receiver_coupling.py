@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.living_process import is_alive
 
 from headrace.ledger import JobState
 from headrace.stream import SparkSettings
@@ -25,7 +26,7 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """The started process and all below it."""
     parent = psutil.Process(process.pid)
     found = [parent, *parent.children(recursive=True)]
-    return [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in found if is_alive(each)]
 
 
 def command(process: psutil.Process) -> str:
@@ -36,14 +37,7 @@ def command(process: psutil.Process) -> str:
 
 
 def ended(processes: list[psutil.Process]) -> bool:
-    return not any(alive(each) for each in processes)
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return not any(is_alive(each) for each in processes)
 
 
 @pytest.mark.parametrize("submit", [True, False], ids=["spark-submit", "python"])
