@@ -212,6 +212,8 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]
             if options.peer:
                 place = (kafka.bootstrap_servers, elasticsearch.url, "bench", folder / "peer", env)
                 peer = stack.enter_context(Peer(*place))
+            # The first documents make the server load its classes, which is not a cost of the first batch.
+            ready_made(elasticsearch.url, "warm-up", options.records)
             for number in range(options.batches):
                 receive(stream, ledger, kafka.bootstrap_servers, options.records)
                 used = cpu_seconds(job) + ended_cpu_seconds()

@@ -28,7 +28,7 @@ class TargetProcesses:
             Target.RECEIVER_DRIVER: lambda: [[p] for p in self._running("receiver.py") if not _is_java(p)],
             Target.RECEIVER_JVM: lambda: [[p] for p in self._running("receiver.py") if _is_java(p)],
             Target.RECEIVER_JOB: self._jobs,
-            Target.BATCH: lambda: [[p] for p in self._running("micro_batch.py") if not _is_java(p)],
+            Target.BATCH: lambda: [[p] for p in self._running("micro_batch.py", "headrace batch") if not _is_java(p)],
             Target.EXECUTOR: self._executors,
         }
 
@@ -63,10 +63,12 @@ class TargetProcesses:
                     found.append([process, *process.children(recursive=True)])
         return found
 
-    def _running(self, application: str) -> Iterator[psutil.Process]:
+    def _running(self, application: str, title: str | None = None) -> Iterator[psutil.Process]:
+        """The processes of this program for the stream, and those with this title."""
         for process in self._all():
             command = _command(process)
-            if self._stream_name in command and any(Path(word).name == application for word in command):
+            runs = self._stream_name in command and any(Path(word).name == application for word in command)
+            if runs or (title is not None and " ".join(command).startswith(f"{title} {self._stream_name} ")):
                 yield process
 
     def _writes(self, process: psutil.Process) -> bool:

@@ -212,13 +212,14 @@ class Orders:
         return job
 
     def batch_process(self) -> psutil.Process | None:
-        """The process that runs a batch just now."""
+        """The process that runs a batch just now, forked from the receiver job's batch server or not."""
         for process in processes_of_stack(self.stack.state.id):
             try:
                 command = process.cmdline()
             except psutil.Error:
                 continue
-            if any(word.endswith("micro_batch.py") for word in command) and STREAM in command:
+            forked = " ".join(command).startswith(f"headrace batch {STREAM} ")
+            if forked or (any(word.endswith("micro_batch.py") for word in command) and STREAM in command):
                 return process
         return None
 

@@ -27,7 +27,7 @@ from headrace.spark.versions import current_versions
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from headrace.stream import Stream
 
@@ -276,17 +276,21 @@ def _await_task_slots(spark: SparkSession, wanted: int) -> int:
     return slots
 
 
-def warm_up_connect(url: str, token: str, slots: int) -> threading.Thread:
+def warm_up_connect(url: str, token: str, slots: int, stream: Stream) -> threading.Thread:
     """Run what a batch runs over Spark Connect, in the background: the first such query takes 7 s, later ones 0.4 s.
 
     Afterwards the classes are loaded, and the workers have imported what they need. A failure is only logged.
     """
+    transforms = any(stream.transform_of(output) for output in stream.outputs)
 
     def warm_up() -> None:
         try:
             spark = remote_session(url, token)
             try:
-                spark.range(0, slots, 1, slots).mapInArrow(_import_for_batches, "id LONG").toArrow()
+                numbers = spark.range(0, slots, 1, slots)
+                numbers.mapInArrow(_import_for_batches, "id LONG").toArrow()
+                if transforms:
+                    _make_documents(numbers)
             finally:
                 spark.stop()
         except Exception as error:
@@ -297,6 +301,14 @@ def warm_up_connect(url: str, token: str, slots: int) -> threading.Thread:
     return thread
 
 
+def _make_documents(numbers: DataFrame) -> None:
+    """Decode JSON values, filter them and make documents of them, as a batch with a transform does."""
+    values = numbers.mapInArrow(_json_values, "value STRING")
+    decoded = values.selectExpr("from_json(value, 'a STRING, b LONG, c DOUBLE') AS value")
+    documents = decoded.where("value.b > 0").selectExpr("to_json(struct(value.*)) AS document")
+    documents.mapInArrow(_as_they_are, "document STRING").toArrow()
+
+
 def _import_for_batches(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import headrace.spark.elasticsearch_sink
     import headrace.spark.wal_source  # noqa: F401 - a worker keeps what it has imported
@@ -304,6 +316,17 @@ def _import_for_batches(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
     yield from rows
     # So that no worker is free to take a second task before each slot has one.
     time.sleep(0.5)
+
+
+def _json_values(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    for batch in rows:
+        yield pa.record_batch([pa.array(['{"a": "x", "b": 1, "c": 0.5}'] * batch.num_rows)], ["value"])
+
+
+def _as_they_are(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from rows
 
 
 def _connect_url(spark: SparkSession) -> str:

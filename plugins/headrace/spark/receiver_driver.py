@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from headrace.receiver.definition_adoption import REVISION
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
 from headrace.spark.batch_drain import BatchDrain
+from headrace.spark.batch_server import start_batch_server
 from headrace.spark.failures import first_cause
 from headrace.spark.job_log import LOG_VARIABLE, bounded_log
 from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
@@ -81,6 +83,7 @@ class ReceiverJob:
         self._launcher: SparkReceiverLauncher | None = None
         self._watches: list[ProcessWatch] = []
         self._listeners: JobListeners | None = None
+        self._batch_server: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
         """Run the job and return the process's exit code. Raises LeaseHeldError if another job is alive."""
@@ -142,7 +145,8 @@ class ReceiverJob:
             self._watch(jvm_gone(spark_context._gateway))
         self._launcher = SparkReceiverLauncher(spark_context, self._stream)
         if token is not None:
-            warm_up_connect(str(self._application.connect_url), token, self._application.batch_slots)
+            self._batch_server = start_batch_server(self._stream.ledger, self._stream.name)
+            warm_up_connect(str(self._application.connect_url), token, self._application.batch_slots, self._stream)
         self._ledger.jobs.update(lease, state=JobState.RUNNING, attributes=self._application.attributes())
         logger.info(
             "Spark application ready after %.1f s: %s", time.monotonic() - started, self._application.attributes()
@@ -227,6 +231,8 @@ class ReceiverJob:
                 time.sleep(_RELEASE_PERIOD_SECONDS)
 
     def _stop_spark(self) -> None:
+        if self._batch_server is not None:
+            self._batch_server.terminate()
         if self._application is not None:
             self._application.spark.stop()
 

@@ -37,8 +37,11 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     """
     try:
         code = main()
-    except SystemExit:
-        raise
+    except SystemExit as ended:
+        # As Python does: nothing is success, and anything but a number is a message.
+        code = ended.code if isinstance(ended.code, int) else EXIT_FAILED if ended.code else 0
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         code = EXIT_FAILED

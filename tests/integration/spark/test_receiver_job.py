@@ -14,10 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.living_process import is_alive
 
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.spark import connect_token
+from headrace.spark.batch_client import socket_path
 from headrace.spark.sessions import ConnectRefusedError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -197,6 +199,20 @@ def test_sigterm_ends_a_batch_and_its_jobs_and_nothing_else(application: Any) ->
     assert [receiver.restarts for receiver in application.ledger.receivers.all("clicks")] == [0]
 
 
+def test_a_batchs_process_is_forked_from_the_jobs_server(application: Any) -> None:
+    application.until("the batch server", socket_path(application.stream.ledger, "clicks").exists)
+    application.produce("six")
+    time_ms = application.allocate_next()
+    caller = _stuck(application, time_ms, "killed")
+    (forked,) = [
+        process for process in application.job_processes() if process.cmdline()[0] == f"headrace batch clicks {time_ms}"
+    ]
+    forked.kill()
+    assert caller.wait(FIRST_LOOK_SECONDS) == -signal.SIGKILL
+    assert application.run_batch(time_ms).returncode == 0
+    assert application.job().state is JobState.RUNNING
+
+
 def _stuck(application: Any, time_ms: int, name: str) -> subprocess.Popen[str]:
     """A batch whose task sleeps; the next one's will not."""
     (application.folder / "slow").touch()
@@ -216,8 +232,11 @@ def test_a_second_job_is_refused_while_the_first_is_alive(application: Any) -> N
 def test_a_stop_request_drains_and_ends_well(application: Any) -> None:
     # The last test of this module: it stops the application.
     process = application.processes[0]
+    family = application.job_processes()
     application.ledger.jobs.request_stop("clicks", "the tests are over")
     assert process.wait(FIRST_LOOK_SECONDS) == 0, application.log("receiver")
+    application.until("the end of its processes", lambda: not any(map(is_alive, family)))
+    assert not socket_path(application.stream.ledger, "clicks").exists()
     job = application.job()
     assert (job.state, job.error) == (JobState.STOPPED, None)
     assert not [position for position in application.ledger.positions.all("clicks") if position.error]

@@ -82,6 +82,7 @@ def spark(monkeypatch: pytest.MonkeyPatch, ledger: Any) -> SimpleNamespace:
     monkeypatch.setattr(receiver_driver, "check_input", lambda _: [])
     monkeypatch.setattr(receiver_driver, "jvm_gone", lambda _: lambda: False)
     monkeypatch.setattr(receiver_driver, "warm_up_connect", lambda *_: None)
+    monkeypatch.setattr(receiver_driver, "start_batch_server", lambda *_: None)
     monkeypatch.setattr(receiver_driver, "ReceiverTracker", Tracker)
     monkeypatch.setattr(receiver_driver, "_RELEASE_PERIOD_SECONDS", 0.0)
     monkeypatch.setattr("headrace.spark.batch_drain._PERIOD_SECONDS", 0.0)

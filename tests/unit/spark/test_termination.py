@@ -22,7 +22,13 @@ run_and_leave(main)
 
 @pytest.mark.parametrize(
     ("ending", "code", "reported"),
-    [("return 143", 143, ""), ("raise ValueError('no')", 1, "ValueError: no")],
+    [
+        ("return 143", 143, ""),
+        ("raise ValueError('no')", 1, "ValueError: no"),
+        ("raise SystemExit(2)", 2, ""),
+        ("raise SystemExit('no')", 1, "no"),
+        ("raise SystemExit", 0, ""),
+    ],
 )
 def test_a_command_ends_at_once_and_loses_none_of_its_output(ending: str, code: int, reported: str) -> None:
     done = subprocess.run(

@@ -1,0 +1,113 @@
+"""Runs a batch's command in a process that has its imports already, if the receiver job keeps one (``batch_server``).
+
+The imports of a batch take more than a second: SQLAlchemy, pydantic, and pyspark's client with pandas and gRPC. This
+module needs few, because it runs before them.
+
+The folder of the sockets is this user's own, so no other user can answer, or get the request: it has the secrets of
+this process's environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import stat
+import struct
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace import __version__
+from headrace.spark.process_watch import under_spark_submit
+from headrace.spark.termination import EXIT_FAILED
+
+STATUS = struct.Struct("!i")
+"""The answer: the exit code, or the negative number of the signal that killed the process."""
+LENGTH = struct.Struct("!I")
+"""What precedes the request, with the descriptors of standard input, output and error; then its bytes, JSON."""
+
+# Signals that end a batch's process.
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def socket_path(ledger: str, stream: str) -> Path:
+    """Where a stream's batch server listens, for callers with the same ledger URL, Python environment and headrace."""
+    digest = hashlib.sha256("\n".join((ledger, stream, sys.prefix, sys.version, __version__)).encode()).hexdigest()
+    # Short, because the path of a socket may have 107 characters.
+    return Path(tempfile.gettempdir()) / f"headrace-{os.geteuid()}" / digest[:16]
+
+
+def run_in_server(arguments: Sequence[str]) -> int | None:
+    """Run ``batch_command.main(arguments)`` there and return its exit code; None if there is no server for it.
+
+    This process's standard streams, environment, folder and path are the other one's. A signal that ends this process
+    goes to the other one first. If the other one is killed by a signal, so is this process.
+    """
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    for name in ("--ledger", "--stream", "--batch-time"):
+        parser.add_argument(name, default="")
+    parser.add_argument("--way", default="connect")
+    try:
+        options, _ = parser.parse_known_args(arguments)
+    except argparse.ArgumentError:
+        return None
+    # Under spark-submit this process has a JVM of its own.
+    if options.way != "connect" or under_spark_submit():
+        return None
+    connection = _connected(socket_path(options.ledger, options.stream))
+    if connection is None:
+        return None
+    request = {
+        "title": f"headrace batch {options.stream} {options.batch_time}",
+        "arguments": sys.argv,
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "path": sys.path,
+    }
+    payload = json.dumps(request).encode()
+    with connection:
+        try:
+            socket.send_fds(connection, [LENGTH.pack(len(payload))], [0, 1, 2])
+            connection.sendall(payload)
+        except OSError:
+            return None
+        for each in _PASSED_ON:
+            signal.signal(each, lambda number, _: connection.send(bytes([number])))
+        status = connection.recv(STATUS.size)
+    if len(status) < STATUS.size:
+        print("headrace: the receiver job that the batch ran in has ended", file=sys.stderr)
+        return EXIT_FAILED
+    (code,) = STATUS.unpack(status)
+    if code < 0:
+        # SIGKILL has no handler that could be reset.
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return int(code)
+
+
+def _connected(path: Path) -> socket.socket | None:
+    if not is_own_folder(path.parent):
+        return None
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(str(path))
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def is_own_folder(path: Path) -> bool:
+    """Whether it is a folder that belongs to this user, and only this user can enter it."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077

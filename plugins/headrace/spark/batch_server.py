@@ -1,0 +1,199 @@
+"""A process with the imports of a batch, from which the processes of a stream's batches are forked (``batch_client``).
+
+The receiver job starts it and ends it. It has no connections, and no threads but one of jemalloc, which is prepared for
+forks. A batch's process gets the standard streams, the environment, the folder and the path of its caller. It ends if
+this process ends: the application in which the batch runs is then gone too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headrace.spark.batch_client import LENGTH, STATUS, is_own_folder, socket_path
+from headrace.spark.process_watch import ProcessWatch, parent_gone
+from headrace.spark.termination import EXIT_FAILED, EXIT_TERMINATED, Terminated, raise_on_sigterm, run_and_leave
+
+logger = logging.getLogger(__name__)
+
+# How long a caller may take for its request, and how often to look whether the receiver job is gone.
+_SECONDS = 2.0
+
+
+def start_batch_server(ledger: str, stream: str) -> subprocess.Popen[bytes] | None:
+    """Start the server of a stream's receiver job. Returns None where the system cannot wait for a forked process."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    # Spark's own variables would make a forked batch one under spark-submit.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+    # A fork has no threads for linear algebra. A process's title must leave /proc/<pid>/environ as it is.
+    environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "SPT_NOENV": "1"}
+    command = [sys.executable, "-m", __name__, ledger, stream]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until the process that started this one ends, or SIGTERM."""
+    ledger, stream = sys.argv[1:] if arguments is None else arguments
+    raise_on_sigterm()
+    # A terminal sends it to all processes of the receiver job, which ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gone = parent_gone()
+    try:
+        _import_for_batches()
+        with _Server(socket_path(ledger, stream)) as server:
+            while not gone():
+                server.serve(_SECONDS)
+    except OSError as error:
+        logger.warning("the batch server has ended, so each batch's process imports for itself: %s", error)
+        sys.exit(EXIT_FAILED)
+    except Terminated:
+        sys.exit(EXIT_TERMINATED)
+
+
+def _import_for_batches() -> None:
+    import psycopg  # noqa: F401
+    import pyspark.sql.connect.functions
+    import pyspark.sql.connect.observation
+    import pyspark.sql.connect.session  # noqa: F401
+
+    import headrace.spark.batch_command
+    import headrace.spark.documents
+    import headrace.spark.elasticsearch_sink
+    import headrace.spark.outputs.elasticsearch
+    import headrace.spark.untransformed
+    import headrace.spark.wal_source
+    import headrace.wal.local_storage  # noqa: F401
+
+    # The garbage collector of a forked process would write to, and so copy, the memory that it shares with this one.
+    gc.collect()
+    gc.freeze()
+
+
+class _Server:
+    """Listens at ``path``. Its loop waits for callers, their signals, and the ends of the processes."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError if it cannot listen there, or if other users could."""
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if not is_own_folder(path.parent):
+            raise PermissionError(f"{path.parent} is not a folder of this user alone")
+        self._path = path
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX)
+        # An earlier server may still be there, or its socket.
+        new = path.with_suffix(f".{os.getpid()}")
+        self._listener.bind(str(new))
+        self._listener.listen()
+        new.replace(path)
+        self._number = path.stat().st_ino
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            if self._path.stat().st_ino == self._number:
+                self._path.unlink()
+
+    def serve(self, seconds: float) -> None:
+        """Handle what comes within this time."""
+        for key, _ in self._selector.select(seconds):
+            key.data()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(_SECONDS)
+        try:
+            request, streams = _received(connection)
+        except (OSError, ValueError) as error:
+            logger.warning("a request for a batch's process was not readable: %s", error)
+            connection.close()
+            return
+        pid = os.fork()
+        if not pid:
+            run_and_leave(partial(_run_as_caller, request, streams))
+        for each in streams:
+            os.close(each)
+        process = os.pidfd_open(pid)
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._pass_on, connection, process))
+        self._selector.register(process, selectors.EVENT_READ, partial(self._answer, connection, pid, process))
+
+    def _pass_on(self, connection: socket.socket, process: int) -> None:
+        """Send the caller's signals to the process; SIGTERM if the caller is gone."""
+        signals = connection.recv(16)
+        for number in signals or [signal.SIGTERM]:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, number)
+        if not signals:
+            self._selector.unregister(connection)
+
+    def _answer(self, connection: socket.socket, pid: int, process: int) -> None:
+        """Tell the caller how the process ended."""
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self._selector.unregister(process)
+        os.close(process)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(connection)
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(STATUS.pack(status))
+
+
+def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """A request and the descriptors of its standard streams. Raises OSError, ValueError."""
+    length, streams, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
+    (wanted,) = LENGTH.unpack(length.ljust(LENGTH.size, b"\0"))
+    payload = b""
+    while len(payload) < wanted and (part := connection.recv(wanted - len(payload))):
+        payload += part
+    if len(streams) != 3 or len(payload) < wanted:
+        for each in streams:
+            os.close(each)
+        raise ValueError(f"{len(payload)} bytes of {wanted}, and {len(streams)} descriptors")
+    return json.loads(payload), streams
+
+
+def _run_as_caller(request: dict[str, Any], streams: Sequence[int]) -> int:
+    """Make this forked process what a new process of the caller would be, and run the batch's command in it."""
+    import numpy as np
+    from setproctitle import setproctitle
+
+    from headrace.spark.batch_command import main as run
+
+    # First, so that an error is told to the caller.
+    for target, source in enumerate(streams):
+        os.dup2(source, target)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    setproctitle(request["title"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.argv[:] = request["arguments"]
+    sys.path[:] = request["path"]
+    tempfile.tempdir = None
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As with PYTHONUNBUFFERED, so that lines are in the task's log as soon as they are printed.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    np.random.seed()
+    ProcessWatch(parent_gone()).start()
+    return run(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The batch server and its callers as real processes; only the batch's command is replaced, by code of the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.living_process import is_alive
+
+from headrace.spark.batch_client import is_own_folder, socket_path
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the server needs pidfd_open")
+
+MICRO_BATCH = Path(__file__).parents[3] / "spark_jobs" / "micro_batch.py"
+
+# In place of headrace.spark.batch_command: it runs what the caller's variable RUN says.
+COMMAND = """
+import os, sys, threading, time
+
+def main(arguments=None):
+    names = {"arguments": arguments, "os": os, "sys": sys, "threading": threading, "time": time}
+    exec(os.environ["RUN"], names)
+    return names.get("code", 0)
+"""
+SERVER = """
+import sys
+import command
+sys.modules["headrace.spark.batch_command"] = command
+from headrace.spark import batch_server
+
+batch_server._import_for_batches = lambda: None
+batch_server.main(sys.argv[1:])
+"""
+ITSELF = """
+import runpy, sys
+import command
+sys.modules["headrace.spark.batch_command"] = command
+
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+STARTED = "open(arguments[-1], 'w').write(str(os.getpid()))\n"
+
+
+def until(what: str, found: Callable[[], Any], seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (result := found()):
+        assert time.monotonic() < deadline, f"no {what} after {seconds} s"
+        time.sleep(0.02)
+    return result
+
+
+class Place:
+    """A folder for temporary files, in which servers and callers find each other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name, text in (("command", COMMAND), ("server", SERVER), ("itself", ITSELF)):
+            (folder / f"{name}.py").write_text(text)
+        self.started: list[subprocess.Popen[str]] = []
+        self.env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(folder)}
+        path = socket_path("ledger", "clicks").relative_to(socket_path("", "").parents[1])
+        self.socket = folder / path
+
+    def server(self) -> subprocess.Popen[str]:
+        before = self.socket.stat().st_ino if self.socket.exists() else 0
+        process = self._start("server.py", "ledger", "clicks")
+        until("server", lambda: self.socket.exists() and self.socket.stat().st_ino != before)
+        return process
+
+    def caller(self, run: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        """A batch's process as a task starts it, whose command is ``run``."""
+        given = ("--ledger", "ledger", "--stream", "clicks", "--batch-time", "1700000000000", *arguments)
+        return self._start("itself.py", str(MICRO_BATCH), *given, RUN=run, **env)
+
+    def waiting(self, *, code: str = "time.sleep(600)") -> tuple[subprocess.Popen[str], psutil.Process]:
+        """A caller, and the process of its batch, which waits."""
+        mark = self.folder / f"mark-{len(self.started)}"
+        caller = self.caller(STARTED + code, str(mark))
+        pid = until("batch", lambda: mark.exists() and mark.read_text())
+        return caller, psutil.Process(int(pid))
+
+    def _start(self, script: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(self.folder / script), *arguments],
+            env={**self.env, **env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    # Not pytest's folder: the path of a socket may have 107 characters.
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(Path(folder))
+        yield place
+        place.close()
+
+
+def test_a_batch_has_what_its_caller_has(place: Place) -> None:
+    server = place.server()
+    told = (
+        "import psutil\n"
+        "print(os.getppid(), sys.argv[-1], arguments[-1], os.environ['MINE'], os.getcwd())\n"
+        "print(os.path.abspath('added') in sys.path)\n"
+        "print(psutil.Process().cmdline()[0], len(os.listdir('/proc/self/fd')) - 1, threading.active_count())\n"
+        "print(sys.stdin.read(), file=sys.stderr)\n"
+        "code = 7"
+    )
+    caller = place.caller(told, "the last", MINE="mine", PYTHONPATH=f"{place.folder}{os.pathsep}added")
+    out, err = caller.communicate("put in", timeout=60)
+    given, path, process = out.splitlines()
+    assert given == f"{server.pid} the last the last mine {Path.cwd()}"
+    assert path == "True"
+    # Its three streams, and the watch of the server beside its main thread.
+    assert process == "headrace batch clicks 1700000000000 3 2"
+    assert (err, caller.returncode) == ("put in\n", 7)
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "told"),
+    [
+        ("raise SystemExit(2)", 2, ""),
+        ("raise ValueError('no')", 1, "ValueError: no"),
+        ("os.kill(os.getpid(), 9)", -9, ""),
+    ],
+)
+def test_a_caller_ends_as_its_batch_ends(place: Place, run: str, code: int, told: str) -> None:
+    server = place.server()
+    for _ in range(2):
+        caller = place.caller(run)
+        _, err = caller.communicate(timeout=60)
+        assert (caller.returncode, told in err) == (code, True)
+    assert server.poll() is None
+    assert place.socket.exists()
+
+
+def test_batches_run_side_by_side(place: Place) -> None:
+    place.server()
+    (first, one), (second, other) = place.waiting(), place.waiting()
+    assert one.pid != other.pid
+    one.kill()
+    assert first.wait(60) == -signal.SIGKILL
+    assert is_alive(other)
+    other.kill()
+    assert second.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_caller_reaches_the_batch(place: Place, number: signal.Signals) -> None:
+    place.server()
+    handled = f"import signal; signal.signal({number}, lambda *_: os._exit(99))\n"
+    mark = place.folder / "mark"
+    caller = place.caller(handled + STARTED + "time.sleep(600)", str(mark))
+    until("batch", mark.exists)
+    caller.send_signal(number)
+    assert caller.wait(60) == 99
+
+
+def test_a_batch_is_terminated_if_its_caller_is_killed(place: Place) -> None:
+    place.server()
+    caller, batch = place.waiting()
+    caller.kill()
+    until("end of the batch", lambda: not is_alive(batch))
+
+
+def test_a_batch_ends_with_the_server_and_its_caller_is_told(place: Place) -> None:
+    server = place.server()
+    caller, batch = place.waiting()
+    server.kill()
+    _, err = caller.communicate(timeout=60)
+    assert caller.returncode == 1
+    assert "the receiver job that the batch ran in has ended" in err
+    until("end of the batch", lambda: not is_alive(batch))
+    # The killed server has left its socket.
+    caller = place.caller("print(os.getppid())")
+    assert caller.communicate(timeout=60)[0] == f"{os.getpid()}\n"
+
+
+def test_the_server_ends_with_the_process_that_started_it(place: Place) -> None:
+    command = [sys.executable, str(place.folder / "server.py"), "ledger", "clicks"]
+    starts = f"import subprocess; subprocess.run({command})"
+    parent = subprocess.Popen([sys.executable, "-c", starts], env=place.env)
+    until("server", place.socket.exists)
+    (server,) = psutil.Process(parent.pid).children()
+    parent.kill()
+    parent.wait()
+    until("end of the server", lambda: not is_alive(server))
+    assert not place.socket.exists()
+
+
+def test_a_later_server_takes_over_and_keeps_its_socket(place: Place) -> None:
+    first, second = place.server(), place.server()
+    first.terminate()
+    assert first.wait(60) == 128 + signal.SIGTERM
+    out, _ = place.caller("print(os.getppid())").communicate(timeout=60)
+    assert int(out) == second.pid
+    second.terminate()
+    second.wait(60)
+    assert not place.socket.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env"), [(["--way", "classic"], {}), (["--stream", "other"], {}), ([], {"PYSPARK_GATEWAY_PORT": "1"})]
+)
+def test_a_process_that_is_not_the_servers_runs_its_batch_itself(
+    place: Place, arguments: list[str], env: dict[str, str]
+) -> None:
+    place.server()
+    out, err = place.caller("print(os.getppid())", *arguments, **env).communicate(timeout=60)
+    assert out == f"{os.getpid()}\n", err
+
+
+def test_a_folder_that_others_can_enter_is_not_used(place: Place) -> None:
+    place.socket.parent.mkdir(mode=0o755)
+    place.socket.parent.chmod(0o755)
+    refused = place._start("server.py", "ledger", "clicks")
+    _, err = refused.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert "not a folder of this user alone" in err
+    place.socket.parent.chmod(0o700)
+    place.server()
+    place.socket.parent.chmod(0o755)
+    out, _ = place.caller("print(os.getppid())").communicate(timeout=60)
+    assert out == f"{os.getpid()}\n"
+
+
+def test_only_a_folder_of_this_user_alone_is_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "file").touch(0o600)
+    found = [is_own_folder(tmp_path / name) for name in ("folder", "link", "file", "none")]
+    assert found == [True, False, False, False]
+
+
+def test_what_is_not_a_request_is_passed_over(place: Place) -> None:
+    server = place.server()
+    for sent in (b"", b"\0\0\0\5abc", b"GET / HTTP/1.1\r\n\r\n"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(place.socket))
+            connection.sendall(sent)
+    out, _ = place.caller("print(os.getppid())").communicate(timeout=60)
+    assert int(out) == server.pid
+
+
+def test_the_imports_of_the_server_start_no_thread_that_a_fork_would_miss() -> None:
+    code = (
+        "import os, pathlib; from headrace.spark.batch_server import _import_for_batches; _import_for_batches()\n"
+        "names = {(task / 'comm').read_text().strip() for task in pathlib.Path('/proc/self/task').iterdir()}\n"
+        "print(*names - {pathlib.Path('/proc/self/comm').read_text().strip()})"
+    )
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert set(done.stdout.split()) <= {"jemalloc_bg_thd"}
