@@ -30,6 +30,7 @@ _LIMITS = (
     "max_queued_blocks",
     "prefetch_bytes",
     "max_rate",
+    "max_rate_per_partition",
     "backpressure",
     "max_log_bytes",
     "segment_bytes",

@@ -29,6 +29,7 @@ from headrace.receiver.offset_commits import OffsetCommits
 from headrace.receiver.offset_gaps import OffsetGaps
 from headrace.receiver.partition_errors import Findings, PartitionErrors, partition_name
 from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition, PartitionStatus
+from headrace.receiver.rate_limiter import RateLimiter
 
 logger = logging.getLogger(__name__)
 
@@ -67,15 +68,18 @@ class KafkaReceiver:
         on_lost_offsets: Literal["fail", "reset"] = "fail",
         offset_gaps: OffsetGaps | None = None,
         max_chunk_bytes: int = 16 * 1024 * 1024,
+        max_rate_per_partition: float | None = None,
         clock: Clock | None = None,
         consumer_factory: ConsumerFactory = Consumer,
     ) -> None:
         """``config`` is made by ``client_settings.consumer_config``. Chunks have at most about ``max_chunk_bytes``.
+        Rates are records per second.
 
         ``offset_gaps`` decides which of the offsets that Kafka skipped are lost; without it, none are.
         """
         self._offset_gaps = offset_gaps
         self._max_chunk_bytes = max_chunk_bytes
+        self._max_rate_per_partition = max_rate_per_partition
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._owned: dict[tuple[str, int], OwnedPartition] = {}
@@ -124,7 +128,9 @@ class KafkaReceiver:
         key = (partition.topic, partition.partition)
         with self._lock:
             known = self._owned.get(key)
-            self._owned[key] = OwnedPartition(partition, next_offset)
+            rate = self._max_rate_per_partition
+            limiter = None if rate is None else RateLimiter(rate, self._clock)
+            self._owned[key] = OwnedPartition(partition, next_offset, limiter=limiter)
             self._topics.add(partition.topic)
         if known is not None:
             self._partition_errors.unassign(key)
@@ -171,6 +177,9 @@ class KafkaReceiver:
             self._partition_errors.resume()
         self.serve()
         most = self._records_at_once if max_records is None else min(max_records, self._records_at_once)
+        if self._max_rate_per_partition is not None:
+            # A second's worth, if all are of one partition.
+            most = min(most, max(1, int(self._max_rate_per_partition)))
         found = Findings()
         try:
             columns = consume(
@@ -183,9 +192,20 @@ class KafkaReceiver:
         if columns is None and not found.ends and not found.held:
             return []
         chunks = self._convert(columns, found)
+        self._keep_to_rate(chunks)
         gaps = [*self._hole_gaps(found), *self._lost_gaps(found)]
         self.lost_offsets += sum(each.until_offset - each.from_offset for each in gaps)
         return [*chunks, *gaps]
+
+    def _keep_to_rate(self, chunks: Sequence[RecordChunk]) -> None:
+        for each in (each for chunk in chunks for each in chunk.ranges):
+            owned = self._owned.get((each.partition.topic, each.partition.partition))
+            if owned is None or owned.limiter is None:
+                continue
+            owned.limiter.spend(each.records)
+            seconds = owned.limiter.delay()
+            if seconds and owned.state in (FetchState.FETCHING, FetchState.AT_END):
+                self._partition_errors.limit(owned, seconds)
 
     def listen(self) -> None:
         """Handle commits, errors and statistics without reading records. Called instead of `fetch` while paused.

@@ -40,6 +40,8 @@ _DAMAGE_REMEDY = (
     "Repair the broker's log, or delete the records up to the end of the batch (kafka-delete-records) and set "
     'on_lost_offsets="reset": the deleted offsets are then a gap. Then start the receiver job again.'
 )
+# Fetched again when their time has come.
+_WAITING = (FetchState.BACKING_OFF, FetchState.LIMITED)
 _LEADERLESS = "no broker has this partition at the moment (it has no leader)"
 
 
@@ -90,7 +92,7 @@ class PartitionErrors:
         """Continue to read each partition at its next offset."""
         self._paused = False
         for key, owned in list(self._owned.items()):
-            if owned.state not in (FetchState.FAILED, FetchState.BACKING_OFF):
+            if owned.state is not FetchState.FAILED and owned.state not in _WAITING:
                 self.assign(key, owned.next_offset)
 
     def on_lost(self, owned: OwnedPartition, error_text: str) -> Gap | None:
@@ -189,7 +191,13 @@ class PartitionErrors:
         """Fetch the partition again in ``seconds``, because of its ``error``."""
         with self._lock:
             owned.state, owned.error = FetchState.BACKING_OFF, error
-            owned.retry_at = self._clock.monotonic() + seconds
+            owned.resume_at = self._clock.monotonic() + seconds
+
+    def limit(self, owned: OwnedPartition, seconds: float) -> None:
+        """Fetch the partition again in ``seconds``, because of its rate. librdkafka drops what it has prefetched."""
+        self.unassign((owned.partition.topic, owned.partition.partition))
+        with self._lock:
+            owned.state, owned.resume_at = FetchState.LIMITED, self._clock.monotonic() + seconds
 
     def _fail(self, owned: OwnedPartition, error: str) -> None:
         logger.error("%s is not read any more: %s", partition_name(owned.partition), error)
@@ -199,7 +207,7 @@ class PartitionErrors:
     def resume_due(self) -> None:
         now = self._clock.monotonic()
         for key, owned in list(self._owned.items()):
-            if owned.state is FetchState.BACKING_OFF and owned.retry_at <= now:
+            if owned.state in _WAITING and owned.resume_at <= now:
                 with self._lock:
                     owned.state = FetchState.FETCHING
                 self.assign(key, owned.next_offset)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.blocks import TopicPartition
+from headrace.receiver.rate_limiter import RateLimiter
 
 
 class FetchState(StrEnum):
@@ -16,6 +17,8 @@ class FetchState(StrEnum):
     """Everything that Kafka has was read."""
     LEADERLESS = "leaderless"
     """No broker has it at the moment; reading continues when one does."""
+    LIMITED = "limited"
+    """It was read as fast as its rate allows; it is fetched again when the rate allows more."""
     BACKING_OFF = "backing_off"
     """An error occurred; it is fetched again from the same offset later."""
     FAILED = "failed"
@@ -55,10 +58,11 @@ class OwnedPartition:
     next_offset: int
     state: FetchState = FetchState.FETCHING
     error: str | None = None
-    retry_at: float = 0.0
+    resume_at: float = 0.0
     attempts: int = 0
     taken_back: int | None = None
     """Kafka took back the offsets from here to ``next_offset``, and this was reported."""
+    limiter: RateLimiter | None = None
 
     def progressed(self, until_offset: int) -> None:
         self.next_offset = until_offset

@@ -50,7 +50,11 @@ class RateController:
             self._send()
             return
         self._estimators = {
-            receiver: PidRateEstimator(self._stream.batch_interval_ms, self._settings, latest_rate=rates.get(receiver))
+            receiver: PidRateEstimator(
+                self._stream.batch_interval_ms,
+                self._settings,
+                latest_rate=rates.get(receiver) or self._settings.initial_rate,
+            )
             for receiver in self._receivers
         }
         self._rates = {receiver: rate for receiver, rate in rates.items() if rate is not None}

@@ -13,12 +13,14 @@ _BURST_SECONDS = 0.2
 class RateLimiter:
     """A token bucket of records. ``grant()`` returns how many records may be taken now. Thread-safe."""
 
-    def __init__(self, max_rate: float | None, clock: Clock) -> None:
-        """``max_rate`` in records/s; None for no limit."""
-        if max_rate is not None and max_rate <= 0:
-            raise ValueError(f"max_rate is a positive number of records/s, got {max_rate}")
+    def __init__(self, max_rate: float | None, clock: Clock, *, initial_rate: float | None = None) -> None:
+        """Rates in records/s; None for no limit. ``initial_rate`` is in force, below ``max_rate``, until `update`."""
+        for rate in (max_rate, initial_rate):
+            if rate is not None and rate <= 0:
+                raise ValueError(f"a rate is a positive number of records/s, got {rate}")
         self._max_rate = max_rate
-        self._rate = max_rate
+        self._initial_rate = initial_rate
+        self._rate = self._at_most(initial_rate)
         self._clock = clock
         self._lock = threading.Lock()
         self._tokens = 1.0
@@ -31,14 +33,13 @@ class RateLimiter:
             return self._rate
 
     def update(self, wanted: float | None) -> None:
-        """Set the rate to ``wanted`` records/s, at most ``max_rate``; None means ``max_rate`` alone.
+        """Set the rate to ``wanted`` records/s, at most ``max_rate``; None means ``initial_rate``.
 
         A value that is not above 0 changes nothing.
         """
         if wanted is not None and wanted <= 0:
             return
-        given = [rate for rate in (self._max_rate, wanted) if rate is not None]
-        rate = min(given, default=None)
+        rate = self._at_most(self._initial_rate if wanted is None else wanted)
         with self._lock:
             if rate == self._rate:
                 return
@@ -60,6 +61,9 @@ class RateLimiter:
     def spend(self, records: int) -> None:
         """Account for ``records`` that were taken."""
         with self._lock:
+            # Unused rate up to now is bounded before, so that the end of a long pause gives no burst.
+            if self._rate is not None:
+                self._fill(self._rate)
             self._tokens -= records
 
     def delay(self) -> float:
@@ -69,6 +73,9 @@ class RateLimiter:
                 return 0.0
             self._fill(self._rate)
             return max(0.0, (1.0 - self._tokens) / self._rate)
+
+    def _at_most(self, rate: float | None) -> float | None:
+        return min((each for each in (self._max_rate, rate) if each is not None), default=None)
 
     def _fill(self, rate: float) -> None:
         now = self._clock.monotonic()

@@ -67,6 +67,7 @@ def open_clients(context: StreamContext, source: KafkaInput) -> ReceiverClients:
             partial(RangeClients.of, source), committed_only=isolation is IsolationLevel.READ_COMMITTED
         ),
         max_chunk_bytes=limits.max_block_bytes,
+        max_rate_per_partition=limits.max_rate_per_partition,
         clock=context.clock,
     )
     return ReceiverClients(consumer, AdminTopicIds(admin), AdminEndOffsets(admin, isolation))
@@ -155,7 +156,9 @@ class ReceiverFactory:
             not_to_store=unauthorized.not_to_store,
             beat=heartbeat.tick,
         )
-        limiter = RateLimiter(context.stream.limits.max_rate, context.clock)
+        limits = context.stream.limits
+        initial_rate = None if limits.backpressure is None else limits.backpressure.initial_rate
+        limiter = RateLimiter(limits.max_rate, context.clock, initial_rate=initial_rate)
         event_times = self._event_times()
         orders = PartitionOrders(
             context,

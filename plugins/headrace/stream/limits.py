@@ -15,7 +15,8 @@ class Backpressure(Part):
     """Slows receivers down to the rate that batches can process, by Spark's PID estimate (with its defaults).
 
     The factors have no unit: ``proportional`` weighs the error of the rate, ``integral`` the backlog, ``derivative``
-    the change of the error. Rates are records per second. A rate is first set after the second completed batch.
+    the change of the error. Rates are records per second. Without ``initial_rate`` a rate is first set after the second
+    completed batch, with it after the first.
     """
 
     proportional: NonNegativeFloat = 1.0
@@ -23,6 +24,8 @@ class Backpressure(Part):
     derivative: NonNegativeFloat = 0.0
     min_rate: PositiveFloat = 100.0
     """The lowest rate that is set for one receiver."""
+    initial_rate: PositiveFloat | None = None
+    """The rate of each receiver until the first estimate; None: no bound. For the backlog of a new stream."""
 
 
 class Limits(Part):
@@ -33,6 +36,9 @@ class Limits(Part):
     prefetch_bytes: PositiveInt = 128 * MIB
     max_rate: PositiveFloat | None = None
     """Records per second; None: no bound."""
+    max_rate_per_partition: PositiveFloat | None = None
+    """Records per second of each partition, so that a busy one does not take the whole of ``max_rate``; None: no
+    bound."""
     backpressure: Backpressure | None = None
     """How batches that take longer than their interval slow the receivers down; None: not at all."""
     max_log_bytes: PositiveInt | None = None

@@ -31,7 +31,7 @@ _NAMES_HERE = {
     "spark.streaming.blockInterval": "block_interval",
     "spark.streaming.blockQueueSize": "limits.max_queued_blocks",
     "spark.streaming.concurrentJobs": "limits.max_concurrent_batches",
-    "spark.streaming.kafka.maxRatePerPartition": "limits.max_rate",
+    "spark.streaming.kafka.maxRatePerPartition": "limits.max_rate_per_partition",
     "spark.streaming.receiver.maxRate": "limits.max_rate",
     "spark.streaming.receiver.writeAheadLog.": "storage and limits.segment_bytes",
 }

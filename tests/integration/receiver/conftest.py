@@ -25,7 +25,7 @@ from tests.integration.receiver.launchers import ProcessLauncher, ThreadLauncher
 
 from headrace.ledger import Ledger
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
-from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
@@ -98,7 +98,12 @@ class Rig:
         assert producer.flush(30) == 0
 
     def define(
-        self, *, receivers: int = 1, batch_by: Literal["arrival", "timestamp"] = "arrival", **source: Any
+        self,
+        *,
+        receivers: int = 1,
+        batch_by: Literal["arrival", "timestamp"] = "arrival",
+        limits: Limits | None = None,
+        **source: Any,
     ) -> Stream:
         source.setdefault("topics", None if "topic_pattern" in source else (self.topic,))
         source = {name: value for name, value in source.items() if value is not None}
@@ -114,6 +119,7 @@ class Rig:
             batch_by=batch_by,
             allowed_lateness="2 s",
             block_interval="100 ms",
+            limits=limits or Limits(),
             storage=str(self.folder / "storage"),
             ledger=f"sqlite:///{self.folder}/ledger.db",
         )

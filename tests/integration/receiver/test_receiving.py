@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 
 from headrace.ledger import EventKind, PartitionState, ReceiverState
 from headrace.receiver.tracker import TrackerEnd
+from headrace.stream import Limits
 
 
 def test_every_kind_of_record_arrives_whole(rig: Any) -> None:
@@ -68,6 +69,25 @@ def test_every_topic_is_received_and_committed(rig: Any, count: int) -> None:
         for word, times in (("a", 5), ("b", 3), ("c", 10))
         for number in range(times)
     )
+
+
+def test_a_rate_per_partition_holds_for_a_busy_partition_only(rig: Any) -> None:
+    rig.create()
+    producer = Producer({"bootstrap.servers": rig.bootstrap})
+    for number in range(20_000):
+        producer.produce(rig.topic, b"%d" % number, partition=0)
+    for number in range(50):
+        producer.produce(rig.topic, b"%d" % number, partition=1)
+    assert producer.flush(30) == 0
+    began = time.monotonic()
+    rig.begin(rig.define(limits=Limits(max_rate_per_partition=500, max_rate=10_000)))
+    rig.eventually(lambda: rig.positions().get((rig.topic, 0), 0) >= 1_500)
+    assert rig.positions()[(rig.topic, 1)] == 50
+    rig.end()
+    reached = rig.positions()[(rig.topic, 0)]
+    # The first second's worth comes at once.
+    assert reached <= 500 * (time.monotonic() - began + 1)
+    assert rig.offsets()[(rig.topic, 0)] == list(range(reached))
 
 
 def test_a_restarted_stream_goes_on_at_the_ledgers_position(rig: Any) -> None:

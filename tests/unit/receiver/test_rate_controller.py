@@ -126,6 +126,14 @@ def test_rates_are_published_when_batches_have_completed(make_batches: Callable[
     assert batches.rates() == [250.0, 750.0]
 
 
+def test_with_an_initial_rate_the_first_batch_gives_an_estimate(make_batches: Callable[..., Batches]) -> None:
+    batches = make_batches(Limits(backpressure=Backpressure(min_rate=10, initial_rate=50)))
+    controller = batches.controller()
+    batches.run(batches.receive(40, 0), 400)
+    controller.follow()
+    assert batches.rates() == [100.0, None], "the other receiver keeps its initial rate, which is not in the ledger"
+
+
 def test_a_receiver_without_records_keeps_its_rate(make_batches: Callable[..., Batches]) -> None:
     batches = make_batches()
     controller = batches.controller()

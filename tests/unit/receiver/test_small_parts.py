@@ -101,6 +101,17 @@ class TestRateLimiter:
         limiter.update(105)
         assert limiter.rate == 100
 
+    def test_begins_with_the_initial_rate_below_the_max_rate(self) -> None:
+        assert RateLimiter(None, ManualClock(), initial_rate=70).rate == 70
+        assert RateLimiter(50, ManualClock(), initial_rate=70).rate == 50
+        limiter = RateLimiter(100, ManualClock(), initial_rate=70)
+        limiter.update(90)
+        assert limiter.rate == 90
+        limiter.update(None)
+        assert limiter.rate == 70, "there is no estimate"
+        with pytest.raises(ValueError, match="positive"):
+            RateLimiter(None, ManualClock(), initial_rate=0)
+
     def test_a_rate_that_is_set_counts_from_then_on(self) -> None:
         clock = ManualClock()
         limiter = RateLimiter(None, clock)

@@ -18,7 +18,7 @@ GONE = FakeEntry(None, kind="gone")
 
 
 class Setting:
-    def __init__(self, policy: Any = "fail") -> None:
+    def __init__(self, policy: Any = "fail", **options: Any) -> None:
         self.kafka = FakeKafka()
         self.clock = ManualClock(0)
         topic_id = self.kafka.create("a", 2)
@@ -31,6 +31,7 @@ class Setting:
             offset_gaps=OffsetGaps(lambda: self.evidence),
             clock=self.clock,
             consumer_factory=self._consumer,
+            **options,
         )
 
     def _consumer(self, config: dict[str, Any]) -> FakeConsumer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from confluent_kafka import KafkaError
 from tests.unit.receiver.kafka_receiver.setting import CONTROL, Setting
 
@@ -84,6 +85,40 @@ def test_large_records_are_fetched_a_few_at_a_time() -> None:
     chunks = [event for event in setting.fetch() if isinstance(event, RecordChunk)]
     assert sum(chunk.records for chunk in chunks) == 40
     assert max(chunk.nbytes for chunk in chunks) <= 16 * 1024 * 1024
+
+
+def test_each_partition_keeps_to_its_rate() -> None:
+    setting = Setting(max_rate_per_partition=100)
+    setting.kafka.produce("a", 0, *[b"x"] * 5_000)
+    setting.kafka.produce("a", 1, *[b"x"] * 30)
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    setting.fetch()
+    for _ in range(20):
+        setting.clock.advance(500)
+        setting.fetch()
+    positions = setting.receiver.partitions
+    assert positions[setting.p0] == pytest.approx(1_000, abs=100)
+    assert positions[setting.p1] == 30, "the other one is not held up"
+    assert setting.state(setting.p0) is FetchState.LIMITED
+    setting.receiver.listen()
+    before = setting.receiver.partitions
+    assert setting.ranges() == []
+    setting.clock.advance(60_000)
+    (after,) = setting.ranges()
+    assert after == OffsetRange(setting.p0, before[setting.p0], before[setting.p0] + 100, 100), "no more after a pause"
+
+
+def test_a_partition_that_waits_for_its_rate_can_be_taken_away() -> None:
+    setting = Setting(max_rate_per_partition=10)
+    setting.kafka.produce("a", 0, *[b"x"] * 50)
+    setting.receiver.assign(setting.p0, 0)
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 10, 10)]
+    setting.receiver.unassign(setting.p0)
+    setting.clock.advance(60_000)
+    assert setting.ranges() == []
+    setting.receiver.assign(setting.p0, 10)
+    assert setting.ranges() == [OffsetRange(setting.p0, 10, 20, 10)]
 
 
 def test_listening_takes_no_record_and_reading_goes_on_after_it_where_it_was() -> None:
