@@ -46,7 +46,7 @@ def preview(
     It reads the batch as an attempt does, in a Spark session of its own on this machine. A module of the current folder
     can be used as transform.
     """
-    with _context(ledger, name) as context:
+    with stream_context(ledger, name) as context:
         from headrace.spark.batch_preview import preview_batch, with_transform
         from headrace.spark.local_session import local_session
         from headrace.stream_context import StreamContext
@@ -75,7 +75,7 @@ def export(
 
     `headrace.testing.transforms` runs a transform on the file in a test.
     """
-    with _context(ledger, name) as context:
+    with stream_context(ledger, name) as context:
         from headrace.spark.batch_export import export_batch
         from headrace.spark.local_session import local_session
 
@@ -90,7 +90,8 @@ def export(
 
 
 @contextmanager
-def _context(ledger: str, name: str) -> Iterator[StreamContext]:
+def stream_context(ledger: str, name: str) -> Iterator[StreamContext]:
+    """The registered stream with its open ledger, for a command that runs the stream's code."""
     from headrace.stream_context import StreamContext
 
     # A transform in the current folder can be imported, as by `headrace streams check`.

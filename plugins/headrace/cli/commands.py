@@ -49,6 +49,7 @@ COMMANDS: dict[str, Noun] = {
             "abandon": "headrace.cli.batches:abandon",
         },
     ),
+    "replay": Noun("Past batches with other code: compare the documents.", {"diff": "headrace.cli.replay_diff:diff"}),
     "dead-letters": Noun(
         "Dead letters, the documents that Elasticsearch refused: list them, show one, or index them again.",
         {

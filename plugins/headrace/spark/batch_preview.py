@@ -6,7 +6,7 @@ reads them. A transform that takes the state gets the table that the batch's own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,34 @@ from headrace.stream.references import is_reference
 from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.spark.incarnations import BatchIncarnations
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOutput:
+    """What an output would write of a batch."""
+
+    attempt: BatchAttempt
+    plan: OutputPlan
+    inputs: BatchInputs
+    frames: OutputFrames
+
+    @property
+    def skipped(self) -> str | None:
+        """Why the output has nothing to do at this batch time; None if it has."""
+        if self.plan.skipped is None and not self.plan.needs_spark:
+            return "the batch has no records"
+        return self.plan.skipped
+
+    def frame(self) -> DataFrame:
+        """The output's rows."""
+        return self.frames.of(self.plan.output)
+
+    def incarnations(self, frame: DataFrame) -> BatchIncarnations | None:
+        """The batch's incarnations, if the rows lack them."""
+        return self.inputs.incarnations(self.plan.origins) if lacks_incarnation(frame.columns) else None
 
 
 class PreviewError(BatchNotReadableError):
@@ -133,7 +160,24 @@ def preview_batch(
         TransformError: the transform cannot be called, or does not return what the output needs.
     """
     batch = readable_batch(context, batch_time_ms)
-    outputs = _outputs(context.stream, output_id)
+    outputs = outputs_of(context.stream, output_id)
+    source = ""
+    found: dict[str, OutputPreview] = {}
+    for read in read_outputs(context, batch_time_ms, [output.id for output in outputs], open_session):
+        source = read.attempt.claim.source
+        found[read.plan.output.id] = _preview(read, limit=limit)
+    return BatchPreview(
+        context.name, batch_time_ms, batch.records, source, tuple(found[output.id] for output in outputs)
+    )
+
+
+def read_outputs(
+    context: StreamContext, batch_time_ms: int, outputs: Sequence[str], open_session: Callable[[], SparkSession]
+) -> Iterator[ReadOutput]:
+    """Yield what these outputs of a readable batch would write; the frames are open until the next one is taken.
+
+    Raises the errors of `preview_batch`.
+    """
     origin = context.ledger.batches.origins(context.name, [batch_time_ms])[batch_time_ms]
     attempts = context.ledger.attempts.of_batch(context.name, batch_time_ms)
     claim = Attempt(
@@ -142,7 +186,7 @@ def preview_batch(
         number=max((attempt.number for attempt in attempts), default=0) + 1,
         holder="preview",
         way="preview",
-        outputs=tuple(output.id for output in outputs),
+        outputs=tuple(outputs),
         lease_ms=0,
         lease_until_ms=0,
         source=origin.source,
@@ -152,17 +196,14 @@ def preview_batch(
         pass
     attempt = BatchAttempt(context, claim, open_session)
     inputs = BatchInputs(attempt)
-    found: dict[str, OutputPreview] = {}
     for group in sharing_frames(context.stream, plans):
         with OutputFrames(attempt, inputs, group) as frames:
             for plan in group:
-                found[plan.output.id] = _preview(attempt, plan, inputs, frames, limit=limit)
-    return BatchPreview(
-        context.name, batch_time_ms, batch.records, origin.source, tuple(found[output.id] for output in outputs)
-    )
+                yield ReadOutput(attempt, plan, inputs, frames)
 
 
-def _outputs(stream: Stream, output_id: str | None) -> Sequence[Output]:
+def outputs_of(stream: Stream, output_id: str | None) -> Sequence[Output]:
+    """All outputs, or the one with this id. Raises PreviewError if there is none."""
     outputs = [output for output in stream.outputs if output_id in (None, output.id)]
     if not outputs:
         known = ", ".join(output.id for output in stream.outputs)
@@ -170,33 +211,30 @@ def _outputs(stream: Stream, output_id: str | None) -> Sequence[Output]:
     return outputs
 
 
-def _preview(
-    attempt: BatchAttempt, plan: OutputPlan, inputs: BatchInputs, frames: OutputFrames, *, limit: int
-) -> OutputPreview:
+def _preview(read: ReadOutput, *, limit: int) -> OutputPreview:
+    attempt, plan, inputs = read.attempt, read.plan, read.inputs
     output = plan.output
-    transform = attempt.stream.transform_of(output)
-    if plan.skipped is not None or not plan.needs_spark:
-        reason = plan.skipped or "the batch has no records"
-        return OutputPreview(output.id, output.kind, transform, "", (), more=False, documents=None, skipped=reason)
+    transform, skipped = attempt.stream.transform_of(output), read.skipped
+    if skipped is not None:
+        return OutputPreview(output.id, output.kind, transform, "", (), more=False, documents=None, skipped=skipped)
     number, undecodable = inputs.undecodable(plan.fresh)
     examples = [
         UndecodableRecord(row["topic"], row["partition"], row["offset"], row[REASON])
         for rows in undecodable.values()
         for row in rows.select("topic", "partition", "offset", REASON).take(limit)
     ]
-    frame = frames.of(output)
+    frame = read.frame()
     taken = frame.limit(limit + 1).persist()
     try:
         rows = taken.collect()
         documents = None
         if isinstance(output, ElasticsearchOutput):
-            known = inputs.incarnations(plan.origins) if lacks_incarnation(frame.columns) else None
             documents = preview_documents(
                 taken,
                 output,
                 stream_name=attempt.stream.name,
                 batch_time_ms=attempt.batch_time_ms,
-                incarnations=known,
+                incarnations=read.incarnations(frame),
             )[:limit]
     finally:
         taken.unpersist()
