@@ -88,6 +88,7 @@ class KafkaReceiverOperator(BaseOperator):
         from headrace.ledger.states import DesiredState
 
         with LedgerHook(self.stream.ledger).opened() as ledger:
+            self._recover_if_lost(ledger)
             self._revision = register(ledger, self.stream)
             if ledger.streams.get(self.stream.name).desired_state is DesiredState.STOPPED:
                 return self._wait_until_wanted(ledger, context)
@@ -107,6 +108,19 @@ class KafkaReceiverOperator(BaseOperator):
             ledger.jobs.note(self.stream.name, job.epoch, attachment(context))
             self._show(job, context)
             return self._wait_for_end(ledger, context, job.epoch)
+
+    def _recover_if_lost(self, ledger: Ledger) -> None:
+        if self.stream.recover != "automatic":
+            return
+        from headrace.batch.recovery.automatic import recover_if_lost
+        from headrace.stream_context import StreamContext
+
+        done = recover_if_lost(StreamContext(self.stream, ledger), progress=self.log.info)
+        if done is not None:
+            counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in done.counts.items())
+            self.log.warning("The ledger of stream %s was lost, and has been rebuilt: %s.", self.stream.name, counts)
+            for notice in done.notices:
+                self.log.warning("%s", notice)
 
     def on_kill(self) -> None:
         """Called when Airflow kills this task on a worker: ask the job to stop, and terminate the process started here.

@@ -89,6 +89,11 @@ class StreamFields(Part):
         description="Values that transforms find in batch.parameters. A DAG run's conf may override them by name.",
     )
     storage: Storage
+    recover: Literal["manual", "automatic"] = Field(
+        default="manual",
+        description="Who rebuilds a lost ledger from the stream's folder: a person (`headrace streams recover`), or "
+        "the task of the receiver job before it starts the job.",
+    )
     listeners: tuple[Listener, ...] = Field(
         default=(), description='Called when something happens; "module:Class" stands for a `Listener`.'
     )

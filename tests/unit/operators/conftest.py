@@ -172,18 +172,21 @@ class Source:
         storage = open_storage(stream.storage.url)
         self.writer = WriteAheadLogWriter(storage, f"{stream.name}/log", self.receiver, self.lease.epoch)
         self.position = 0
+        self.accepted: int | None = None
 
     def store(self, records: int = 3) -> int:
         """Store a block; the batch time that it got."""
         block, ranges = make_block([b"{}"] * records, from_offset=self.position)
         self.position += records
         now_ms = self.ledger.now_ms()
-        written = self.writer.write(block, ranges, cut_time_ms=now_ms, last_accepted_sequence=None)
+        written = self.writer.write(block, ranges, cut_time_ms=now_ms, last_accepted_sequence=self.accepted)
         info = BlockInfo(
             self.receiver, self.lease.epoch, written.sequence, now_ms, written.handle, ranges, records,
             written.payload_bytes,
         )  # fmt: skip
-        return self.ledger.blocks.add(self.lease, info).batch_time_ms
+        added = self.ledger.blocks.add(self.lease, info)
+        self.accepted = written.sequence
+        return added.batch_time_ms
 
     def seal(self) -> None:
         self.ledger.receivers.heartbeat(self.lease, sealed_through_ms=self.ledger.now_ms())

@@ -10,6 +10,7 @@ import psutil
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
+from headrace.batch.recovery.lost_ledger import LostLedgerError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.models import Declared
@@ -350,3 +351,28 @@ def test_the_job_is_given_its_log_to_keep_it_bounded(stream, toy, task, ledger, 
     with pytest.raises(OSError, match="no more processes"):
         KafkaReceiverOperator(task_id="receive", stream=stream).execute(task.context)
     assert given["variable"] == str(given["log"])
+
+
+@pytest.mark.parametrize("recover", ["manual", "automatic"])
+def test_a_lost_ledger_is_rebuilt_before_the_job_starts_if_the_stream_says_so(
+    recover, stream, toy, source, task, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("headrace.batch.recovery.recover.LEASE_MS", 500)
+    source.store(3)
+    # Nothing shows that the last block was accepted, so its records are read again.
+    source.store(2)
+    changed = stream.model_copy(update={"recover": recover, "ledger": f"sqlite:///{tmp_path}/new.db"})
+    operator = KafkaReceiverOperator(task_id="receive", stream=changed, poll_interval=0.05, start_timeout=120)
+    toy("run")
+    if recover == "manual":
+        with pytest.raises(LostLedgerError, match="headrace streams recover flights"):
+            operator.execute(task.context)
+        return
+    deferred(operator, task.context)
+    with Ledger.open(changed.ledger) as ledger:
+        assert [row.next_offset for row in ledger.positions.all("flights")] == [3]
+        assert ledger.jobs.current("flights").alive(ledger.now_ms())
+        ledger.jobs.request_stop("flights", "the test is over")
+    reported = capsys.readouterr().out
+    assert "The ledger does not know stream 'flights'" in reported and "waiting" in reported
+    assert "was lost, and has been rebuilt: 1 segments, 1 blocks" in reported

@@ -34,11 +34,16 @@ def refuse_if_lost(context: StreamContext) -> None:
     else:
         return
     if checkpoint_paths(context.storage) or _has_log(context.storage):
-        raise LostLedgerError(
+        error = LostLedgerError(
             f"The ledger does not know stream {stream.name!r}, which has a log in {stream.folder_url}.",
-            remedy=f"If its ledger was lost: `headrace streams recover {stream.name} --storage {stream.storage.url}`. "
+            remedy="The task of its receiver job rebuilds the ledger."
+            if stream.recover == "automatic"
+            else f"If its ledger was lost: `headrace streams recover {stream.name} --storage {stream.storage.url}`. "
             "If it is elsewhere, name that one. To begin anew, give the stream another name, or move the folder away.",
         )
+        if stream.recover == "automatic":
+            error.failure = Failure.PASSING
+        raise error
 
 
 def is_lost(stream_name: str, ledger: Ledger, folder: LogStorage) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -30,6 +31,12 @@ LEASE_MS = 60_000
 
 class RecoveryRefusedError(HeadraceError):
     """Recovery is not safe, or there is nothing to recover from."""
+
+
+class MayStillRunError(RecoveryRefusedError):
+    """A process of the lost ledger may still run; in ``left_ms`` milliseconds it can be taken for ended."""
+
+    left_ms: int = 0
 
 
 class Step(StrEnum):
@@ -69,6 +76,7 @@ def recover(
     mode: RecoveryMode = RecoveryMode.TOLERATE_CORRUPTED_TAIL_RECORDS,
     dry_run: bool = False,
     force: bool = False,
+    check: Callable[[FolderContents], None] = lambda _: None,
     progress: Progress = lambda _: None,
 ) -> Recovered:
     """Rebuild the stream's ledger if it is lost; otherwise restore its lost checkpoints, history files and manifests.
@@ -82,9 +90,11 @@ def recover(
         mode: what to do about a damaged log.
         dry_run: report what would be done, and change nothing.
         force: recover even while a receiver job or a batch of the lost ledger could still run. Both are fenced.
+        check: gets the contents of the folder before the ledger is rebuilt, and raises to refuse them.
 
     Raises:
-        RecoveryRefusedError: a receiver job or a batch could still run, or there is nothing to recover from.
+        RecoveryRefusedError: there is nothing to recover from, or the folder is another stream's.
+        MayStillRunError: a receiver job or a batch could still run.
         WalError: the log is damaged, and the mode does not skip damage.
         ManifestError, HistoryError, CheckpointVersionError: a file that is needed cannot be read.
         ContradictionError: the files contradict each other.
@@ -92,7 +102,13 @@ def recover(
     report = Recovered(stream_name, dry_run)
     why: str | None = "the ledger was rebuilt"
     if is_lost(stream_name, ledger, folder):
-        _rebuild(stream_name, ledger, folder, definition, mode=mode, force=force, report=report, progress=progress)
+        contents = read_folder(folder, stream_name, mode=mode, progress=progress)
+        _refuse_without_contents(contents, definition, folder)
+        check(contents)
+        if not force:
+            _refuse_while_alive(contents, ledger.now_ms())
+        progress("putting the ledger together")
+        _rebuild(contents, ledger, definition, force=force, report=report, progress=progress)
     else:
         context = _registered(stream_name, ledger, folder)
         _write_history(context, report)
@@ -113,39 +129,36 @@ def _registered(stream_name: str, ledger: Ledger, folder: LogStorage) -> StreamC
     return StreamContext(Stream.from_json(ledger.streams.get(stream_name).definition), ledger, storage=folder)
 
 
-def _rebuild(
-    stream_name: str,
-    ledger: Ledger,
-    folder: LogStorage,
-    definition: Stream | None,
-    *,
-    mode: RecoveryMode,
-    force: bool,
-    report: Recovered,
-    progress: Progress,
-) -> None:
-    contents = read_folder(folder, stream_name, mode=mode, progress=progress)
+def _refuse_without_contents(contents: FolderContents, definition: Stream | None, folder: LogStorage) -> None:
     if contents.saved is None and not contents.frames and not contents.manifests:
         raise RecoveryRefusedError(
-            f"{folder.url} holds no checkpoint, no manifest and no block of stream {stream_name!r}, and the ledger "
+            f"{folder.url} holds no checkpoint, no manifest and no block of stream {contents.stream!r}, and the ledger "
             "does not know it.",
             remedy="Give the storage that the stream's definition names (--storage).",
         )
     if contents.saved is None and definition is None:
         raise RecoveryRefusedError(
-            f"The ledger of stream {stream_name!r} is lost, and no checkpoint can be read: "
+            f"The ledger of stream {contents.stream!r} is lost, and no checkpoint can be read: "
             f"{'; '.join(contents.notices)}",
             remedy="Give its definition (--definition module:attribute).",
         )
-    if not force:
-        _refuse_while_alive(contents, ledger.now_ms())
-    progress("putting the ledger together")
+
+
+def _rebuild(
+    contents: FolderContents,
+    ledger: Ledger,
+    definition: Stream | None,
+    *,
+    force: bool,
+    report: Recovered,
+    progress: Progress,
+) -> None:
     concluded = rebuild_stream(contents, definition, folder_url=None, now_ms=ledger.now_ms())
     _report(concluded, report)
     _note_other_definition(concluded.found.stream.definition, definition, report)
     if not report.dry_run:
         progress("writing the ledger")
-        ledger.rebuild.restore(stream_name, concluded.found, force=force)
+        ledger.rebuild.restore(contents.stream, concluded.found, force=force)
 
 
 def _note_other_definition(used: str, given: Stream | None, report: Recovered) -> None:
@@ -163,13 +176,15 @@ def _refuse_while_alive(contents: FolderContents, now_ms: int) -> None:
     lease_ms = LEASE_MS if saved is None or saved.lease_ms is None else max(saved.lease_ms, LEASE_MS)
     left_ms = contents.last_sign_ms + lease_ms - now_ms
     if left_ms > 0:
-        raise RecoveryRefusedError(
+        error = MayStillRunError(
             f"The last sign of life in the folder of stream {contents.stream!r} is {now_ms - contents.last_sign_ms} ms "
             "old: its receiver job, or a batch, could still live.",
             remedy=f"Pause the stream's DAGs and run `headrace streams stop {contents.stream} --storage URL`, which "
             f"ends the job without its ledger. Then try again in {left_ms // 1000 + 1} seconds; or say --force if "
             "neither runs.",
         )
+        error.left_ms = left_ms
+        raise error
 
 
 def _report(concluded: RebuiltStream, report: Recovered) -> None:

@@ -1,0 +1,154 @@
+"""`Stream.recover`: a lost ledger is rebuilt by the task that finds it lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.batch.life import LEASE_MS, NAME, Life
+
+from headrace.batch.recovery.automatic import recover_if_lost
+from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
+from headrace.batch.recovery.recover import RecoveryRefusedError, recover
+from headrace.errors import Failure
+from headrace.ledger import EventKind, Ledger
+from headrace.stream import KafkaInput
+from headrace.stream_context import StreamContext
+
+
+@pytest.fixture
+def automatic(live: Callable[..., Life]) -> Callable[..., Life]:
+    def make(seed: int, **options: Any) -> Life:
+        life = live(seed, recover="automatic", **options)
+        life.checkpoint()
+        return life
+
+    return make
+
+
+class Waits:
+    """Waits on the stream's clock; ``meanwhile`` is called after each wait."""
+
+    def __init__(self, life: Life, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.life = life
+        self.meanwhile = meanwhile
+        self.seconds: list[float] = []
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        self.life.clock.advance(int(seconds * 1000))
+        self.meanwhile()
+
+
+def test_a_lost_ledger_is_rebuilt_once_its_processes_must_have_ended(
+    automatic: Callable[..., Life], new_url: str
+) -> None:
+    life = automatic(7)
+    wait, told = Waits(life), []
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        context = life.context_in(ledger)
+        done = recover_if_lost(context, wait=wait, progress=told.append)
+        assert done is not None
+        assert 0 < sum(wait.seconds) <= LEASE_MS / 1000 + 1
+        assert any("may still run; waiting 3600 s" in line for line in told)
+        before, after = (
+            {row.batch_time_ms: row.records for row in each.batches.page(NAME, 1000)} for each in (life.ledger, ledger)
+        )
+        assert after == before and sum(after.values()) > 0
+        assert len(ledger.events.latest(NAME, [EventKind.LEDGER_REBUILT], limit=9)) == 1
+        assert recover_if_lost(context, wait=wait) is None, "it is not lost any more"
+        assert len(ledger.events.latest(NAME, [EventKind.LEDGER_REBUILT], limit=9)) == 1
+
+
+def test_without_a_checkpoint_the_tasks_own_definition_is_used(live: Callable[..., Life], new_url: str) -> None:
+    life = live(4, steps=0, recover="automatic")
+    for _ in range(20):
+        life.store()
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        assert recover_if_lost(life.context_in(ledger), wait=Waits(life)) is not None
+        assert ledger.streams.get(NAME).definition == life.stream.to_json()
+
+
+def test_a_new_stream_has_nothing_to_recover(automatic: Callable[..., Life], new_url: str) -> None:
+    life = automatic(3)
+    assert recover_if_lost(life.context, wait=Waits(life)) is None
+    other = life.stream.model_copy(update={"name": "another"})
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        assert recover_if_lost(StreamContext(other, ledger, clock=life.clock), wait=Waits(life)) is None
+
+
+def test_a_task_that_comes_second_finds_the_ledger_rebuilt(automatic: Callable[..., Life], new_url: str) -> None:
+    life = automatic(5)
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        folder = life.storage.below(NAME)
+        wait = Waits(life, lambda: recover(NAME, ledger, folder, force=True))
+        assert recover_if_lost(life.context_in(ledger), wait=wait) is None
+        assert len(wait.seconds) == 1
+
+
+def test_a_folder_to_which_a_process_still_writes_is_left_alone(automatic: Callable[..., Life], new_url: str) -> None:
+    life = automatic(6)
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+
+        def go_on() -> None:
+            for _ in range(10):
+                life.store(add=False)
+
+        wait = Waits(life, go_on)
+        with pytest.raises(RecoveryRefusedError, match="it has another ledger"):
+            recover_if_lost(life.context_in(ledger), wait=wait)
+        assert ledger.streams.all() == []
+        assert len(wait.seconds) == 3
+
+
+CLUSTER = {"bootstrap_servers": "127.0.0.1:2", "topics": ("clicks", "taps")}
+TOPICS = {"bootstrap_servers": "127.0.0.1:1", "topics": ("clicks",)}
+PATTERN = {"bootstrap_servers": "127.0.0.1:1", "topic_pattern": "c.*"}
+INPUT = {"id": "sales", "bootstrap_servers": "127.0.0.1:1", "topics": ("clicks", "taps")}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why", "checkpointed"),
+    [
+        (CLUSTER, "was received from 127.0.0.1:1", True),
+        *((TOPICS, "records of topic 'taps'", each) for each in (True, False)),
+        *((PATTERN, "records of topic 'taps'", each) for each in (True, False)),
+        *((INPUT, "for input 'clicks'", each) for each in (True, False)),
+    ],
+)
+def test_a_folder_that_tells_of_another_stream_is_refused(
+    live: Callable[..., Life], new_url: str, changed: dict[str, Any], why: str, checkpointed: bool
+) -> None:
+    life = live(8, steps=0, recover="automatic")
+    for _ in range(40):
+        life.store()
+    if checkpointed:
+        life.checkpoint()
+    kept = [source for source in life.stream.inputs if source.id == "orders"]
+    life.stream = life.stream.model_copy(update={"inputs": (KafkaInput(**{"id": "clicks", **changed}), *kept)})
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        with pytest.raises(RecoveryRefusedError, match=why):
+            recover_if_lost(life.context_in(ledger), wait=Waits(life))
+        assert ledger.streams.all() == []
+
+
+def test_the_checkpoint_of_another_stream_is_refused(automatic: Callable[..., Life], new_url: str) -> None:
+    life = automatic(9)
+    other = life.stream.model_copy(update={"name": "another"})
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        context = StreamContext(other, ledger, storage=life.storage.below(NAME), clock=life.clock)
+        with pytest.raises(RecoveryRefusedError, match="its checkpoint is of stream 'shop'"):
+            recover_if_lost(context, wait=Waits(life))
+
+
+@pytest.mark.parametrize(("how", "failure"), [("manual", Failure.FINAL), ("automatic", Failure.PASSING)])
+def test_batches_wait_for_an_automatic_recovery_only(
+    live: Callable[..., Life], new_url: str, how: str, failure: Failure
+) -> None:
+    life = live(4, steps=30, recover=how)
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        with pytest.raises(LostLedgerError) as refused:
+            refuse_if_lost(life.context_in(ledger))
+        assert refused.value.failure is failure
+        assert ("headrace streams recover" in str(refused.value)) is (how == "manual")
