@@ -113,6 +113,12 @@ class Application:
         family = [driver, *driver.children(recursive=True)]
         return [process for process in family if is_alive(process)]
 
+    def forked_batch(self, time_ms: int) -> psutil.Process:
+        """The process that the job's batch server forked for this batch."""
+        title = f"headrace batch {self.stream.name} {time_ms}"
+        (found,) = [process for process in self.job_processes() if process.cmdline()[0] == title]
+        return found
+
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from tests.living_process import is_alive
 
 from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.ledger.models import AttemptRow
+from headrace.spark.batch_client import socket_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -55,8 +56,8 @@ def attempts(application: Any, time_ms: int) -> list[AttemptRow]:
     return application.ledger.attempts.of_batch("clicks", time_ms)  # type: ignore[no-any-return]
 
 
-def suspend_past_lease(application: Any, process: subprocess.Popen[str], over: Callable[[], bool]) -> None:
-    process.send_signal(signal.SIGSTOP)
+def suspend_past_lease(application: Any, pid: int, over: Callable[[], bool]) -> None:
+    os.kill(pid, signal.SIGSTOP)
     application.until("the end of its lease", over)
 
 
@@ -78,18 +79,21 @@ def test_a_batchs_driver_that_was_suspended_past_its_lease_cannot_report_success
     folder: Path = application.folder
     application.produce("one", "two")
     time_ms = application.allocate_next()
-    zombie = application.start(application.batch_command(time_ms, "--lease-ms", str(BATCH_LEASE_MS)), "zombie")
+    # The batch's driver is then a process that this server forks, and the command waits for it.
+    application.until("the batch server", socket_path(application.stream.ledger, "clicks").exists)
+    command = application.start(application.batch_command(time_ms, "--lease-ms", str(BATCH_LEASE_MS)), "zombie")
     application.until("its task", (folder / "started").exists)
+    zombie = application.forked_batch(time_ms)
     suspend_past_lease(
-        application, zombie, lambda: not attempts(application, time_ms)[0].alive(application.ledger.now_ms())
+        application, zombie.pid, lambda: not attempts(application, time_ms)[0].alive(application.ledger.now_ms())
     )
     second = application.run_batch(time_ms)
     assert second.returncode == 0, second.stderr
     completed = application.ledger.batches.get("clicks", time_ms)
     # Its work ends well now, and its driver wakes up to tell of it.
     (folder / "go").touch()
-    zombie.send_signal(signal.SIGCONT)
-    assert zombie.wait(FIRST_LOOK_SECONDS) == 75, application.log("zombie")
+    zombie.resume()
+    assert command.wait(FIRST_LOOK_SECONDS) == 75, application.log("zombie")
     assert [attempt.state for attempt in attempts(application, time_ms)] == [
         AttemptState.FENCED,
         AttemptState.COMPLETED,
@@ -102,7 +106,7 @@ def test_a_jobs_driver_that_was_suspended_past_its_lease_gives_way_to_the_next(a
     zombie = next(process for process in application.processes if process.poll() is None)
     before = application.job()
     family = psutil.Process(zombie.pid).children(recursive=True)
-    suspend_past_lease(application, zombie, lambda: not application.job().alive(application.ledger.now_ms()))
+    suspend_past_lease(application, zombie.pid, lambda: not application.job().alive(application.ledger.now_ms()))
     # Its receivers hold leases of their own, and go on until somebody takes the stream over.
     application.produce("three")
     received = application.until("its block", lambda: application.ledger.batches.next_unclaimed("clicks"))

@@ -130,7 +130,7 @@ for output in stream.outputs:
     rows = frame.select("value") if output.kind == "kafka" else frame
     for attempt in (1, 2):
         context = BatchContext.of(stream.name, T, 10_000, attempt)
-        batch = WrittenBatch(stream, context, T, attempt, "", False, "", {}, io.StringIO(), lambda _: None)
+        batch = WrittenBatch(stream, context, T, attempt, "", False, "", io.StringIO(), lambda _: None)
         try:
             counts = writer_of(output).write(rows, batch)
         except Exception as error:

@@ -204,10 +204,7 @@ def test_a_batchs_process_is_forked_from_the_jobs_server(application: Any) -> No
     application.produce("six")
     time_ms = application.allocate_next()
     caller = _stuck(application, time_ms, "killed")
-    (forked,) = [
-        process for process in application.job_processes() if process.cmdline()[0] == f"headrace batch clicks {time_ms}"
-    ]
-    forked.kill()
+    application.forked_batch(time_ms).kill()
     assert caller.wait(FIRST_LOOK_SECONDS) == -signal.SIGKILL
     assert application.run_batch(time_ms).returncode == 0
     assert application.job().state is JobState.RUNNING

@@ -27,7 +27,7 @@ spark = connect_session(url, token)
 for number, lines in enumerate((["a b", "a"], [], ["b b", "c"])):
     time_ms = 1_700_000_000_000 + number * 10_000
     context = BatchContext.of(stream.name, time_ms, 10_000, 1)
-    batch = WrittenBatch(stream, context, time_ms, 1, "", False, "", {}, sys.stdout, lambda line: None)
+    batch = WrittenBatch(stream, context, time_ms, 1, "", False, "", sys.stdout, lambda line: None)
     inputs = {"lines": spark.createDataFrame([(line,) for line in lines], "value STRING")}
     counts = update_state(spark, stream, inputs, batch)
     frames = state_frames(spark, stream, time_ms)
