@@ -72,14 +72,15 @@ class KafkaReceiver:
         clock: Clock | None = None,
         consumer_factory: ConsumerFactory = Consumer,
     ) -> None:
-        """``config`` is made by ``client_settings.consumer_config``. Chunks have at most about ``max_chunk_bytes``.
-        Rates are records per second.
+        """``config`` is made by ``client_settings.consumer_config``. Chunks have at most about ``max_chunk_bytes``;
+        ``max_rate_per_partition`` is in records per second.
 
         ``offset_gaps`` decides which of the offsets that Kafka skipped are lost; without it, none are.
         """
         self._offset_gaps = offset_gaps
         self._max_chunk_bytes = max_chunk_bytes
         self._max_rate_per_partition = max_rate_per_partition
+        self._most_in_a_second = None if max_rate_per_partition is None else max(1, int(max_rate_per_partition))
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._owned: dict[tuple[str, int], OwnedPartition] = {}
@@ -128,9 +129,8 @@ class KafkaReceiver:
         key = (partition.topic, partition.partition)
         with self._lock:
             known = self._owned.get(key)
-            rate = self._max_rate_per_partition
-            limiter = None if rate is None else RateLimiter(rate, self._clock)
-            self._owned[key] = OwnedPartition(partition, next_offset, limiter=limiter)
+            limiter = RateLimiter(self._max_rate_per_partition, self._clock)
+            self._owned[key] = OwnedPartition(partition, next_offset, limiter)
             self._topics.add(partition.topic)
         if known is not None:
             self._partition_errors.unassign(key)
@@ -176,10 +176,8 @@ class KafkaReceiver:
         if self._partition_errors.paused:
             self._partition_errors.resume()
         self.serve()
-        most = self._records_at_once if max_records is None else min(max_records, self._records_at_once)
-        if self._max_rate_per_partition is not None:
-            # A second's worth, if all are of one partition.
-            most = min(most, max(1, int(self._max_rate_per_partition)))
+        bounds = (self._records_at_once, max_records, self._most_in_a_second)
+        most = min(bound for bound in bounds if bound is not None)
         found = Findings()
         try:
             columns = consume(
@@ -192,20 +190,10 @@ class KafkaReceiver:
         if columns is None and not found.ends and not found.held:
             return []
         chunks = self._convert(columns, found)
-        self._keep_to_rate(chunks)
+        self._partition_errors.keep_to_rate(chunks)
         gaps = [*self._hole_gaps(found), *self._lost_gaps(found)]
         self.lost_offsets += sum(each.until_offset - each.from_offset for each in gaps)
         return [*chunks, *gaps]
-
-    def _keep_to_rate(self, chunks: Sequence[RecordChunk]) -> None:
-        for each in (each for chunk in chunks for each in chunk.ranges):
-            owned = self._owned.get((each.partition.topic, each.partition.partition))
-            if owned is None or owned.limiter is None:
-                continue
-            owned.limiter.spend(each.records)
-            seconds = owned.limiter.delay()
-            if seconds and owned.state in (FetchState.FETCHING, FetchState.AT_END):
-                self._partition_errors.limit(owned, seconds)
 
     def listen(self) -> None:
         """Handle commits, errors and statistics without reading records. Called instead of `fetch` while paused.
@@ -332,21 +320,18 @@ class KafkaReceiver:
     def _on_partition_error(self, key: tuple[str, int], message: Any, found: Findings) -> None:
         error = message.error()
         self.errors += 1
+        if key in found.held:
+            # After damage librdkafka continues at an invalid offset if the fetch also had other partitions.
+            return
+        found.held.add(key)
         owned = self._owned[key]
         if error.code() in _OUT_OF_RANGE:
-            if key in found.held:
-                # After damage librdkafka continues at an invalid offset if the fetch also had other partitions.
-                return
-            found.held.add(key)
             found.lost.append((key, error.str()))
             self._partition_errors.unassign(key)
         elif error.code() in _DAMAGED:
-            if key not in found.held:
-                found.held.add(key)
-                self._partition_errors.on_damage(owned, error, message.offset())
+            self._partition_errors.on_damage(owned, error, message.offset())
         else:
-            owned.error = f"{error.name()}: {error.str()}"
-            logger.warning("%s: %s", partition_name(owned.partition), owned.error)
+            self._partition_errors.on_refusal(owned, f"{error.name()}: {error.str()}")
 
     def _lost_gaps(self, found: Findings) -> list[Gap]:
         """Handle partitions whose offset Kafka does not have; returns their gaps. Called after earlier records."""

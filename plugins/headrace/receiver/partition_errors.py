@@ -1,4 +1,4 @@
-"""Handles partitions that cannot be read: fetch again later, fail, or skip offsets that Kafka no longer has as a gap.
+"""Handles partitions that cannot be read, or not yet: fetch again later, fail, or skip lost offsets as a gap.
 
 An error of one partition does not stop the others.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock
+from headrace.kafka.record_batches import RecordChunk
 from headrace.receiver.leader_epochs import LeaderEpochs
 from headrace.receiver.offset_gaps import Offsets
 from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition
@@ -31,6 +32,8 @@ _LONGEST_BACKOFF_SECONDS = 60.0
 _MOST_DOUBLINGS = 10
 # 1 + 2 + 4 + ... + 60: about two minutes. Data that is still unreadable then is permanently damaged.
 _DAMAGE_ATTEMPTS = 7
+# A right that is given again, or a topic that comes back, is noticed after this time.
+_REFUSED_SECONDS = 5.0
 # librdkafka has no error code for a Kafka log that was truncated below the position and has grown again.
 _TRUNCATED = "log truncation detected"
 _TRUNCATED_AT = re.compile(r"broker end offset is (\d+)")
@@ -173,6 +176,16 @@ class PartitionErrors:
         else:
             self._fail(owned, f"{text}. {_DAMAGE_REMEDY}")
 
+    def on_refusal(self, owned: OwnedPartition, error: str) -> None:
+        """Handle any other error, such as a missing right: fetch again from the same offset.
+
+        librdkafka fetches again by itself, but does not say when the error is over if there is no new record.
+        """
+        if owned.error != error:
+            logger.warning("%s: %s", partition_name(owned.partition), error)
+        self.unassign((owned.partition.topic, owned.partition.partition))
+        self.wait_for(owned, error, _REFUSED_SECONDS)
+
     def pass_over(self, owned: OwnedPartition, until_offset: int) -> None:
         """Continue to read at ``until_offset``, after lost offsets."""
         # The last record read lies before the lost offsets; reading cannot continue from there.
@@ -193,11 +206,19 @@ class PartitionErrors:
             owned.state, owned.error = FetchState.BACKING_OFF, error
             owned.resume_at = self._clock.monotonic() + seconds
 
-    def limit(self, owned: OwnedPartition, seconds: float) -> None:
-        """Fetch the partition again in ``seconds``, because of its rate. librdkafka drops what it has prefetched."""
-        self.unassign((owned.partition.topic, owned.partition.partition))
-        with self._lock:
-            owned.state, owned.resume_at = FetchState.LIMITED, self._clock.monotonic() + seconds
+    def keep_to_rate(self, chunks: Sequence[RecordChunk]) -> None:
+        """After these chunks, leave each partition until its rate allows more. librdkafka drops what it prefetched."""
+        for each in (each for chunk in chunks for each in chunk.ranges):
+            key = (each.partition.topic, each.partition.partition)
+            owned = self._owned.get(key)
+            if owned is None:
+                continue
+            owned.limiter.spend(each.records)
+            seconds = owned.limiter.delay()
+            if seconds and owned.state in (FetchState.FETCHING, FetchState.AT_END):
+                self.unassign(key)
+                with self._lock:
+                    owned.state, owned.resume_at = FetchState.LIMITED, self._clock.monotonic() + seconds
 
     def _fail(self, owned: OwnedPartition, error: str) -> None:
         logger.error("%s is not read any more: %s", partition_name(owned.partition), error)

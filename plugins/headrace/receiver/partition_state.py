@@ -56,13 +56,13 @@ class OwnedPartition:
 
     partition: TopicPartition
     next_offset: int
+    limiter: RateLimiter
     state: FetchState = FetchState.FETCHING
     error: str | None = None
     resume_at: float = 0.0
     attempts: int = 0
     taken_back: int | None = None
     """Kafka took back the offsets from here to ``next_offset``, and this was reported."""
-    limiter: RateLimiter | None = None
 
     def progressed(self, until_offset: int) -> None:
         self.next_offset = until_offset

@@ -98,15 +98,23 @@ def test_a_fatal_error_of_the_client_ends_it() -> None:
 
 def test_an_error_of_a_topic_is_its_partitions_until_it_goes_on() -> None:
     setting = Setting()
+    setting.kafka.produce("a", 0, b"0")
     setting.receiver.assign(setting.p0, 0)
     setting.fetch()
     error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "not yours")
-    setting.consumers[0].events = [Message(topic="a", partition=0, offset=-1001, error=error)]
-    setting.receiver.fetch(0)
-    assert "not yours" in (setting.receiver.status()[0].error or "")
+    for _ in range(2):
+        setting.consumers[0].events = [Message(topic="a", partition=0, offset=-1001, error=error)]
+        setting.receiver.fetch(0)
+        assert "not yours" in (setting.receiver.status()[0].error or "")
+        assert setting.state(setting.p0) is FetchState.BACKING_OFF
+        setting.clock.advance(4_000)
+        assert setting.ranges() == []
+        setting.clock.advance(1_000)
+    # Without a new record too.
+    assert setting.ranges() == []
+    assert (setting.state(setting.p0), setting.receiver.status()[0].error) == (FetchState.AT_END, None)
     setting.kafka.produce("a", 0, b"x")
-    setting.fetch()
-    assert setting.receiver.status()[0].error is None
+    assert setting.ranges() == [OffsetRange(setting.p0, 1, 2, 1)]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
