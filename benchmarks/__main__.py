@@ -35,6 +35,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "scan": ("log_scan",),
     "idle": ("idle",),
     "recovery": ("recovery",),
+    "restart": ("restart",),
     "latency": ("latency", "--minutes", "3"),
     "latency-single-task": ("latency", "--minutes", "3", "--single-task"),
 }

@@ -170,6 +170,16 @@ class Jobs(Repository):
             if not job.state.ended:
                 _end(connection, lease.stream, lease.epoch, now_ms=locked.now_ms, state=ended, error=error)
 
+    def end_dead(self, stream: str, epoch: int, error: str) -> None:
+        """End a job as failed, and with it its receivers, on behalf of its process, which has ended without a report.
+
+        Changes nothing if the job has ended already, or another one has begun.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            job = _job(connection, stream, locked.row.job_epoch)
+            if job is not None and job.epoch == epoch and not job.state.ended:
+                _end(connection, stream, epoch, now_ms=locked.now_ms, state=JobState.FAILED, error=error)
+
     def current(self, stream: str) -> JobRow | None:
         """Return the newest job, in any state; None before the first."""
         jobs = self.page(stream, limit=1)

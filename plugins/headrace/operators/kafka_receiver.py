@@ -18,7 +18,7 @@ from headrace.hooks.ledger import LedgerHook, register
 from headrace.operators.attachment import ATTACHED, attachment, ended_unnoticed, holder
 from headrace.operators.links import SparkUiLink, browser_link
 from headrace.runs.detached import DetachedProcess, spawn, tail
-from headrace.runs.receiver_job import JobOutcome, JobWatch
+from headrace.runs.receiver_job import JobOutcome, JobWatch, newest_job
 from headrace.runs.replacement import replace_older_job
 from headrace.runs.waiting import in_triggerer, poll_seconds
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
@@ -92,7 +92,7 @@ class KafkaReceiverOperator(BaseOperator):
             self._revision = register(ledger, self.stream)
             if ledger.streams.get(self.stream.name).desired_state is DesiredState.STOPPED:
                 return self._wait_until_wanted(ledger, context)
-            job = ledger.jobs.current(self.stream.name)
+            job = newest_job(ledger, self.stream.name)
             if job is not None and job.alive(ledger.now_ms()):
                 self.log.info(
                     "Attached to the receiver job of %s, which runs since %s.", job.holder, _time(job.acquired_at_ms)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from headrace.process_identity import PROCESS, has_ended
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class JobWatch:
 
     def look(self, ledger: Ledger) -> JobOutcome | None:
         """Poll the ledger. Returns how the job ended; None while it is alive, or may still renew its lease."""
-        job = ledger.jobs.current(self.stream)
+        job = newest_job(ledger, self.stream)
         if job is None or job.epoch < self.epoch:
             return JobOutcome.LOST
         if job.epoch > self.epoch:
@@ -111,6 +112,18 @@ class JobWatch:
             self._report(text)
 
 
+def newest_job(ledger: Ledger, stream: str) -> JobRow | None:
+    """The stream's newest job. If it was a process of this machine and was killed, it is ended first: the next job
+    then need not wait for the end of its lease. If that was wrong, the ledger refuses what the process still writes.
+    """
+    job = ledger.jobs.current(stream)
+    if job is None or not job.alive(ledger.now_ms()) or not has_ended(job.attributes.get(PROCESS)):
+        return job
+    host, pid = job.attributes.get("host"), job.attributes.get("pid")
+    ledger.jobs.end_dead(stream, job.epoch, f"its process {pid} on {host} was killed or has crashed")
+    return ledger.jobs.current(stream)
+
+
 def outcome(job: JobRow, now_ms: int) -> JobOutcome | None:
     """How this job had ended by ``now_ms``; None while it is alive."""
     from headrace.ledger.states import JobState
@@ -130,7 +143,7 @@ def awaited_application(ledger: Ledger, stream: str, *, timeout_ms: int) -> str 
     """
     from headrace.ledger.states import DesiredState, JobState
 
-    job = ledger.jobs.current(stream)
+    job = newest_job(ledger, stream)
     if job is None:
         return None
     now_ms = ledger.now_ms()

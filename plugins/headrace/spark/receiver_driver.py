@@ -28,6 +28,7 @@ from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavail
 from headrace.ledger.models import JobLease
 from headrace.listeners.bus import LAST_SAVE_SECONDS
 from headrace.listeners.job_listeners import JobListeners
+from headrace.process_identity import PROCESS, own_identity
 from headrace.receiver.definition_adoption import REVISION
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
@@ -96,6 +97,7 @@ class ReceiverJob:
             versions=current_versions(),
             attributes={
                 "pid": os.getpid(),
+                PROCESS: own_identity(),
                 "host": socket.gethostname(),
                 "java_parent": under_spark_submit(),
                 REVISION: self._revision,

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.runs.receiver_job import JobOutcome, JobWatch, missing_application
+from headrace.ledger.errors import LeaseLostError
+from headrace.ledger.models import JobLease
+from headrace.process_identity import PROCESS, own_identity
+from headrace.runs.receiver_job import JobOutcome, JobWatch, awaited_application, missing_application, newest_job
 
 
 def test_troubles_of_the_job_are_reported_when_they_begin_and_end(tmp_path) -> None:
@@ -32,6 +38,50 @@ def test_a_pause_of_a_receiver_is_reported(tmp_path) -> None:
             watch.look(ledger)
     running = "Receiver shop/records/0 is running on h"
     assert reported[1:] == [running, f"{running}, paused: the disk is full", running]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes have an identity on Linux only")
+class TestAKilledProcess:
+    """The lease of its job still lasts for an hour."""
+
+    @pytest.fixture
+    def ledger(self, tmp_path):
+        with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+            ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
+            yield ledger
+
+    def start(self, ledger, **changes) -> JobLease:
+        identity = {**(own_identity() or {}), **changes}
+        attributes = {PROCESS: identity, "host": "vm", "pid": identity["pid"]}
+        job = ledger.jobs.acquire("shop", holder="somebody", lease_ms=3_600_000, attributes=attributes)
+        ledger.receivers.register(job, ReceiverId("shop", "records", 0), host="vm", lease_ms=3_600_000)
+        return job
+
+    def test_its_job_is_ended_at_once_and_the_next_one_begins(self, ledger):
+        job = self.start(ledger, started=1)
+        watch = JobWatch("shop", job.epoch, progress=lambda _: None, warn=lambda _: None)
+        assert watch.look(ledger) is JobOutcome.FAILED
+        row = ledger.jobs.current("shop")
+        assert row.error == f"its process {os.getpid()} on vm was killed or has crashed"
+        assert [receiver.state.value for receiver in ledger.receivers.all("shop")] == ["lost"]
+        assert self.start(ledger).epoch == job.epoch + 1
+        with pytest.raises(LeaseLostError):
+            ledger.jobs.renew(job)
+
+    def test_a_batch_waits_for_the_next_job(self, ledger):
+        self.start(ledger, started=1)
+        reason = "The receiver job (epoch 1) is gone, and the next one is due."
+        assert awaited_application(ledger, "shop", timeout_ms=120_000) == reason
+
+    def test_a_job_that_lives_or_may_live_is_left_alone(self, ledger):
+        for changes in ({}, {"boot": "another", "started": 1}):
+            job = self.start(ledger, **changes)
+            assert newest_job(ledger, "shop").alive(ledger.now_ms())
+            ledger.jobs.release(job)
+
+    def test_a_job_that_ended_with_a_report_keeps_it(self, ledger):
+        ledger.jobs.release(self.start(ledger, started=1), "failed", "no storage")
+        assert newest_job(ledger, "shop").error == "no storage"
 
 
 class TestAnExpiredLease:
