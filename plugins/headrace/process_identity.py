@@ -42,6 +42,9 @@ def has_ended(identity: Mapping[str, Any] | None) -> bool:
 
 def _place() -> dict[str, str] | None:
     try:
+        if str(Path("/proc/self").readlink()) != str(os.getpid()):
+            # The mounted /proc has the numbers of another namespace.
+            return None
         return {"boot": _BOOT.read_text().strip(), "pid_namespace": str(_NAMESPACE.readlink())}
     except OSError:
         return None

@@ -86,5 +86,7 @@ def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool)
 
 
 def _runs(ledger: Ledger, name: str) -> bool:
-    job = ledger.jobs.current(name)
+    from headrace.runs.receiver_job import newest_job
+
+    job = newest_job(ledger, name)
     return job is not None and job.alive(ledger.now_ms())

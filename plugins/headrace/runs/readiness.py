@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
+from headrace.runs.receiver_job import newest_job
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ def blocks_ready(
     if now_ms < batch_time_ms:
         return Readiness(False, f"the batch's interval ends in {batch_time_ms - now_ms} ms")
     row = ledger.streams.get(stream)
+    job = newest_job(ledger, stream)
     receivers = ledger.receivers.all(stream)
     live = [each for each in receivers if each.alive(now_ms)]
-    job = ledger.jobs.current(stream)
     batch_by, otherwise = _received_by(job, row, live)
     troubles = [] if row.desired_state.value == "stopped" else input_troubles(job, receivers, now_ms)
     is_starting = job is not None and job.alive(now_ms) and job.state.value == "starting"

@@ -205,7 +205,7 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
     """
     from headrace.receiver.input_health import input_troubles
 
-    job = ledger.jobs.current(stream)
+    job = newest_job(ledger, stream)
     now_ms = ledger.now_ms()
     if (trouble := _job_trouble(job, now_ms)) is not None or job is None:
         return Receiving(False, trouble or "")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
+from headrace.runs.receiver_job import newest_job
+
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
 
@@ -43,7 +45,7 @@ def replace_older_job(ledger: Ledger, stream: str) -> str | None:
     from headrace.ledger.states import DesiredState
     from headrace.spark.versions import REPLACED_BY, current_versions, differences
 
-    job = ledger.jobs.current(stream)
+    job = newest_job(ledger, stream)
     ours = current_versions()
     if job is None or not job.alive(ledger.now_ms()) or not job.versions or not is_newer(ours, job.versions):
         return None

@@ -78,8 +78,12 @@ def run_in_server(arguments: Sequence[str]) -> int | None:
         except OSError:
             return None
         for each in _PASSED_ON:
-            signal.signal(each, lambda number, _: connection.send(bytes([number])))
-        status = connection.recv(STATUS.size)
+            signal.signal(each, lambda number, _: _pass_on(connection, number))
+        try:
+            status = connection.recv(STATUS.size)
+        except OSError:
+            # A server that ends with an unread signal resets the connection.
+            status = b""
     if len(status) < STATUS.size:
         print("headrace: the receiver job that the batch ran in has ended", file=sys.stderr)
         return EXIT_FAILED
@@ -90,6 +94,12 @@ def run_in_server(arguments: Sequence[str]) -> int | None:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return int(code)
+
+
+def _pass_on(connection: socket.socket, number: int) -> None:
+    # The batch may have ended.
+    with contextlib.suppress(OSError):
+        connection.send(bytes([number]))
 
 
 def _connected(path: Path) -> socket.socket | None:

@@ -2,7 +2,8 @@
 
 The receiver job starts it and ends it. It has no connections, and no threads but one of jemalloc, which is prepared for
 forks. A batch's process gets the standard streams, the environment, the folder and the path of its caller. It ends if
-this process ends: the application in which the batch runs is then gone too.
+this process ends: the application in which the batch runs is then gone too. So nothing that goes wrong with one caller
+may end this process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 # How long a caller may take for its request, and how often to look whether the receiver job is gone.
 _SECONDS = 2.0
+# Some systems delete what is older than some days from the folder of temporary files.
+_TOUCH_SECONDS = 3600.0
+# Until a forked process has the handlers of a batch, these wait. Those of the server are for its own end.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def start_batch_server(ledger: str, stream: str) -> subprocess.Popen[bytes] | None:
@@ -41,18 +48,20 @@ def start_batch_server(ledger: str, stream: str) -> subprocess.Popen[bytes] | No
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
     # A fork has no threads for linear algebra. A process's title must leave /proc/<pid>/environ as it is.
     environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "SPT_NOENV": "1"}
-    command = [sys.executable, "-m", __name__, ledger, stream]
+    command = [sys.executable, "-m", __name__, str(os.getpid()), ledger, stream]
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until the process that started this one ends, or SIGTERM."""
-    ledger, stream = sys.argv[1:] if arguments is None else arguments
+    """Serve until the process that started this one ends, or SIGTERM. The arguments: its number, ledger, stream."""
+    parent, ledger, stream = sys.argv[1:] if arguments is None else arguments
     raise_on_sigterm()
     # A terminal sends it to all processes of the receiver job, which ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gone = parent_gone()
+    gone = parent_gone(int(parent))
     try:
+        # A kernel or a container may refuse it although Python has it.
+        os.close(os.pidfd_open(os.getpid()))
         _import_for_batches()
         with _Server(socket_path(ledger, stream)) as server:
             while not gone():
@@ -100,6 +109,7 @@ class _Server:
         self._listener.listen()
         new.replace(path)
         self._number = path.stat().st_ino
+        self._touch_at = time.monotonic() + _TOUCH_SECONDS
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def __enter__(self) -> _Server:
@@ -114,71 +124,112 @@ class _Server:
     def serve(self, seconds: float) -> None:
         """Handle what comes within this time."""
         for key, _ in self._selector.select(seconds):
-            key.data()
+            # An earlier one of these may have closed its descriptor, whose number may be another one's now.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
+        if time.monotonic() > self._touch_at:
+            self._touch_at = time.monotonic() + _TOUCH_SECONDS
+            with contextlib.suppress(OSError):
+                os.utime(self._path)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         connection.settimeout(_SECONDS)
         try:
-            request, streams = _received(connection)
+            batch = _forked(connection)
         except (OSError, ValueError) as error:
-            logger.warning("a request for a batch's process was not readable: %s", error)
+            logger.warning("a batch's process was not forked: %s", error)
             connection.close()
             return
-        pid = os.fork()
-        if not pid:
-            run_and_leave(partial(_run_as_caller, request, streams))
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._pass_on, batch))
+        self._selector.register(batch.process, selectors.EVENT_READ, partial(self._answer, batch))
+
+    def _pass_on(self, batch: _Batch) -> None:
+        """Send the caller's signals to the process. If the caller is gone: SIGTERM, or SIGKILL if it had SIGTERM."""
+        try:
+            signals = batch.connection.recv(16)
+        except OSError:
+            signals = b""
+        if not signals:
+            self._selector.unregister(batch.connection)
+        for number in signals or [signal.SIGKILL if batch.terminated else signal.SIGTERM]:
+            batch.terminated |= number == signal.SIGTERM
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(batch.process, number)
+
+    def _answer(self, batch: _Batch) -> None:
+        """Report to the caller how the process ended."""
+        status = os.waitstatus_to_exitcode(os.waitpid(batch.pid, 0)[1])
+        self._selector.unregister(batch.process)
+        os.close(batch.process)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(batch.connection)
+        with batch.connection, contextlib.suppress(OSError):
+            batch.connection.sendall(STATUS.pack(status))
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A forked process, with its descriptor, and the connection to its caller. ``terminated``: it got SIGTERM."""
+
+    connection: socket.socket
+    pid: int
+    process: int
+    terminated: bool = False
+
+
+def _forked(connection: socket.socket) -> _Batch:
+    """Read a caller's request and fork its process. Raises OSError, ValueError."""
+    length, streams, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
+    try:
+        request = _request(connection, length)
+        if len(streams) != 3:
+            raise ValueError(f"{len(streams)} standard streams")
+        server = os.getpid()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            pid = os.fork()
+            if not pid:
+                run_and_leave(partial(_run_as_caller, request, streams, server))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    finally:
+        # The end of a caller's output is seen when nobody has it open.
         for each in streams:
             os.close(each)
-        process = os.pidfd_open(pid)
-        self._selector.register(connection, selectors.EVENT_READ, partial(self._pass_on, connection, process))
-        self._selector.register(process, selectors.EVENT_READ, partial(self._answer, connection, pid, process))
-
-    def _pass_on(self, connection: socket.socket, process: int) -> None:
-        """Send the caller's signals to the process; SIGTERM if the caller is gone."""
-        signals = connection.recv(16)
-        for number in signals or [signal.SIGTERM]:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process, number)
-        if not signals:
-            self._selector.unregister(connection)
-
-    def _answer(self, connection: socket.socket, pid: int, process: int) -> None:
-        """Tell the caller how the process ended."""
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        self._selector.unregister(process)
-        os.close(process)
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(connection)
-        with connection, contextlib.suppress(OSError):
-            connection.sendall(STATUS.pack(status))
+    try:
+        return _Batch(connection, pid, os.pidfd_open(pid))
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
-def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A request and the descriptors of its standard streams. Raises OSError, ValueError."""
-    length, streams, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
+def _request(connection: socket.socket, length: bytes) -> dict[str, Any]:
     (wanted,) = LENGTH.unpack(length.ljust(LENGTH.size, b"\0"))
     payload = b""
     while len(payload) < wanted and (part := connection.recv(wanted - len(payload))):
         payload += part
-    if len(streams) != 3 or len(payload) < wanted:
-        for each in streams:
-            os.close(each)
-        raise ValueError(f"{len(payload)} bytes of {wanted}, and {len(streams)} descriptors")
-    return json.loads(payload), streams
+    if len(payload) < wanted:
+        raise ValueError(f"{len(payload)} bytes of {wanted}")
+    return json.loads(payload)  # type: ignore[no-any-return]
 
 
-def _run_as_caller(request: dict[str, Any], streams: Sequence[int]) -> int:
+def _run_as_caller(request: dict[str, Any], streams: Sequence[int], server: int) -> int:
     """Make this forked process what a new process of the caller would be, and run the batch's command in it."""
+    # First, so that the caller gets the text of an error.
+    for target, source in enumerate(streams):
+        os.dup2(source, target)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
     import numpy as np
     from setproctitle import setproctitle
 
     from headrace.spark.batch_command import main as run
 
-    # First, so that an error is told to the caller.
-    for target, source in enumerate(streams):
-        os.dup2(source, target)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     setproctitle(request["title"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -186,12 +237,10 @@ def _run_as_caller(request: dict[str, Any], streams: Sequence[int]) -> int:
     sys.argv[:] = request["arguments"]
     sys.path[:] = request["path"]
     tempfile.tempdir = None
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     # As with PYTHONUNBUFFERED, so that lines are in the task's log as soon as they are printed.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     np.random.seed()
-    ProcessWatch(parent_gone()).start()
+    ProcessWatch(parent_gone(server)).start()
     return run(sys.argv[1:])
 
 

@@ -55,10 +55,11 @@ class ProcessWatch:
         os._exit(EXIT_CODE)
 
 
-def parent_gone() -> Callable[[], bool]:
-    """A function that returns whether this process's current parent has ended."""
-    parent = os.getppid()
-    return lambda: os.getppid() != parent
+def parent_gone(parent: int | None = None) -> Callable[[], bool]:
+    """A function that returns whether the process that started this one, ``parent``, has ended; by default the current
+    parent, which is another one if the first has ended already."""
+    expected = os.getppid() if parent is None else parent
+    return lambda: os.getppid() != expected
 
 
 def jvm_gone(gateway: Any) -> Callable[[], bool]:

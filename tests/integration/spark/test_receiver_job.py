@@ -18,6 +18,7 @@ from tests.living_process import is_alive
 
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, JobState
+from headrace.process_identity import PROCESS, has_ended
 from headrace.spark import connect_token
 from headrace.spark.batch_client import socket_path
 from headrace.spark.sessions import ConnectRefusedError
@@ -113,6 +114,8 @@ def test_the_lease_has_the_versions_and_the_connect_url(application: Any) -> Non
     assert job.attributes["connect_url"].startswith("sc://localhost:")
     assert (job.attributes["task_slots"], job.attributes["batch_slots"]) == (3, 2)
     assert psutil.pid_exists(job.attributes["pid"])
+    assert job.attributes[PROCESS]["pid"] == job.attributes["pid"]
+    assert not has_ended(job.attributes[PROCESS])
 
 
 @pytest.mark.parametrize("secret", ["another secret", ""])

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,6 +18,7 @@ from headrace.ledger.models import Declared
 from headrace.operators import kafka_receiver
 from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, log_file, newest_log
 from headrace.operators.links import SparkUiLink, browser_link
+from headrace.process_identity import PROCESS, own_identity
 from headrace.spark.job_log import LOG_VARIABLE
 from headrace.spark.versions import current_versions
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
@@ -110,6 +112,15 @@ def test_a_second_task_attaches_to_the_job_that_lives(operator, toy, ledger, tas
     waiting = deferred(again, task.context)
     assert again._process is None
     assert waiting.trigger.parameters == {"epoch": job.epoch}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes have an identity on Linux only")
+def test_a_job_whose_process_was_killed_is_replaced_before_its_lease_is_out(operator, toy, ledger, task):
+    toy("run")
+    killed = {**own_identity(), "started": 1}
+    ledger.jobs.acquire("flights", holder="killed", lease_ms=3_600_000, attributes={PROCESS: killed})
+    assert deferred(operator, task.context).trigger.parameters == {"epoch": 2}
+    assert operator._process.alive()
 
 
 def test_a_job_of_an_older_version_that_it_attaches_to_is_asked_to_stop(operator, ledger, task, monkeypatch, capsys):

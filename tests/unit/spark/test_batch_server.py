@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tests.living_process import is_alive
 
-from headrace.spark.batch_client import is_own_folder, socket_path
+from headrace.spark.batch_client import LENGTH, is_own_folder, socket_path
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the server needs pidfd_open")
 
@@ -74,7 +74,7 @@ class Place:
 
     def server(self) -> subprocess.Popen[str]:
         before = self.socket.stat().st_ino if self.socket.exists() else 0
-        process = self._start("server.py", "ledger", "clicks")
+        process = self._start("server.py", str(os.getpid()), "ledger", "clicks")
         until("server", lambda: self.socket.exists() and self.socket.stat().st_ino != before)
         return process
 
@@ -184,6 +184,37 @@ def test_a_batch_is_terminated_if_its_caller_is_killed(place: Place) -> None:
     until("end of the batch", lambda: not is_alive(batch))
 
 
+def test_a_batch_that_does_not_end_on_sigterm_is_killed_with_its_caller(place: Place) -> None:
+    place.server()
+    got, mark = place.folder / "signal", place.folder / "mark"
+    handled = f"import signal; signal.signal(15, lambda *_: open({str(got)!r}, 'w').close())\n"
+    caller = place.caller(handled + STARTED + "time.sleep(600)", str(mark))
+    batch = psutil.Process(int(until("batch", lambda: mark.exists() and mark.read_text())))
+    caller.terminate()
+    until("signal", got.exists)
+    assert is_alive(batch)
+    caller.kill()
+    until("end of the batch", lambda: not is_alive(batch))
+
+
+def test_the_end_of_a_batch_and_of_its_caller_at_once_ends_no_other_batch(place: Place) -> None:
+    server = place.server()
+    (first, one), (second, other) = place.waiting(), place.waiting()
+    # The server gets both events together.
+    server.send_signal(signal.SIGSTOP)
+    until("stopped server", lambda: psutil.Process(server.pid).status() == psutil.STATUS_STOPPED)
+    one.kill()
+    until("end of the batch", lambda: not is_alive(one))
+    first.kill()
+    first.wait(60)
+    server.send_signal(signal.SIGCONT)
+    until("answer", lambda: not one.is_running())
+    out, _ = place.caller("print(os.getppid())").communicate(timeout=60)
+    assert int(out) == server.pid
+    assert is_alive(other)
+    assert second.poll() is None
+
+
 def test_a_batch_ends_with_the_server_and_its_caller_is_told(place: Place) -> None:
     server = place.server()
     caller, batch = place.waiting()
@@ -198,8 +229,8 @@ def test_a_batch_ends_with_the_server_and_its_caller_is_told(place: Place) -> No
 
 
 def test_the_server_ends_with_the_process_that_started_it(place: Place) -> None:
-    command = [sys.executable, str(place.folder / "server.py"), "ledger", "clicks"]
-    starts = f"import subprocess; subprocess.run({command})"
+    command = [sys.executable, str(place.folder / "server.py")]
+    starts = f"import os, subprocess; subprocess.run([*{command}, str(os.getpid()), 'ledger', 'clicks'])"
     parent = subprocess.Popen([sys.executable, "-c", starts], env=place.env)
     until("server", place.socket.exists)
     (server,) = psutil.Process(parent.pid).children()
@@ -234,7 +265,7 @@ def test_a_process_that_is_not_the_servers_runs_its_batch_itself(
 def test_a_folder_that_others_can_enter_is_not_used(place: Place) -> None:
     place.socket.parent.mkdir(mode=0o755)
     place.socket.parent.chmod(0o755)
-    refused = place._start("server.py", "ledger", "clicks")
+    refused = place._start("server.py", str(os.getpid()), "ledger", "clicks")
     _, err = refused.communicate(timeout=60)
     assert refused.returncode == 1
     assert "not a folder of this user alone" in err
@@ -262,6 +293,19 @@ def test_what_is_not_a_request_is_passed_over(place: Place) -> None:
             connection.sendall(sent)
     out, _ = place.caller("print(os.getppid())").communicate(timeout=60)
     assert int(out) == server.pid
+
+
+def test_the_output_of_a_caller_that_does_not_finish_its_request_is_closed(place: Place) -> None:
+    server = place.server()
+    reading, writing = os.pipe()
+    with socket.socket(socket.AF_UNIX) as connection, os.fdopen(reading, "rb") as output:
+        connection.connect(str(place.socket))
+        socket.send_fds(connection, [LENGTH.pack(100)], [writing] * 3)
+        os.close(writing)
+        # Until then this blocks.
+        assert output.read() == b""
+        assert connection.recv(1) == b""
+    assert server.poll() is None
 
 
 def test_the_imports_of_the_server_start_no_thread_that_a_fork_would_miss() -> None:
