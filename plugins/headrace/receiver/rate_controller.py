@@ -49,15 +49,14 @@ class RateController:
             self._unsent = {receiver: None for receiver, rate in rates.items() if rate is not None}
             self._send()
             return
+        initial = self._settings.initial_rate
+        self._rates = {each: rate for each in self._receivers if (rate := rates.get(each) or initial) is not None}
         self._estimators = {
             receiver: PidRateEstimator(
-                self._stream.batch_interval_ms,
-                self._settings,
-                latest_rate=rates.get(receiver) or self._settings.initial_rate,
+                self._stream.batch_interval_ms, self._settings, latest_rate=self._rates.get(receiver)
             )
             for receiver in self._receivers
         }
-        self._rates = {receiver: rate for receiver, rate in rates.items() if rate is not None}
         newest = self._completed(1)
         self._seen_ms = newest[0].batch_time_ms if newest else 0
 

@@ -297,9 +297,13 @@ def _differences(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _changed_fields(before: Any, after: Any) -> list[str]:
     if isinstance(before, dict) and isinstance(after, dict):
-        absent = object()
-        return [name for name in before | after if before.get(name, absent) != after.get(name, absent)]
+        return [name for name in before | after if _text(before, name) != _text(after, name)]
     return [] if before == after else [WHOLE]
+
+
+def _text(document: dict[str, Any], name: str) -> str | None:
+    """A field's JSON: for Python true, 1 and 1.0 are equal, but not for Elasticsearch."""
+    return json.dumps(document[name], sort_keys=True) if name in document else None
 
 
 def _parsed(document: str) -> Any:

@@ -134,6 +134,16 @@ def test_with_an_initial_rate_the_first_batch_gives_an_estimate(make_batches: Ca
     assert batches.rates() == [100.0, None], "the other receiver keeps its initial rate, which is not in the ledger"
 
 
+def test_a_small_first_batch_that_did_not_wait_does_not_lower_the_initial_rate(
+    make_batches: Callable[..., Batches],
+) -> None:
+    batches = make_batches(Limits(backpressure=Backpressure(min_rate=10, initial_rate=50)))
+    controller = batches.controller()
+    batches.run(batches.receive(20, 0), 900)
+    controller.follow()
+    assert batches.rates() == [None, None]
+
+
 def test_a_receiver_without_records_keeps_its_rate(make_batches: Callable[..., Batches]) -> None:
     batches = make_batches()
     controller = batches.controller()

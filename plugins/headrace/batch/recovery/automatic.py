@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from headrace.batch.recovery.folder_contents import FolderContents, Progress
 from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
-from headrace.batch.recovery.recover import MayStillRunError, Recovered, RecoveryRefusedError, recover
+from headrace.batch.recovery.recover import MayStillRunError, Recovered, RecoveryRefusedError, Step, recover
 from headrace.ledger.errors import LedgerError
 from headrace.stream import KafkaInput, Stream
 from headrace.stream_context import StreamContext
@@ -34,7 +34,7 @@ def recover_if_lost(
     waits = 0
     while _what_is_lost(context) is not None:
         try:
-            return recover(
+            done = recover(
                 context.name,
                 context.ledger,
                 context.storage,
@@ -42,6 +42,8 @@ def recover_if_lost(
                 check=lambda contents: _refuse_another_stream(contents, context.stream),
                 progress=progress,
             )
+            # Another task may have rebuilt it just before.
+            return done if Step.LEDGER_REBUILT in done.steps else None
         except MayStillRunError as error:
             if waits == _MOST_WAITS:
                 raise RecoveryRefusedError(

@@ -102,11 +102,13 @@ def recover(
     report = Recovered(stream_name, dry_run)
     why: str | None = "the ledger was rebuilt"
     if is_lost(stream_name, ledger, folder):
+        # Before the reading, which may take longer than a lease: it does not see what is written meanwhile.
+        now_ms = ledger.now_ms()
         contents = read_folder(folder, stream_name, mode=mode, progress=progress)
         _refuse_without_contents(contents, definition, folder)
         check(contents)
         if not force:
-            _refuse_while_alive(contents, ledger.now_ms())
+            _refuse_while_alive(contents, now_ms)
         progress("putting the ledger together")
         _rebuild(contents, ledger, definition, force=force, report=report, progress=progress)
     else:

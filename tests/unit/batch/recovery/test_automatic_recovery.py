@@ -9,8 +9,9 @@ import pytest
 from tests.unit.batch.life import LEASE_MS, NAME, Life
 
 from headrace.batch.recovery.automatic import recover_if_lost
+from headrace.batch.recovery.folder_contents import FolderContents, read_folder
 from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
-from headrace.batch.recovery.recover import RecoveryRefusedError, recover
+from headrace.batch.recovery.recover import MayStillRunError, RecoveryRefusedError, recover
 from headrace.errors import Failure
 from headrace.ledger import EventKind, Ledger
 from headrace.stream import KafkaInput
@@ -100,6 +101,24 @@ def test_a_folder_to_which_a_process_still_writes_is_left_alone(automatic: Calla
             recover_if_lost(life.context_in(ledger), wait=wait)
         assert ledger.streams.all() == []
         assert len(wait.seconds) == 3
+
+
+def test_a_process_that_writes_while_the_folder_is_read_is_noticed(
+    automatic: Callable[..., Life], new_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reading takes longer than the lease, and the process began a new segment after the files were listed."""
+    life = automatic(6)
+
+    def read_slowly(*arguments: Any, **options: Any) -> FolderContents:
+        contents = read_folder(*arguments, **options)
+        life.clock.advance(600_000)
+        return contents
+
+    monkeypatch.setattr("headrace.batch.recovery.recover.read_folder", read_slowly)
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        with pytest.raises(MayStillRunError):
+            recover(NAME, ledger, life.storage.below(NAME), definition=life.stream)
+        assert ledger.streams.all() == []
 
 
 CLUSTER = {"bootstrap_servers": "127.0.0.1:2", "topics": ("clicks", "taps")}
