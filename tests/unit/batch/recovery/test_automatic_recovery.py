@@ -111,7 +111,7 @@ def test_a_process_that_writes_while_the_folder_is_read_is_noticed(
 
     def read_slowly(*arguments: Any, **options: Any) -> FolderContents:
         contents = read_folder(*arguments, **options)
-        life.clock.advance(600_000)
+        life.clock.advance(LEASE_MS)
         return contents
 
     monkeypatch.setattr("headrace.batch.recovery.recover.read_folder", read_slowly)
