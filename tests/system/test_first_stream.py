@@ -119,7 +119,7 @@ def newcomer() -> Iterator[Newcomer]:
     person = Newcomer(folder)
     yield person
     person.close()
-    assert end_stack_processes(person.stack.id, person.stack.recorded_processes()) == 0
+    assert end_stack_processes(person.stack.id, person.stack.recorded_processes()) == []
     PostgresServer(folder / "mine" / "data" / "postgres").wipe()
     shutil.rmtree(folder, ignore_errors=True)
 

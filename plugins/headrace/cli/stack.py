@@ -113,7 +113,9 @@ def down(
         _wait_until_gone(data, state)
     left = end_stack_processes(state.id, state.recorded_processes())
     if left:
-        typer.echo(f"Ended {left} processes that the stack had left behind.", err=True)
+        typer.echo(f"Ended {len(left)} processes that the stack had left behind:", err=True)
+        for process in left:
+            typer.echo(f"  {process}", err=True)
     state = read_state(data) or state
     state.phase, state.supervisor = Phase.STOPPED, None
     for service in state.services.values():

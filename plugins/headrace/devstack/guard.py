@@ -30,6 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_SECONDS = 5.0
@@ -102,7 +103,7 @@ class Guard:
             signal_process(self._child.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        for pid, code in reap():
+        for pid, code in reap()[0]:
             if pid == self._child.pid:
                 self._exited = True
                 self._child.returncode = code
@@ -111,42 +112,45 @@ class Guard:
     def _done(self) -> bool:
         if not self._exited:
             return False
-        return self._stopping_since is not None or not (self._spec["keep_descendants"] and descendants())
+        return self._stopping_since is not None or not (self._spec["keep_descendants"] and reap()[1])
 
     def _sweep(self) -> None:
-        """End the remaining processes, by SIGTERM first: Spark, for example, then removes its temporary files."""
+        """End the remaining processes, by SIGTERM first: Spark, for example, then removes its temporary files.
+
+        The kernel says when none is left: whoever has descendants has children, since it adopts the orphans. A list of
+        the processes does not: it may miss one whose parent ends, or that is forked, while the list is made.
+        """
         deadline = time.monotonic() + _SWEEP_SECONDS
         asked: set[int] = set()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal.SIGTERM)
-        while left := descendants():
-            for pid in left:
+        while reap()[1]:
+            for pid in descendants():
                 if time.monotonic() > deadline:
                     signal_process(pid, signal.SIGKILL)
                 elif pid not in asked:
                     signal_process(pid, signal.SIGTERM)
                     asked.add(pid)
             time.sleep(0.05)
-            for _ in reap():
-                pass
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal.SIGKILL)
+        if not _LINUX:
+            # No orphans are adopted. On Linux there is nobody left, and another group may have the number by now.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child.pid, signal.SIGKILL)
 
 
-def reap() -> list[tuple[int, int]]:
-    """(pid, exit code) of the children that have ended."""
-    ended = []
-    with contextlib.suppress(ChildProcessError):
+def reap() -> tuple[list[tuple[int, int]], bool]:
+    """(pid, exit code) of the children that have ended, and whether there are others."""
+    ended: list[tuple[int, int]] = []
+    try:
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
-                break
+                return ended, True
             ended.append((pid, os.waitstatus_to_exitcode(status)))
-    return ended
+    except ChildProcessError:
+        return ended, False
 
 
 def descendants() -> list[int]:
-    """The process ids of the guard's living descendants; on systems other than Linux always empty."""
+    """The process ids of the guard's living descendants, perhaps not all; on systems other than Linux always empty."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -174,7 +178,7 @@ def say(text: str) -> None:
 
 def prctl_of_this_system() -> Callable[[int, int], None]:
     """Linux's prctl; elsewhere a function that does nothing, and the server's end depends on the pipe alone."""
-    if not sys.platform.startswith("linux"):
+    if not _LINUX:
         return lambda _option, _value: None
     libc = ctypes.CDLL(None, use_errno=True)
 

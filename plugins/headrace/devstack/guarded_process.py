@@ -121,7 +121,8 @@ class GuardedProcess:
         """Stop the server and all its descendants, in order and then by force; returns when they have ended."""
         self.request_stop()
         try:
-            self._guard.wait(self.spec.grace_seconds + 15)
+            # Long enough for a busy machine: until its guard has ended, no process can escape.
+            self._guard.wait(self.spec.grace_seconds + 60)
         except subprocess.TimeoutExpired:
             for process in self._descendants():
                 with contextlib.suppress(psutil.Error):

@@ -59,14 +59,15 @@ def processes_of_stack(stack_id: str) -> list[psutil.Process]:
     return found
 
 
-def end_stack_processes(stack_id: str, recorded: Iterable[ProcessRef] = ()) -> int:
-    """End the remaining processes of a stack, in order and then by force. Returns how many there were.
+def end_stack_processes(stack_id: str, recorded: Iterable[ProcessRef] = ()) -> list[str]:
+    """End the remaining processes of a stack, in order and then by force. Returns the id and command of each.
 
     ``recorded`` are processes known by id and start time, because some (Postgres) overwrite their own environment.
     """
-    ended: set[int] = set()
+    ended: dict[int, str] = {}
     # Repeated, because one search may miss a process that is just being started.
     while left := {*processes_of_stack(stack_id), *(process for ref in recorded if (process := ref.find()))}:
+        fresh = {process.pid: _described(process) for process in left if process.pid not in ended}
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
@@ -75,8 +76,14 @@ def end_stack_processes(stack_id: str, recorded: Iterable[ProcessRef] = ()) -> i
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(stubborn, timeout=_TERMINATE_SECONDS)
-        fresh = {process.pid for process in left} - ended
         if not fresh:
             break  # a process that kill -9 does not end (stuck in the kernel) would make this loop endless
         ended |= fresh
-    return len(ended)
+    return list(ended.values())
+
+
+def _described(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return str(process.pid)

@@ -101,6 +101,29 @@ def test_what_it_detached_goes_with_it(guards: _Guards) -> None:
     assert _gone(detached)
 
 
+# Each process forks the next one and ends, so a list of the processes often has none of them.
+_CHAIN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("begun", flush=True)
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    if os.fork():
+        os._exit(0)
+print("last", os.getpid(), flush=True)
+time.sleep(100)
+"""
+
+
+def test_what_moves_from_process_to_process_goes_with_it(guards: _Guards) -> None:
+    (guards.folder / "chain.py").write_text(_CHAIN)
+    process = guards.run(f"setsid {sys.executable} -IS {guards.folder}/chain.py & exec sleep 100")
+    guards.until_logged("begun")
+    process.stop()
+    (last,) = guards.until_logged("last")
+    assert not psutil.pid_exists(last)
+
+
 def test_what_a_crashed_one_leaves_is_ended(guards: _Guards) -> None:
     process = guards.run("setsid sh -c 'sleep 100 & echo detached $!; wait' & exec sleep 100")
     (detached,) = guards.until_logged("detached")

@@ -75,9 +75,10 @@ def test_a_stacks_processes_are_found_and_ended_by_their_environment(sleeper: su
     try:
         assert [process.pid for process in processes_of_stack("test-stack-1")] == [sleeper.pid]
         assert processes_of_stack("test-stack") == []
-        assert end_stack_processes("test-stack-1") == 1
+        command = f"{sleeper.pid} {sys.executable} -c import time; time.sleep(100)"
+        assert end_stack_processes("test-stack-1") == [command]
         assert sleeper.wait(10) is not None
-        assert end_stack_processes("test-stack-1") == 0
+        assert end_stack_processes("test-stack-1") == []
     finally:
         sleeper.kill()
         sleeper.wait()
@@ -87,9 +88,9 @@ def test_recorded_processes_are_ended_but_no_others_that_have_their_id(sleeper: 
     try:
         ref = ProcessRef.of(sleeper.pid)
         assert ref is not None
-        assert end_stack_processes("none", [ProcessRef(pid=ref.pid, started=ref.started - 60)]) == 0
+        assert end_stack_processes("none", [ProcessRef(pid=ref.pid, started=ref.started - 60)]) == []
         assert sleeper.poll() is None
-        assert end_stack_processes("none", [ref]) == 1
+        assert len(end_stack_processes("none", [ref])) == 1
     finally:
         sleeper.kill()
         sleeper.wait()
