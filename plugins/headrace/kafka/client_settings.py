@@ -8,6 +8,7 @@ allow-list of ``headrace.stream.inputs``.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,10 @@ _BYTES_PER_MESSAGE = 512
 # At least librdkafka's default of 100,000, also for a small prefetch. More is faster: 212,000 records/s with 100,000,
 # over 400,000 with more.
 _LEAST_MESSAGES = 100_000
+# Of a partition whose rate is reached, what was prefetched is dropped and read again later. So only about a second's
+# worth is prefetched: its number of records, and these bytes of each. A small fetch still gets a whole record batch.
+_BYTES_PER_LIMITED_RECORD = 256
+_LEAST_FETCH_BYTES = 1 << 16
 # One fetch response may exceed the bound, since it is compressed: a sixteenth of the bound that expands four to eight
 # times is still within half of it.
 _FETCH_SHARE = 16
@@ -110,7 +115,7 @@ def consumer_config(
     """The settings of a receiver's consumer. ``environ``: where the connection is looked up; by default this process's
     environment. Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError."""
     given = {**_connection_config(source, environ), **_checked(source)}
-    config: ClientConfig = {**_DEFAULTS, **_prefetch(limits.prefetch_bytes), **given}
+    config: ClientConfig = {**_DEFAULTS, **_prefetch(limits), **given}
     if "reconnect.backoff.max.ms" in given and "reconnect.backoff.ms" not in given:
         # The given maximum may be below our reconnect.backoff.ms, which librdkafka refuses.
         del config["reconnect.backoff.ms"]
@@ -149,13 +154,19 @@ def isolation_level(source: KafkaInput) -> IsolationLevel:
     return IsolationLevel.READ_UNCOMMITTED if uncommitted else IsolationLevel.READ_COMMITTED
 
 
-def _prefetch(prefetch_bytes: int) -> ClientConfig:
-    fetch_bytes = max(1 << 20, prefetch_bytes // _FETCH_SHARE)
+def _prefetch(limits: Limits) -> ClientConfig:
+    fetch_bytes = max(1 << 20, limits.prefetch_bytes // _FETCH_SHARE)
+    messages = max(_LEAST_MESSAGES, limits.prefetch_bytes // _BYTES_PER_MESSAGE)
+    partition_bytes = max(1 << 20, fetch_bytes // 4)
+    if limits.max_rate_per_partition is not None:
+        rate = math.ceil(limits.max_rate_per_partition)
+        messages = min(messages, rate)
+        partition_bytes = min(partition_bytes, max(_LEAST_FETCH_BYTES, rate * _BYTES_PER_LIMITED_RECORD))
     return {
-        "queued.max.messages.kbytes": max(1024, prefetch_bytes // 1024),
-        "queued.min.messages": max(_LEAST_MESSAGES, prefetch_bytes // _BYTES_PER_MESSAGE),
+        "queued.max.messages.kbytes": max(1024, limits.prefetch_bytes // 1024),
+        "queued.min.messages": messages,
         "fetch.max.bytes": fetch_bytes,
-        "max.partition.fetch.bytes": max(1 << 20, fetch_bytes // 4),
+        "max.partition.fetch.bytes": partition_bytes,
     }
 
 
@@ -175,7 +186,7 @@ def admin_config(source: KafkaInput, environ: Mapping[str, str] | None = None) -
 
 # A connection may set these for the consumer; an admin client would warn about them.
 _CONSUMER_ONLY = frozenset(
-    {*_DEFAULTS, *_prefetch(1), "fetch.min.bytes", "fetch.error.backoff.ms", "fetch.message.max.bytes"}
+    {*_DEFAULTS, *_prefetch(Limits()), "fetch.min.bytes", "fetch.error.backoff.ms", "fetch.message.max.bytes"}
 )
 
 

@@ -41,6 +41,17 @@ def test_delivery_is_headraces_own(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert "enable.auto.commit=false in the 'brokers' connection; got True" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("rate", "messages", "partition_bytes"), [(None, 131_072, 1 << 20), (0.5, 1, 65_536), (1_000, 1_000, 256_000)]
+)
+def test_a_partition_with_a_rate_is_prefetched_for_about_a_second(
+    rate: float | None, messages: int, partition_bytes: int
+) -> None:
+    source = KafkaInput(bootstrap_servers="b:1", topics=("a",))
+    made = consumer_config(source, group="g", limits=Limits(prefetch_bytes=64 << 20, max_rate_per_partition=rate))
+    assert (made["queued.min.messages"], made["max.partition.fetch.bytes"]) == (messages, partition_bytes)
+
+
 def test_secrets_come_from_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     made = config(monkeypatch, {"security.protocol": "SASL_SSL"}, host="b", port=9, login="me", password="hush")
     assert made["bootstrap.servers"] == "b:9"
