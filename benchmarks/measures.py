@@ -7,7 +7,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-Unit = Literal["records/s", "s", "CPU s per million records", "of a core"]
+Unit = Literal["records/s", "s", "CPU s per million records", "of a core", "MiB", "batches"]
 
 
 @dataclass(frozen=True)
