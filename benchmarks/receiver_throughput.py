@@ -139,7 +139,7 @@ def bare_loop(config: dict[str, Any], topic: str, records: int, pipe: Connection
 
 
 def limit(stream: Stream, topic: str, records: int) -> float:
-    config = consumer_config(stream.inputs[0], group="limit", limits=stream.limits)
+    config = consumer_config(stream.kafka_inputs[0], group="limit", limits=stream.limits)
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=bare_loop, args=(config, topic, records, there))
     process.start()

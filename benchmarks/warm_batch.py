@@ -148,7 +148,7 @@ def receive(stream: Stream, ledger: Ledger, bootstrap: str, records: int) -> Non
     """Produce the records, and wait until they are in the log."""
 
     before = received(ledger)
-    fill(bootstrap, stream.inputs[0].topics[0], records, spread_seconds=0)
+    fill(bootstrap, stream.kafka_inputs[0].topics[0], records, spread_seconds=0)
     until("the records to be in the log", lambda: received(ledger) >= before + records)
 
 

@@ -47,6 +47,14 @@ def listeners_page() -> str:
     return _page("headrace.listeners", text, [f"headrace.listeners.{name}" for name in names])
 
 
+def receiver_page() -> str:
+    """The base class of custom receivers."""
+    from headrace import receiver
+
+    text = "The base class of custom receivers. [Custom receivers](../receivers.md) explains it.\n"
+    return _page("headrace.receiver", text, [f"headrace.receiver.{name}" for name in receiver.__all__])
+
+
 def of_provider(kind: str, title: str) -> Callable[[], str]:
     """A page of the modules that the provider's info names as ``kind``."""
 
@@ -101,6 +109,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "stream": stream_page,
     "dags": dags_page,
     "listeners": listeners_page,
+    "receiver": receiver_page,
     "operators": of_provider("operators", "Operators"),
     "sensors": of_provider("sensors", "Sensors"),
     "testing": testing_page,

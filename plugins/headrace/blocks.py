@@ -83,3 +83,5 @@ class BlockInfo:
     records: int
     payload_bytes: int
     event_time_ms: int | None = None
+    source_position: str | None = None
+    """Where the receiver's source stands after the block, as JSON; None for Kafka, and in a block from the ledger."""

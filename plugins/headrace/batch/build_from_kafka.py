@@ -85,7 +85,7 @@ def build_from_kafka(
     _refuse(context, batch_time_ms, existing)
     neighbours = _Neighbours(context, batch_time_ms)
     built = {}
-    for source in stream.inputs:
+    for source in stream.kafka_inputs:
         with closing(offsets_of(source)) as offsets:
             built[source.id] = tuple(_InputBuilder(context, source, offsets, batch_time_ms).ranges(neighbours))
     if not any(built.values()):
@@ -137,6 +137,13 @@ def _refuse(context: StreamContext, batch_time_ms: int, existing: BatchRow | Non
     zero_ms = ledger.streams.get(stream.name).zero_time_ms
     name = f"Batch {time_text(batch_time_ms)} of stream {stream.name!r}"
     builder = _what_builds_on_earlier_batches(stream)
+    others = [source.id for source in stream.inputs if source not in stream.kafka_inputs]
+    if others:
+        raise BatchBuildError(
+            f"{name} is not built from Kafka: input {', '.join(others)} is no Kafka input, and what was there before "
+            "the stream began cannot be read.",
+            remedy="Leave this time out: the stream's first own batch ends after its zero time.",
+        )
     if builder is not None:
         raise BatchBuildError(
             f"{name} is not built from Kafka: {builder}, so batches cannot come before those that there are.",

@@ -27,20 +27,23 @@ def check(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a stream's definition and its transform; prints the reason and exits with 1 if the stream cannot run.
+    """Check a stream's definition, transforms and receivers; prints the reason and exits with 1 if it cannot run.
 
     With --connect, also checks its ledger, storage, Kafka topics and outputs. Connections come from AIRFLOW_CONN_...
     variables.
     """
     from headrace.kafka.client_settings import check_client_settings
     from headrace.listeners.loading import check_listeners
-    from headrace.spark.transforms import check_transform
+    from headrace.receiver.custom_source import check_receiver_classes
+    from headrace.spark.transforms import add_py_files, check_transform
     from headrace.stream import Stream
 
     sys.path.insert(0, "")
     stream = Stream.load(definition)
     check_client_settings(stream)
+    add_py_files(stream)
     check_transform(stream)
+    check_receiver_classes(stream)
     check_listeners(stream)
     if connect:
         _check_connections(stream, as_json=as_json)

@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from headrace.stream import ElasticsearchOutput, ForeachBatchOutput, KafkaOutput, ParquetOutput
+from headrace.stream import ElasticsearchOutput, ForeachBatchOutput, KafkaOutput, ParquetOutput, ReceiverInput
 
 if TYPE_CHECKING:
     from headrace.stream import Output, Stream
@@ -55,6 +55,9 @@ def describe(stream: Stream) -> str:
         "| --- | --- | --- |",
     ]
     for source in stream.inputs:
+        if isinstance(source, ReceiverInput):
+            lines.append(f"| from | `{source.receiver}` | {source.id}, {source.receivers} receiver(s) |")
+            continue
         what = ", ".join(source.topics) or f"topics matching `{source.topic_pattern}`"
         where = f"connection `{source.connection}`" if source.connection else f"`{source.bootstrap_servers}`"
         lines.append(f"| from | Kafka, {where} | {what}, {source.receivers} receiver(s) |")

@@ -21,7 +21,17 @@ from headrace.kafka.admin_questions import AdminQuestions
 from headrace.kafka.errors import TopicsNotFoundError
 from headrace.kafka.topic_watch import TopicWatch
 from headrace.ledger import Ledger
-from headrace.stream import ElasticsearchOutput, KafkaInput, KafkaOutput, Output, ParquetOutput, Stream
+from headrace.receiver.custom_source import check_receiver_class
+from headrace.stream import (
+    ElasticsearchOutput,
+    Input,
+    KafkaInput,
+    KafkaOutput,
+    Output,
+    ParquetOutput,
+    ReceiverInput,
+    Stream,
+)
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage, open_storage
 
@@ -79,8 +89,11 @@ def check_storage(stream: Stream, name: str = "storage") -> Checked:
     return _checked(name, stream.storage.url, lambda: _write_and_read(stream.storage.url))
 
 
-def check_input(source: KafkaInput) -> Iterator[Checked]:
-    """Whether Kafka answers and has the input's topics."""
+def check_input(source: Input) -> Iterator[Checked]:
+    """Whether Kafka answers and has the input's topics, or the class of a custom receiver can be used."""
+    if isinstance(source, ReceiverInput):
+        yield _checked(f"input {source.id}", source.receiver, lambda: check_receiver_class(source))
+        return
     yield from _kafka(f"input {source.id}", source)
 
 

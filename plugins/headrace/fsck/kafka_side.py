@@ -91,7 +91,7 @@ def observe_kafka(
     """Ask Kafka about every partition that is still read, and about ``holes``: offsets that nothing accounts for."""
     found = KafkaObservation()
     wanted = list(holes)
-    for source in stream.inputs:
+    for source in stream.kafka_inputs:
         try:
             with closing(offsets_of(source)) as offsets:
                 _ask(source, offsets, snapshot, [hole for hole in wanted if hole.input_id == source.id], found)
@@ -99,6 +99,9 @@ def observe_kafka(
         except (HeadraceError, KafkaException) as error:
             found.unchecked.append(f"Kafka, for input {source.id!r}: {error}")
     known = {source.id for source in stream.inputs}
+    others = known - {source.id for source in stream.kafka_inputs}
+    for hole in (hole for hole in wanted if hole.input_id in others):
+        found.notes.append(f"{hole}: nothing accounts for these offsets, and only the log has this input's records.")
     for input_id in sorted({row.input_id for row in snapshot.positions} - known):
         found.notes.append(f"Input {input_id!r} is no longer in the stream's definition: its Kafka was not asked.")
     return found

@@ -133,7 +133,7 @@ def check_client_settings(stream: Stream) -> None:
 
     Raises ClientSettingError.
     """
-    for source in stream.inputs:
+    for source in stream.kafka_inputs:
         alone = source.model_copy(update={"connection": None, "bootstrap_servers": ""})
         config = consumer_config(alone, group=stream.group_of(source), limits=stream.limits)
         try:

@@ -45,13 +45,15 @@ class RecordChunk:
     """Records in arrival order with the ranges they cover, one range per partition.
 
     ``batch`` is None when a position advances without a record (control records, for example).
-    ``event_time_ms`` is as in `BlockInfo`; chunks with different ones go into different blocks.
+    ``event_time_ms`` is as in `BlockInfo`; chunks with different ones go into different blocks. ``source_position`` is
+    where the source stands after the chunk, as JSON; None if it does not say so.
     """
 
     batch: pa.RecordBatch | None
     ranges: tuple[OffsetRange, ...]
     nbytes: int
     event_time_ms: int | None = None
+    source_position: str | None = None
 
     @property
     def records(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Integer, Row, bindparam, func, insert, select, update
+from sqlalchemy import BigInteger, Connection, Integer, Row, Text, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
@@ -90,6 +90,8 @@ _move_position = (
         epoch_end_offset=func.coalesce(
             bindparam("new_epoch_end_offset", type_=BigInteger), positions.c.epoch_end_offset
         ),
+        # Records without a source position leave the one before them.
+        source_position=func.coalesce(bindparam("new_source_position", type_=Text), positions.c.source_position),
         updated_at_ms=bindparam("now_ms"),
     )
 )
@@ -151,7 +153,13 @@ class Blocks(Repository):
             moves = [(r, max(mark_ms, event_ms or 0)) for r, mark_ms in zip(ranges, watermarks, strict=True)]
             segment_id = segment_for(connection, locked, lease, receiver, block.handle.segment)
             _move_positions(
-                connection, receiver_id, moves, epoch_ends, batch_time_ms=batch_time_ms, now_ms=locked.now_ms
+                connection,
+                receiver_id,
+                moves,
+                epoch_ends,
+                source_position=block.source_position,
+                batch_time_ms=batch_time_ms,
+                now_ms=locked.now_ms,
             )
             connection.execute(
                 _accept,
@@ -266,6 +274,7 @@ def _move_positions(
     moves: list[tuple[OffsetRange, int]],
     epoch_ends: Mapping[TopicPartition, EpochEnd],
     *,
+    source_position: str | None,
     batch_time_ms: int,
     now_ms: int,
 ) -> None:
@@ -288,6 +297,7 @@ def _move_positions(
                 "records": r.records,
                 "new_leader_epoch": None if end is None else end.leader_epoch,
                 "new_epoch_end_offset": None if end is None else end.end_offset,
+                "new_source_position": source_position,
                 "now_ms": now_ms,
             }
             for (r, watermark_ms), end in zip(moves, ends, strict=True)

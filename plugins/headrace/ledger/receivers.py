@@ -283,7 +283,7 @@ def _owned(connection: Connection, receiver_id: ReceiverId) -> tuple[dict[Any, A
         if row.wanted_receiver_index == receiver_id.index:
             known = None if row.leader_epoch is None else EpochEnd(row.leader_epoch, row.epoch_end_offset)
             assigned[partition_of(row)] = AssignedPartition(
-                row.next_offset, row.state, row.error, row.watermark_ms, known
+                row.next_offset, row.state, row.error, row.watermark_ms, known, row.source_position
             )
         else:
             revoked.add(partition_of(row))

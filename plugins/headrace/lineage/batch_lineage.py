@@ -77,13 +77,13 @@ def batch_lineage(ledger: Ledger, written: Stream, attempts: Iterable[Attempt]) 
 
 
 def _inputs(ledger: Ledger, written: Stream, stream_name: str, times: Iterable[int]) -> list[InputDataset]:
-    sources = {source.id: source for source in written.inputs}
+    sources = {source.id: source for source in written.kafka_inputs}
     ranges: dict[DatasetName, list[OffsetRange]] = defaultdict(list)
     for batch_time_ms in times:
         for row in ledger.batches.inputs(stream_name, batch_time_ms):
             source = sources.get(row.input_id)
             if source is None:
-                # The stream's definition has lost this input since.
+                # The stream's definition has lost this input since; or it is no Kafka input, which has no dataset.
                 continue
             partition = row.partition
             ranges[topic_name(source, partition.topic)].append(

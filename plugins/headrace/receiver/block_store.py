@@ -23,10 +23,10 @@ from headrace.ledger.totals import DURATION_BOUNDS, observation
 from headrace.receiver.disk_space import room_for
 from headrace.receiver.errors import StoreFailedError
 from headrace.receiver.event_times import by_event_time
-from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.partition_state import Gap
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.receiver_events import report_reused
+from headrace.receiver.record_source import RecordSource
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
@@ -81,7 +81,7 @@ class BlockStore:
         lease: ReceiverLease,
         *,
         writer: WriteAheadLogWriter,
-        kafka: KafkaReceiver,
+        source: RecordSource,
         pausing: Pausing,
         counts: StoreCounts,
         next_offsets: dict[TopicPartition, int],
@@ -100,7 +100,7 @@ class BlockStore:
         self._clock = context.clock
         self._disk_url = context.storage.url
         self._writer = writer
-        self._kafka = kafka
+        self._source = source
         self._pausing = pausing
         self._counts = counts
         self._next_offsets = next_offsets
@@ -114,7 +114,8 @@ class BlockStore:
         """Store the chunks as one block per event time; chunks without records only move positions.
 
         Raises:
-            StoreFailedError: all tries failed; the records are still in Kafka.
+            StoreFailedError: all tries failed; Kafka still has the records, and a custom receiver was not told that
+                they are stored.
             LeaseLostError: another receiver has taken over; nothing more was accepted.
         """
         partitions = dict.fromkeys(each.partition for chunk in chunks for each in chunk.ranges)
@@ -133,14 +134,14 @@ class BlockStore:
                 if records is None:
                     self._advance(ranges)
                 else:
-                    self._store(records, ranges, cut_time_ms, chunks[0].event_time_ms)
+                    self._store(records, ranges, cut_time_ms, chunks[0].event_time_ms, _source_position(chunks))
                 break
             except PartitionNotAssignedError as error:
                 # The partition was taken away by force. If a frame was written, it stays an intent.
                 logger.warning("%s", error)
                 records, ranges = self._without(records, ranges, [error.partition])
         self._next_offsets.update((each.partition, each.until_offset) for each in ranges)
-        self._kafka.commits.note(ranges)
+        self._source.commits.note(ranges)
 
     def advance(self, partition: TopicPartition, from_offset: int, until_offset: int, gap: str | None) -> None:
         """Advance a position over offsets that hold no record, or that are lost (``gap`` says why)."""
@@ -190,7 +191,12 @@ class BlockStore:
             self.advance(each.partition, each.from_offset, each.until_offset, None)
 
     def _store(
-        self, records: pa.RecordBatch, ranges: tuple[OffsetRange, ...], cut_time_ms: int, event_time_ms: int | None
+        self,
+        records: pa.RecordBatch,
+        ranges: tuple[OffsetRange, ...],
+        cut_time_ms: int,
+        event_time_ms: int | None,
+        source_position: str | None,
     ) -> None:
         last: Exception | None = None
         failures = full = 0
@@ -204,6 +210,7 @@ class BlockStore:
                     cut_time_ms=cut_time_ms,
                     last_accepted_sequence=self._last_accepted,
                     event_time_ms=event_time_ms,
+                    source_position=source_position,
                 )
                 # Here, not after the ledger's answer: if the ledger refuses the block, perhaps no other follows, and
                 # the receiver would pause for good on a disk that has room.
@@ -219,6 +226,7 @@ class BlockStore:
                     records=records.num_rows,
                     payload_bytes=frame.payload_bytes,
                     event_time_ms=event_time_ms,
+                    source_position=source_position,
                 )
                 self._add(info, frame)
             except (WriteFailedError, SegmentRemovedError, StorageError, OSError) as error:
@@ -236,7 +244,7 @@ class BlockStore:
                 return
         raise StoreFailedError(
             f"A block of {records.num_rows} records could not be stored in {STORE_TRIES} tries: {last}.",
-            remedy="Its records are read from Kafka again; check the log's disk or object store.",
+            remedy="The receiver starts again from the ledger's positions; check the log's disk or object store.",
         ) from last
 
     def _await_room(self, error: Exception, nbytes: int, waited: int) -> None:
@@ -254,7 +262,7 @@ class BlockStore:
         ends = {
             each.partition: end
             for each in info.ranges
-            if (end := self._kafka.leader_epochs.end_at(each.partition, each.until_offset)) is not None
+            if (end := self._source.leader_epochs.end_at(each.partition, each.until_offset)) is not None
         }
         added = self._retried(lambda: self._add_to_ledger(info, ends))
         self._is_undecided = False
@@ -304,3 +312,8 @@ class BlockStore:
         if records is None:
             return None, tuple(each for each in ranges if each.partition not in dropped)
         return without(records, ranges, dropped)
+
+
+def _source_position(chunks: Sequence[RecordChunk]) -> str | None:
+    """Where the source stands after the last chunk that says so."""
+    return next((each.source_position for each in reversed(chunks) if each.source_position is not None), None)

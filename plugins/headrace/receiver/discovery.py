@@ -1,4 +1,4 @@
-"""Queries Kafka about one input: its topics, partitions, starting offsets and foreign group members.
+"""Discovers the partitions of one input; queries Kafka about its topics, starting offsets and foreign group members.
 
 The queries run outside the tracker's loop, so they never delay the renewal of a lease.
 """
@@ -17,7 +17,8 @@ from headrace.kafka.admin_questions import AdminQuestions
 from headrace.kafka.errors import TopicsNotFoundError
 from headrace.kafka.starting_offsets import resolve, unknown_partitions
 from headrace.kafka.topic_watch import SeenTopic, TopicWatch
-from headrace.stream.inputs import KafkaInput
+from headrace.stream import Stream
+from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,29 @@ class KafkaDiscoverer:
         except (KafkaException, TimeoutError) as error:
             logger.debug("group %s cannot be described: %s", self._group, error)
             return None
+
+
+class ReceiverDiscoverer:
+    """``Discoverer`` of a custom receiver's input: one topic, with a partition for each receiver, from offset 0."""
+
+    def __init__(self, source: ReceiverInput) -> None:
+        self._source = source
+
+    def discover(self, known: Known) -> Discovery:
+        """Return the input's partitions. Nothing is queried."""
+        source = self._source
+        keys = [(source.id, source.topic_id, index) for index in range(source.receivers)]
+        return Discovery(
+            topics=(SeenTopic(source.id, source.topic_id, source.receivers),),
+            starting={key: 0 for key in keys if key not in known.partitions},
+        )
+
+
+def discoverer_of(source: Input, stream: Stream) -> Discoverer:
+    """Return the discoverer for an input of the stream."""
+    if isinstance(source, ReceiverInput):
+        return ReceiverDiscoverer(source)
+    return KafkaDiscoverer(source, stream.group_of(source))
 
 
 def foreign_members(admin: Any, group: str) -> list[str]:

@@ -23,3 +23,11 @@ class KeyVersionsError(ReceivingError):
 
 class StoreFailedError(ReceivingError):
     """A block could not be stored after all tries."""
+
+
+class ReceiverStoppedError(ReceivingError):
+    """A custom receiver gave records after its end, or its records could not be stored."""
+
+
+class ReceiverClassError(ReceivingError):
+    """The class of a custom receiver cannot be found, is no Receiver, or does not take the definition's arguments."""

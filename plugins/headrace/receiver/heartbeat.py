@@ -20,11 +20,11 @@ from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.end_offset_tracker import EndOffsetTracker
 from headrace.receiver.errors import ReceivingError
 from headrace.receiver.garbage_collection import OccasionalCollection
-from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.ledger_clock import LedgerClock
 from headrace.receiver.partition_state import FetchState
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.receiver_stats import ReceiverStats
+from headrace.receiver.record_source import RecordSource
 from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Heartbeat:
         context: StreamContext,
         lease: ReceiverLease,
         *,
-        kafka: KafkaReceiver,
+        source: RecordSource,
         generator: BlockGenerator[RecordChunk],
         stats: ReceiverStats,
         pausing: Pausing,
@@ -59,7 +59,7 @@ class Heartbeat:
         self._lease = lease
         self._ledger = context.ledger
         self._clock = context.clock
-        self._kafka = kafka
+        self._source = source
         self._generator = generator
         self._stats = stats
         self._pausing = pausing
@@ -110,9 +110,9 @@ class Heartbeat:
         with self._lock:
             self._orders = (orders, reported_failed)
         self.state = ReceiverState.RUNNING if self.state is ReceiverState.STARTING else self.state
-        if self._kafka.commits.open and now >= self._next_commit:
+        if self._source.commits.open and now >= self._next_commit:
             self._next_commit = now + _COMMIT_REPEAT_SECONDS
-            self._kafka.commits.repeat()
+            self._source.commits.repeat()
         self._collect_garbage()
         return True
 
@@ -163,12 +163,12 @@ class Heartbeat:
             sealed_through_ms=sealed,
             stats=stats,
             state=self.state,
-            error=self._kafka.client_error,
+            error=self._source.client_error,
             drained=drained,
             paused_reason=self._pausing.reason,
         )
         self._ledger_clock.observe(asked_at, orders.now_ms)
-        self._kafka.commits.allow_until(asked_at + self._lease.lease_ms / 1000)
+        self._source.commits.allow_until(asked_at + self._lease.lease_ms / 1000)
         if self._end_offsets is not None and drained:
             self._end_offsets.reported(drained)
         self._pausing.report()
@@ -177,12 +177,15 @@ class Heartbeat:
 
     def _report_failures(self) -> None:
         receiver_id = self._lease.receiver_id
-        commit_error = self._kafka.commits.last_error
+        commit_error = self._source.commits.last_error
         if commit_error != self._reported_commit_error:
             self._reported_commit_error = commit_error
             payload = {"receiver": str(receiver_id), "error": commit_error}
             self._ledger.events.append(receiver_id.stream, EventKind.COMMIT_FAILED, payload)
-        for status in self._kafka.status():
+        for reported in self._source.take_errors():
+            payload = {"receiver": str(receiver_id), "error": reported.error, "stack": reported.stack}
+            self._ledger.events.append(receiver_id.stream, EventKind.RECEIVER_ERROR, payload)
+        for status in self._source.status():
             if (
                 status.state is FetchState.FAILED
                 and status.partition not in self._reported_failed

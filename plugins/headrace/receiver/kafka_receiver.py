@@ -30,6 +30,7 @@ from headrace.receiver.offset_gaps import OffsetGaps
 from headrace.receiver.partition_errors import Findings, PartitionErrors, partition_name
 from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition, PartitionStatus
 from headrace.receiver.rate_limiter import RateLimiter
+from headrace.receiver.record_source import SourceError
 
 logger = logging.getLogger(__name__)
 
@@ -120,11 +121,17 @@ class KafkaReceiver:
 
     # -- assignment ------------------------------------------------------------------------------------------------
 
-    def assign(self, partition: TopicPartition, next_offset: int, epoch_end: EpochEnd | None = None) -> None:
+    def assign(
+        self,
+        partition: TopicPartition,
+        next_offset: int,
+        epoch_end: EpochEnd | None = None,
+        source_position: str | None = None,  # noqa: ARG002 - of other sources
+    ) -> None:
         """Begin to read ``partition`` at ``next_offset``; other assigned partitions are not disturbed.
 
         With the ``epoch_end`` of the records read so far, Kafka is asked whether its log was truncated since. For a
-        partition that this receiver already reads, it keeps its own knowledge.
+        partition that this receiver already reads, it keeps its own knowledge. Kafka has no ``source_position``.
         """
         key = (partition.topic, partition.partition)
         with self._lock:
@@ -372,6 +379,14 @@ class KafkaReceiver:
     @property
     def commits(self) -> OffsetCommits:
         return self._commits
+
+    def finish(self) -> tuple[RecordChunk, ...]:
+        """What Kafka's client holds is not stored: it is read again from the ledger's position."""
+        return ()
+
+    def take_errors(self) -> tuple[SourceError, ...]:
+        """Kafka's errors are those of the client and of partitions."""
+        return ()
 
     def status(self) -> list[PartitionStatus]:
         """Return each partition's state."""

@@ -13,8 +13,8 @@ from headrace.ledger.states import PartitionState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.event_times import EventTimes
 from headrace.receiver.heartbeat import Heartbeat
-from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.rate_limiter import RateLimiter
+from headrace.receiver.record_source import RecordSource
 from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class PartitionOrders:
         context: StreamContext,
         lease: ReceiverLease,
         *,
-        kafka: KafkaReceiver,
+        source: RecordSource,
         generator: BlockGenerator[RecordChunk],
         heartbeat: Heartbeat,
         limiter: RateLimiter,
@@ -38,7 +38,7 @@ class PartitionOrders:
         """``event_times`` is for a stream by timestamp. ``next_offsets`` are the ledger's positions."""
         self._ledger = context.ledger
         self._lease = lease
-        self._kafka = kafka
+        self._source = source
         self._generator = generator
         self._heartbeat = heartbeat
         self._limiter = limiter
@@ -50,7 +50,7 @@ class PartitionOrders:
         """Do what the ledger orders. ``reported_failed`` are the partitions that were reported as failed before the
         ledger gave these orders."""
         self._limiter.update(orders.max_rate)
-        mine = self._kafka.partitions
+        mine = self._source.partitions
         for partition, assigned in orders.assigned.items():
             if partition in self._releasing:
                 continue
@@ -75,11 +75,11 @@ class PartitionOrders:
             self._next_offsets[partition] = assigned.next_offset
         if self._event_times is not None:
             self._event_times.begin(partition, assigned.watermark_ms)
-        self._kafka.assign(partition, next_offset, assigned.epoch_end)
+        self._source.assign(partition, next_offset, assigned.epoch_end, assigned.source_position)
         logger.info("receiver %s reads %s from %d", self._lease.receiver_id, partition, next_offset)
 
     def _leave(self, partition: TopicPartition) -> None:
-        self._kafka.unassign(partition)
+        self._source.unassign(partition)
         if self._event_times is not None:
             self._event_times.forget(partition)
 
@@ -89,7 +89,7 @@ class PartitionOrders:
         # The orders are older than the release and would repeat it.
         self._heartbeat.forget_orders()
         for partition in partitions:
-            self._kafka.commits.forget(partition.topic, partition.partition)
+            self._source.commits.forget(partition.topic, partition.partition)
             self._next_offsets.pop(partition, None)
             self._releasing.discard(partition)
             logger.info("receiver %s has released %s", self._lease.receiver_id, partition)

@@ -12,7 +12,7 @@ from headrace.ledger.states import PartitionState
 from headrace.receiver.assignment import assign
 from headrace.receiver.discovery import Discovery, Known, PartitionKey
 from headrace.receiver.key_versions import check_key_versions
-from headrace.stream.inputs import KafkaInput
+from headrace.stream.inputs import Input, ReceiverInput
 from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _LOOKS_UNTIL_DELETED = 3
 class Partitioning:
     """Writes discoveries and rebalances to the ledger; the tracker's loop calls it."""
 
-    def __init__(self, context: StreamContext, source: KafkaInput, job_lease: JobLease, *, grace_ms: int) -> None:
+    def __init__(self, context: StreamContext, source: Input, job_lease: JobLease, *, grace_ms: int) -> None:
         """A receiver that was live less than ``grace_ms`` ago keeps its partitions, since it is likely to return."""
         self._stream = context.stream
         self._source = source
@@ -81,6 +81,8 @@ class Partitioning:
         if starting:
             self._ledger.positions.ensure_all(self._lease, self._source.id, starting)
         self._end_gone(set(incarnations), discovery.refused)
+        if isinstance(self._source, ReceiverInput):
+            self._end_without_receiver()
 
     def rebalance(self, live: Collection[int], now_ms: int) -> None:
         """Assign partitions to ``live`` receivers (indexes), evenly, with the fewest moves; fence dead receivers."""
@@ -89,13 +91,16 @@ class Partitioning:
             return
         rows = self._live()
         current = {row.partition: _holder(row) for row in rows}
-        wanted = assign(
-            [row.partition for row in rows],
-            receivers,
-            {partition: holder for partition, holder in current.items() if holder is not None},
-        )
+        if isinstance(self._source, ReceiverInput):
+            # A custom receiver's position says nothing to another receiver.
+            wanted = {each: each.partition for each in current if each.partition in receivers}
+        else:
+            held = {partition: holder for partition, holder in current.items() if holder is not None}
+            wanted = assign([row.partition for row in rows], receivers, held)
         moves = {
-            row.partition: wanted[row.partition] for row in rows if row.wanted_receiver_index != wanted[row.partition]
+            row.partition: wanted[row.partition]
+            for row in rows
+            if row.partition in wanted and row.wanted_receiver_index != wanted[row.partition]
         }
         if moves:
             logger.info("input %s: %d partitions get a receiver: %s", self._source.id, len(moves), moves)
@@ -112,7 +117,7 @@ class Partitioning:
         if self._first_ms is None and live:
             self._first_ms = now_ms
         self._seen_ms.update(dict.fromkeys(live, now_ms))
-        all_came = len(self._seen_ms) >= self._source.receivers
+        all_came = len(self._seen_ms) >= self._source.receivers or isinstance(self._source, ReceiverInput)
         if not live or (not all_came and now_ms - (self._first_ms or now_ms) < self._grace_ms):
             return set()
         return {index for index, seen_ms in self._seen_ms.items() if now_ms - seen_ms < self._grace_ms}
@@ -134,7 +139,7 @@ class Partitioning:
             topic = (row.partition.topic, row.partition.topic_id)
             if topic in seen:
                 self._absent_looks.pop(topic, None)
-                if row.state is PartitionState.ENDED:
+                if row.state is PartitionState.ENDED and not self._has_no_receiver(row):
                     self._resume(row)
             elif row.state is PartitionState.ENDED:
                 continue
@@ -153,6 +158,18 @@ class Partitioning:
             error = f"the topic was {how}"
             self._ledger.positions.set_state(self._lease, self._source.id, partitions, PartitionState.ENDED, error)
             self._ledger.positions.request_release(self._lease, self._source.id, partitions)
+
+    def _has_no_receiver(self, row: PositionRow) -> bool:
+        """Whether the partition was that of a custom receiver, and the input now has fewer."""
+        return isinstance(self._source, ReceiverInput) and row.partition.partition >= self._source.receivers
+
+    def _end_without_receiver(self) -> None:
+        gone = [row.partition for row in self._live() if self._has_no_receiver(row)]
+        if gone:
+            error = f"the input now has {self._source.receivers} receiver(s)"
+            logger.warning("input %s: %s: %s end", self._source.id, error, gone)
+            self._ledger.positions.set_state(self._lease, self._source.id, gone, PartitionState.ENDED, error)
+            self._ledger.positions.request_release(self._lease, self._source.id, gone)
 
     def _resume(self, row: PositionRow) -> None:
         self._ledger.positions.set_state(self._lease, self._source.id, [row.partition], PartitionState.ACTIVE)

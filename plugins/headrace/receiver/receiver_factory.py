@@ -1,4 +1,4 @@
-"""Makes a receiver: opens its Kafka clients and its log, and connects what works between them."""
+"""Makes a receiver: opens its source and its log, and connects what works between them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import BlockStore, StoreCounts
+from headrace.receiver.custom_source import CustomSource, NoEndOffsets, NoTopicIds
 from headrace.receiver.end_offset_tracker import AdminEndOffsets, EndOffsets, EndOffsetTracker
 from headrace.receiver.event_times import EventTimes
 from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat
@@ -32,9 +33,10 @@ from headrace.receiver.pausing import Pausing
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.receiver.receiver_events import report_recovery
 from headrace.receiver.receiver_stats import ReceiverStats
+from headrace.receiver.record_source import RecordSource
 from headrace.receiver.supervisor import ReceiverSupervisor
 from headrace.receiver.unauthorized_topics import UnauthorizedTopics
-from headrace.stream.inputs import KafkaInput
+from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
 from headrace.stream_context import StreamContext
 from headrace.wal.writer import WriteAheadLogWriter
 
@@ -45,18 +47,32 @@ _CLOCK_SAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class ReceiverClients:
-    """A receiver's clients of Kafka. ``consumer`` is closed with the receiver."""
+    """What a receiver reads: its source, which is closed with the receiver, and who knows its topics."""
 
-    consumer: KafkaReceiver
+    consumer: RecordSource
     topic_ids: TopicIds
     end_offsets: EndOffsets
 
 
-OpenClients = Callable[[StreamContext, KafkaInput], ReceiverClients]
+OpenClients = Callable[[StreamContext, Input], ReceiverClients]
 
 
-def open_clients(context: StreamContext, source: KafkaInput) -> ReceiverClients:
-    """Open the clients of one receiver of an input. Raises the errors of a wrong connection."""
+def open_clients(context: StreamContext, source: Input) -> ReceiverClients:
+    """Open what one receiver of an input reads.
+
+    Raises:
+        ReceiverClassError: the class of a custom receiver cannot be used.
+        KafkaClientError, and the errors of a wrong connection.
+    """
+    if isinstance(source, ReceiverInput):
+        custom = CustomSource(
+            source, max_block_bytes=context.stream.limits.max_block_bytes, now_ms=context.clock.now_ms
+        )
+        return ReceiverClients(custom, NoTopicIds(source), NoEndOffsets())
+    return _open_kafka(context, source)
+
+
+def _open_kafka(context: StreamContext, source: KafkaInput) -> ReceiverClients:
     admin = AdminClient(admin_config(source))
     limits = context.stream.limits
     isolation = isolation_level(source)
@@ -77,7 +93,7 @@ class ReceiverFactory:
     """Makes one registered receiver. Use once."""
 
     def __init__(self, context: StreamContext, lease: ReceiverLease, clients: OpenClients = open_clients) -> None:
-        """``clients`` opens the receiver's clients of Kafka; tests give their own."""
+        """``clients`` opens what the receiver reads; tests give their own."""
         self._context = context
         self._lease = lease
         self._source = context.stream.input(lease.receiver_id.input_id)
@@ -117,19 +133,19 @@ class ReceiverFactory:
         return writer
 
     def _assemble(self, clients: ReceiverClients, writer: WriteAheadLogWriter) -> ReceiverSupervisor:
-        context, lease, kafka, next_offsets = self._context, self._lease, clients.consumer, self._next_offsets
-        now_ms, stored_positions = self._ledger_clock.now_ms, partial(_stored_positions, kafka, next_offsets)
-        lag_watch = LagWatch(clients.end_offsets, lambda: list(kafka.partitions), now_ms, context.clock)
+        context, lease, source, next_offsets = self._context, self._lease, clients.consumer, self._next_offsets
+        now_ms, stored_positions = self._ledger_clock.now_ms, partial(_stored_positions, source, next_offsets)
+        lag_watch = LagWatch(clients.end_offsets, lambda: list(source.partitions), now_ms, context.clock)
         counts = StoreCounts()
         pausing = Pausing(context, lease)
         generator = self._generator()
         heartbeat = Heartbeat(
             context,
             lease,
-            kafka=kafka,
+            source=source,
             generator=generator,
             stats=ReceiverStats(
-                kafka,
+                source,
                 counts,
                 lag_watch,
                 pausing=pausing,
@@ -143,12 +159,12 @@ class ReceiverFactory:
             recreated=RecreatedTopics(clients.topic_ids).look,
         )
         guard = IncarnationGuard(clients.topic_ids, heartbeat.wait)
-        unauthorized = UnauthorizedTopics(guard, kafka, generator, next_offsets)
+        unauthorized = UnauthorizedTopics(guard, source, generator, next_offsets)
         store = BlockStore(
             context,
             lease,
             writer=writer,
-            kafka=kafka,
+            source=source,
             pausing=pausing,
             counts=counts,
             next_offsets=next_offsets,
@@ -163,7 +179,7 @@ class ReceiverFactory:
         orders = PartitionOrders(
             context,
             lease,
-            kafka=kafka,
+            source=source,
             generator=generator,
             heartbeat=heartbeat,
             limiter=limiter,
@@ -173,7 +189,7 @@ class ReceiverFactory:
         return ReceiverSupervisor(
             context,
             lease,
-            kafka=kafka,
+            source=source,
             limiter=limiter,
             event_times=event_times,
             generator=generator,
@@ -228,6 +244,6 @@ class ReceiverFactory:
             logger.warning("receiver %s: no heartbeat while its log is opened: %s", self._lease.receiver_id, error)
 
 
-def _stored_positions(kafka: KafkaReceiver, next_offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+def _stored_positions(source: RecordSource, next_offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Return the ledger's positions of the partitions that are read."""
-    return {each: next_offsets[each] for each in kafka.partitions if each in next_offsets}
+    return {each: next_offsets[each] for each in source.partitions if each in next_offsets}

@@ -9,10 +9,10 @@ from typing import Any
 from headrace.blocks import TopicPartition
 from headrace.receiver.block_store import StoreCounts
 from headrace.receiver.input_health import UNASKED
-from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.lag_watch import Lag, LagWatch
 from headrace.receiver.partition_state import FetchState
 from headrace.receiver.pausing import Pausing
+from headrace.receiver.record_source import RecordSource
 from headrace.wal.log_recovery import LogRecovery
 
 # The window of the rate: long enough to be steady, short enough to show a stall.
@@ -26,7 +26,7 @@ class ReceiverStats:
 
     def __init__(
         self,
-        kafka: KafkaReceiver,
+        source: RecordSource,
         counts: StoreCounts,
         lag_watch: LagWatch,
         *,
@@ -37,7 +37,7 @@ class ReceiverStats:
     ) -> None:
         """``recovery`` is what this receiver's writer found in the log. ``stored_positions`` returns the ledger's
         positions, ``now_ms`` its time."""
-        self._kafka = kafka
+        self._source = source
         self._counts = counts
         self._lag_watch = lag_watch
         self._pausing = pausing
@@ -56,12 +56,12 @@ class ReceiverStats:
         ``total_lag``, which is None if the lag of no partition is known. ``totals`` only grow while this receiver
         lives; the ledger sums them over its instances.
         """
-        kafka, counts = self._kafka, self._counts
+        source, counts = self._source, self._counts
         self._stored.append((now, counts.records))
         while len(self._stored) > 2 and now - self._stored[0][0] > _RATE_SECONDS:
             self._stored.popleft()
         seconds = now - self._stored[0][0]
-        status = kafka.status()
+        status = source.status()
         troubled = {
             f"{each.partition.topic}-{each.partition.partition}": {"state": each.state.value, "error": each.error}
             for each in status
@@ -84,37 +84,37 @@ class ReceiverStats:
             "total_lag": self._total(lags),
             "lag_unknown": sum(lag is None for lag in lags),
             "lag_seconds": self._seconds_behind(list(found.values())),
-            UNASKED: self._lag_watch.unasked(found, status, None if kafka.connected else kafka.client_error),
+            UNASKED: self._lag_watch.unasked(found, status, None if source.connected else source.client_error),
             "troubled": troubled,
-            "commit_failures": kafka.commits.failures,
-            "commit_error": kafka.commits.last_error,
+            "commit_failures": source.commits.failures,
+            "commit_error": source.commits.last_error,
             "store_failures": counts.write_failures,
             "torn_tail_bytes": self._torn_tail_bytes,
             "log_damages": self._log_damages,
-            "below_position": kafka.below_position,
-            "not_owned": kafka.not_owned,
-            "lost_offsets": kafka.lost_offsets,
-            "offsets_without_record": kafka.offsets_without_record,
-            "unreadable_headers": kafka.unreadable_headers,
+            "below_position": source.below_position,
+            "not_owned": source.not_owned,
+            "lost_offsets": source.lost_offsets,
+            "offsets_without_record": source.offsets_without_record,
+            "unreadable_headers": source.unreadable_headers,
             "dropped": counts.dropped_records,
             "late_records": counts.late_records,
-            "partition_errors": kafka.errors,
-            "connected": kafka.connected,
-            "client_error": kafka.client_error,
+            "partition_errors": source.errors,
+            "connected": source.connected,
+            "client_error": source.client_error,
             "disk": self._pausing.disk,
             "totals": self.totals(),
         }
 
     def totals(self) -> dict[str, float]:
         """Return the numbers that only grow."""
-        kafka, counts = self._kafka, self._counts
+        source, counts = self._source, self._counts
         return {
             "store_failures": counts.write_failures,
             "dropped_records": counts.dropped_records,
             "late_records": counts.late_records,
-            "commit_failures": kafka.commits.failures,
-            "partition_errors": kafka.errors,
-            "unreadable_headers": kafka.unreadable_headers,
+            "commit_failures": source.commits.failures,
+            "partition_errors": source.errors,
+            "unreadable_headers": source.unreadable_headers,
             "pauses": self._pausing.pauses,
             "paused_seconds": round(self._pausing.paused_seconds, 3),
             **{name: round(value, 6) for name, value in counts.durations.items()},
@@ -132,7 +132,7 @@ class ReceiverStats:
     def _total(self, lags: Collection[int | None]) -> int | None:
         known = [lag for lag in lags if lag is not None]
         # Without a connection a receiver does not even know its partitions.
-        return sum(known) if known or (not lags and self._kafka.connected) else None
+        return sum(known) if known or (not lags and self._source.connected) else None
 
     def _seconds_behind(self, lags: Collection[Lag]) -> float | None:
         behind = [lag for lag in lags if lag.records != 0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,12 +23,12 @@ from headrace.receiver.block_store import BlockStore, StoreCounts
 from headrace.receiver.errors import GeneratorStateError
 from headrace.receiver.event_times import EventTimes
 from headrace.receiver.heartbeat import Heartbeat
-from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.lag_watch import LagWatch
 from headrace.receiver.partition_orders import PartitionOrders
 from headrace.receiver.partition_state import Gap
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.rate_limiter import RateLimiter
+from headrace.receiver.record_source import RecordSource
 from headrace.receiver.unauthorized_topics import UnauthorizedTopics
 from headrace.stream_context import StreamContext
 
@@ -72,7 +72,7 @@ class ReceiverSupervisor:
         context: StreamContext,
         lease: ReceiverLease,
         *,
-        kafka: KafkaReceiver,
+        source: RecordSource,
         limiter: RateLimiter,
         event_times: EventTimes | None,
         generator: BlockGenerator[RecordChunk],
@@ -84,14 +84,14 @@ class ReceiverSupervisor:
         lag_watch: LagWatch,
         unauthorized: UnauthorizedTopics,
     ) -> None:
-        """``kafka`` reads records, ``limiter`` limits their rate, and ``event_times`` splits them by batch interval (in
-        a stream by timestamp). ``generator`` cuts them into blocks, which ``store`` stores and ``counts`` counts.
+        """``source`` reads records, ``limiter`` limits their rate, and ``event_times`` splits them by batch interval
+        (in a stream by timestamp). ``generator`` cuts them into blocks, which ``store`` stores and ``counts`` counts.
         ``heartbeat`` renews the lease and gets the ledger's orders, which ``orders`` follows. ``pausing`` says when to
         stop reading, ``lag_watch`` measures the lag, and ``unauthorized`` has records read again that could not be
         stored because their topic may not be described."""
         self._receiver_id = lease.receiver_id
         self._clock = context.clock
-        self._kafka = kafka
+        self._source = source
         self._limiter = limiter
         self._event_times = event_times
         self._generator = generator
@@ -112,6 +112,8 @@ class ReceiverSupervisor:
         try:
             self._generator.start(self._push, self._store.tick)
             self._receive(stop)
+            if self._generator.failure is None:
+                self._take_in(self._source.finish())
         except Exception as failure:
             error = failure
         return self._end(self._drain(error))
@@ -132,19 +134,19 @@ class ReceiverSupervisor:
             self._lag_watch.look()
             self._unauthorized.read_again()
             if self._pausing.reason is not None:
-                self._kafka.listen()
+                self._source.listen()
                 self._clock.wait(stop, _POLL_SECONDS)
                 continue
             if not self._generator.wait_for_room(_POLL_SECONDS):
-                self._kafka.serve()
+                self._source.serve()
                 continue
             granted = self._limiter.grant(_MOST_RECORDS)
             if granted == 0:
                 self._clock.wait(stop, min(_POLL_SECONDS, self._limiter.delay()))
                 continue
-            self._take_in(self._kafka.fetch(_POLL_SECONDS, granted))
+            self._take_in(self._source.fetch(_POLL_SECONDS, granted))
 
-    def _take_in(self, events: Sequence[RecordChunk | Gap]) -> None:
+    def _take_in(self, events: Iterable[RecordChunk | Gap]) -> None:
         for event in events:
             if isinstance(event, RecordChunk):
                 self._limiter.spend(event.records)
@@ -180,11 +182,11 @@ class ReceiverSupervisor:
         steps: list[Callable[[], object]]
         if report.state is ReceiverState.LOST:
             # Another receiver has taken over: a late commit of this one would set that one's offsets back.
-            steps = [partial(self._kafka.close, 0.0)]
+            steps = [partial(self._source.close, 0.0)]
         else:
             steps = [
                 self._store.close,
-                self._kafka.close,
+                self._source.close,
                 partial(self._heartbeat.end, report.state, report.error),
             ]
         for step in steps:

@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.models import JobLease, JobStatus, ReceiverRow
 from headrace.ledger.states import EventKind
-from headrace.receiver.discovery import Discoverer, Discovery, KafkaDiscoverer
+from headrace.receiver.discovery import Discoverer, Discovery, discoverer_of
 from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.input_health import INPUTS, InputHealth
 from headrace.receiver.partitioning import Partitioning
@@ -29,7 +29,7 @@ from headrace.receiver.rate_controller import RateController
 from headrace.receiver.receiver_restarts import HANG_SECONDS, RESTART_SECONDS, ReceiverLauncher, TrackedReceiver
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.sampling import Sampler
-from headrace.stream.inputs import KafkaInput
+from headrace.stream.inputs import Input, KafkaInput
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import LogStorage
 
@@ -81,7 +81,7 @@ class ReceiverTracker:
         launcher: ReceiverLauncher,
         job_lease: JobLease,
         *,
-        discoverer: Callable[[KafkaInput], Discoverer] | None = None,
+        discoverer: Callable[[Input], Discoverer] | None = None,
         receiver_lease_ms: int = LEASE_MS,
         restart_seconds: float = RESTART_SECONDS,
         hang_seconds: float = HANG_SECONDS,
@@ -97,7 +97,7 @@ class ReceiverTracker:
         self._lease = job_lease
         self._metadata_seconds = metadata_seconds
         self._stop_seconds = stop_seconds
-        make = discoverer or (lambda source: KafkaDiscoverer(source, stream.group_of(source)))
+        make = discoverer or (lambda source: discoverer_of(source, stream))
         self._discoverers = {source.id: make(source) for source in stream.inputs}
         self._partitioning = {
             source.id: Partitioning(context, source, job_lease, grace_ms=receiver_lease_ms) for source in stream.inputs
@@ -261,7 +261,7 @@ class ReceiverTracker:
     def _is_live(self, row: ReceiverRow, now_ms: int) -> bool:
         return row.job_epoch == self._lease.epoch and row.alive(now_ms)
 
-    def _follow_topics(self, source: KafkaInput) -> None:
+    def _follow_topics(self, source: Input) -> None:
         now = self._clock.monotonic()
         question = self._questions.get(source.id)
         if question is None:
@@ -285,7 +285,7 @@ class ReceiverTracker:
         self._report_findings(source, discovery)
         self._partitioning[source.id].apply(discovery)
 
-    def _report_findings(self, source: KafkaInput, discovery: Discovery) -> None:
+    def _report_findings(self, source: Input, discovery: Discovery) -> None:
         self._report(source.id, "kafka", None)
         missing = ", ".join(discovery.missing)
         self._report(
@@ -294,7 +294,7 @@ class ReceiverTracker:
             f"Topics of input {source.id} do not exist at {discovery.servers}: {missing}" if missing else None,
         )
         self._report(source.id, "problems", "; ".join(discovery.problems) or None)
-        if discovery.foreign is None:
+        if discovery.foreign is None or not isinstance(source, KafkaInput):
             return
         members = ", ".join(discovery.foreign)
         group = self._stream.group_of(source)

@@ -14,7 +14,7 @@ from headrace.blocks import TopicPartition
 from headrace.kafka.record_batches import RecordChunk
 from headrace.kafka.topic_ids import IncarnationGuard
 from headrace.receiver.block_generator import BlockGenerator
-from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.record_source import RecordSource
 
 _ERROR = "its topic may not be described, so that its records are not stored; let the connection's user DESCRIBE it"
 _READ_AGAIN_SECONDS = 10.0
@@ -26,13 +26,13 @@ class UnauthorizedTopics:
     def __init__(
         self,
         guard: IncarnationGuard,
-        kafka: KafkaReceiver,
+        source: RecordSource,
         generator: BlockGenerator[RecordChunk],
         next_offsets: Mapping[TopicPartition, int],
     ) -> None:
         """``next_offsets`` are the ledger's positions."""
         self._guard = guard
-        self._kafka = kafka
+        self._source = source
         self._generator = generator
         self._next_offsets = next_offsets
         self._withheld: set[TopicPartition] = set()
@@ -57,6 +57,6 @@ class UnauthorizedTopics:
                 return
             next_offset = self._next_offsets.get(partition)
             if next_offset is not None:
-                self._kafka.put_back(partition, next_offset, _ERROR, seconds=_READ_AGAIN_SECONDS)
+                self._source.put_back(partition, next_offset, _ERROR, seconds=_READ_AGAIN_SECONDS)
             # What was read before must be dropped before the partition is stored again.
             self._generator.after_push(partial(self._withheld.discard, partition))

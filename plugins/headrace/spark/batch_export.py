@@ -20,7 +20,7 @@ from headrace.spark.batch_frames import read_records
 from headrace.spark.batch_plan import load_manifests
 from headrace.spark.batch_preview import PreviewError, readable_batch
 from headrace.spark.decoding import REASON, decode_input
-from headrace.stream import KafkaInput, Stream
+from headrace.stream import Input, Stream
 from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def export_batch(
     return ExportedBatch(context.name, batch_time_ms, source.id, str(path), records, undecodable, path.stat().st_size)
 
 
-def exported(records: DataFrame, source: KafkaInput) -> DataFrame:
+def exported(records: DataFrame, source: Input) -> DataFrame:
     """Undecoded records as the file has them: decoded, with their bytes and the reason why they do not decode."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -124,7 +124,7 @@ def _write(rows: DataFrame, folder: Path, spark: SparkSession) -> None:
         spark.conf.set(_TIMESTAMP_TYPE, before or _SPARKS_DEFAULT)
 
 
-def _input(stream: Stream, input_id: str | None) -> KafkaInput:
+def _input(stream: Stream, input_id: str | None) -> Input:
     known = ", ".join(source.id for source in stream.inputs)
     if input_id is None:
         if len(stream.inputs) > 1:

@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from headrace.batch.manifest import Manifest
+from headrace.clock import time_text
 from headrace.elasticsearch.columns import INCARNATION
-from headrace.errors import HeadraceError
+from headrace.errors import Failure, HeadraceError
 from headrace.spark.batch_plan import load_manifests
 from headrace.spark.decoding import DecodedInput, decode_input
 from headrace.spark.incarnations import BatchIncarnations, lacks_incarnation, needs_incarnation
 from headrace.spark.sessions import parallelism
 from headrace.spark.transforms import STATE_FRAMES, apply_transform, load_transform, takes
-from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaOutput
+from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KafkaOutput
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,13 +29,19 @@ if TYPE_CHECKING:
     from headrace.ledger.models import BatchOrigin
     from headrace.spark.batch_attempt import BatchAttempt
     from headrace.spark.batch_plan import OutputPlan
-    from headrace.stream import KafkaInput, Output, Stream
+    from headrace.stream import Input, Output, Stream
 
 Origins = tuple["BatchOrigin", ...]
 
 
 class StateNotUpdatedError(HeadraceError):
     """An output's transform takes the state, and the state's update failed in this attempt."""
+
+
+class ReadAgainError(HeadraceError):
+    """The log no longer has the records of a batch, and their input cannot be read again."""
+
+    failure = Failure.FINAL
 
 
 def read_inputs(
@@ -51,7 +59,7 @@ def read_inputs(
 
 
 def read_records(
-    spark: SparkSession, source: KafkaInput, origins: Sequence[BatchOrigin], partitions: int | None = None
+    spark: SparkSession, source: Input, origins: Sequence[BatchOrigin], partitions: int | None = None
 ) -> DataFrame:
     """The records of one input in these batches, undecoded (``headrace.wal.payload.RECORD_SCHEMA``)."""
     tasks = partitions or parallelism(spark)
@@ -62,6 +70,9 @@ def read_records(
         from headrace.spark.wal_source import LogBlocks
 
         frames.append(LogBlocks.of(load_manifests(in_log), source.id).frame(spark, tasks))
+    if in_kafka and not isinstance(source, KafkaInput):
+        refuse_reading_again(source, in_kafka)
+        in_kafka = []
     if in_kafka:
         from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 
@@ -69,6 +80,23 @@ def read_records(
         reader = spark.read.format("kafka_ranges").options(manifests=json.dumps(in_kafka), input=source.id)
         frames.append(reader.options(numPartitions=tasks, stream=source.model_dump_json()).load())
     return _union(frames)
+
+
+def refuse_reading_again(source: Input, manifest_uris: Sequence[str]) -> None:
+    """Refuse batches that have records of this input, which is no Kafka input, and of which the log no longer has all.
+
+    Raises:
+        ReadAgainError: there is one.
+    """
+    for uri in manifest_uris:
+        manifest = Manifest.load(uri)
+        if manifest.ranges(source.id):
+            raise ReadAgainError(
+                f"Batch {time_text(manifest.batch_time_ms)} has records of input {source.id!r}, and the log no longer "
+                "has all blocks of the batch. Kafka would be read again; this input cannot be.",
+                remedy="A batch can run again as long as the log keeps it: raise the stream's remember for later "
+                "batches.",
+            )
 
 
 class BatchInputs:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.stream import BytesDecoder, JsonDecoder, KafkaInput, Utf8Decoder
+from headrace.stream import BytesDecoder, Input, JsonDecoder, Utf8Decoder
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -46,7 +46,7 @@ class DecodedInput:
         return self.undecodable.count()
 
 
-def decode_input(records: DataFrame, source: KafkaInput) -> DecodedInput:
+def decode_input(records: DataFrame, source: Input) -> DecodedInput:
     """Apply the input's decoders to its records (``wal_source.RECORD_SCHEMA``).
 
     A null stays null: a tombstone is not a decoding error. JSON must be an object that fits the schema: a field of

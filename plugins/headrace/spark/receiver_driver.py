@@ -156,6 +156,7 @@ class ReceiverJob:
 
     def _look_at_inputs(self, lease: JobLease) -> None:
         """Log and record problems with Kafka and topics while Spark starts. After that the tracker does this."""
+        add_py_files(self._stream, may_be_elsewhere=True)
         found = [each for source in self._stream.inputs for each in check_input(source)]
         wrong = [str(each) for each in found if each.error is not None]
         for text in wrong:

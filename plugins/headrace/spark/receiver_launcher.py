@@ -18,6 +18,7 @@ from headrace.receiver.supervisor import ReceiverReport
 from headrace.spark.failures import first_cause
 from headrace.spark.process_watch import ProcessWatch, parent_gone
 from headrace.spark.receiver_executors import executor_of_group, executors_of, placed, task_slots
+from headrace.spark.transforms import add_py_files
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ def run_receiver_task(task: ReceiverTask) -> ReceiverReport:
     if task_context is not None and task_context.attemptNumber() > 0:
         raise TaskRetriedError(f"Spark retried the task of receiver {task.receiver_id}.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    add_py_files(Stream.model_validate_json(task.stream_json), may_be_elsewhere=True)
     # The task waits for Kafka, not for Spark, so it would not notice that its daemon and JVM are gone.
     watch = ProcessWatch(parent_gone()).start()
     try:

@@ -101,14 +101,17 @@ def load_function(stream: Stream, reference: str, what: str) -> Callable[..., An
     return function
 
 
-def add_py_files(stream: Stream) -> list[Path]:
+def add_py_files(stream: Stream, *, may_be_elsewhere: bool = False) -> list[Path]:
     """Put the local files of ``spark.py_files`` on this process's path and return their paths.
 
-    Raises TransformError if one does not exist.
+    Raises TransformError if one does not exist; not if it ``may_be_elsewhere``, as on an executor of another host,
+    which got it with the application and has it on its path.
     """
     # spark-submit has already fetched files with a URL and put them on the path.
     roots = [Path(name).resolve() for name in stream.spark.py_files if "://" not in name]
     for path in roots:
+        if may_be_elsewhere and not path.exists():
+            continue
         if not path.exists():
             raise TransformError(f"spark.py_files names {path}, which does not exist on this machine.")
         entry = str(path.parent if path.suffix == ".py" else path)

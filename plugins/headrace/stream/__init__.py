@@ -5,8 +5,10 @@ from headrace.stream.errors import StreamDefinitionError
 from headrace.stream.fields import BatchTrigger
 from headrace.stream.inputs import (
     BytesDecoder,
+    Input,
     JsonDecoder,
     KafkaInput,
+    ReceiverInput,
     StartingOffsets,
     StartingTimestamp,
     Utf8Decoder,
@@ -39,6 +41,7 @@ __all__ = [
     "DeadLetterLimit",
     "ElasticsearchOutput",
     "ForeachBatchOutput",
+    "Input",
     "JsonDecoder",
     "KafkaInput",
     "KafkaOutput",
@@ -47,6 +50,7 @@ __all__ = [
     "Listener",
     "Output",
     "ParquetOutput",
+    "ReceiverInput",
     "RecordIds",
     "SparkSettings",
     "StartingOffsets",

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, JsonValue, PositiveInt, field_validator
 
 from headrace.connections import CONNECTION_PREFIX
-from headrace.stream.inputs import KafkaInput
+from headrace.stream.inputs import Input, KafkaInput
 from headrace.stream.limits import Limits
 from headrace.stream.listeners import Listener
 from headrace.stream.model import Duration, Identifier, Part, milliseconds
@@ -46,7 +46,7 @@ class StreamFields(Part):
     """The fields of a `Stream`. `Stream` also checks that they fit together."""
 
     name: Identifier
-    inputs: tuple[KafkaInput, ...]
+    inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     transform: str | None = Field(
         default=None, description='"module:function": gets a DataFrame for each input, by its id; returns one.'
@@ -226,6 +226,11 @@ class StreamFields(Part):
         return (*(() if self.state is None else (STATE_STEP,)), *(output.id for output in self.outputs))
 
     @property
+    def kafka_inputs(self) -> tuple[KafkaInput, ...]:
+        """The inputs that read Kafka: their records can be read again as long as Kafka keeps them."""
+        return tuple(source for source in self.inputs if isinstance(source, KafkaInput))
+
+    @property
     def receivers(self) -> int:
         """The number of receivers of all inputs together."""
         return sum(source.receivers for source in self.inputs)
@@ -245,7 +250,7 @@ class StreamFields(Part):
             named.append(self.ledger.removeprefix(CONNECTION_PREFIX))
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
-    def input(self, input_id: str) -> KafkaInput:
+    def input(self, input_id: str) -> Input:
         """The input with this id; KeyError names the ones there are."""
         for source in self.inputs:
             if source.id == input_id:

@@ -1,15 +1,16 @@
-"""The inputs of a stream: Kafka topics by name or by pattern, their decoders and starting offsets."""
+"""The inputs of a stream: Kafka topics by name or by pattern, receivers of other sources, and decoders."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Discriminator, Field, JsonValue, PositiveInt, Tag, field_validator, model_validator
 
 from headrace.stream.ddl import parse_columns
 from headrace.stream.model import Identifier, Part
-from headrace.stream.secrets import check_servers
+from headrace.stream.references import check_reference
+from headrace.stream.secrets import check_arguments, check_servers
 
 # The librdkafka settings that a stream may set. headrace sets those that affect offsets, assignment or delivery itself
 # (rules 1 to 3 of the design). Secrets and security settings belong in the connection.
@@ -96,7 +97,25 @@ class StartingOffsets(Part):
     offsets: dict[str, dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]]
 
 
-class KafkaInput(Part):
+class _ReceivedInput(Part):
+    """What every input has: receivers, where they run, and how their records are decoded."""
+
+    id: Identifier
+    receivers: PositiveInt = 1
+    preferred_hosts: tuple[str, ...] = Field(
+        default=(), description="Hosts on which the receivers should run: one for all, or one for each."
+    )
+    key_decoder: Decoder = BytesDecoder()
+    value_decoder: Decoder = BytesDecoder()
+
+    @model_validator(mode="after")
+    def _hosts_fit_the_receivers(self) -> Self:
+        if len(self.preferred_hosts) not in (0, 1, self.receivers):
+            raise ValueError(f"preferred_hosts must name one host, or one for each of the {self.receivers} receivers")
+        return self
+
+
+class KafkaInput(_ReceivedInput):
     """Topics of one Kafka cluster, read by ``receivers`` receivers.
 
     The cluster is given by ``connection``, the id of an Airflow connection of type ``kafka``, or by
@@ -104,6 +123,7 @@ class KafkaInput(Part):
     has no position.
     """
 
+    kind: Literal["kafka"] = "kafka"
     id: Identifier = "records"
     connection: str | None = None
     bootstrap_servers: str | None = None
@@ -112,12 +132,6 @@ class KafkaInput(Part):
     group: str | None = Field(
         default=None, description="A consumer group for lag tools only: the positions are in the ledger."
     )
-    receivers: PositiveInt = 1
-    preferred_hosts: tuple[str, ...] = Field(
-        default=(), description="Hosts on which the receivers should run: one for all, or one for each."
-    )
-    key_decoder: Decoder = BytesDecoder()
-    value_decoder: Decoder = BytesDecoder()
     starting_offsets: Literal["earliest", "latest"] | StartingTimestamp | StartingOffsets = "earliest"
     on_lost_offsets: Literal["fail", "reset"] = Field(
         default="fail", description="What happens to a partition whose next offset Kafka no longer has."
@@ -178,8 +192,6 @@ class KafkaInput(Part):
             raise ValueError("name either connection (an Airflow connection id) or bootstrap_servers")
         if bool(self.topics) == (self.topic_pattern is not None):
             raise ValueError("name either topics or topic_pattern")
-        if len(self.preferred_hosts) not in (0, 1, self.receivers):
-            raise ValueError(f"preferred_hosts must name one host, or one for each of the {self.receivers} receivers")
         internal = [topic for topic in self.topics if _INTERNAL_TOPIC.match(topic)]
         if internal:
             raise ValueError(f"topics holds Kafka's internal {', '.join(internal)}; name topics of your own")
@@ -210,3 +222,66 @@ class KafkaInput(Part):
             return self.connection == other.connection
         ours, theirs = (set((source.bootstrap_servers or "").split(",")) - {""} for source in (self, other))
         return not ours.isdisjoint(theirs)
+
+
+class ReceiverInput(_ReceivedInput):
+    """A source other than Kafka, read by ``receivers`` objects of a class that extends ``headrace.receiver.Receiver``.
+
+    The class is found by its name on the machine where it runs, and made with ``arguments`` as keyword arguments; it is
+    never pickled. Its records have the input's id as topic, the receiver's index as partition, and the running number
+    of the record as offset.
+    """
+
+    kind: Literal["receiver"] = "receiver"
+    receiver: str = Field(description='"module:Class" of a class that extends headrace.receiver.Receiver.')
+    arguments: dict[str, JsonValue] = Field(
+        default_factory=dict, description="What the class is called with, by name. They are stored in clear."
+    )
+    connection: str | None = Field(
+        default=None,
+        description="The id of an Airflow connection. The class is called with this id as ``connection``, and "
+        "``headrace.connections.resolve`` finds the connection.",
+    )
+
+    @field_validator("receiver")
+    @classmethod
+    def _receiver_is_a_reference(cls, value: str) -> str:
+        try:
+            return check_reference(value)
+        except ValueError:
+            raise ValueError('must be "module:Class"') from None
+
+    @field_validator("arguments")
+    @classmethod
+    def _hold_no_secret(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return check_arguments(value)
+
+    @property
+    def keywords(self) -> dict[str, JsonValue]:
+        """The keyword arguments of the class: the arguments, and the connection's id if there is one."""
+        return self.arguments if self.connection is None else {**self.arguments, "connection": self.connection}
+
+    @property
+    def topic_id(self) -> str:
+        """Stands for a topic's id: this input's records are always of one and the same topic."""
+        return f"receiver:{self.id}"
+
+    def matches(self, topic: str) -> bool:
+        """Whether this input's records have this topic."""
+        return topic == self.id
+
+
+def _kind(value: Any) -> str:
+    """An input without a kind is Kafka's."""
+    kind = value.get("kind", "kafka") if isinstance(value, dict) else getattr(value, "kind", "kafka")
+    return str(kind)
+
+
+Input = Annotated[
+    Annotated[KafkaInput, Tag("kafka")] | Annotated[ReceiverInput, Tag("receiver")],
+    Discriminator(
+        _kind,
+        custom_error_type="input_kind",
+        custom_error_message='has a kind that is neither "kafka" nor "receiver"',
+    ),
+]

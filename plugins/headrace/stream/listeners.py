@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from headrace.stream.model import Part
 from headrace.stream.references import check_reference
-from headrace.stream.secrets import url_holds_secret
+from headrace.stream.secrets import check_arguments
 
 
 class Listener(Part):
@@ -38,13 +38,7 @@ class Listener(Part):
     @field_validator("arguments")
     @classmethod
     def _hold_no_secret(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        named = [name for name, each in value.items() if isinstance(each, str) and url_holds_secret(each)]
-        if named:
-            raise ValueError(
-                f"hold a login or a secret in {', '.join(named)}, and the definition is stored in clear; put it into "
-                "an Airflow connection and name that in connection"
-            )
-        return value
+        return check_arguments(value)
 
     @property
     def id(self) -> str:

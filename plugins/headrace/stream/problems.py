@@ -7,6 +7,7 @@ from datetime import timedelta
 from itertools import combinations, permutations
 
 from headrace.stream.fields import StreamFields
+from headrace.stream.inputs import ReceiverInput
 from headrace.stream.model import milliseconds
 from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds, RecordIds
 from headrace.stream.state import STATE_STEP
@@ -27,6 +28,7 @@ def problems(stream: StreamFields) -> Iterator[str]:
         )
     if len(stream.inputs) > 1 and any(stream.transform_of(output) is None for output in stream.outputs):
         yield "transform: a stream of several inputs needs one, to make one DataFrame of them"
+    yield from _receiver_input_problems(stream)
     if stream.storage.is_local and not stream.storage.shared and not stream.spark.is_local:
         yield (
             f"storage: {stream.storage.url} is a folder of one machine, but spark.master "
@@ -44,7 +46,7 @@ def problems(stream: StreamFields) -> Iterator[str]:
 
 def _missing_or_double(stream: StreamFields) -> Iterator[str]:
     if not stream.inputs:
-        yield "inputs: there is none; name a KafkaInput"
+        yield "inputs: there is none; name a KafkaInput or a ReceiverInput"
     if not stream.outputs:
         yield "outputs: there is none, so nothing would run; name one, such as ElasticsearchOutput or ConsoleOutput"
     if any(output.id == STATE_STEP for output in stream.outputs):
@@ -60,23 +62,46 @@ def _missing_or_double(stream: StreamFields) -> Iterator[str]:
     yield from _letters_among_documents(stream)
     for output in stream.outputs:
         if isinstance(output, ElasticsearchOutput) and isinstance(output.document_ids, KeyIds):
-            topics = {topic for source in stream.inputs for topic in source.topics}
-            patterns = [source for source in stream.inputs if source.topic_pattern is not None]
+            topics = {topic for source in stream.kafka_inputs for topic in source.topics}
+            patterns = [source for source in stream.kafka_inputs if source.topic_pattern is not None]
             if (len(topics) > 1 or patterns or len(stream.inputs) > 1) and output.document_ids.version_from is None:
                 yield (
                     f"outputs.{output.id}.document_ids: key ids with offsets as versions need a single topic, "
                     "since offsets of different topics do not order; name a column that grows with every change "
                     "in version_from"
                 )
+            several = [each.id for each in stream.inputs if isinstance(each, ReceiverInput) and each.receivers > 1]
+            if several and output.document_ids.version_from is None:
+                yield (
+                    f"outputs.{output.id}.document_ids: key ids with offsets as versions need one receiver, since the "
+                    f"offsets of two receivers of input {several[0]} do not order; name a column that grows with every "
+                    "change in version_from"
+                )
 
 
 def _topics_read_twice(stream: StreamFields) -> Iterator[str]:
-    for first, second in combinations(stream.inputs, 2):
+    for first, second in combinations(stream.kafka_inputs, 2):
         topics = first.topics_shared_with(second)
         if topics:
             yield (
                 f"inputs: {first.id} and {second.id} both read {', '.join(topics)}, so that every record would come "
                 "twice under one id; read it by one input, which the transform can use as often as it likes"
+            )
+
+
+def _receiver_input_problems(stream: StreamFields) -> Iterator[str]:
+    for source in stream.inputs:
+        if not isinstance(source, ReceiverInput):
+            continue
+        if stream.batch_by == "timestamp":
+            yield (
+                f"batch_by: input {source.id} is no Kafka input, and only Kafka says up to which time everything was "
+                'received; leave out batch_by="timestamp"'
+            )
+        if any(other.matches(source.id) for other in stream.kafka_inputs):
+            yield (
+                f"inputs: {source.id} is also a topic that another input reads, so that two records would have one "
+                "id; give this input another id"
             )
 
 

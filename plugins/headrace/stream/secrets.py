@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qsl, urlsplit
 
+from pydantic import JsonValue
+
 # Spark's own spark.redaction.regex: settings that Spark hides in its user interface are visible on a command line.
 _SPARK_REDACTS = re.compile(r"(?i)secret|password|token|access[.]?key")
 # The same as an assignment, such as a system property in extraJavaOptions; a class named …TokenProvider is no secret.
@@ -44,3 +46,15 @@ def settings_with_secrets(settings: dict[str, str]) -> list[str]:
         for name, value in settings.items()
         if _SPARK_REDACTS.search(name) or _ASSIGNS_SECRET.search(value) or _URL_LOGIN.search(value)
     )
+
+
+def check_arguments(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return arguments of a class if none is a URL with a login. Raises ValueError, which the definition's error
+    repeats."""
+    named = [name for name, each in value.items() if isinstance(each, str) and url_holds_secret(each)]
+    if named:
+        raise ValueError(
+            f"hold a login or a secret in {', '.join(named)}, and the definition is stored in clear; put it into "
+            "an Airflow connection and name that in connection"
+        )
+    return value

@@ -39,7 +39,7 @@ from headrace.spark.incarnations import BatchIncarnations, lacks_incarnation
 from headrace.spark.local_session import local_session
 from headrace.spark.transforms import BatchContext, apply_transform, check_transform, load_transform
 from headrace.spark.wal_source import RECORD_SCHEMA as SPARK_SCHEMA
-from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+from headrace.stream import ElasticsearchOutput, Input, ReceiverInput, Stream
 from headrace.wal.payload import RECORD_SCHEMA
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class TransformRun:
         return output_id
 
 
-def _by_input(stream: Stream, records: Values | Mapping[str, Values]) -> list[tuple[KafkaInput, Values]]:
+def _by_input(stream: Stream, records: Values | Mapping[str, Values]) -> list[tuple[Input, Values]]:
     known = ", ".join(source.id for source in stream.inputs)
     if not isinstance(records, Mapping):
         if len(stream.inputs) > 1:
@@ -215,11 +215,12 @@ def _by_input(stream: Stream, records: Values | Mapping[str, Values]) -> list[tu
     return [(source, records.get(source.id, [])) for source in stream.inputs]
 
 
-def _table(source: KafkaInput, values: Values, timestamp_ms: int) -> pa.Table:
+def _table(source: Input, values: Values, timestamp_ms: int) -> pa.Table:
     """The records as the log has them (``RECORD_SCHEMA``)."""
     if isinstance(values, Path):
         return _exported(values)
-    topic = source.topics[0] if source.topics else "records"
+    topics = (source.id,) if isinstance(source, ReceiverInput) else source.topics
+    topic = topics[0] if topics else "records"
     next_offsets: Counter[tuple[str, int, int]] = Counter()
     rows = []
     for each in values:

@@ -16,6 +16,7 @@ from headrace.kafka.offset_ranges import in_order, joined
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.ledger.models import BatchOrigin
 from headrace.ledger.states import BatchState
+from headrace.stream import KafkaInput
 from headrace.stream_context import StreamContext
 from headrace.trace.location import pages_of_waiting_times
 from headrace.trace.models import KeyMatch, KeySearch, RecordPosition
@@ -258,6 +259,8 @@ class _Search:
                     f"Batch {time_text(manifest.batch_time_ms)} has records of input {input_id!r}, which the stream's "
                     "definition does not have any more."
                 )
+            if not isinstance(source, KafkaInput):
+                raise NotInKafkaError(f"Input {input_id!r} is no Kafka input: only the log had its records.")
             left = max(1, self._max_records - self._records)
             with KafkaRangeReader(RangeClients.of(source).quiet(), stall_seconds=_STALL_SECONDS) as reader:
                 for records in reader.read(joined(in_order(recorded))):

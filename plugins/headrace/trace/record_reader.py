@@ -13,6 +13,7 @@ from headrace.errors import HeadraceError
 from headrace.kafka.offset_ranges import RangeRun
 from headrace.kafka.range_availability import since
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
+from headrace.stream import KafkaInput
 from headrace.stream_context import StreamContext
 from headrace.trace.models import RecordHeader, RecordPosition, TracedBlock, TracedRecord
 from headrace.wal.reader import read_block
@@ -82,6 +83,8 @@ class RecordReader:
         source = next((each for each in self._context.stream.inputs if each.id == position.input_id), None)
         if source is None:
             raise NotInKafkaError(f"The stream's definition has no input {position.input_id!r} any more.")
+        if not isinstance(source, KafkaInput):
+            raise NotInKafkaError(f"Input {position.input_id!r} is no Kafka input: only the log has its records.")
         clients = RangeClients.of(source, environ=self._environ).for_offsets(1).quiet()
         partition, questions = position.partition, clients.questions(answer_seconds=ANSWER_SECONDS)
         topic_id = questions.topic_ids({partition.topic})[partition.topic]

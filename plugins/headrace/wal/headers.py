@@ -45,7 +45,7 @@ class FrameHeader:
     ``last_accepted_sequence`` is the sequence of the newest frame of this epoch that the ledger had accepted when
     this one was written, None if there was none. ``raw_bytes`` is the block's size in memory, before compression.
     ``event_time_ms`` is that of `BlockInfo`: a rebuild of a lost ledger needs it to find the batch of a block of a
-    stream by timestamp.
+    stream by timestamp. ``source_position`` is that of `BlockInfo`.
     """
 
     receiver: ReceiverId
@@ -57,6 +57,7 @@ class FrameHeader:
     records: int
     raw_bytes: int
     event_time_ms: int | None = None
+    source_position: str | None = None
 
     def to_json(self) -> bytes:
         return _dump(
@@ -66,6 +67,7 @@ class FrameHeader:
                 "accepted": self.last_accepted_sequence,
                 "cut_ms": self.cut_time_ms,
                 **({} if self.event_time_ms is None else {"event_ms": self.event_time_ms}),
+                **({} if self.source_position is None else {"source_position": self.source_position}),
                 "records": self.records,
                 "raw_bytes": self.raw_bytes,
                 "ranges": _dump_ranges(self.ranges),
@@ -85,6 +87,7 @@ class FrameHeader:
             records=fields["records"],
             raw_bytes=fields["raw_bytes"],
             event_time_ms=fields.get("event_ms"),
+            source_position=fields.get("source_position"),
         )
 
 

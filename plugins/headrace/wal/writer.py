@@ -138,11 +138,13 @@ class WriteAheadLogWriter:
         cut_time_ms: int,
         last_accepted_sequence: int | None,
         event_time_ms: int | None = None,
+        source_position: str | None = None,
     ) -> WrittenFrame:
         """Append a block (``RECORD_SCHEMA``); it is durable, file and directory, when this returns.
 
         ``ranges`` must hold as many records as ``records``. ``last_accepted_sequence`` is the newest of this writer's
-        sequences that the ledger has accepted, None before the first. ``event_time_ms``: as in `BlockInfo`.
+        sequences that the ledger has accepted, None before the first. ``event_time_ms`` and
+        ``source_position``: as in `BlockInfo`.
 
         Raises WriteFailedError when the block is not durable: the segment is given up and the sequence is not used
         again. The block may be written again; it gets a new segment and sequence. Raises PayloadError and
@@ -165,6 +167,7 @@ class WriteAheadLogWriter:
                 records=records.num_rows,
                 raw_bytes=records.nbytes,
                 event_time_ms=event_time_ms,
+                source_position=source_position,
             )
             self._roll_if_due(payload.size)
             return self._write(header, payload)

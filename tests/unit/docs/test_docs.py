@@ -22,6 +22,7 @@ from headrace.stream import (
     KeyIds,
     Limits,
     ParquetOutput,
+    ReceiverInput,
     SparkSettings,
     Storage,
     Stream,
@@ -86,6 +87,7 @@ def test_the_readmes_transform_is_the_one_that_the_system_tests_run() -> None:
 EVERY_PART = [
     Stream,
     KafkaInput,
+    ReceiverInput,
     ElasticsearchOutput,
     ConsoleOutput,
     ParquetOutput,

@@ -28,7 +28,7 @@ def make_store(next_offsets: dict[TopicPartition, int], *, position: int) -> Blo
         context,
         unused,
         writer=unused,
-        kafka=unused,
+        source=unused,
         pausing=unused,
         counts=StoreCounts(),
         next_offsets=next_offsets,

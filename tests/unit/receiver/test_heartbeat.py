@@ -34,7 +34,7 @@ def test_a_stopped_partition_fails_in_the_ledger_once_its_topic_is_known_not_to_
     heartbeat = Heartbeat(
         context,
         ReceiverLease(ReceiverId("air", "records", 0), 1, 1, 10_000, 10_000),
-        kafka=kafka,
+        source=kafka,
         generator=generator,
         stats=stats,
         pausing=pausing,

@@ -305,7 +305,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             context,
             lease,
             writer=_crashing_writer(writer, crash),
-            kafka=kafka,
+            source=kafka,
             pausing=Pausing(context, lease),
             counts=StoreCounts(),
             next_offsets=next_offsets,

@@ -9,7 +9,7 @@ from headrace.batch.recovery.folder_contents import FolderContents, Progress
 from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
 from headrace.batch.recovery.recover import MayStillRunError, Recovered, RecoveryRefusedError, Step, recover
 from headrace.ledger.errors import LedgerError
-from headrace.stream import KafkaInput, Stream
+from headrace.stream import Input, ReceiverInput, Stream
 from headrace.stream_context import StreamContext
 
 # A receiver without its ledger may write one more block, and ends within a minute.
@@ -79,8 +79,8 @@ def _refuse_another_stream(contents: FolderContents, stream: Stream) -> None:
     if saved is not None:
         for recorded in Stream.from_json(saved.stream.definition).inputs:
             source = inputs.get(recorded.id)
-            if source is not None and _cluster(source) != _cluster(recorded):
-                raise _of_another(stream, f"input {recorded.id!r} was received from {_cluster(recorded)}")
+            if source is not None and _origin(source) != _origin(recorded):
+                raise _of_another(stream, f"input {recorded.id!r} was received from {_origin(recorded)}")
     for input_id, topic in sorted(set(_received(contents))):
         source = inputs.get(input_id)
         if source is None or not source.matches(topic):
@@ -96,7 +96,9 @@ def _received(contents: FolderContents) -> Iterator[tuple[str, str]]:
         yield from ((row.input_id, row.partition.topic) for row in contents.saved.positions)
 
 
-def _cluster(source: KafkaInput) -> str:
+def _origin(source: Input) -> str:
+    if isinstance(source, ReceiverInput):
+        return f"receiver {source.receiver}"
     return f"connection {source.connection!r}" if source.connection is not None else str(source.bootstrap_servers)
 
 

@@ -249,6 +249,7 @@ def _block_info(frame: ScannedFrame) -> BlockInfo:
         records=header.records,
         payload_bytes=frame.payload.size,
         event_time_ms=header.event_time_ms,
+        source_position=header.source_position,
     )
 
 

@@ -72,6 +72,7 @@ def rebuild_stream(
         zero_time_ms=stream.zero_time_ms if saved is not None else _zero_time_ms(stream, listed, batches),
     )
     accounted = check_positions(contents, blocks.blocks, _positions(contents, listed, batches, now_ms), now_ms)
+    positions = _with_source_positions(contents, blocks.blocks, accounted.positions)
     known = [batch.row.attempt for batch in batches.batches]
     found = FoundStream(
         stream=stream,
@@ -79,7 +80,7 @@ def rebuild_stream(
         receiver_epochs={receiver_id: epoch + EPOCH_JUMP for receiver_id, epoch in _epochs(contents).items()},
         last_attempt=max((now_ms - _FIRST_ATTEMPT_AT_MS) // 1_000, *(number + EPOCH_JUMP for number in known), 1),
         topics=_topics(contents, blocks.blocks, now_ms),
-        positions=accounted.positions,
+        positions=positions,
         segments=_segments(contents, blocks.blocks),
         blocks=listed,
         batches=batches.batches,
@@ -99,7 +100,7 @@ def rebuild_stream(
     next_offsets = {(row.input_id, row.partition): row.next_offset for row in accounted.positions}
     notices += [
         f"Block {info.handle} of {info.receiver} is its writer's last, and nothing shows that it was accepted: its "
-        "records are read from Kafka again."
+        "records are read from the source again."
         for info in blocks.undecided
         if all(next_offsets.get(place, 0) <= r.from_offset for place, r in places(info))
     ]
@@ -296,6 +297,29 @@ def _positions(
         for place, r in places(block.info):
             move(place, r.from_offset, r.until_offset, block.batch_time_ms, max(0, event_ms))
     return list(rows.values())
+
+
+def _with_source_positions(
+    contents: FolderContents, blocks: Iterable[BlockInfo], positions: Iterable[PositionRow]
+) -> list[PositionRow]:
+    """The positions with where each custom receiver's source stood there: what it gave after that is read again."""
+    known: dict[Place, list[tuple[int, str]]] = defaultdict(list)
+    for row in () if contents.saved is None else contents.saved.positions:
+        if row.source_position is not None:
+            known[row.input_id, row.partition].append((row.next_offset, row.source_position))
+    for info in blocks:
+        for place, r in places(info):
+            if info.source_position is not None:
+                known[place].append((r.until_offset, info.source_position))
+    return [
+        dataclasses.replace(
+            row,
+            source_position=max(
+                (each for each in known[row.input_id, row.partition] if each[0] <= row.next_offset), default=(0, None)
+            )[1],
+        )
+        for row in positions
+    ]
 
 
 def _first_position(place: Place, offset: int, now_ms: int) -> PositionRow:

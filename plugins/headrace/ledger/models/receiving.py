@@ -57,7 +57,7 @@ class AssignedPartition:
     """A partition that the receiver must read, starting at ``next_offset``.
 
     ``watermark_ms`` is the latest timestamp of its stored records in a stream by timestamp, 0 before the first.
-    ``epoch_end`` is that of its last stored record, None if unknown.
+    ``epoch_end`` is that of its last stored record, None if unknown. ``source_position`` is as in `PositionRow`.
     """
 
     next_offset: int
@@ -65,6 +65,7 @@ class AssignedPartition:
     error: str | None
     watermark_ms: int = 0
     epoch_end: EpochEnd | None = None
+    source_position: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,8 @@ class PositionRow(Model):
     had of it at ``drained_ms`` of the ledger's clock is stored; otherwise both are 0.
     ``leader_epoch`` and ``epoch_end_offset`` are an `EpochEnd`, or both None. Offsets up to ``removed_until_offset``
     belonged to batches that are removed; None: no batch is removed. ``received_records`` counts the records of its
-    blocks.
+    blocks. ``source_position`` is where a custom receiver's source stands after the stored records, as JSON; None if it
+    never said so.
     """
 
     __tablename__ = "positions"
@@ -196,6 +198,7 @@ class PositionRow(Model):
     epoch_end_offset: Mapped[BigInt | None] = mapped_column(default=None)
     removed_until_offset: Mapped[BigInt | None] = mapped_column(default=None)
     received_records: Mapped[BigInt] = mapped_column(default=0)
+    source_position: Mapped[str | None] = mapped_column(default=None)
 
     @property
     def kept_from(self) -> int:

@@ -127,7 +127,7 @@ def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str)
         attempt=batch.attempt,
         report=report,
         manifests=manifests,
-        inputs=batch.stream.inputs,
+        inputs=batch.stream.kafka_inputs,
         written_before=batch.written_before,
         withdraw_letters=batch.written_before or batch.tried_before,
     )

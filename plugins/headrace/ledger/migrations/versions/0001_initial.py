@@ -177,6 +177,7 @@ def upgrade() -> None:
         column("epoch_end_offset", BigInteger, nullable=True),
         column("removed_until_offset", BigInteger, nullable=True),
         column("received_records", BigInteger, server_default="0"),
+        column("source_position", Text, nullable=True),
         sa.PrimaryKeyConstraint("stream", "input_id", "topic", "topic_id", "partition", name="pk_positions"),
         sa.ForeignKeyConstraint(
             ["stream", "input_id", "topic", "topic_id"],

@@ -1,0 +1,239 @@
+"""`CustomSource`: the records of a user's `Receiver` as a `RecordSource`, with offsets that headrace counts."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from headrace.blocks import OffsetRange, TopicPartition
+from headrace.kafka.record_batches import RecordChunk
+from headrace.ledger.models import EpochEnd
+from headrace.receiver.end_offset_tracker import Ends, Key
+from headrace.receiver.errors import ReceiverClassError
+from headrace.receiver.handoff import Handoff, Taken
+from headrace.receiver.leader_epochs import LeaderEpochs
+from headrace.receiver.partition_state import FetchState, Gap, PartitionStatus
+from headrace.receiver.receiver import Receiver, Record
+from headrace.receiver.receiver_lifecycle import STOP_SECONDS, LifecycleState, ReceiverLifecycle
+from headrace.receiver.record_source import Acknowledgements, SourceError
+from headrace.stream import Stream
+from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.inputs import ReceiverInput
+from headrace.stream.references import load_reference
+from headrace.wal.payload import RECORD_SCHEMA
+
+# Kafka's names for a timestamp that the record's source gave, and for one of the time of storing.
+_CREATE_TIME, _APPEND_TIME = 0, 1
+_FINISH_SECONDS = 0.05
+
+
+def load_receiver_class(source: ReceiverInput) -> type[Receiver]:
+    """Import the class of the input's receivers. Raises ReceiverClassError, which names it."""
+    try:
+        found = load_reference(source.receiver, "receiver")
+    except StreamDefinitionError as error:
+        raise ReceiverClassError(f"Input {source.id}: {error.what}", remedy=error.remedy) from error
+    if not isinstance(found, type) or not issubclass(found, Receiver):
+        what = found.__name__ if isinstance(found, type) else f"a {type(found).__name__}"
+        raise ReceiverClassError(
+            f"Input {source.id}: {source.receiver} is {what}, which does not extend headrace.receiver.Receiver.",
+            remedy="Name a class that does.",
+        )
+    return found
+
+
+def check_receiver_class(source: ReceiverInput) -> None:
+    """Raise ReceiverClassError if the class cannot be found, is no Receiver, or does not take the arguments."""
+    receiver_class = load_receiver_class(source)
+    try:
+        inspect.signature(receiver_class).bind(**source.keywords)
+    except TypeError as error:
+        raise ReceiverClassError(
+            f"Input {source.id}: {source.receiver} does not take the arguments "
+            f"({', '.join(source.keywords) or 'none'}): {error}.",
+            remedy="Let ReceiverInput.arguments be its constructor's keyword arguments.",
+        ) from None
+
+
+def check_receiver_classes(stream: Stream) -> None:
+    """Check the classes of all custom receivers of a stream, as `check_receiver_class`."""
+    for source in stream.inputs:
+        if isinstance(source, ReceiverInput):
+            check_receiver_class(source)
+
+
+class CustomSource:
+    """One custom receiver and its partition: the input's id and the receiver's index.
+
+    Used by the consuming thread, except as `RecordSource` says.
+    """
+
+    below_position = not_owned = unreadable_headers = lost_offsets = offsets_without_record = 0
+
+    def __init__(self, source: ReceiverInput, *, max_block_bytes: int, now_ms: Callable[[], int]) -> None:
+        """``now_ms`` is the timestamp of records that have none. Raises ReceiverClassError."""
+        check_receiver_class(source)
+        self._source = source
+        self._max_block_bytes = max_block_bytes
+        self._now_ms = now_ms
+        self._partition: TopicPartition | None = None
+        # A partition that is not read has an empty handoff, which nobody fills.
+        self._handoff = Handoff(0, 0, None)
+        self._lifecycle: ReceiverLifecycle | None = None
+        self.leader_epochs = LeaderEpochs()
+
+    def assign(
+        self,
+        partition: TopicPartition,
+        next_offset: int,
+        epoch_end: EpochEnd | None = None,  # noqa: ARG002 - of Kafka
+        source_position: str | None = None,
+    ) -> None:
+        """Start the receiver, whose first record gets ``next_offset``; or start it again, if it had stopped itself."""
+        if partition == self._partition and self._lifecycle is not None:
+            self._lifecycle.resume()
+            return
+        self._end("another partition is read now")
+        self._partition = partition
+        self._handoff = Handoff(max(1, self._max_block_bytes // 4), next_offset, source_position)
+        self._lifecycle = ReceiverLifecycle(
+            lambda: load_receiver_class(self._source)(**self._source.keywords),
+            self._handoff,
+            name=f"{partition.topic}-{partition.partition}",
+            index=partition.partition,
+            receivers=self._source.receivers,
+            max_call_bytes=self._max_block_bytes,
+        )
+        self._lifecycle.start()
+
+    def unassign(self, partition: TopicPartition) -> None:
+        """Stop the receiver; what was not taken from it is not stored."""
+        if partition == self._partition:
+            self._partition = None
+            self._end("the receiver's partition was taken away")
+
+    def put_back(self, partition: TopicPartition, next_offset: int, error: str, *, seconds: float) -> None:
+        """Only Kafka's topics can be withheld (`UnauthorizedTopics`), never this one."""
+        raise NotImplementedError(f"{partition} cannot be read again")
+
+    def fetch(self, timeout: float, max_records: int | None = None) -> list[RecordChunk | Gap]:
+        """Return what the receiver has given, as one chunk."""
+        partition, handoff = self._partition, self._handoff
+        if partition is None:
+            time.sleep(timeout)
+            return []
+        first_offset = handoff.next_offset
+        taken = handoff.take(timeout, max_records, self._max_block_bytes // 4)
+        return [] if taken is None else [self._chunk(partition, first_offset, taken)]
+
+    def listen(self) -> None:
+        """While the receiver is paused, its calls of ``store`` wait."""
+
+    def serve(self) -> None:
+        """There is nothing to do."""
+
+    def finish(self) -> Iterator[RecordChunk | Gap]:
+        """Stop the receiver, and yield what it still gives until it has stopped."""
+        if self._lifecycle is None:
+            return
+        self._lifecycle.end()
+        until = time.monotonic() + STOP_SECONDS + 1.0
+        is_over = False
+        while not is_over:
+            is_over = self._lifecycle.join(0.0) or time.monotonic() > until
+            yield from self.fetch(0.0 if is_over else _FINISH_SECONDS)
+        while rest := self.fetch(0.0):
+            yield from rest
+
+    def close(self, commit_seconds: float = 2.0) -> None:
+        """Stop the receiver, and wait up to ``commit_seconds`` for its end."""
+        self._end("the receiver ends", commit_seconds)
+
+    @property
+    def partitions(self) -> dict[TopicPartition, int]:
+        return {} if self._partition is None else {self._partition: self._handoff.next_offset}
+
+    @property
+    def commits(self) -> Acknowledgements:
+        return self._handoff
+
+    @property
+    def connected(self) -> bool | None:
+        state = None if self._lifecycle is None else self._lifecycle.state
+        return None if state in (None, LifecycleState.STARTING) else state is not LifecycleState.RESTARTING
+
+    @property
+    def client_error(self) -> str | None:
+        return None if self._lifecycle is None else self._lifecycle.error
+
+    @property
+    def errors(self) -> int:
+        return 0 if self._lifecycle is None else self._lifecycle.errors
+
+    def status(self) -> list[PartitionStatus]:
+        partition, lifecycle = self._partition, self._lifecycle
+        if partition is None or lifecycle is None:
+            return []
+        state = {
+            LifecycleState.STOPPED: FetchState.FAILED if lifecycle.is_failed else FetchState.AT_END,
+            LifecycleState.RESTARTING: FetchState.BACKING_OFF,
+        }.get(lifecycle.state, FetchState.FETCHING)
+        return [PartitionStatus(partition, self._handoff.next_offset, state, lifecycle.error)]
+
+    def take_errors(self) -> Sequence[SourceError]:
+        return () if self._lifecycle is None else self._lifecycle.take_errors()
+
+    def _end(self, reason: str, seconds: float = 0.0) -> None:
+        if self._lifecycle is None:
+            return
+        self._lifecycle.end()
+        self._handoff.close(reason)
+        self._lifecycle.join(seconds)
+
+    def _chunk(self, partition: TopicPartition, first_offset: int, taken: Taken) -> RecordChunk:
+        records = taken.records
+        number, now_ms = len(records), self._now_ms()
+        columns = {
+            "key": [each.key for each in records],
+            "value": [each.value for each in records],
+            "topic": pa.repeat(partition.topic, number),
+            "partition": pa.repeat(partition.partition, number),
+            "offset": range(first_offset, first_offset + number),
+            "timestamp": [now_ms if each.timestamp_ms is None else each.timestamp_ms for each in records],
+            "timestampType": [_APPEND_TIME if each.timestamp_ms is None else _CREATE_TIME for each in records],
+            "headers": [_header_values(each) for each in records],
+            "incarnation": pa.repeat(partition.incarnation, number),
+        }
+        arrays = [
+            columns[field.name].cast(field.type)
+            if isinstance(columns[field.name], pa.Array)
+            else pa.array(columns[field.name], field.type)
+            for field in RECORD_SCHEMA
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
+        covered = OffsetRange(partition, first_offset, first_offset + number, number)
+        return RecordChunk(batch, (covered,), batch.nbytes, source_position=taken.position)
+
+
+def _header_values(record: Record) -> list[dict[str, object]] | None:
+    return [{"key": name, "value": value} for name, value in record.headers] or None
+
+
+class NoTopicIds:
+    """``TopicIds`` of an input that is not Kafka's: its topic is never created again."""
+
+    def __init__(self, source: ReceiverInput) -> None:
+        self._source = source
+
+    def ask(self, topics: Collection[str]) -> Callable[[float], Mapping[str, str | None] | None]:
+        return lambda _seconds: dict.fromkeys(topics, self._source.topic_id)
+
+
+class NoEndOffsets:
+    """``EndOffsets`` of an input that is not Kafka's: nobody knows what its source still has."""
+
+    def ask(self, _partitions: Collection[Key]) -> Callable[[], Ends | None]:
+        return lambda: None

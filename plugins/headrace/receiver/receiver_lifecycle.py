@@ -1,0 +1,320 @@
+"""Starts, restarts and stops a user's `Receiver` in a thread of its own, as Spark's ReceiverSupervisor."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import partial
+
+from headrace.receiver.errors import ReceiverStoppedError
+from headrace.receiver.handoff import Handed, Handoff
+from headrace.receiver.receiver import RESTART_DELAY_SECONDS, Receiver, Record
+from headrace.receiver.record_source import SourceError
+
+logger = logging.getLogger(__name__)
+
+# After on_stop, for how long the receiver's threads may go on.
+STOP_SECONDS = 10.0
+# Records of an endless iterable are handed over in pieces of this size.
+_PIECE_RECORDS = 1_000
+_PIECE_BYTES = 256 << 10
+# Beside key, value and headers; about what the fixed-width columns take.
+_RECORD_BYTES = 40
+# An error that repeats all the time is reported this often.
+_REPEAT_SECONDS = 60.0
+# A receiver that has run this long after its last error is well.
+_WELL_SECONDS = 10.0
+_MOST_UNREPORTED = 100
+
+
+class LifecycleState(Enum):
+    """The states of a lifecycle. Only RUNNING has a receiver that has started."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    """The receiver stopped itself."""
+    ENDED = "ended"
+
+
+class ReceiverLifecycle:
+    """Runs the receivers that ``make`` makes, one after the other; it is their `ReceiverHost`.
+
+    Requests come from any thread; one thread of the lifecycle follows them, so that ``on_start`` and ``on_stop`` may
+    take their time and never run at once.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Receiver],
+        handoff: Handoff,
+        *,
+        name: str,
+        index: int,
+        receivers: int,
+        max_call_bytes: int,
+    ) -> None:
+        """``max_call_bytes`` is the most of one call with a position, ``name`` the receiver's for log and threads."""
+        self._make = make
+        self._handoff = handoff
+        self._name = name
+        self.index = index
+        self.receivers = receivers
+        self._max_call_bytes = max_call_bytes
+        self._changed = threading.Condition()
+        self._state = LifecycleState.STARTING
+        self._receiver: Receiver | None = None
+        # Threads of the receiver now running, and whether it is to be left for another state.
+        self._threads: list[threading.Thread] = []
+        self._next: tuple[LifecycleState, float] | None = None
+        self._error: str | None = None
+        self._error_at = 0.0
+        self._is_failed = False
+        self._unreported: deque[SourceError] = deque(maxlen=_MOST_UNREPORTED)
+        self._last_reported = ("", 0.0)
+        self.errors = 0
+        self._thread = threading.Thread(target=self._run, name=f"headrace-lifecycle-{index}", daemon=True)
+
+    # -- of the source ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the first receiver. Call it once."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Have the receiver stopped for good, without waiting."""
+        with self._changed:
+            self._next = (LifecycleState.ENDED, 0.0)
+            self._changed.notify_all()
+        self._handoff.wake()
+
+    def join(self, seconds: float) -> bool:
+        """Wait up to ``seconds`` for the end. Returns whether it has ended."""
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    @property
+    def state(self) -> LifecycleState:
+        with self._changed:
+            return self._state
+
+    @property
+    def error(self) -> str | None:
+        """The last error; None once the receiver has run well for a time."""
+        with self._changed:
+            over = self._state is LifecycleState.RUNNING and time.monotonic() - self._error_at > _WELL_SECONDS
+            return None if over else self._error
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the receiver stopped itself with an error."""
+        with self._changed:
+            return self._state is LifecycleState.STOPPED and self._is_failed
+
+    def resume(self) -> None:
+        """Start again a receiver that stopped itself."""
+        with self._changed:
+            if self._state is LifecycleState.STOPPED and self._next is None:
+                self._next = (LifecycleState.RESTARTING, 0.0)
+                self._changed.notify_all()
+
+    def take_errors(self) -> list[SourceError]:
+        """Return the errors to be reported since the last call."""
+        with self._changed:
+            taken = list(self._unreported)
+            self._unreported.clear()
+            return taken
+
+    # -- of the receiver (ReceiverHost) ----------------------------------------------------------------------------
+
+    @property
+    def position(self) -> str | None:
+        return self._handoff.position
+
+    def is_stopped(self, receiver: Receiver) -> bool:
+        with self._changed:
+            return self._receiver is not receiver or self._next is not None
+
+    def store(self, receiver: Receiver, records: Iterator[Record], position: str | None, *, wait: bool) -> None:
+        handed = None
+        if position is None:
+            for handed in _pieces(records):
+                self._handoff.put(handed, partial(self._is_gone, receiver))
+        else:
+            handed = _whole(records, position, self._max_call_bytes)
+            self._handoff.put(handed, partial(self._is_gone, receiver))
+        if wait and handed is not None:
+            self._handoff.wait_stored(handed)
+
+    def start_thread(self, receiver: Receiver, target: Callable[[], object], name: str | None) -> None:
+        thread = threading.Thread(
+            target=self._receive, args=(receiver, target), name=name or f"{self._name}-{target}", daemon=True
+        )
+        with self._changed:
+            if self._receiver is receiver:
+                self._threads.append(thread)
+        thread.start()
+
+    def restart(self, receiver: Receiver, message: str, error: BaseException | None, delay_seconds: float) -> None:
+        self._leave(receiver, LifecycleState.RESTARTING, message, error, delay_seconds)
+
+    def stop(self, receiver: Receiver, message: str, error: BaseException | None) -> None:
+        self._leave(receiver, LifecycleState.STOPPED, message, error, 0.0)
+
+    def report_error(self, _receiver: Receiver, message: str, error: BaseException | None) -> None:
+        with self._changed:
+            self._note(message, error)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _is_gone(self, receiver: Receiver) -> bool:
+        """Whether ``on_stop`` of the receiver and its threads have ended; until then its records are taken."""
+        return self._receiver is not receiver
+
+    def _receive(self, receiver: Receiver, target: Callable[[], object]) -> None:
+        try:
+            target()
+        except ReceiverStoppedError as error:
+            if not self.is_stopped(receiver):
+                self.restart(receiver, "A thread of the receiver failed", error, RESTART_DELAY_SECONDS)
+        except BaseException as error:
+            if self.is_stopped(receiver):
+                logger.info("receiver %s: a thread ended after the receiver's stop: %r", self._name, error)
+            else:
+                self.restart(receiver, "A thread of the receiver failed", error, RESTART_DELAY_SECONDS)
+
+    def _leave(
+        self, receiver: Receiver, state: LifecycleState, message: str, error: BaseException | None, seconds: float
+    ) -> None:
+        """Note that the receiver is to be left. Only the first request counts."""
+        with self._changed:
+            if self._receiver is not receiver or self._next is not None:
+                return
+            self._next = (state, max(0.0, seconds))
+            self._is_failed = state is LifecycleState.STOPPED and error is not None
+            if state is LifecycleState.RESTARTING or error is not None:
+                self._note(message, error)
+            else:
+                self._error = None
+                logger.info("receiver %s stops itself: %s", self._name, message)
+            self._changed.notify_all()
+
+    def _note(self, message: str, error: BaseException | None) -> None:
+        """Log an error, and keep it to be reported. Called under the lock."""
+        text = message if error is None else f"{message}: {type(error).__name__}: {error}"
+        stack = None if error is None else "".join(traceback.format_exception(error))
+        now = time.monotonic()
+        self.errors += 1
+        self._error, self._error_at = text, now
+        last, reported_at = self._last_reported
+        if text == last and now - reported_at < _REPEAT_SECONDS:
+            return
+        self._last_reported = (text, now)
+        self._unreported.append(SourceError(text, stack))
+        logger.error("receiver %s: %s", self._name, text, exc_info=error)
+
+    def _run(self) -> None:
+        state = LifecycleState.RESTARTING
+        while state is not LifecycleState.ENDED:
+            if state is LifecycleState.RESTARTING:
+                self._start()
+            state, seconds = self._next_request()
+            self._stop(state)
+            if state is LifecycleState.RESTARTING and self._waited_in_vain(seconds):
+                state = LifecycleState.ENDED
+
+    def _start(self) -> None:
+        receiver: Receiver | None = None
+        try:
+            receiver = self._make()
+            receiver.attach(self)
+            with self._changed:
+                self._receiver, self._state = receiver, LifecycleState.STARTING
+            receiver.on_start()
+        except BaseException as error:
+            with self._changed:
+                if self._next is None:
+                    self._note("The receiver could not be started", error)
+                    self._next = (LifecycleState.RESTARTING, RESTART_DELAY_SECONDS)
+        else:
+            logger.info("receiver %s has started its %s", self._name, type(receiver).__name__)
+            with self._changed:
+                self._state = LifecycleState.RUNNING
+
+    def _next_request(self) -> tuple[LifecycleState, float]:
+        with self._changed:
+            while self._next is None:
+                self._changed.wait()
+            return self._next
+
+    def _stop(self, state: LifecycleState) -> None:
+        """Stop the receiver, if one runs; then its threads can store nothing more."""
+        receiver = self._receiver
+        if receiver is not None:
+            try:
+                receiver.on_stop()
+            except Exception as error:
+                with self._changed:
+                    self._note("The receiver's on_stop failed", error)
+            self._await_threads()
+        with self._changed:
+            self._receiver, self._threads, self._state = None, [], state
+            if self._next is not None and self._next[0] is not LifecycleState.ENDED:
+                self._next = None
+        self._handoff.wake()
+
+    def _await_threads(self) -> None:
+        until = time.monotonic() + STOP_SECONDS
+        for thread in list(self._threads):
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join(max(0.0, until - time.monotonic()))
+        late = [thread.name for thread in self._threads if thread.is_alive()]
+        if late:
+            with self._changed:
+                text = f"{', '.join(late)} did not end within {STOP_SECONDS:.0f} s of on_stop"
+                self._note(f"Threads of the receiver are left to themselves, and can store nothing more: {text}", None)
+
+    def _waited_in_vain(self, seconds: float) -> bool:
+        """Wait before a restart. Returns whether the end was asked for meanwhile."""
+        until = time.monotonic() + seconds
+        with self._changed:
+            while self._next is None and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return self._next is not None and self._next[0] is LifecycleState.ENDED
+
+
+def _size(record: Record) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.value or b"") + len(record.key or b"") + headers + _RECORD_BYTES
+
+
+def _pieces(records: Iterator[Record]) -> Iterator[Handed]:
+    piece = Handed([], 0, None)
+    for record in records:
+        piece.records.append(record)
+        piece.nbytes += _size(record)
+        if len(piece.records) >= _PIECE_RECORDS or piece.nbytes >= _PIECE_BYTES:
+            yield piece
+            piece = Handed([], 0, None)
+    if piece.records:
+        yield piece
+
+
+def _whole(records: Iterator[Record], position: str, max_bytes: int) -> Handed:
+    whole = Handed([], 0, position)
+    for record in records:
+        whole.records.append(record)
+        whole.nbytes += _size(record)
+        if whole.nbytes > max_bytes and len(whole.records) > 1:
+            raise ValueError(
+                f"the records of one call with a position are more than {max_bytes} bytes, which is one block; give "
+                "them in several calls, each with its position, or raise the stream's limits.max_block_bytes"
+            )
+    return whole

@@ -1,0 +1,334 @@
+"""The life of a custom receiver: what Spark's ReceiverSuite asserts, and where its records go."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from tests.unit.receiver.custom.conftest import RECEIVERS, MakeCustom
+from tests.unit.receiver.custom.custom_receivers import Numbers
+from tests.unit.receiver.waiting import eventually
+
+from headrace.ledger import PartitionState, ReceiverState
+from headrace.receiver import Receiver, ReceiverStoppedError, Record
+from headrace.receiver.errors import ReceivingError
+from headrace.stream import Limits
+
+
+def test_a_custom_receiver_starts_stores_and_stops(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    assert not receiver.is_stopped
+    assert (receiver.index, receiver.receivers, receiver.position) == (0, 1, None)
+    receiver.store("one")
+    receiver.store([b"two", "three"])
+    receiver.store(str(number) for number in range(3))
+    eventually(lambda: len(setting.stored()) == 6)
+    report = running.end()
+    assert (report.state, report.records, report.error) == (ReceiverState.STOPPED, 6, None)
+    assert receiver.is_stopped
+    assert receiver.stopped.is_set()
+    values = [b"one", b"two", b"three", b"0", b"1", b"2"]
+    assert setting.stored() == [(0, offset, value) for offset, value in enumerate(values)]
+    assert len(Numbers.made) == 1
+
+
+def test_a_record_keeps_its_key_headers_and_timestamp(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    headers = [("from", b"here"), ("empty", None)]
+    setting.receiver().store([Record("v", key="k", headers=headers, timestamp_ms=1_700_000_000_000), Record(None)])
+    running.end()
+    first, second = setting.rows()
+    assert (first["topic"], first["key"], first["value"], first["timestampType"]) == ("lines", b"k", b"v", 0)
+    assert int(first["timestamp"].timestamp() * 1000) == 1_700_000_000_000
+    assert [(each["key"], each["value"]) for each in first["headers"]] == headers
+    assert (second["key"], second["value"], second["headers"], second["timestampType"]) == (None, None, None, 1)
+    assert abs(second["timestamp"].timestamp() - time.time()) < 60
+
+
+def test_a_restart_stops_waits_and_starts_again_and_is_reported(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    first = setting.receiver()
+    asked = time.monotonic()
+    first.restart("the source went away", ConnectionError("refused"), delay_seconds=0.3)
+    second = setting.receiver(starts=2)
+    assert time.monotonic() - asked >= 0.3
+    assert first.is_stopped
+    assert first.stopped.is_set()
+    assert not second.is_stopped
+    eventually(lambda: [event["error"] for event in setting.errors()] != [])
+    (event,) = setting.errors()
+    assert event["receiver"] == "air/lines/0"
+    assert event["error"] == "the source went away: ConnectionError: refused"
+    assert "ConnectionError: refused" in event["stack"]
+    second.store("after")
+    assert running.end().state is ReceiverState.STOPPED
+    assert setting.values() == [b"after"]
+    assert len(Numbers.made) == 2
+
+
+def test_an_object_that_was_replaced_can_store_nothing_more(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    first = setting.receiver()
+    first.restart("again", delay_seconds=0)
+    setting.receiver(starts=2)
+    with pytest.raises(ReceiverStoppedError, match="not taken"):
+        first.store("late")
+    running.end()
+    assert setting.values() == []
+
+
+def test_an_error_in_on_start_is_reported_and_the_receiver_starts_again(
+    make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.receiver.receiver_lifecycle.RESTART_DELAY_SECONDS", 0.05)
+    Numbers.on_start_error = OSError("no such host")
+    setting = make_custom()
+    running = setting.start()
+    eventually(lambda: len(Numbers.made) >= 3)
+    eventually(lambda: setting.ledger.receivers.all("air")[0].last_error is not None)
+    Numbers.on_start_error = None
+    setting.receiver(starts=4)
+    eventually(lambda: setting.errors() != [])
+    running.end()
+    # The same error again and again is one event.
+    assert [each["error"] for each in setting.errors()] == ["The receiver could not be started: OSError: no such host"]
+
+
+def test_a_thread_that_fails_restarts_its_receiver(make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.receiver.receiver_lifecycle.RESTART_DELAY_SECONDS", 0.05)
+    setting = make_custom()
+    running = setting.start()
+
+    def fail() -> None:
+        raise ValueError("bad line")
+
+    setting.receiver().start_thread(fail)
+    setting.receiver(starts=2)
+    eventually(lambda: setting.errors() != [])
+    running.end()
+    assert [event["error"] for event in setting.errors()] == ["A thread of the receiver failed: ValueError: bad line"]
+
+
+def test_a_reported_error_changes_nothing_else(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    receiver.report_error("one line was no JSON")
+    eventually(lambda: setting.errors() != [])
+    receiver.store("next")
+    running.end()
+    (event,) = setting.errors()
+    assert (event["error"], event["stack"]) == ("one line was no JSON", None)
+    assert setting.values() == [b"next"]
+    assert len(Numbers.made) == 1
+
+
+def test_a_receiver_that_stops_itself_keeps_its_partition_and_says_why(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    receiver.store("last")
+    receiver.stop("the file has ended")
+    eventually(lambda: receiver.stopped.is_set() and setting.values() == [b"last"])
+    eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("at_end") == 1)
+    (row,) = setting.ledger.positions.all("air")
+    assert (row.state, row.receiver_index) == (PartitionState.ACTIVE, 0)
+    assert running.end().state is ReceiverState.STOPPED
+    assert setting.errors() == []
+    assert len(Numbers.made) == 1
+
+
+def test_a_receiver_that_stops_itself_with_an_error_fails_its_partition_until_a_person_resumes_it(
+    make_custom: MakeCustom,
+) -> None:
+    setting = make_custom()
+    running = setting.start()
+    setting.receiver().stop("the source refuses this user", PermissionError("denied"))
+
+    def state() -> tuple[PartitionState, str | None]:
+        (row,) = setting.ledger.positions.all("air")
+        return row.state, row.error
+
+    eventually(lambda: state() == (PartitionState.FAILED, "the source refuses this user: PermissionError: denied"))
+    (row,) = setting.ledger.positions.all("air")
+    setting.ledger.positions.set_state(setting.job, "lines", [row.partition], PartitionState.ACTIVE)
+    setting.receiver(starts=2).store("again")
+    eventually(lambda: setting.values() == [b"again"])
+    running.end()
+
+
+def test_a_stop_stores_what_was_given_and_what_on_stop_gives(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    receiver.last_words = ["bye", ["and", "thanks"]]
+    receiver.store("hello")
+    running.end()
+    assert setting.values() == [b"hello", b"bye", b"and", b"thanks"]
+    with pytest.raises(ReceiverStoppedError):
+        receiver.store("too late")
+
+
+def test_a_call_that_waits_returns_when_its_block_is_in_the_ledger(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    receiver.store(["a", "b"], wait=True)
+    assert setting.values() == [b"a", b"b"]
+    receiver.store(["c"], position={"line": 3}, wait=True)
+    assert setting.position() == '{"line":3}'
+    running.end()
+
+
+def test_a_call_that_waits_raises_if_the_lease_is_lost_before(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    # Another instance has the lease: this one's blocks are refused.
+    setting.ledger.receivers.register(setting.job, receiver_id=running_id(), host="another", lease_ms=60_000)
+    with pytest.raises(ReceiverStoppedError, match="not known"):
+        receiver.store(["a"], wait=True)
+    assert running.join().state is ReceiverState.LOST
+    assert setting.values() == []
+
+
+def running_id() -> object:
+    from headrace.blocks import ReceiverId
+
+    return ReceiverId("air", "lines", 0)
+
+
+def test_a_restarted_process_gets_the_last_stored_position_and_new_offsets(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    receiver.store(["a", "b"], position=2)
+    assert receiver.position == 2
+    receiver.store("c")
+    running.end()
+    running = setting.start()
+    receiver = setting.receiver(starts=2)
+    # "c" came without a position: such a source reads it again.
+    assert receiver.position == 2
+    receiver.store("c", position=3)
+    running.end()
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b"), (0, 2, b"c"), (0, 3, b"c")]
+    assert setting.position() == "3"
+
+
+def test_a_position_without_records_is_stored_with_the_next_ones(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    receiver.store([], position="skipped")
+    assert receiver.position == "skipped"
+    receiver.store("a", wait=True)
+    assert setting.position() == '"skipped"'
+    running.end()
+
+
+def test_store_waits_while_headrace_can_take_no_more(make_custom: MakeCustom) -> None:
+    setting = make_custom(limits=Limits(max_rate=50, max_block_bytes=1 << 20))
+    running = setting.start()
+    receiver = setting.receiver()
+    began = time.monotonic()
+    # 50 a second: the queue of a quarter of a block holds two of these.
+    for _ in range(4):
+        receiver.store([b"x" * 2_000] * 50)
+    assert time.monotonic() - began < 10
+    eventually(lambda: len(setting.stored()) == 200)
+    assert time.monotonic() - began > 2
+    running.end()
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (3, "store takes bytes, str, a Record, or an iterable of these, got int"),
+        ([b"a", {"b": 1}], "got dict"),
+        (Record(5), "a Record's value is bytes, str or None, got int"),  # type: ignore[arg-type]
+        (Record(b"a", headers=[("a",)]), "header is"),  # type: ignore[list-item]
+        (Record(b"a", timestamp_ms=-1), "timestamp_ms is from 0"),
+    ],
+)
+def test_what_is_no_record_is_refused_in_the_callers_thread(make_custom: MakeCustom, given: object, error: str) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    with pytest.raises((TypeError, ValueError), match=error):
+        receiver.store(given)  # type: ignore[arg-type]
+    receiver.store("good")
+    running.end()
+    assert setting.values() == [b"good"]
+
+
+def test_a_position_that_is_no_json_or_too_long_is_refused(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    with pytest.raises(TypeError, match="a position is a JSON value"):
+        receiver.store("a", position={1, 2})
+    with pytest.raises(ValueError, match="at most 65536 bytes"):
+        receiver.store("a", position="x" * 70_000)
+    running.end()
+    assert setting.values() == []
+
+
+def test_records_with_a_position_that_do_not_fit_a_block_are_refused(make_custom: MakeCustom) -> None:
+    setting = make_custom(limits=Limits(max_block_bytes=1 << 20))
+    running = setting.start()
+    receiver = setting.receiver()
+    with pytest.raises(ValueError, match="more than 1048576 bytes"):
+        receiver.store((b"x" * 1_000 for _ in range(2_000)), position=1)
+    running.end()
+    assert setting.values() == []
+
+
+@pytest.mark.parametrize(
+    ("reference", "arguments", "error"),
+    [
+        ("no_such_module:Lines", {}, "The receiver no_such_module:Lines cannot be imported"),
+        (f"{RECEIVERS}:Nobody", {}, "has no 'Nobody' to be the receiver"),
+        (f"{RECEIVERS}:NotAReceiver", {}, "is NotAReceiver, which does not extend headrace.receiver.Receiver"),
+        (f"{RECEIVERS}:not_a_class", {}, "is a int, which does not extend headrace.receiver.Receiver"),
+        (f"{RECEIVERS}:Numbers", {"colour": "red"}, "does not take the arguments .colour.: got an unexpected"),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_the_receivers_error_with_its_name(
+    make_custom: MakeCustom, reference: str, arguments: dict[str, str], error: str
+) -> None:
+    setting = make_custom(reference, arguments=arguments)
+    report = setting.start().join()
+    assert report.state is ReceiverState.FAILED
+    (row,) = setting.ledger.receivers.all("air")
+    for text in (report.error, row.last_error):
+        assert text is not None
+        with pytest.raises(ReceivingError, match=error):
+            raise ReceivingError(text)
+
+
+def test_a_receiver_that_is_used_before_its_start_says_so() -> None:
+    with pytest.raises(ReceivingError, match="used before it is started"):
+        Receiver().store("a")
+
+
+def test_threads_that_do_not_end_are_reported_and_left(
+    make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.receiver.receiver_lifecycle.STOP_SECONDS", 0.1)
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    go_on = threading.Event()
+    receiver.start_thread(go_on.wait, name="deaf")
+    receiver.restart("again", delay_seconds=0)
+    setting.receiver(starts=2)
+    eventually(lambda: any("deaf did not end within" in event["error"] for event in setting.errors()))
+    go_on.set()
+    running.end()
