@@ -1,15 +1,20 @@
 """Spark Streaming's quick example: count the words in each batch of the lines that a TCP server sends.
 
-A DAG file with ``from network_word_count import receiver, batches`` gives Airflow two DAGs, if this folder is on its
-path. Start a server with ``nc -lk 9999`` and type lines; the counts are in the log of the task `generate_batch.console`
-of the DAG `network_word_count_batches`.
+A DAG file makes two DAGs of it, if this folder is on its path::
+
+    from headrace.dags import stream_dags
+    from network_word_count import stream
+
+    receiver, batches = stream_dags(stream)
+
+Start a server with ``nc -lk 9999`` and type lines; the counts are in the log of the task `generate_batch.console` of
+the DAG `network_word_count_batches`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.dags import stream_dags
 from headrace.stream import ConsoleOutput, ReceiverInput, SparkSettings, Stream, Utf8Decoder
 
 _HERE = Path(__file__).resolve().parent
@@ -32,5 +37,3 @@ stream = Stream(
         py_files=(str(_HERE / "socket_lines.py"), str(_HERE.parents[1] / "dags" / "word_count_transform.py"))
     ),
 )
-
-receiver, batches = stream_dags(stream)

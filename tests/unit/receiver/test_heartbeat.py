@@ -23,7 +23,7 @@ def test_a_stopped_partition_fails_in_the_ledger_once_its_topic_is_known_not_to_
     )
     commits = SimpleNamespace(last_error=None, open=0, allow_until=lambda _: None)
     status = PartitionStatus(PARTITION, 5, FetchState.FAILED, "offsets [5, 9) are gone")
-    kafka: Any = SimpleNamespace(client_error=None, commits=commits, status=lambda: [status])
+    kafka: Any = SimpleNamespace(client_error=None, commits=commits, status=lambda: [status], take_errors=lambda: [])
     stats: Any = SimpleNamespace(collect=lambda *_: {})
     generator: Any = SimpleNamespace(queued=(0, 0), sealed_through_ms=lambda: 0)
     pausing: Any = SimpleNamespace(look=lambda: False, report=lambda: None, reason=None)

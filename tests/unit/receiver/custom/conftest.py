@@ -48,6 +48,11 @@ class CustomSetting:
         eventually(lambda: len(Numbers.made) >= starts and Numbers.made[-1].started.is_set())
         return Numbers.made[-1]
 
+    def receiver_of(self, index: int) -> Numbers:
+        """The receiver with this index, once it has started."""
+        eventually(lambda: any(each.started.is_set() and each.index == index for each in Numbers.made))
+        return next(each for each in Numbers.made if each.started.is_set() and each.index == index)
+
     def stored(self) -> list[tuple[int, int, bytes]]:
         """(partition, offset, value) of every accepted block, read back from the log."""
         return [(row["partition"], row["offset"], row["value"]) for row in self.rows()]
