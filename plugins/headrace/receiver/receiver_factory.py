@@ -174,7 +174,7 @@ class ReceiverFactory:
         )
         limits = context.stream.limits
         initial_rate = None if limits.backpressure is None else limits.backpressure.initial_rate
-        limiter = RateLimiter(limits.max_rate, context.clock, initial_rate=initial_rate)
+        limiter = RateLimiter(self._max_rate(), context.clock, initial_rate=initial_rate)
         event_times = self._event_times()
         orders = PartitionOrders(
             context,
@@ -212,6 +212,14 @@ class ReceiverFactory:
             clock=self._context.clock,
             now_ms=self._ledger_clock.now_ms,
         )
+
+    def _max_rate(self) -> float | None:
+        """The most records per second of the receiver. A Kafka consumer keeps to the rate per partition itself."""
+        limits = self._context.stream.limits
+        if isinstance(self._source, KafkaInput):
+            return limits.max_rate
+        # A custom receiver has one partition.
+        return min((each for each in (limits.max_rate, limits.max_rate_per_partition) if each), default=None)
 
     def _event_times(self) -> EventTimes | None:
         stream = self._context.stream

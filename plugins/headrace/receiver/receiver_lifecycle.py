@@ -228,7 +228,7 @@ class ReceiverLifecycle:
             state, seconds = self._next_request()
             self._stop(state)
             if state is LifecycleState.RESTARTING and self._waited_in_vain(seconds):
-                state = LifecycleState.ENDED
+                state = self._state = LifecycleState.ENDED
 
     def _start(self) -> None:
         receiver: Receiver | None = None

@@ -7,7 +7,11 @@ from dataclasses import replace
 from tests.unit.receiver.custom.conftest import CustomSetting, MakeCustom
 from tests.unit.receiver.waiting import eventually
 
+from headrace.fsck.stream_check import check_stream
 from headrace.ledger import PartitionState
+from headrace.trace.positions import Coordinates
+from headrace.trace.trace import trace_record
+from headrace.wal.reader import read_block
 
 
 def owners(setting: CustomSetting) -> dict[int, tuple[int | None, PartitionState]]:
@@ -69,9 +73,27 @@ def test_a_position_is_kept_in_a_header_of_the_log(make_custom: MakeCustom) -> N
     running.end()
     (time,) = setting.ledger.blocks.unclaimed("air")
     (block,) = setting.ledger.allocations.blocks_of("air", time.batch_time_ms)
-    from headrace.wal.reader import read_block
-
     header, _ = read_block(setting.context.storage.below("log"), block.info.handle)
     assert header.source_position == '[1,"x"]'
     # The ledger's row of a block has no room for it: the position's row has it.
     assert replace(block.info, source_position=None) == block.info
+
+
+def test_fsck_finds_nothing_wrong_and_asks_no_kafka(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    setting.receiver().store(["a", "b"], wait=True)
+    running.end()
+    report = check_stream(setting.ledger, "air", kafka=True)
+    assert report.findings == []
+    assert report.unchecked == []
+
+
+def test_a_traced_record_is_found_in_the_log_and_never_sought_in_kafka(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    setting.receiver().store(["a", "b"], wait=True)
+    running.end()
+    found = trace_record(setting.context, Coordinates("lines", 0, 1))
+    assert found.record is not None
+    assert (found.record.value, found.record.read_from) == (b"b", "log")
