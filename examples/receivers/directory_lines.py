@@ -45,10 +45,10 @@ class DirectoryLines(Receiver):
     def _follow(self) -> None:
         read: dict[str, int] = self.position or {}
         while not self.is_stopped:
-            has_read = False
-            for path in self._mine():
-                has_read = self._read(path, read) or has_read
-            if not has_read:
+            files = self._mine()
+            # Files that are gone need no position any more.
+            read = {each.name: read[each.name] for each in files if each.name in read}
+            if not any([self._read(path, read) for path in files]):
                 time.sleep(self._look_seconds)
 
     def _mine(self) -> list[Path]:
@@ -72,9 +72,5 @@ class DirectoryLines(Receiver):
             records.append(Record(line, key=path.name, headers=[("byte", str(byte).encode())]))
             byte += len(line) + 1
         read[path.name] = byte
-        # The files that are gone need no position any more.
-        there = {each.name for each in self._mine()}
-        for name in [name for name in read if name not in there]:
-            del read[name]
         self.store(records, position=read)
         return True
