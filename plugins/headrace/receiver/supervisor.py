@@ -113,6 +113,8 @@ class ReceiverSupervisor:
             self._generator.start(self._push, self._store.tick)
             self._receive(stop)
             if self._generator.failure is None:
+                # A source that still has something must not wait forever for a disk that is full.
+                self._heartbeat.drain_until(self._clock.monotonic() + _DRAIN_TIMEOUT_SECONDS)
                 self._take_in(self._source.finish())
         except Exception as failure:
             error = failure
