@@ -7,21 +7,35 @@ import sqlite3
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.unit.receiver.custom.conftest import MakeCustom
 from tests.unit.receiver.waiting import eventually
 
+from headrace.receiver import Receiver
+from headrace.testing.receivers import ReceiverTestError, run_receiver
+
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "receivers.md"
 
 
-def test_the_documented_receiver_stores_each_row_once_over_a_restart(
-    make_custom: MakeCustom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)[0]
+def documented() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def orders_receiver(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of the page's first code."""
     module = ModuleType("orders_receiver")
-    exec(compile(code, str(PAGE), "exec"), module.__dict__)  # noqa: S102 - our own documentation
+    exec(compile(documented()[0], str(PAGE), "exec"), module.__dict__)  # noqa: S102 - our own documentation
     monkeypatch.setitem(sys.modules, "orders_receiver", module)
+    return module
+
+
+def test_the_documented_receiver_stores_each_row_once_over_a_restart(
+    make_custom: MakeCustom, tmp_path: Path, orders_receiver: ModuleType
+) -> None:
+    assert orders_receiver.Orders
     shop = sqlite3.connect(tmp_path / "shop.db")
     shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer TEXT, text TEXT)")
 
@@ -41,3 +55,27 @@ def test_the_documented_receiver_stores_each_row_once_over_a_restart(
     running.end()
     assert setting.position() == "3"
     shop.close()
+
+
+def test_the_documented_test_of_the_receiver_holds(tmp_path: Path, orders_receiver: ModuleType) -> None:
+    with sqlite3.connect(tmp_path / "shop.db") as shop:
+        shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer TEXT, text TEXT)")
+        shop.executemany("INSERT INTO orders (customer, text) VALUES ('ann', ?)", [("tea",), ("milk",)])
+    (code,) = [each for each in documented() if "run_receiver" in each]
+    namespace = {"orders_receiver": orders_receiver}
+    exec(compile(code, str(PAGE), "exec"), namespace)  # noqa: S102 - our own documentation
+    test: Any = namespace["test_a_restart_goes_on_after_the_last_stored_row"]
+    test(str(tmp_path / "shop.db"))
+
+
+class Failing(Receiver):
+    def on_start(self) -> None:
+        self.start_thread(self.fail)
+
+    def fail(self) -> None:
+        raise OSError("no route to host")
+
+
+def test_a_test_that_waits_in_vain_names_the_receivers_errors() -> None:
+    with run_receiver(Failing) as running, pytest.raises(ReceiverTestError, match=r"0 of 1 records.*no route to host"):
+        running.wait_for(1, seconds=2)
