@@ -181,7 +181,9 @@ class CustomSource:
             LifecycleState.STOPPED: FetchState.FAILED if lifecycle.is_failed else FetchState.AT_END,
             LifecycleState.RESTARTING: FetchState.BACKING_OFF,
         }.get(lifecycle.state, FetchState.FETCHING)
-        return [PartitionStatus(partition, self._handoff.next_offset, state, lifecycle.error)]
+        # An error after which receiving went on is the receiver's, see `client_error`.
+        error = lifecycle.error if state in (FetchState.FAILED, FetchState.BACKING_OFF) else None
+        return [PartitionStatus(partition, self._handoff.next_offset, state, error)]
 
     def take_errors(self) -> Sequence[SourceError]:
         return () if self._lifecycle is None else self._lifecycle.take_errors()

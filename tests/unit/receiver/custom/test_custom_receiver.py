@@ -121,6 +121,9 @@ def test_a_reported_error_changes_nothing_else(make_custom: MakeCustom) -> None:
     receiver = setting.receiver()
     receiver.report_error("one line was no JSON")
     eventually(lambda: setting.errors() != [])
+    eventually(lambda: setting.ledger.receivers.all("air")[0].last_error == "one line was no JSON")
+    # The partition is read all the same.
+    assert setting.ledger.receivers.all("air")[0].stats["troubled"] == {}
     receiver.store("next")
     running.end()
     (event,) = setting.errors()
