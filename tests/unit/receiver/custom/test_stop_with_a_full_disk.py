@@ -33,8 +33,10 @@ def test_a_stop_gives_up_what_a_full_disk_does_not_take(
         except ReceiverStoppedError as error:
             refused.append(error)
 
-    receiver.start_thread(fill)
+    receiver.store(b"first")
     eventually(lambda: "disk is full" in (setting.ledger.receivers.all("air")[0].paused_reason or ""))
+    # A paused receiver takes nothing more from it, until the stop.
+    receiver.start_thread(fill)
     report = running.end()
     assert report.state is ReceiverState.FAILED
     assert "could not be stored in time" in str(report.error)
