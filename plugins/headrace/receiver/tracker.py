@@ -24,6 +24,7 @@ from headrace.ledger.states import EventKind
 from headrace.receiver.discovery import Discoverer, Discovery, discoverer_of
 from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.input_health import INPUTS, InputHealth
+from headrace.receiver.job_sign import JobSignWriter
 from headrace.receiver.partitioning import Partitioning
 from headrace.receiver.rate_controller import RateController
 from headrace.receiver.receiver_restarts import HANG_SECONDS, RESTART_SECONDS, ReceiverLauncher, TrackedReceiver
@@ -115,6 +116,7 @@ class ReceiverTracker:
         ]
         self._rates = RateController(context, job_lease)
         self._sampler = Sampler(context)
+        self._sign = JobSignWriter(context, job_lease)
         self._health = InputHealth(source.id for source in stream.inputs)
         self._now_ms = 0
         self._questions: dict[str, Future[Discovery]] = {}
@@ -161,6 +163,7 @@ class ReceiverTracker:
         finally:
             for receiver in self._receivers:
                 receiver.cancel()
+            self._sign.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     # -- the loop's steps ------------------------------------------------------------------------------------------
@@ -182,6 +185,7 @@ class ReceiverTracker:
             logger.warning("the job's lease was not renewed, the ledger does not answer: %s", error)
             return None
         self._now_ms = status.now_ms
+        self._sign.write_if_due(status.now_ms)
         return status
 
     def _summary(self) -> dict[str, dict[str, object]]:
@@ -347,6 +351,7 @@ class ReceiverTracker:
                 return TrackerReport(TrackerEnd.FORCED, reason)
             self._renew()
             self._clock.wait(threading.Event(), TICK_SECONDS)
+        self._sign.delete()
         return TrackerReport(TrackerEnd.STOPPED, reason)
 
 

@@ -30,6 +30,7 @@ from headrace.listeners.bus import LAST_SAVE_SECONDS
 from headrace.listeners.job_listeners import JobListeners
 from headrace.process_identity import PROCESS, own_identity
 from headrace.receiver.definition_adoption import REVISION
+from headrace.receiver.job_sign import write_sign
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
 from headrace.spark.batch_drain import BatchDrain
@@ -135,6 +136,8 @@ class ReceiverJob:
         if storage.error is not None:
             # Without storage nothing can be received. Problems with Kafka do not end the job: receivers wait.
             raise StorageNotUsableError(f"{storage.where} cannot be written to: {storage.error}", remedy=storage.remedy)
+        # The tracker continues with it, when Spark has started.
+        write_sign(self._context.storage, lease, self._ledger.now_ms())
         threading.Thread(target=self._look_at_inputs, args=(lease,), name="headrace-check", daemon=True).start()
         token = None
         if self._stream.spark.run_batches == "connect":

@@ -19,6 +19,7 @@ from headrace.listeners import StreamingStarted, StreamListener
 from headrace.listeners.job_listeners import JobListeners
 from headrace.monitoring.stream_detail import stream_detail
 from headrace.monitoring.summary import default_place
+from headrace.receiver.job_sign import find_sign
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
 from headrace.spark import receiver_driver
 from headrace.spark.job_log import LOG_VARIABLE
@@ -98,6 +99,20 @@ def test_a_job_notes_where_its_log_is(
     job = stream_detail(ledger, "clicks", default_place("clicks", "ledger"), {}).receiver_job
     assert job is not None
     assert job.log_path == "/var/log/headrace/clicks/receiver.log"
+
+
+def test_a_job_shows_a_sign_of_life_before_spark_starts(
+    stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, started = StreamContext(stream, ledger), receiver_driver.start_application
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        sign = find_sign(context.storage)
+        assert sign is not None and sign.lease_ms == receiver_driver.LEASE_MS
+        return started(*arguments, **options)
+
+    monkeypatch.setattr(receiver_driver, "start_application", start)
+    assert ReceiverJob(context, revision=1, holder="a test").run() == 0
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2, 10])

@@ -13,6 +13,7 @@ from headrace.batch.saved_state import SavedState, read_saved_state
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.models import BatchRow
 from headrace.ledger.states import BatchState
+from headrace.receiver.job_sign import JobSign, find_sign
 from headrace.wal.log_scan import header_of, scan_log
 from headrace.wal.scan import RecoveryMode, ScannedFrame
 from headrace.wal.segments import SegmentName, segments_in
@@ -77,7 +78,8 @@ class FolderContents:
 
     ``frames`` are in the order of writing, receiver by receiver. ``positions`` are those in the segments' headers, by
     input and partition. ``segments`` are sizes in bytes by path. ``manifests`` are by batch time, ``damaged_manifests``
-    by path. ``notices`` say what was skipped. ``last_sign_ms`` is the latest time of writing that the files record.
+    by path. ``notices`` say what was skipped. ``last_sign_ms`` is the latest time of writing that the files record, and
+    ``lease_ms`` is the longest lease of a receiver job in them, 0 if there is none.
     """
 
     stream: str
@@ -91,6 +93,7 @@ class FolderContents:
     lost: Sequence[LostPart]
     notices: Sequence[str]
     last_sign_ms: int
+    lease_ms: int
 
 
 def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, progress: Progress) -> FolderContents:
@@ -117,8 +120,13 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
         for partition, offset in _opening_positions(log, name, mode).items():
             positions[name.input_id, partition].append(offset)
     signs = [name.opened_ms for name in names] + [frame.info.cut_time_ms for frame in frames]
+    leases = [0]
     if saved is not None:
         signs.append(saved.checkpoint.written_at_ms)
+        leases.append(saved.lease_ms or 0)
+    if (sign := _sign(folder, notices)) is not None:
+        signs.append(sign.written_ms)
+        leases.append(sign.lease_ms)
     return FolderContents(
         stream=stream_name,
         saved=saved,
@@ -131,7 +139,16 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
         lost=lost,
         notices=notices,
         last_sign_ms=max(signs, default=0),
+        lease_ms=max(leases),
     )
+
+
+def _sign(folder: LogStorage, notices: list[str]) -> JobSign | None:
+    try:
+        return find_sign(folder)
+    except ValueError as error:
+        notices.append(f"It is unknown when the receiver job last ran: {error}.")
+        return None
 
 
 def _read_saved(folder: LogStorage, notices: list[str]) -> SavedState | None:

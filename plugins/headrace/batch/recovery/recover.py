@@ -26,7 +26,7 @@ from headrace.wal.scan import RecoveryMode
 from headrace.wal.storage import LogStorage
 
 LEASE_MS = 60_000
-"""How long a process of a lost ledger is assumed to live on; a longer lease in the checkpoint overrides it."""
+"""How long a process of a lost ledger is assumed to live on; a longer lease in the stream's folder overrides it."""
 
 
 class RecoveryRefusedError(HeadraceError):
@@ -174,9 +174,7 @@ def _note_other_definition(used: str, given: Stream | None, report: Recovered) -
 
 def _refuse_while_alive(contents: FolderContents, now_ms: int) -> None:
     """Refuse while a process of the lost ledger could still write to the log. Its new blocks would not count."""
-    saved = contents.saved
-    lease_ms = LEASE_MS if saved is None or saved.lease_ms is None else max(saved.lease_ms, LEASE_MS)
-    left_ms = contents.last_sign_ms + lease_ms - now_ms
+    left_ms = contents.last_sign_ms + max(contents.lease_ms, LEASE_MS) - now_ms
     if left_ms > 0:
         error = MayStillRunError(
             f"The last sign of life in the folder of stream {contents.stream!r} is {now_ms - contents.last_sign_ms} ms "

@@ -14,6 +14,7 @@ from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
 from headrace.batch.recovery.recover import MayStillRunError, RecoveryRefusedError, recover
 from headrace.errors import Failure
 from headrace.ledger import EventKind, Ledger
+from headrace.receiver.job_sign import PATH, write_sign
 from headrace.stream import KafkaInput
 from headrace.stream_context import StreamContext
 
@@ -101,6 +102,44 @@ def test_a_folder_to_which_a_process_still_writes_is_left_alone(automatic: Calla
             recover_if_lost(life.context_in(ledger), wait=wait)
         assert ledger.streams.all() == []
         assert len(wait.seconds) == 3
+
+
+def test_a_folder_whose_job_receives_nothing_is_left_alone(automatic: Callable[..., Life], new_url: str) -> None:
+    life = automatic(6)
+    life.clock.advance(LEASE_MS * 2)
+
+    def renew() -> None:
+        write_sign(life.storage.below(NAME), life.job, life.clock.now_ms())
+
+    renew()
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        with pytest.raises(RecoveryRefusedError, match="it has another ledger"):
+            recover_if_lost(life.context_in(ledger), wait=Waits(life, renew))
+        assert ledger.streams.all() == []
+
+
+def test_the_lease_in_the_sign_of_a_job_counts_without_a_checkpoint(live: Callable[..., Life], new_url: str) -> None:
+    life = live(4, steps=0, recover="automatic")
+    for _ in range(20):
+        life.store()
+    life.clock.advance(LEASE_MS * 2)
+    write_sign(life.storage.below(NAME), life.job, life.clock.now_ms())
+    wait = Waits(life)
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        assert recover_if_lost(life.context_in(ledger), wait=wait) is not None
+    assert wait.seconds == [pytest.approx(LEASE_MS / 1000, abs=0.01)]
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"written_ms": 1}', b'{"written_ms": "soon", "lease_ms": 1}'])
+def test_a_damaged_sign_of_a_job_is_reported_and_does_not_prevent_the_recovery(
+    automatic: Callable[..., Life], new_url: str, content: bytes
+) -> None:
+    life = automatic(6)
+    life.storage.below(NAME).write_atomically(PATH, content)
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        done = recover_if_lost(life.context_in(ledger), wait=Waits(life))
+    assert done is not None
+    assert any("unknown when the receiver job last ran" in notice for notice in done.notices), done.notices
 
 
 def test_a_process_that_writes_while_the_folder_is_read_is_noticed(
