@@ -19,9 +19,11 @@ from tests.living_process import is_alive
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.process_identity import PROCESS, has_ended
+from headrace.receiver.job_sign import find_sign
 from headrace.spark import connect_token
 from headrace.spark.batch_client import socket_path
 from headrace.spark.sessions import ConnectRefusedError
+from headrace.wal.storage import open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -233,10 +235,14 @@ def test_a_stop_request_drains_and_ends_well(application: Any) -> None:
     # The last test of this module: it stops the application.
     process = application.processes[0]
     family = application.job_processes()
+    folder = open_storage(application.stream.folder_url)
+    sign = find_sign(folder)
+    assert sign is not None and application.ledger.now_ms() - sign.written_ms < sign.lease_ms
     application.ledger.jobs.request_stop("clicks", "the tests are over")
     assert process.wait(FIRST_LOOK_SECONDS) == 0, application.log("receiver")
     application.until("the end of its processes", lambda: not any(map(is_alive, family)))
     assert not socket_path(application.stream.ledger, "clicks").exists()
+    assert find_sign(folder) is None
     job = application.job()
     assert (job.state, job.error) == (JobState.STOPPED, None)
     assert not [position for position in application.ledger.positions.all("clicks") if position.error]
