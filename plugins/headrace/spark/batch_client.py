@@ -28,7 +28,9 @@ from headrace.spark.process_watch import under_spark_submit
 from headrace.spark.termination import EXIT_FAILED
 
 STATUS = struct.Struct("!i")
-"""The answer: the exit code, or the negative number of the signal that killed the process."""
+"""The answer: the exit code, or the negative number of the signal that killed the process; `NOT_FORKED`."""
+NOT_FORKED = -(2**31)
+"""The answer if the system refused the process. The caller then runs the batch itself."""
 LENGTH = struct.Struct("!I")
 """What precedes the request, with the descriptors of standard input, output and error; then its bytes, JSON."""
 
@@ -44,7 +46,7 @@ def socket_path(ledger: str, stream: str) -> Path:
 
 
 def run_in_server(arguments: Sequence[str]) -> int | None:
-    """Run ``batch_command.main(arguments)`` there and return its exit code; None if there is no server for it.
+    """Run ``batch_command.main(arguments)`` there and return its exit code; None if no server could run it.
 
     This process's standard streams, environment, folder and path are the other one's. A signal that ends this process
     goes to the other one first. If the other one is killed by a signal, so is this process.
@@ -70,36 +72,48 @@ def run_in_server(arguments: Sequence[str]) -> int | None:
         "folder": str(Path.cwd()),
         "path": sys.path,
     }
-    payload = json.dumps(request).encode()
     with connection:
-        try:
-            socket.send_fds(connection, [LENGTH.pack(len(payload))], [0, 1, 2])
-            connection.sendall(payload)
-        except OSError:
-            return None
-        for each in _PASSED_ON:
-            signal.signal(each, lambda number, _: _pass_on(connection, number))
-        try:
-            status = connection.recv(STATUS.size)
-        except OSError:
-            # A server that ends with an unread signal resets the connection.
-            status = b""
-    if len(status) < STATUS.size:
-        print("headrace: the receiver job that the batch ran in has ended", file=sys.stderr)
-        return EXIT_FAILED
-    (code,) = STATUS.unpack(status)
-    if code < 0:
+        code = _answer(connection, json.dumps(request).encode())
+    if code is not None and code < 0:
         # SIGKILL has no handler that could be reset.
         with contextlib.suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
-    return int(code)
+    return code
 
 
-def _pass_on(connection: socket.socket, number: int) -> None:
-    # The batch may have ended.
-    with contextlib.suppress(OSError):
-        connection.send(bytes([number]))
+def _answer(connection: socket.socket, payload: bytes) -> int | None:
+    """Send the request, and pass signals on until the answer. None: the process has not been forked."""
+    try:
+        socket.send_fds(connection, [LENGTH.pack(len(payload))], [0, 1, 2])
+        connection.sendall(payload)
+    except OSError:
+        return None
+    passed_on: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        passed_on.append(number)
+        # The batch may have ended.
+        with contextlib.suppress(OSError):
+            connection.send(bytes([number]))
+
+    handlers = {each: signal.signal(each, pass_on) for each in _PASSED_ON}
+    try:
+        status = connection.recv(STATUS.size)
+    except OSError:
+        # A server that ends with an unread signal resets the connection.
+        status = b""
+    if len(status) < STATUS.size:
+        print("headrace: the receiver job that the batch ran in has ended", file=sys.stderr)
+        return EXIT_FAILED
+    (code,) = STATUS.unpack(status)
+    if code != NOT_FORKED:
+        return int(code)
+    for each, handler in handlers.items():
+        signal.signal(each, handler)
+    for number in passed_on:
+        os.kill(os.getpid(), number)
+    return None
 
 
 def _connected(path: Path) -> socket.socket | None:

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headrace.spark.batch_client import LENGTH, STATUS, is_own_folder, socket_path
+from headrace.spark.batch_client import LENGTH, NOT_FORKED, STATUS, is_own_folder, socket_path
 from headrace.spark.process_watch import ProcessWatch, parent_gone
 from headrace.spark.termination import EXIT_FAILED, EXIT_TERMINATED, Terminated, raise_on_sigterm, run_and_leave
 
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 # How long a caller may take for its request, and how often to look whether the receiver job is gone.
 _SECONDS = 2.0
+# How long a batch whose caller is gone may take to end after SIGTERM: it cancels its Spark jobs first.
+_TERMINATION_SECONDS = 15.0
 # Some systems delete what is older than some days from the folder of temporary files.
 _TOUCH_SECONDS = 3600.0
 # Until a forked process has the handlers of a batch, these wait. Those of the server are for its own end.
@@ -109,6 +111,7 @@ class _Server:
         self._listener.listen()
         new.replace(path)
         self._number = path.stat().st_ino
+        self._terminated: list[_Batch] = []
         self._touch_at = time.monotonic() + _TOUCH_SECONDS
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -123,10 +126,12 @@ class _Server:
 
     def serve(self, seconds: float) -> None:
         """Handle what comes within this time."""
-        for key, _ in self._selector.select(seconds):
+        now = time.monotonic()
+        for key, _ in self._selector.select(min([seconds, *(batch.kill_at - now for batch in self._terminated)])):
             # An earlier one of these may have closed its descriptor, whose number may be another one's now.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
+        self._kill_overdue()
         if time.monotonic() > self._touch_at:
             self._touch_at = time.monotonic() + _TOUCH_SECONDS
             with contextlib.suppress(OSError):
@@ -139,43 +144,71 @@ class _Server:
             batch = _forked(connection)
         except (OSError, ValueError) as error:
             logger.warning("a batch's process was not forked: %s", error)
-            connection.close()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(STATUS.pack(NOT_FORKED))
             return
         self._selector.register(connection, selectors.EVENT_READ, partial(self._pass_on, batch))
         self._selector.register(batch.process, selectors.EVENT_READ, partial(self._answer, batch))
 
     def _pass_on(self, batch: _Batch) -> None:
-        """Send the caller's signals to the process. If the caller is gone: SIGTERM, or SIGKILL if it had SIGTERM."""
+        """Send the caller's signals to the process. If the caller is gone, the process has to end."""
         try:
             signals = batch.connection.recv(16)
         except OSError:
             signals = b""
         if not signals:
             self._selector.unregister(batch.connection)
-        for number in signals or [signal.SIGKILL if batch.terminated else signal.SIGTERM]:
-            batch.terminated |= number == signal.SIGTERM
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(batch.process, number)
+            self._end(batch)
+        for number in signals:
+            batch.has_sigterm |= number == signal.SIGTERM
+            _send(number, batch)
+
+    def _end(self, batch: _Batch) -> None:
+        """Send SIGTERM, and SIGKILL later; SIGKILL at once if it has had SIGTERM from its caller."""
+        if batch.has_sigterm:
+            _send(signal.SIGKILL, batch)
+            return
+        _send(signal.SIGTERM, batch)
+        batch.kill_at = time.monotonic() + _TERMINATION_SECONDS
+        self._terminated.append(batch)
+
+    def _kill_overdue(self) -> None:
+        now = time.monotonic()
+        for batch in [each for each in self._terminated if now >= each.kill_at]:
+            logger.warning("process %d of a batch did not end after SIGTERM, and is killed", batch.pid)
+            self._terminated.remove(batch)
+            _send(signal.SIGKILL, batch)
 
     def _answer(self, batch: _Batch) -> None:
         """Report to the caller how the process ended."""
         status = os.waitstatus_to_exitcode(os.waitpid(batch.pid, 0)[1])
         self._selector.unregister(batch.process)
         os.close(batch.process)
+        if batch in self._terminated:
+            self._terminated.remove(batch)
         with contextlib.suppress(KeyError):
             self._selector.unregister(batch.connection)
         with batch.connection, contextlib.suppress(OSError):
             batch.connection.sendall(STATUS.pack(status))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Batch:
-    """A forked process, with its descriptor, and the connection to its caller. ``terminated``: it got SIGTERM."""
+    """A forked process, with its descriptor, and the connection to its caller.
+
+    ``has_sigterm``: its caller has passed SIGTERM on. ``kill_at``: when it gets SIGKILL, once its caller is gone.
+    """
 
     connection: socket.socket
     pid: int
     process: int
-    terminated: bool = False
+    has_sigterm: bool = False
+    kill_at: float = 0.0
+
+
+def _send(number: int, batch: _Batch) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(batch.process, number)
 
 
 def _forked(connection: socket.socket) -> _Batch:

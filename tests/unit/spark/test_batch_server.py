@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tests.living_process import is_alive
 
-from headrace.spark.batch_client import LENGTH, is_own_folder, socket_path
+from headrace.spark.batch_client import LENGTH, NOT_FORKED, STATUS, is_own_folder, socket_path
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the server needs pidfd_open")
 
@@ -33,13 +33,40 @@ def main(arguments=None):
     return names.get("code", 0)
 """
 SERVER = """
-import sys
+import os, sys
 import command
 sys.modules["headrace.spark.batch_command"] = command
 from headrace.spark import batch_server
 
-batch_server._import_for_batches = lambda: None
+batch_server._import_for_batches = lambda: exec(os.environ.get("AT_IMPORT", ""))
+batch_server._TERMINATION_SECONDS = float(os.environ.get("TERMINATION_SECONDS", "600"))
+exec(os.environ.get("AT_START", ""))
 batch_server.main(sys.argv[1:])
+"""
+# The kernel refuses a system call to the process that calls this, as a container's seccomp profile makes it do.
+REFUSAL = """
+import ctypes, os, struct
+
+def refuse(call, error, unless_flags=0):
+    load, equals, has, end = 0x20, 0x15, 0x45, 0x06
+    deny, allow = 0x00050000 | error, 0x7FFF0000
+    # The call's number, and the lower half of its first argument.
+    code = [(load, 0, 0, 0), (equals, 0, 3, call), (load, 0, 0, 16), (has, 1, 0, unless_flags)]
+    code += [(end, 0, 0, deny), (end, 0, 0, allow)]
+    text = b"".join(struct.pack("HBBI", *each) for each in code)
+    kept = ctypes.create_string_buffer(text, len(text))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(kept)))
+    library = ctypes.CDLL(None, use_errno=True)
+    no_new_privileges, set_seccomp, filtered = 38, 22, 2
+    if library.prctl(no_new_privileges, 1, 0, 0, 0) or library.prctl(set_seccomp, filtered, program, 0, 0):
+        raise OSError(ctypes.get_errno(), "no seccomp filter")
+
+def refuse_pidfd_open():
+    refuse(434, 1)
+
+def refuse_fork():
+    # clone without CLONE_VM, which threads have.
+    refuse({"x86_64": 56, "aarch64": 220}[os.uname().machine], 11, unless_flags=0x100)
 """
 ITSELF = """
 import runpy, sys
@@ -65,16 +92,21 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name, text in (("command", COMMAND), ("server", SERVER), ("itself", ITSELF)):
+        for name, text in (
+            ("command", COMMAND),
+            ("server", SERVER),
+            ("itself", ITSELF),
+            ("refusal", REFUSAL),
+        ):
             (folder / f"{name}.py").write_text(text)
         self.started: list[subprocess.Popen[str]] = []
         self.env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(folder)}
         path = socket_path("ledger", "clicks").relative_to(socket_path("", "").parents[1])
         self.socket = folder / path
 
-    def server(self) -> subprocess.Popen[str]:
+    def server(self, **env: str) -> subprocess.Popen[str]:
         before = self.socket.stat().st_ino if self.socket.exists() else 0
-        process = self._start("server.py", str(os.getpid()), "ledger", "clicks")
+        process = self._start("server.py", str(os.getpid()), "ledger", "clicks", **env)
         until("server", lambda: self.socket.exists() and self.socket.stat().st_ino != before)
         return process
 
@@ -197,6 +229,83 @@ def test_a_batch_that_does_not_end_on_sigterm_is_killed_with_its_caller(place: P
     until("end of the batch", lambda: not is_alive(batch))
 
 
+IGNORES_SIGTERM = "import signal; signal.signal(15, signal.SIG_IGN)\n"
+
+
+def test_a_batch_that_ignores_sigterm_is_killed_some_time_after_its_killed_caller(place: Place) -> None:
+    server = place.server(TERMINATION_SECONDS="1")
+    mark = place.folder / "mark"
+    caller = place.caller(IGNORES_SIGTERM + STARTED + "time.sleep(600)", str(mark))
+    batch = psutil.Process(int(until("batch", lambda: mark.exists() and mark.read_text())))
+    other = place.waiting()[1]
+    caller.kill()
+    killed = time.monotonic()
+    until("end of the batch", lambda: not is_alive(batch))
+    assert time.monotonic() - killed >= 1
+    assert is_alive(other)
+    server.terminate()
+    _, err = server.communicate(timeout=60)
+    assert f"process {batch.pid} of a batch did not end after SIGTERM, and is killed" in err
+
+
+def test_a_batch_that_ends_on_sigterm_is_not_waited_for(place: Place) -> None:
+    server = place.server(TERMINATION_SECONDS="1")
+    caller, batch = place.waiting()
+    caller.kill()
+    until("end of the batch", lambda: not is_alive(batch))
+    # The server goes on past the deadline.
+    _, other = place.waiting(code="time.sleep(2)")
+    until("end of the other batch", lambda: not is_alive(other))
+    server.terminate()
+    _, err = server.communicate(timeout=60)
+    assert server.returncode == 128 + signal.SIGTERM
+    assert "did not end" not in err and "Traceback" not in err
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="the number of clone is not known")
+@pytest.mark.parametrize("refused", ["refuse_fork", "refuse_pidfd_open"])
+def test_a_batch_whose_process_the_system_refuses_is_run_by_its_caller(place: Place, refused: str) -> None:
+    server = place.server(AT_IMPORT=f"import refusal; refusal.{refused}()")
+    for _ in range(2):
+        caller = place.caller("print(os.getppid())\ncode = 7")
+        out, err = caller.communicate(timeout=60)
+        assert (out, caller.returncode) == (f"{os.getpid()}\n", 7), err
+    assert server.poll() is None
+    assert psutil.Process(server.pid).children() == []
+    server.terminate()
+    _, err = server.communicate(timeout=60)
+    assert err.count("a batch's process was not forked") == 2
+
+
+def test_a_signal_that_comes_before_the_refusal_is_not_lost(place: Place) -> None:
+    server = place.server(AT_IMPORT="import refusal; refusal.refuse_fork()")
+    server.send_signal(signal.SIGSTOP)
+    until("stopped server", lambda: psutil.Process(server.pid).status() == psutil.STATUS_STOPPED)
+    caller = place.caller("time.sleep(600)")
+    # It has the handlers that pass signals on once it waits for the answer.
+    until("handlers", lambda: handles(caller.pid, signal.SIGTERM))
+    caller.terminate()
+    server.send_signal(signal.SIGCONT)
+    assert caller.wait(60) == -signal.SIGTERM
+
+
+def handles(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt"))
+    return bool(caught >> (number - 1) & 1)
+
+
+def test_a_server_that_may_not_wait_for_processes_ends_and_batches_run_by_themselves(place: Place) -> None:
+    refused = place._start(
+        "server.py", str(os.getpid()), "ledger", "clicks", AT_START="import refusal; refusal.refuse_pidfd_open()"
+    )
+    _, err = refused.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert "each batch's process imports for itself" in err
+    assert not place.socket.exists()
+    assert place.caller("print(os.getppid())").communicate(timeout=60)[0] == f"{os.getpid()}\n"
+
+
 def test_the_end_of_a_batch_and_of_its_caller_at_once_ends_no_other_batch(place: Place) -> None:
     server = place.server()
     (first, one), (second, other) = place.waiting(), place.waiting()
@@ -304,7 +413,7 @@ def test_the_output_of_a_caller_that_does_not_finish_its_request_is_closed(place
         os.close(writing)
         # Until then this blocks.
         assert output.read() == b""
-        assert connection.recv(1) == b""
+        assert STATUS.unpack(connection.recv(STATUS.size)) == (NOT_FORKED,)
     assert server.poll() is None
 
 
