@@ -71,8 +71,8 @@ def _report(found: ReplayDiff) -> None:
         f"{found.batches:,} batches of {found.stream} from {time_text(found.from_ms)} to {time_text(found.to_ms)}: "
         f"{found.records:,} records. Nothing was written."
     )
-    if found.not_read:
-        typer.echo(f"Not read, because abandoned: {', '.join(map(time_text, found.not_read))}")
+    for unread in found.not_read:
+        typer.echo(f"Not read: {unread}")
     for output in found.outputs:
         _report_output(output)
 
@@ -92,9 +92,24 @@ def _report_output(output: OutputDiff) -> None:
     )
     if output.rejected_before or output.rejected_after:
         typer.echo(f"Rows that would be dead letters: {output.rejected_before:,}, and {output.rejected_after:,}.")
+    _report_collisions(output)
     if output.examples:
         typer.echo("Examples:")
         print_table(
             ("document id", "fields", "before", "after"),
             [(each.id, ", ".join(each.fields) or None, each.before, each.after) for each in output.examples],
+        )
+
+
+def _report_collisions(output: OutputDiff) -> None:
+    of_versions = {"before": output.collisions_before, "after": output.collisions_after}
+    if not any(each.number for each in of_versions.values()):
+        return
+    numbers = " and ".join(f"{each.number:,} {version}" for version, each in of_versions.items())
+    typer.echo(f"Ids that several rows of one batch have, so that its run fails: {numbers}.")
+    rows = [(version, each) for version, collisions in of_versions.items() for each in collisions.examples]
+    if rows:
+        print_table(
+            ("version", "document id", "batch", "rows"),
+            [(version, each.id, time_text(each.batch_time_ms), f"{each.rows:,}") for version, each in rows],
         )

@@ -42,15 +42,7 @@ class DuplicateIdCheck:
         Raises:
             DuplicateIdsError: two of these rows have the same id (and version, where ids are versioned by the record).
         """
-        left_out = set(identities.rejected)
-        if self._options.document_id is not DocumentIdKind.RECORD:
-            left_out |= rejected_before(batch).keys()
-        ids, numbers = identities.ids, self._distinguishing(batch, identities)
-        if left_out:
-            keep = np.ones(batch.num_rows, bool)
-            keep[list(left_out)] = False
-            kept = pa.array(np.flatnonzero(keep))
-            ids, numbers = ids.take(kept), [column.take(kept) for column in numbers]
+        _, ids, numbers = compared_rows(batch, identities, self._options)
         if len(pc.unique(ids)) < len(ids):
             self._refuse_equal(ids, numbers)
         digests = _digests(ids, self._weights)
@@ -62,23 +54,37 @@ class DuplicateIdCheck:
         """The digests of all rows added (uint64 array)."""
         return np.concatenate(self._digests) if self._digests else np.empty(0, np.uint64)
 
-    def _distinguishing(self, batch: pa.RecordBatch, identities: Identities) -> list[Any]:
-        """Columns (int64) in which rows of the same id may differ."""
-        options = self._options
-        if options.document_id is DocumentIdKind.RECORD or identities.versions is None or options.versioned_by_batch:
-            return []
-        numbers = [identities.versions]
-        if options.version_from is not None and all(name in batch.schema.names for name in columns.COORDINATES):
-            # Two records may have the same version; two rows of one record may not have the same key.
-            numbers += [batch.column(columns.PARTITION), batch.column(columns.OFFSET)]
-        return [pc.fill_null(pc.cast(column, pa.int64()), -1) for column in numbers]
-
     def _refuse_equal(self, ids: Any, numbers: list[Any]) -> None:
         names = ["id", *(f"n{place}" for place in range(len(numbers)))]
         found = pa.table([ids, *numbers], names=names).group_by(names).aggregate([([], "count_all")])
         double = found.filter(pc.greater(found.column("count_all"), 1))
         if double.num_rows:
             raise duplicate_ids_error(self._options.index, self._options.document_id, double.column("id").to_pylist())
+
+
+def compared_rows(
+    batch: pa.RecordBatch, identities: Identities, options: IndexingOptions
+) -> tuple[Any, Any, list[Any]]:
+    """The rows that must differ from each other: their numbers in ``batch``, their ids, and columns (int64) in which
+    rows of the same id may differ."""
+    left_out = set(identities.rejected)
+    if options.document_id is not DocumentIdKind.RECORD:
+        left_out |= rejected_before(batch).keys()
+    rows = pa.array(np.delete(np.arange(batch.num_rows), sorted(left_out)))
+    ids, numbers = identities.ids, _distinguishing(batch, identities, options)
+    if left_out:
+        ids, numbers = ids.take(rows), [column.take(rows) for column in numbers]
+    return rows, ids, numbers
+
+
+def _distinguishing(batch: pa.RecordBatch, identities: Identities, options: IndexingOptions) -> list[Any]:
+    if options.document_id is DocumentIdKind.RECORD or identities.versions is None or options.versioned_by_batch:
+        return []
+    numbers = [identities.versions]
+    if options.version_from is not None and all(name in batch.schema.names for name in columns.COORDINATES):
+        # Two records may have the same version; two rows of one record may not have the same key.
+        numbers += [batch.column(columns.PARTITION), batch.column(columns.OFFSET)]
+    return [pc.fill_null(pc.cast(column, pa.int64()), -1) for column in numbers]
 
 
 def repeated_digests(parts: Sequence[np.ndarray[Any, Any]]) -> int:

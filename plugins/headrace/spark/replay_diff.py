@@ -8,9 +8,10 @@ is compared: what an index would hold if all of the batches were written into an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
 
     from headrace.elasticsearch.bulk_bodies import PreparedRows
 
-    _Row = tuple[str | None, int | None, str | None]
-
-_DOCUMENT = "id STRING, version BIGINT, document STRING, batch_time_ms BIGINT, row BIGINT"
+_DOCUMENT = (
+    "id STRING, version BIGINT, document STRING, rejected BOOLEAN, collision STRING, batch_time_ms BIGINT, row BIGINT"
+)
+"""``id`` is null of a row that is not sent. ``collision``: what no two rows of a batch may have in common."""
 _DIFFERENCE = "id STRING, before STRING, after STRING, fields ARRAY<STRING>"
 WHOLE = "(the document)"
 """In place of the names of changed fields, if a document is no valid JSON, so that Elasticsearch would refuse it."""
@@ -48,6 +50,36 @@ class ChangedDocument:
     before: str | None
     after: str | None
     fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CollidingId:
+    """A document id that several rows of one batch have."""
+
+    id: str
+    batch_time_ms: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collisions:
+    """How many ids several rows of one batch have, in one version. A run of such a batch fails."""
+
+    number: int
+    examples: tuple[CollidingId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadBatches:
+    """Batches of the range that were not read, from one batch time to another, both included."""
+
+    from_ms: int
+    to_ms: int
+    reason: str
+
+    def __str__(self) -> str:
+        times = sorted({self.from_ms, self.to_ms})
+        return f"{' to '.join(map(time_text, times))}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +99,22 @@ class OutputDiff:
     same: int
     rejected_before: int
     rejected_after: int
+    collisions_before: Collisions
+    collisions_after: Collisions
     changed_fields: dict[str, int]
     examples: tuple[ChangedDocument, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayDiff:
-    """The comparison of the batches between two batch times, both included. ``not_read`` are abandoned ones."""
+    """The comparison of the batches between two batch times, both included."""
 
     stream: str
     from_ms: int
     to_ms: int
     batches: int
     records: int
-    not_read: tuple[int, ...]
+    not_read: tuple[UnreadBatches, ...]
     outputs: tuple[OutputDiff, ...]
 
 
@@ -113,10 +147,11 @@ def diff_replay(
         raise PreviewError("There is no Elasticsearch output to compare the documents of.")
     rows = _batches(context, from_ms, to_ms)
     read = [row for row in rows if row.state not in _UNREAD]
+    unread = _unread(context, rows, {row.batch_time_ms for row in read}, from_ms, to_ms)
     if not read:
         raise PreviewError(
             f"Stream {context.name!r} has no batch from {time_text(from_ms)} to {time_text(to_ms)} whose records can "
-            "be read.",
+            f"be read.{''.join(f' {each}.' for each in unread)}",
             remedy=f"headrace batches list {context.name} lists the batches.",
         )
     names = [output.id for output in outputs]
@@ -134,7 +169,7 @@ def diff_replay(
         to_ms=to_ms,
         batches=len(read),
         records=sum(row.records for row in read),
-        not_read=tuple(row.batch_time_ms for row in rows if row.state is BatchState.ABANDONED),
+        not_read=unread,
         outputs=tuple(
             _compare(
                 spark,
@@ -161,10 +196,27 @@ def _batches(context: StreamContext, from_ms: int, to_ms: int) -> list[BatchRow]
     return found[::-1]
 
 
+def _unread(
+    context: StreamContext, rows: Sequence[BatchRow], read: Container[int], from_ms: int, to_ms: int
+) -> tuple[UnreadBatches, ...]:
+    found: list[UnreadBatches] = []
+    stream = context.ledger.streams.get(context.name)
+    first_ms, last_ms = max(from_ms, stream.removed_from_ms), min(to_ms, stream.removed_until_ms)
+    if first_ms <= last_ms:
+        found.append(UnreadBatches(first_ms, last_ms, "removed, since the stream keeps batches for limits.history"))
+    for absorber_ms, group in groupby(rows, key=lambda row: row.absorbed_by_ms):
+        times = [(row.batch_time_ms, row.state) for row in group]
+        if absorber_ms is None:
+            found += [UnreadBatches(at, at, "abandoned") for at, state in times if state is BatchState.ABANDONED]
+        elif absorber_ms not in read:
+            where = "after the range" if absorber_ms > to_ms else "not read"
+            reason = f"its records are in batch {time_text(absorber_ms)}, which is {where}"
+            found.append(UnreadBatches(times[0][0], times[-1][0], reason))
+    return tuple(found)
+
+
 def _keep(read: ReadOutput, folder: Path) -> int:
     """Add the output's documents of a batch to the folder. Returns how many rows would be dead letters."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     output, attempt = cast("ElasticsearchOutput", read.plan.output), read.attempt
     options = IndexingOptions.of(output, stream_name=attempt.stream.name, batch_time_ms=attempt.batch_time_ms)
     frame = read.frame()
@@ -173,40 +225,49 @@ def _keep(read: ReadOutput, folder: Path) -> int:
     documents = prepared.mapInArrow(partial(_documents, options, attempt.batch_time_ms), _DOCUMENT)
     path = str(folder / str(attempt.batch_time_ms))
     documents.write.parquet(path)
-    return attempt.spark.read.schema(_DOCUMENT).parquet(path).where(F.col("id").isNull()).count()
+    return attempt.spark.read.schema(_DOCUMENT).parquet(path).where("rejected").count()
 
 
 def _documents(
     options: IndexingOptions, batch_time_ms: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The documents that would be sent; a row without an id for each dead letter."""
+    """A row for each row of the batch, in its order."""
     import pyarrow as pa
 
     from headrace.elasticsearch.bulk_bodies import prepare_rows
+    from headrace.elasticsearch.document_ids import identify
+    from headrace.elasticsearch.duplicate_ids import compared_rows
 
     number = 0
     for batch in batches:
-        preparation = prepare_rows(batch, options)
-        rows: list[_Row] = [(None, None, None)] * len(preparation.rejected)
-        if preparation.prepared is not None:
-            rows += _sent(preparation.prepared)
-        ids, versions, texts = zip(*rows, strict=True) if rows else ((), (), ())
+        identities = identify(batch, options)
+        preparation = prepare_rows(batch, options, identities=identities)
+        sent = {} if preparation.prepared is None else dict(_sent(preparation.prepared))
+        compared, ids, numbers = compared_rows(batch, identities, options)
+        parts = zip(ids.to_pylist(), *(column.to_pylist() for column in numbers), strict=True)
+        collisions = dict(zip(compared.to_pylist(), map(json.dumps, parts), strict=True))
+        rows = range(batch.num_rows)
+        columns_of_sent = [[sent[row][place] if row in sent else None for row in rows] for place in range(3)]
         yield pa.record_batch(
             {
-                "id": pa.array(ids, pa.string()),
-                "version": pa.array(versions, pa.int64()),
-                "document": pa.array(texts, pa.string()),
+                "id": pa.array(columns_of_sent[0], pa.string()),
+                "version": pa.array(columns_of_sent[1], pa.int64()),
+                "document": pa.array(columns_of_sent[2], pa.string()),
+                "rejected": pa.array([row in preparation.rejected for row in rows], pa.bool_()),
+                "collision": pa.array([collisions.get(row) for row in rows], pa.string()),
                 "batch_time_ms": pa.array([batch_time_ms] * len(rows), pa.int64()),
-                "row": pa.array(range(number, number + len(rows)), pa.int64()),
+                "row": pa.array([number + row for row in rows], pa.int64()),
             }
         )
         number += len(rows)
 
 
-def _sent(prepared: PreparedRows) -> Iterator[_Row]:
+def _sent(prepared: PreparedRows) -> Iterator[tuple[int, tuple[str, int | None, str | None]]]:
+    """The number of each row that is sent, with its id, version and document. No document: its id is deleted."""
     for line in range(len(prepared)):
         document = prepared.document(line)
-        yield prepared.id(line), prepared.version(line), None if document is None else document.decode(errors="replace")
+        text = None if document is None else document.decode(errors="replace")
+        yield prepared.row(line), (prepared.id(line), prepared.version(line), text)
 
 
 def _compare(
@@ -220,10 +281,9 @@ def _compare(
 ) -> OutputDiff:
     from pyspark.sql import functions as F  # noqa: N812
 
-    before, after = (
-        _held(spark, folder / side / output.id, output).withColumnRenamed("document", side)
-        for side in ("before", "after")
-    )
+    rows = {side: _rows(spark, folder / side / output.id) for side in ("before", "after")}
+    collisions = {side: _collisions(rows[side], limit) for side in rows}
+    before, after = (_held(rows[side], output).withColumnRenamed("document", side) for side in rows)
     joined = before.join(after, "id", "full").persist()
     try:
         in_both = joined.where("before IS NOT NULL AND after IS NOT NULL").count()
@@ -253,17 +313,35 @@ def _compare(
         same=in_both - counts.get("changed", 0),
         rejected_before=rejected[0],
         rejected_after=rejected[1],
+        collisions_before=collisions["before"],
+        collisions_after=collisions["after"],
         changed_fields={row["field"]: row["count"] for row in by_field},
         examples=tuple(examples),
     )
 
 
-def _held(spark: SparkSession, folder: Path, output: ElasticsearchOutput) -> DataFrame:
+def _rows(spark: SparkSession, folder: Path) -> DataFrame:
+    paths = sorted(str(path) for path in folder.iterdir()) if folder.is_dir() else []
+    return spark.read.schema(_DOCUMENT).parquet(*paths) if paths else spark.createDataFrame([], _DOCUMENT)
+
+
+def _collisions(rows: DataFrame, limit: int) -> Collisions:
+    """The ids for which a real batch raises DuplicateIdsError, in whichever of its tasks their rows are."""
+    kept = rows.where("collision IS NOT NULL").groupBy("batch_time_ms", "collision").count().where("count > 1")
+    kept = kept.persist()
+    try:
+        number = kept.count()
+        shown = kept.orderBy("batch_time_ms", "collision").limit(limit).collect() if number else []
+    finally:
+        kept.unpersist()
+    examples = [CollidingId(json.loads(row["collision"])[0], row["batch_time_ms"], row["count"]) for row in shown]
+    return Collisions(number, tuple(examples))
+
+
+def _held(rows: DataFrame, output: ElasticsearchOutput) -> DataFrame:
     """The id and the document of what an index holds after these writes."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    paths = sorted(str(path) for path in folder.iterdir()) if folder.is_dir() else []
-    rows = spark.read.schema(_DOCUMENT).parquet(*paths) if paths else spark.createDataFrame([], _DOCUMENT)
     # The highest version. Of the same version the first is kept if documents are created, else the last.
     method = IndexingOptions.of(output, stream_name="", batch_time_ms=0).method
     sign = -1 if method is WriteMethod.CREATE else 1

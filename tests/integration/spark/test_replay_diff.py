@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +16,10 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from headrace.batch.allocation import allocate
 from headrace.cli.main import app
 from headrace.spark.batch_preview import PreviewError
-from headrace.spark.replay_diff import WHOLE, ReplayDiff, diff_replay
+from headrace.spark.replay_diff import WHOLE, CollidingId, Collisions, ReplayDiff, UnreadBatches, diff_replay
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,
@@ -63,6 +67,19 @@ def changed_values(records):
     key = F.expr("IF(CAST(key AS STRING) IN ('key-0', 'key-2'), CAST('one' AS BINARY), key)")
     value = F.expr("IF(CAST(value AS STRING) = '{7}', '{8}', REPLACE(CAST(value AS STRING), '2', '3'))")
     return records.withColumn("key", key).withColumn("value", value)
+
+def by_kind(records):
+    # All are of one kind but cups; each row is in a task of its own.
+    rows = total(records).withColumn("kind", F.expr("IF(item = 'cup', 'cup', 'other')"))
+    return rows.select("kind", "item", "offset").repartitionByRange(2, "offset").drop("offset")
+
+def of_one_kind(records):
+    return by_kind(records).withColumn("kind", F.lit("all"))
+
+def rejected_twice(records):
+    # Two rows of each record, of which one would be a dead letter.
+    rows = total(records).withColumn("copy", F.explode(F.array(F.lit(0), F.lit(1))))
+    return rows.withColumn("rejected_because", F.expr("IF(copy = 1, 'a copy', NULL)")).drop("copy")
 
 def marked(records):
     return total(records).withColumn("rejected_because", F.expr("IF(item = 'cup', 'no cups', NULL)"))
@@ -194,8 +211,72 @@ def test_what_cannot_be_compared_is_refused(orders: Make, diff: Callable[..., Re
         diff(batch, "corrected")
     with pytest.raises(PreviewError, match="no output 'other'"):
         diff(batch, "order_code:corrected", output_id="other")
+
+
+def test_ids_that_collide_in_a_batch_are_counted_and_shown(orders: Make, diff: Callable[..., ReplayDiff]) -> None:
+    ids = ColumnIds(columns=("kind",), with_batch_time=False)
+    batch = orders(outputs=OUTPUT.model_copy(update={"document_ids": ids}), transform="order_code:by_kind")
+    (found,) = diff(batch, "order_code:of_one_kind").outputs
+    # The first batch has a cup and a pot, the second one a pot and a pan, in two tasks each.
+    assert found.collisions_before == Collisions(1, (CollidingId("other", 20_000, 2),))
+    assert found.collisions_after == Collisions(2, (CollidingId("all", 10_000, 2), CollidingId("all", 20_000, 2)))
+    (few,) = diff(batch, "order_code:of_one_kind", limit=1).outputs
+    assert (few.collisions_after.number, len(few.collisions_after.examples)) == (2, 1)
+    given = ["replay", "diff", "clicks", "10000", "20000", "--transform", "order_code:of_one_kind"]
+    printed = CliRunner().invoke(app, [*given, "--ledger", batch.stream.ledger])
+    assert "Ids that several rows of one batch have, so that its run fails: 1 before and 2 after." in printed.stdout
+    assert re.search(r"after +all +1970-01-01T00:00:10Z +2", printed.stdout), printed.stdout
+
+
+def test_a_dead_letter_collides_with_a_document_of_the_same_record(
+    orders: Make, diff: Callable[..., ReplayDiff]
+) -> None:
+    (found,) = diff(orders(), "order_code:rejected_twice").outputs
+    assert (found.rejected_after, found.same) == (4, 4)
+    assert (found.collisions_before.number, found.collisions_after.number) == (0, 4)
+
+
+def test_versions_of_a_key_in_one_batch_do_not_collide(orders: Make, diff: Callable[..., ReplayDiff]) -> None:
+    output = OUTPUT.model_copy(update={"document_ids": KeyIds()})
+    inputs = KafkaInput(bootstrap_servers="localhost:9092", topics="clicks")
+    first: list[bytes | None] = [b'{"a": 1}', b'{"a": 2}', b'{"a": 3}']
+    batch = orders(first, [b'{"a": 4}'], outputs=output, inputs=inputs, transform=None)
+    (found,) = diff(batch, "order_code:changed_values").outputs
+    # Keys 0 and 2 of the first batch have become one.
+    assert (found.new, found.gone, found.collisions_after) == (1, 2, Collisions(0, ()))
+
+
+def test_batches_that_are_not_read_are_listed_with_the_reason(
+    orders: Make, diff: Callable[..., ReplayDiff], make_records: Records
+) -> None:
+    batch = orders(outputs=OUTPUT)
+    context = StreamContext(batch.stream, batch.ledger)
+    batch.add(make_records(LATER, first_offset=5))
+    assert allocate(context, 40_000, takes_over=True).batch.absorbed == (30_000,)
+    assert diff(batch, "order_code:corrected", to_ms=40_000).not_read == ()
+    reason = "its records are in batch 1970-01-01T00:00:40Z, which is "
+    early = diff(batch, "order_code:corrected", to_ms=30_000)
+    assert early.batches == 2
+    assert early.not_read == (UnreadBatches(30_000, 30_000, f"{reason}after the range"),)
+    batch.ledger.batches.abandon("clicks", 40_000, "no use")
+    assert diff(batch, "order_code:corrected", to_ms=40_000).not_read == (
+        UnreadBatches(30_000, 30_000, f"{reason}not read"),
+        UnreadBatches(40_000, 40_000, "abandoned"),
+    )
     batch.ledger.batches.abandon("clicks", 10_000, "no use")
-    assert diff(batch, "order_code:corrected").not_read == (10_000,)
+    # Its blocks share a segment with the other batches', so a real cleanup would not take them.
+    with contextlib.closing(sqlite3.connect(batch.stream.ledger.removeprefix("sqlite:///"))) as database, database:
+        database.execute("UPDATE batches SET cleaned_at_ms = 1 WHERE batch_time_ms = 10000")
+    number, _ = batch.ledger.history.begin_filing("clicks", 1)
+    batch.ledger.history.end_filing("clicks", number)
+    assert batch.ledger.removal.remove_batches("clicks", 20_000) == 1
+    kept = "removed, since the stream keeps batches for limits.history"
+    assert diff(batch, "order_code:corrected").not_read == (UnreadBatches(10_000, 10_000, kept),)
+    with pytest.raises(PreviewError, match=r"no batch from .* 1970-01-01T00:00:10Z: removed"):
+        diff(batch, "order_code:corrected", to_ms=10_000)
+    given = ["replay", "diff", "clicks", "10000", "20000", "--transform", "order_code:corrected"]
+    printed = CliRunner().invoke(app, [*given, "--ledger", batch.stream.ledger])
+    assert f"Not read: 1970-01-01T00:00:10Z: {kept}" in printed.stdout
 
 
 def test_a_stream_without_an_index_has_no_documents(orders: Make, diff: Callable[..., ReplayDiff]) -> None:
