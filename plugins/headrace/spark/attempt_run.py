@@ -100,6 +100,7 @@ class _AttemptRun:
         self._attempt = attempt
         self._claim = attempt.claim
         self._ledger = attempt.ledger
+        self._clock = attempt.context.clock
         self._results: dict[str, Counts] = {}
         self._failures: dict[str, Exception] = {}
         self._begun: set[str] = set()
@@ -108,7 +109,7 @@ class _AttemptRun:
         self._cancelled = threading.Event()
 
     def run(self) -> BatchResult:
-        started = time.monotonic()
+        started = self._clock.monotonic()
         batch = self._ledger.batches.get(self._claim.stream, self._claim.batch_time_ms)
         try:
             plan = plan_attempt(self._attempt.context, self._claim, batch)
@@ -157,7 +158,7 @@ class _AttemptRun:
         """
         if self._cancelled.is_set():
             raise _Stopped
-        started = time.monotonic()
+        started = self._clock.monotonic()
         try:
             self._attempt.name_jobs(step)
         except Exception as error:
@@ -170,7 +171,7 @@ class _AttemptRun:
             self._failures[step] = error
             self._attempt.report(f"{name} failed")
             return
-        counts = {**counts, "duration_seconds": round(time.monotonic() - started, 3)}
+        counts = {**counts, "duration_seconds": round(self._clock.monotonic() - started, 3)}
         version = code_version(self._attempt.stream, [step])
         self._ledger.attempts.record_output(self._claim, step, counts, code_version=version)
         self._results[step] = counts
@@ -248,15 +249,15 @@ class _AttemptRun:
     def _renew_until_ended(self) -> None:
         """Wait for the steps, and renew the lease after each third of its time. Raises AttemptFencedError."""
         period = self._claim.lease_ms / 3000
-        held_until = time.monotonic() + self._claim.lease_ms / 1000
-        while not self._ended.wait(period):
+        held_until = self._clock.monotonic() + self._claim.lease_ms / 1000
+        while not self._clock.wait(self._ended, period):
             try:
                 warning = self._attempt.warning
                 self._ledger.attempts.renew(self._claim, attributes=None if warning is None else {WARNING: warning})
-                held_until = time.monotonic() + self._claim.lease_ms / 1000
+                held_until = self._clock.monotonic() + self._claim.lease_ms / 1000
             except LedgerUnavailableError:
                 # The attempt goes on until its lease expires; then another attempt may have begun.
-                if time.monotonic() > held_until:
+                if self._clock.monotonic() > held_until:
                     raise
 
     def _cancel(self) -> None:
@@ -285,7 +286,7 @@ class _AttemptRun:
         claim = self._claim
         version = code_version(self._attempt.stream, claim.outputs)
         after = self._ledger.attempts.complete(claim, code_version=version)
-        seconds = round(time.monotonic() - started, 3)
+        seconds = round(self._clock.monotonic() - started, 3)
         if claim.target:
             self._attempt.report(f"replayed into {claim.target} in {seconds} s")
         elif after.state is BatchState.COMPLETED:

@@ -13,6 +13,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
 from headrace.kafka.errors import RangesUnreadableError
+from headrace.kafka.topic_watch import SeenTopic
+from headrace.receiver.discovery import Discovery, Known
 from headrace.receiver.end_offset_tracker import Ends
 
 Key = tuple[str, int]
@@ -250,6 +252,27 @@ class FakeTopicIds:
         with self._kafka.lock:
             ids = {topic: self._kafka.topic_ids.get(topic) for topic in topics}
         return lambda _: ids
+
+
+class FakeDiscoverer:
+    """Implements ``Discoverer`` for a `FakeKafka`: finds all of its topics, or raises ``failure`` if it is set."""
+
+    def __init__(self, kafka: FakeKafka) -> None:
+        self._kafka = kafka
+        self.foreign: tuple[str, ...] = ()
+        self.missing: tuple[str, ...] = ()
+        self.failure: Exception | None = None
+
+    def discover(self, known: Known) -> Discovery:
+        if self.failure is not None:
+            raise self.failure
+        with self._kafka.lock:
+            topics = tuple(
+                SeenTopic(topic, topic_id, self._kafka.partitions(topic))
+                for topic, topic_id in sorted(self._kafka.topic_ids.items())
+            )
+        keys = [(seen.topic, seen.topic_id, number) for seen in topics for number in range(seen.partitions)]
+        return Discovery(topics, self.missing, {key: 0 for key in keys if key not in known.partitions}, self.foreign)
 
 
 class FakeEvidence:

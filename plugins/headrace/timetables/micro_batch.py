@@ -14,6 +14,8 @@ from airflow.exceptions import AirflowTimetableInvalid
 from airflow.timetables.base import DagRunInfo, DataInterval, Timetable
 from pendulum import DateTime
 
+from headrace.clock import Clock, SystemClock
+
 if TYPE_CHECKING:
     from airflow.timetables.base import TimeRestriction
 
@@ -47,16 +49,25 @@ class MicroBatchTimetable(Timetable):
           runs are created for the time before.
         - a ``timedelta``: the same, but not further back than this.
         - ``False``: only the latest interval that has ended.
+    :param clock: replaces this machine's clock, for tests. It is not serialized.
     :param automatic: whether the scheduler begins runs by itself. Otherwise runs come only from backfills, people
         and assets. Leave ``catchup=False`` in such a DAG: ``catchup=True`` with an ``end_date`` looks like a backfill
         here.
     """
 
-    def __init__(self, interval: timedelta, *, catch_up: bool | timedelta = False, automatic: bool = True) -> None:
+    def __init__(
+        self,
+        interval: timedelta,
+        *,
+        catch_up: bool | timedelta = False,
+        automatic: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
         self._interval_ms = interval // _MILLISECOND
         self._interval = interval
         self.catch_up = catch_up
         self.automatic = automatic
+        self._clock = clock or SystemClock()
         self.description = f"{self.summary}{self._catch_up_text()}"
 
     @property
@@ -133,7 +144,7 @@ class MicroBatchTimetable(Timetable):
         if restriction.earliest is not None:
             starts.append(self._ceil(to_ms(restriction.earliest)))
         if not restriction.catchup:
-            starts.append(self._floor(self._now_ms()) - self._reaching_back(last_automated_data_interval))
+            starts.append(self._floor(self._clock.now_ms()) - self._reaching_back(last_automated_data_interval))
         if not starts:
             return None
         start = from_ms(max(starts))
@@ -148,7 +159,7 @@ class MicroBatchTimetable(Timetable):
         if last is None:
             return 0
         if self.catch_up is True:
-            return self._floor(self._now_ms())
+            return self._floor(self._clock.now_ms())
         return self._ceil(self.catch_up // _MILLISECOND)
 
     def _floor(self, at_ms: int) -> int:
@@ -156,7 +167,3 @@ class MicroBatchTimetable(Timetable):
 
     def _ceil(self, at_ms: int) -> int:
         return -(-at_ms // self._interval_ms) * self._interval_ms
-
-    @staticmethod
-    def _now_ms() -> int:
-        return to_ms(datetime.now(UTC))

@@ -6,6 +6,7 @@ import pytest
 from airflow.exceptions import AirflowTimetableInvalid
 from airflow.timetables.base import DagRunInfo, DataInterval, TimeRestriction
 
+from headrace.clock import SystemClock
 from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
 
 TEN = timedelta(seconds=10)
@@ -22,7 +23,7 @@ def interval(start: str, end: str) -> DataInterval:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch):
     def stand_at(text: str) -> None:
-        monkeypatch.setattr(MicroBatchTimetable, "_now_ms", staticmethod(lambda: to_ms(at(text))))
+        monkeypatch.setattr(SystemClock, "now_ms", lambda _: to_ms(at(text)))
 
     return stand_at
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from headrace.batch.recovery.folder_contents import FolderContents, Progress
 from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
@@ -17,17 +18,19 @@ _MOST_WAITS = 3
 
 
 def recover_if_lost(
-    context: StreamContext, *, progress: Progress = lambda _: None, wait: Callable[[float], None] = time.sleep
+    context: StreamContext, *, progress: Progress = lambda _: None, wait: Callable[[float], object] | None = None
 ) -> Recovered | None:
     """Rebuild the stream's ledger if the ledger does not know the stream, and its folder holds data of an earlier one.
 
     Waits until no process of the lost ledger can still run: for its lease or a minute after the last sign of it.
+    ``wait`` waits some seconds, by default on the stream's clock.
     Returns None if nothing was lost.
 
     Raises:
         RecoveryRefusedError: the folder holds the data of another stream, or a process still writes to it.
         WalError, ManifestError, HistoryError, CheckpointVersionError, ContradictionError: as `recover`.
     """
+    wait = wait or partial(context.clock.wait, threading.Event())
     lost = _what_is_lost(context)
     if lost is not None:
         progress(f"{lost} The ledger is rebuilt from there.")

@@ -6,39 +6,18 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from headrace.kafka.topic_watch import SeenTopic
 from headrace.ledger import EventKind, Ledger, PartitionState
 from headrace.ledger.models import JobLease
-from headrace.receiver.discovery import Discovery, Known
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.receiver_factory import ReceiverClients
 from headrace.receiver.receiver_task import ReceiverTask, receive
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.stream import KafkaInput, Stream
 from headrace.stream_context import StreamContext
-from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka, FakeTopicIds
+from headrace.testing.fake_kafka import FakeDiscoverer, FakeEndOffsets, FakeKafka, FakeTopicIds
 from headrace.wal.storage import open_storage
 
 MakeStream = Callable[..., Stream]
-
-
-class FakeDiscoverer:
-    def __init__(self, kafka: FakeKafka) -> None:
-        self.kafka = kafka
-        self.foreign: tuple[str, ...] = ()
-        self.missing: tuple[str, ...] = ()
-        self.failure: Exception | None = None
-
-    def discover(self, known: Known) -> Discovery:
-        if self.failure is not None:
-            raise self.failure
-        with self.kafka.lock:
-            topics = tuple(
-                SeenTopic(topic, topic_id, self.kafka.partitions(topic))
-                for topic, topic_id in sorted(self.kafka.topic_ids.items())
-            )
-        keys = [(seen.topic, seen.topic_id, number) for seen in topics for number in range(seen.partitions)]
-        return Discovery(topics, self.missing, {key: 0 for key in keys if key not in known.partitions}, self.foreign)
 
 
 class Handle:

@@ -1,0 +1,423 @@
+"""A whole stream whose time a test moves: tracker, receivers, schedule, batches, checkpoints and cleanup.
+
+Everything is headrace's own but Kafka, which is in memory (`FakeKafka`), Spark's tasks and Airflow: receivers and
+tracker run in threads, and `StreamOnClock.run_due` does what the tasks of the scheduled runs do. Ledger, log, tracker,
+receivers and timetable share one `ManualClock`. So batch times, block cuts and leases are exact, and a test of an hour
+takes seconds. Threads still need real time for their work; no call waits longer for it than ``LIMIT_SECONDS``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from airflow.timetables.base import TimeRestriction
+
+from headrace.batch.allocation import allocate
+from headrace.batch.checkpoint_writer import write_checkpoint
+from headrace.batch.cleanup import Cleaned, clean_up
+from headrace.batch.manifest import LOG_FOLDER
+from headrace.clock import ManualClock
+from headrace.hooks.ledger import register
+from headrace.ledger import Ledger
+from headrace.ledger.models import ReceiverRow
+from headrace.ledger.states import JobState
+from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.receiver_factory import ReceiverClients
+from headrace.receiver.receiver_task import ReceiverTask, receive
+from headrace.receiver.tracker import ReceiverTracker, TrackerReport
+from headrace.runs.batch_time import NothingToRun, begin_run, takes_over
+from headrace.runs.readiness import Readiness, blocks_ready
+from headrace.stream import KafkaInput, Stream
+from headrace.stream_context import StreamContext
+from headrace.testing.fake_kafka import FakeDiscoverer, FakeEndOffsets, FakeKafka, FakeTopicIds
+from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
+from headrace.wal.reader import read_block
+from headrace.wal.storage import LogStorage, open_storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LIMIT_SECONDS = 120.0
+_LEASE_MS = 30_000
+# Not longer than a heartbeat's interval, so that no lease is missed in a jump.
+_STEP_MS = 500
+_POLL_SECONDS = 0.005
+# How long a thread gets for what it may do without the clock, before the clock moves on.
+_MOMENT_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOnClock:
+    """A batch that a scheduled run has completed. ``records`` are (topic, partition, offset, value) in the log's order,
+    ``absorbed`` the batch times that it took over, ``readiness`` why it was allocated, ``cleaned`` its cleanup."""
+
+    batch_time_ms: int
+    records: tuple[tuple[str, int, int, bytes | None], ...]
+    absorbed: tuple[int, ...]
+    readiness: Readiness
+    cleaned: Cleaned
+
+
+class StreamOnClock(AbstractContextManager["StreamOnClock"]):
+    """Runs a stream by a clock that the test moves.
+
+    >>> with StreamOnClock(stream, kafka) as running:
+    ...     kafka.produce("orders", 0, b'{"item": "cup"}')
+    ...     running.receive()
+    ...     running.advance(10)
+    ...     (batch,) = running.run_due(spark)
+    """
+
+    def __init__(self, stream: Stream, kafka: FakeKafka, *, start_ms: int = 1_700_000_000_000) -> None:
+        """``kafka`` has the stream's topics. The stream's ledger and storage are created, or continued."""
+        self.stream = stream
+        self.kafka = kafka
+        self.clock = ManualClock(start_ms)
+        self.ledger = Ledger.open(stream.ledger, clock=self.clock)
+        self.context = StreamContext(stream, self.ledger, clock=self.clock)
+        self._trackers_clock = _ThreadsClock(self.clock)
+        self.report: TrackerReport | None = None
+        self._timetable = MicroBatchTimetable(stream.batch_interval, catch_up=not stream.coalesces, clock=self.clock)
+        # The schedule begins with the interval in which the stream begins.
+        self._last = self._timetable.containing(from_ms(start_ms - stream.batch_interval_ms))
+        self._receivers: dict[tuple[str, int], _Receiver] = {}
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> StreamOnClock:
+        """Start the job. Returns when every partition has a receiver."""
+        register(self.ledger, self.stream)
+        self._lease = self.ledger.jobs.acquire(self.stream.name, holder="a test", lease_ms=_LEASE_MS)
+        self.ledger.jobs.update(self._lease, state=JobState.RUNNING)
+        context = StreamContext(self.stream, self.ledger, clock=self._trackers_clock)
+        tracker = ReceiverTracker(context, self, self._lease, discoverer=lambda _: FakeDiscoverer(self.kafka))
+        self._thread = threading.Thread(target=self._track, args=(tracker,), daemon=True)
+        self._thread.start()
+        try:
+            self._move_until("every partition has a receiver", self._all_assigned)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the job gracefully."""
+        for receiver in self._receivers.values():
+            receiver.resume()
+        self._stop.set()
+        until = time.monotonic() + LIMIT_SECONDS
+        try:
+            while not _comes_true(lambda: not self._thread.is_alive(), _MOMENT_SECONDS):
+                self._check("the job stops", until)
+                self.clock.advance(_STEP_MS)
+            self.ledger.jobs.release(self._lease, JobState.STOPPED if self._failure is None else JobState.FAILED)
+        finally:
+            self.ledger.close()
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def advance(self, seconds: float) -> None:
+        """Move the time forward, in steps with which tracker and receivers keep pace."""
+        left_ms = round(seconds * 1000)
+        while left_ms > 0:
+            step_ms = min(left_ms, _STEP_MS)
+            self.clock.advance(step_ms)
+            self._keep_pace()
+            left_ms -= step_ms
+
+    def receive(self) -> None:
+        """Move the time forward, usually by one or two block intervals, until all that is in Kafka is in the log, or
+        waits in a block for a log that is held."""
+
+        def received() -> bool:
+            return self._all_stored() or any(each.log_gate.waits for each in self._receivers.values())
+
+        self._move_until("all records are in the log", received, step_ms=self.stream.block_interval_ms)
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def run_due(self, spark: SparkSession | None = None) -> list[BatchOnClock]:
+        """Run the batches of the runs that the schedule has made since the last call, in their order.
+
+        With ``spark`` the outputs are written. Without it each output counts as written.
+        """
+        done: list[BatchOnClock] = []
+        nothing_else = TimeRestriction(None, None, catchup=False)
+        while True:
+            info = self._timetable.next_dagrun_info(last_automated_data_interval=self._last, restriction=nothing_else)
+            if info is None or info.data_interval is None or to_ms(info.run_after) > self.clock.now_ms():
+                return done
+            self._last = info.data_interval
+            run = SimpleNamespace(
+                run_id=f"scheduled__{info.run_after.isoformat()}",
+                run_type="scheduled",
+                logical_date=info.logical_date,
+                data_interval_end=info.data_interval.end,
+                clear_number=0,
+            )
+            try:
+                batch_time_ms = begin_run({"dag_run": run}, self.context)
+            except NothingToRun:
+                continue
+            done.append(self._run(batch_time_ms, takes_over=takes_over({"dag_run": run}, self.stream), spark=spark))
+
+    def _run(self, batch_time_ms: int, *, takes_over: bool, spark: SparkSession | None) -> BatchOnClock:
+        name = self.stream.name
+        grace_ms = round(self.stream.limits.seal_grace.total_seconds() * 1000)
+
+        def readiness() -> Readiness:
+            return blocks_ready(self.ledger, name, batch_time_ms=batch_time_ms, grace_ms=grace_ms)
+
+        self._move_until(f"batch {batch_time_ms} has its blocks", lambda: readiness().ready)
+        found = readiness()
+        allocation = allocate(self.context, batch_time_ms, takes_over=takes_over)
+        way = "connect" if spark is None else "submit"
+        claim = self.ledger.attempts.begin(name, batch_time_ms, holder="a test", way=way, lease_ms=60_000)
+        if spark is None:
+            for output in claim.outputs:
+                self.ledger.attempts.record_output(claim, output, {})
+            self.ledger.attempts.complete(claim)
+        else:
+            from headrace.spark.attempt_run import run_attempt
+            from headrace.spark.batch_attempt import BatchAttempt
+
+            run_attempt(BatchAttempt(self.context, claim, lambda: spark))
+        records = self._records(batch_time_ms)
+        write_checkpoint(self.context, batch_time_ms)
+        return BatchOnClock(batch_time_ms, records, allocation.batch.absorbed, found, clean_up(self.context))
+
+    def _records(self, batch_time_ms: int) -> tuple[tuple[str, int, int, bytes | None], ...]:
+        log = self.context.storage.below(LOG_FOLDER)
+        found: list[tuple[str, int, int, bytes | None]] = []
+        for block in self.ledger.allocations.blocks_of(self.stream.name, batch_time_ms):
+            _, batch = read_block(log, block.info.handle)
+            found += [
+                tuple(row[name] for name in ("topic", "partition", "offset", "value")) for row in batch.to_pylist()
+            ]
+        return tuple(found)
+
+    # -- receivers -------------------------------------------------------------------------------------------------
+
+    def pause(self, index: int, input_id: str | None = None) -> None:
+        """Stop the time of a receiver, as if its process had stopped: it cuts no block and sends no heartbeat."""
+        self._receiver(index, input_id).clock.pause()
+
+    def hold_log(self, index: int, input_id: str | None = None) -> None:
+        """Let the receiver's next write to the log wait, as on a disk that hangs. Heartbeats wait with it."""
+        self._receiver(index, input_id).log_gate.opened.clear()
+
+    def resume(self, index: int, input_id: str | None = None) -> None:
+        """End `pause` and `hold_log`."""
+        self._receiver(index, input_id).resume()
+
+    def owners(self) -> dict[tuple[str, int], int | None]:
+        """The index of the receiver of each partition."""
+        rows = self.ledger.positions.all(self.stream.name, live=True)
+        return {(row.partition.topic, row.partition.partition): row.receiver_index for row in rows}
+
+    def start(self, task: ReceiverTask) -> _Receiver:
+        """Start a receiver; called by the tracker, as `crowding` is."""
+        receiver = _Receiver(self, task)
+        self._receivers[task.receiver_id.input_id, task.receiver_id.index] = receiver
+        return receiver
+
+    def crowding(self) -> str | None:
+        return None
+
+    def _receiver(self, index: int, input_id: str | None) -> _Receiver:
+        return self._receivers[input_id or self.stream.inputs[0].id, index]
+
+    # -- keeping pace ----------------------------------------------------------------------------------------------
+
+    def _track(self, tracker: ReceiverTracker) -> None:
+        try:
+            self.report = tracker.run(self._stop)
+        except BaseException as error:
+            self._failure = error
+
+    def _move_until(self, what: str, condition: Callable[[], bool], *, step_ms: int = _STEP_MS) -> None:
+        until = time.monotonic() + LIMIT_SECONDS
+        while not _comes_true(condition, _MOMENT_SECONDS):
+            self._check(what, until)
+            self.clock.advance(step_ms)
+            self._keep_pace()
+
+    def _keep_pace(self) -> None:
+        """Wait until tracker and receivers have done what is due by now."""
+        now_ms, until = self.clock.now_ms(), time.monotonic() + LIMIT_SECONDS
+        while not _comes_true(lambda: self._is_up_to(now_ms), _MOMENT_SECONDS):
+            self._check("the tracker and the receivers have done what is due", until)
+
+    def _is_up_to(self, now_ms: int) -> bool:
+        if not self._trackers_clock.is_waited_for:
+            return False
+        awaited = [row for row in self.ledger.receivers.all(self.stream.name) if self._is_awaited(row, now_ms)]
+        # A heartbeat is due every second, and at the next step if it is not due in that very moment.
+        return all(now_ms - row.heartbeat_ms <= 1_000 + _STEP_MS for row in awaited)
+
+    def _is_awaited(self, row: ReceiverRow, now_ms: int) -> bool:
+        receiver = self._receivers.get((row.receiver_id.input_id, row.receiver_id.index))
+        return receiver is not None and row.alive(now_ms) and not receiver.is_stalled and not receiver.done()
+
+    def _check(self, what: str, until: float) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if time.monotonic() > until:
+            raise TimeoutError(f"{LIMIT_SECONDS:.0f} s were not enough until {what}")
+
+    def _all_assigned(self) -> bool:
+        owners, now_ms = self.owners(), self.clock.now_ms()
+        rows = self.ledger.receivers.all(self.stream.name)
+        running = [row for row in rows if row.alive(now_ms) and row.state.value == "running"]
+        everything = {key for key in self.kafka.logs if any(each.matches(key[0]) for each in self.stream.inputs)}
+        return len(running) == self.stream.receivers and owners.keys() == everything and None not in owners.values()
+
+    def _all_stored(self) -> bool:
+        stored = {
+            (row.partition.topic, row.partition.partition): row.next_offset
+            for row in self.ledger.positions.all(self.stream.name, live=True)
+        }
+        with self.kafka.lock:
+            return all(log.high <= stored.get(key, log.high) for key, log in self.kafka.logs.items())
+
+
+class _Receiver:
+    """A receiver in a thread: the handle that the tracker gets."""
+
+    def __init__(self, running: StreamOnClock, task: ReceiverTask) -> None:
+        self.clock = _ThreadsClock(running.clock)
+        self.log_gate = _LogGate()
+        self._stop = threading.Event()
+        self._error: str | None = None
+        storage = _GatedStorage(open_storage(running.stream.folder_url), self.log_gate)
+        context = StreamContext(running.stream, running.ledger, storage=storage, clock=self.clock)
+
+        def clients(_: StreamContext, source: KafkaInput) -> ReceiverClients:
+            consumer = KafkaReceiver(
+                {}, on_lost_offsets=source.on_lost_offsets, clock=self.clock, consumer_factory=running.kafka.consumer
+            )
+            return ReceiverClients(consumer, FakeTopicIds(running.kafka), FakeEndOffsets(running.kafka))
+
+        def run() -> None:
+            report = receive(
+                context, task.receiver_id, task.job_lease, lease_ms=task.lease_ms, stop=self._stop, clients=clients
+            )
+            self._error = report.error
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.clock.is_paused or not self.log_gate.opened.is_set()
+
+    def resume(self) -> None:
+        self.clock.resume()
+        self.log_gate.opened.set()
+
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def error(self) -> str | None:
+        return self._error
+
+    def cancel(self) -> None:
+        self._stop.set()
+
+
+class _ThreadsClock:
+    """The test's clock as a receiver or the tracker sees it: it can be paused, and shows whether `wait` waits."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._paused_ms: int | None = None
+        self._waits_until = 0.0
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused_ms is not None
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a thread waits for a later time."""
+        return self._waits_until > self.monotonic()
+
+    def pause(self) -> None:
+        self._paused_ms = self._clock.now_ms()
+
+    def resume(self) -> None:
+        self._paused_ms = None
+
+    def now_ms(self) -> int:
+        paused_ms = self._paused_ms
+        return self._clock.now_ms() if paused_ms is None else paused_ms
+
+    def monotonic(self) -> float:
+        return self.now_ms() / 1000
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self._waits_until = until = self.monotonic() + seconds
+        while self.monotonic() < until:
+            if event.wait(_POLL_SECONDS):
+                break
+        return event.is_set()
+
+
+class _LogGate:
+    """Lets writes wait while it is not ``opened``; ``waits`` while a write does."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.opened.set()
+        self.waits = False
+
+    def pass_through(self) -> None:
+        self.waits = not self.opened.is_set()
+        self.opened.wait()
+        self.waits = False
+
+
+class _GatedStorage:
+    """A storage whose segments are written through a gate."""
+
+    def __init__(self, storage: LogStorage, gate: _LogGate) -> None:
+        self._storage = storage
+        self._gate = gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def below(self, path: str) -> _GatedStorage:
+        return _GatedStorage(self._storage.below(path), self._gate)
+
+    def create_segment(self, path: str) -> Any:
+        self._gate.pass_through()
+        return _GatedFile(self._storage.create_segment(path), self._gate)
+
+
+class _GatedFile:
+    def __init__(self, file: Any, gate: _LogGate) -> None:
+        self._file = file
+        self._gate = gate
+
+    def append(self, parts: Any) -> None:
+        self._gate.pass_through()
+        self._file.append(parts)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _comes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
