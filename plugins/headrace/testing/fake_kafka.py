@@ -72,6 +72,8 @@ class FakeKafka:
         self.logs: dict[Key, FakeLog] = {}
         self.topic_ids: dict[str, str] = {}
         self.committed: dict[Key, int] = {}
+        self.read: dict[Key, int] = {}
+        """The position of each partition's last reader."""
         self.fail_commits: KafkaError | None = None
         self._made = 0
 
@@ -200,7 +202,7 @@ class FakeConsumer:
         if position == log.high and self._reported_end.get(key) != position and len(found) < most:
             self._reported_end[key] = position
             found.append(self._event(key, position, KafkaError._PARTITION_EOF))
-        self._positions[key] = self._read[key] = position
+        self._positions[key] = self._read[key] = self._kafka.read[key] = position
         return found
 
     def _event(self, key: Key, offset: int, code: int, text: str = "from the fake") -> Message:

@@ -25,7 +25,6 @@ from headrace.batch.manifest import LOG_FOLDER
 from headrace.clock import ManualClock
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.ledger.models import ReceiverRow
 from headrace.ledger.states import JobState
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.receiver_factory import ReceiverClients
@@ -50,6 +49,7 @@ _STEP_MS = 500
 _POLL_SECONDS = 0.005
 # How long a thread gets for what it may do without the clock, before the clock moves on.
 _MOMENT_SECONDS = 0.2
+_READING_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,8 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         def received() -> bool:
             return self._all_stored() or any(each.log_gate.waits for each in self._receivers.values())
 
+        # What is read waits for the end of a block interval, and a rate limit for a later time.
+        _comes_true(self._all_read, _READING_SECONDS)
         self._move_until("all records are in the log", received, step_ms=self.stream.block_interval_ms)
 
     # -- batches ---------------------------------------------------------------------------------------------------
@@ -257,13 +259,16 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
     def _is_up_to(self, now_ms: int) -> bool:
         if not self._trackers_clock.is_waited_for:
             return False
-        awaited = [row for row in self.ledger.receivers.all(self.stream.name) if self._is_awaited(row, now_ms)]
+        beaten_ms = {
+            (row.receiver_id.input_id, row.receiver_id.index): row.heartbeat_ms
+            for row in self.ledger.receivers.all(self.stream.name)
+        }
         # A heartbeat is due every second, and at the next step if it is not due in that very moment.
-        return all(now_ms - row.heartbeat_ms <= 1_000 + _STEP_MS for row in awaited)
-
-    def _is_awaited(self, row: ReceiverRow, now_ms: int) -> bool:
-        receiver = self._receivers.get((row.receiver_id.input_id, row.receiver_id.index))
-        return receiver is not None and row.alive(now_ms) and not receiver.is_stalled and not receiver.done()
+        return all(
+            now_ms - beaten_ms.get(key, 0) <= 1_000 + _STEP_MS
+            for key, receiver in list(self._receivers.items())
+            if not receiver.is_stalled and not receiver.done()
+        )
 
     def _check(self, what: str, until: float) -> None:
         if self._failure is not None:
@@ -277,6 +282,10 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         running = [row for row in rows if row.alive(now_ms) and row.state.value == "running"]
         everything = {key for key in self.kafka.logs if any(each.matches(key[0]) for each in self.stream.inputs)}
         return len(running) == self.stream.receivers and owners.keys() == everything and None not in owners.values()
+
+    def _all_read(self) -> bool:
+        with self.kafka.lock:
+            return all(log.high <= self.kafka.read.get(key, 0) for key, log in self.kafka.logs.items())
 
     def _all_stored(self) -> bool:
         stored = {

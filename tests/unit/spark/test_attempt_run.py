@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.receiver.waiting import eventually
 
 from headrace.batch.allocation import allocate
+from headrace.clock import Clock, ManualClock, SystemClock
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import register
@@ -89,6 +91,7 @@ class Rig:
         self.ledger = ledger
         self.stream = stream
         self.claim = claim
+        self.clock: Clock = SystemClock()
 
     def name_jobs(self, step: str) -> None:
         pass
@@ -101,7 +104,8 @@ class Rig:
                 raise session
             return object()
 
-        attempt = BatchAttempt(StreamContext(self.stream, self.ledger), self.claim, open_session, out=StringIO())
+        context = StreamContext(self.stream, self.ledger, clock=self.clock)
+        attempt = BatchAttempt(context, self.claim, open_session, out=StringIO())
         attempt.name_jobs = self.name_jobs  # type: ignore[method-assign]
         attempt.cancel_jobs = lambda: None  # type: ignore[method-assign]
         run_attempt(attempt)
@@ -144,6 +148,24 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, writers: Writers) -> It
         allocate(StreamContext(stream, ledger), at_ms)
         claim = ledger.attempts.begin("shop", at_ms, holder="task", way="submit", lease_ms=300)
         yield Rig(ledger, stream, claim)
+
+
+def test_an_attempt_renews_its_lease_and_measures_by_the_streams_clock(rig: Rig, writers: Writers) -> None:
+    rig.clock = clock = ManualClock()
+    beaten_ms = rig.row.heartbeat_ms
+
+    def take_seconds() -> None:
+        def is_renewed() -> bool:
+            clock.advance(1_000)
+            return rig.row.heartbeat_ms > beaten_ms
+
+        eventually(is_renewed)
+
+    writers.acts[OUTPUTS[0]] = take_seconds
+    rig.run()
+    rows = rig.ledger.attempts.outputs("shop", rig.claim.batch_time_ms)
+    seconds = {row.output_id: row.counts["duration_seconds"] for row in rows if row.counts}
+    assert seconds == {name: clock.monotonic() if name == OUTPUTS[0] else 0.0 for name in OUTPUTS}
 
 
 def test_nothing_is_written_by_an_attempt_that_gets_no_session(rig: Rig) -> None:

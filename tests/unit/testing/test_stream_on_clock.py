@@ -18,7 +18,6 @@ from headrace.testing.stream_on_clock import BatchOnClock, StreamOnClock
 from headrace.wal.segments import segments_in
 
 START_MS = 1_700_000_000_000
-assert START_MS % 10_000 == 0
 
 
 @pytest.fixture
@@ -47,15 +46,29 @@ def make_running(tmp_path: Path, kafka: FakeKafka) -> Callable[..., StreamOnCloc
     return make
 
 
-def go_to(running: StreamOnClock, second: float) -> None:
-    """Move the time to this second since the start."""
-    left_ms = START_MS + second * 1000 - running.clock.now_ms()
-    assert left_ms >= 0, f"it is {left_ms} ms past second {second}"
-    running.advance(left_ms / 1000)
+class Times:
+    """Seconds from the first interval that begins after the stream has started."""
 
+    def __init__(self, running: StreamOnClock) -> None:
+        self._running = running
+        self._start_ms = -(-running.clock.now_ms() // 10_000) * 10_000
+        self.go_to(0)
+        running.run_due()
 
-def at(second: int) -> int:
-    return START_MS + second * 1000
+    def at(self, second: int) -> int:
+        return self._start_ms + second * 1000
+
+    def go_to(self, second: int) -> None:
+        left_ms = self.at(second) - self._running.clock.now_ms()
+        assert left_ms >= 0, f"it is {-left_ms} ms past second {second}"
+        self._running.advance(left_ms / 1000)
+
+    def go_on_until(self, condition: Callable[[], bool], seconds: int) -> None:
+        for _ in range(seconds * 2):
+            if condition():
+                return
+            self._running.advance(0.5)
+        assert condition(), f"not within {seconds} s"
 
 
 def values(*batches: BatchOnClock) -> list[bytes | None]:
@@ -66,6 +79,7 @@ def test_a_stream_runs_through_its_life_by_one_clock(
     make_running: Callable[..., StreamOnClock], kafka: FakeKafka
 ) -> None:
     with make_running() as running:
+        times = Times(running)
         assert sorted(running.owners().values(), key=str) == [0, 1]
         (own,) = (partition for (_, partition), index in running.owners().items() if index == 0)
         folder = running.context.storage
@@ -74,67 +88,65 @@ def test_a_stream_runs_through_its_life_by_one_clock(
         kafka.produce("clicks", 0, b"a")
         running.receive()
         assert running.run_due() == [], "the first interval has not ended"
-        go_to(running, 10)
+        times.go_to(10)
         kafka.produce("clicks", 1, b"b")
         running.receive()
         (first,) = running.run_due()
-        go_to(running, 20)
+        times.go_to(20)
         (second,) = running.run_due()
-        assert (first.batch_time_ms, values(first)) == (at(10), [b"a"])
-        assert (second.batch_time_ms, values(second)) == (at(20), [b"b"])
+        assert (first.batch_time_ms, values(first)) == (times.at(10), [b"a"])
+        assert (second.batch_time_ms, values(second)) == (times.at(20), [b"b"])
         assert first.readiness.complete and second.readiness.complete
         (oldest, *_) = segments_in(folder.below(LOG_FOLDER).paths())
 
         # A block that is cut in time and stored too late goes to the next batch.
-        go_to(running, 27)
+        times.go_to(27)
         running.hold_log(0)
         kafka.produce("clicks", own, b"late")
         running.receive()
-        go_to(running, 30)
+        times.go_to(30)
         (third,) = running.run_due()
-        assert (third.batch_time_ms, third.records, third.readiness.complete) == (at(30), (), False)
+        assert (third.batch_time_ms, third.records, third.readiness.complete) == (times.at(30), (), False)
         running.resume(0)
         running.receive()
-        go_to(running, 40)
+        times.go_to(40)
         (fourth,) = running.run_due()
-        assert (fourth.batch_time_ms, values(fourth)) == (at(40), [b"late"])
-        (block,) = running.ledger.allocations.blocks_of("shop", at(40))
-        assert at(27) <= block.info.cut_time_ms < at(30)
+        assert (fourth.batch_time_ms, values(fourth)) == (times.at(40), [b"late"])
+        (block,) = running.ledger.allocations.blocks_of("shop", times.at(40))
+        assert times.at(27) <= block.info.cut_time_ms < times.at(30)
 
         # The lease of a receiver that has stopped expires, and the other one takes over.
         running.pause(0)
         kafka.produce("clicks", own, b"taken over")
         running.advance(8)
         assert running.owners()["clicks", own] == 0, "its lease still holds"
-        running.advance(15)
-        assert set(running.owners().values()) == {1}
+        times.go_on_until(lambda: set(running.owners().values()) == {1}, 15)
         running.receive()
         (fifth,) = running.run_due()
         # What the first one had read is refused when it goes on, and it starts again.
         running.resume(0)
-        running.advance(12)
-        assert sorted(running.owners().values(), key=str) == [0, 1]
-        go_to(running, 80)
+        times.go_on_until(lambda: set(running.owners().values()) == {0, 1}, 12)
+        times.go_to(80)
         sixth = running.run_due()
         assert values(fifth, *sixth) == [b"taken over"]
 
         # A down time of the batches is caught up by one of them.
         for time in (81, 91, 101):
-            go_to(running, time)
+            times.go_to(time)
             kafka.produce("clicks", 0, b"%d" % time)
             running.receive()
-        go_to(running, 121)
+        times.go_to(121)
         (caught_up,) = running.run_due()
-        assert caught_up.batch_time_ms == at(120)
-        assert caught_up.absorbed == (at(90), at(100), at(110))
+        assert caught_up.batch_time_ms == times.at(120)
+        assert caught_up.absorbed == (times.at(90), times.at(100), times.at(110))
         assert sorted(values(caught_up)) == [b"101", b"81", b"91"]
 
         # Each batch's log is deleted when the batch has left the remember window, and not before.
         assert [batch.cleaned.segments for batch in (first, second, third, fourth)] == [0, 0, 0, 0]
         assert oldest not in segments_in(folder.below(LOG_FOLDER).paths())
-        assert running.ledger.batches.get("shop", at(10)).cleaned_at_ms is not None
-        assert running.ledger.batches.get("shop", at(120)).cleaned_at_ms is None
-        assert running.ledger.batches.get("shop", at(120)).state is BatchState.COMPLETED
+        assert running.ledger.batches.get("shop", times.at(10)).cleaned_at_ms is not None
+        assert running.ledger.batches.get("shop", times.at(120)).cleaned_at_ms is None
+        assert running.ledger.batches.get("shop", times.at(120)).state is BatchState.COMPLETED
         assert find_sign(folder) is not None
     assert running.report is not None and running.report.end is TrackerEnd.STOPPED
     assert find_sign(folder) is None
@@ -144,13 +156,14 @@ def test_exact_batch_times_are_run_one_after_the_other_after_a_down_time(
     make_running: Callable[..., StreamOnClock], kafka: FakeKafka
 ) -> None:
     with make_running(coalesce=False) as running:
+        times = Times(running)
         for time in (5, 15, 25):
-            go_to(running, time)
+            times.go_to(time)
             kafka.produce("clicks", 0, b"%d" % time)
             running.receive()
-        go_to(running, 35)
+        times.go_to(35)
         batches = running.run_due()
-        assert [batch.batch_time_ms for batch in batches] == [at(10), at(20), at(30)]
+        assert [batch.batch_time_ms for batch in batches] == [times.at(10), times.at(20), times.at(30)]
         assert [values(batch) for batch in batches] == [[b"5"], [b"15"], [b"25"]]
         assert running.run_due() == []
 
@@ -175,5 +188,5 @@ def test_the_next_job_continues_where_the_last_one_stopped(
     kafka.produce("clicks", 0, b"meanwhile")
     with make_running(running.clock.now_ms()) as again:
         again.receive()
-        go_to(again, 20)
+        again.advance(20)
         assert values(*again.run_due()) == [b"before", b"meanwhile"]

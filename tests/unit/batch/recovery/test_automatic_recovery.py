@@ -63,6 +63,17 @@ def test_a_lost_ledger_is_rebuilt_once_its_processes_must_have_ended(
         assert len(ledger.events.latest(NAME, [EventKind.LEDGER_REBUILT], limit=9)) == 1
 
 
+def test_the_wait_for_the_processes_is_on_the_streams_clock(
+    automatic: Callable[..., Life], new_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = automatic(7)
+    wait = Waits(life)
+    monkeypatch.setattr(life.clock, "wait", lambda _event, seconds: wait(seconds))
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        assert recover_if_lost(life.context_in(ledger)) is not None
+    assert wait.seconds != []
+
+
 def test_without_a_checkpoint_the_tasks_own_definition_is_used(live: Callable[..., Life], new_url: str) -> None:
     life = live(4, steps=0, recover="automatic")
     for _ in range(20):
