@@ -33,6 +33,7 @@ from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.runs.batch_time import NothingToRun, begin_run, takes_over
 from headrace.runs.readiness import Readiness, blocks_ready
 from headrace.stream import KafkaInput, Stream
+from headrace.stream.inputs import Input
 from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeDiscoverer, FakeEndOffsets, FakeKafka, FakeTopicIds
 from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
@@ -75,7 +76,13 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
     """
 
     def __init__(self, stream: Stream, kafka: FakeKafka, *, start_ms: int = 1_700_000_000_000) -> None:
-        """``kafka`` has the stream's topics. The stream's ledger and storage are created, or continued."""
+        """``kafka`` has the stream's topics. The stream's ledger and storage are created, or continued.
+
+        Raises ValueError if an input is not from Kafka.
+        """
+        others = [each.id for each in stream.inputs if not isinstance(each, KafkaInput)]
+        if others:
+            raise ValueError(f"StreamOnClock runs inputs from Kafka only, not {', '.join(others)}.")
         self.stream = stream
         self.kafka = kafka
         self.clock = ManualClock(start_ms)
@@ -307,7 +314,9 @@ class _Receiver:
         storage = _GatedStorage(open_storage(running.stream.folder_url), self.log_gate)
         context = StreamContext(running.stream, running.ledger, storage=storage, clock=self.clock)
 
-        def clients(_: StreamContext, source: KafkaInput) -> ReceiverClients:
+        def clients(_: StreamContext, source: Input) -> ReceiverClients:
+            if not isinstance(source, KafkaInput):
+                raise TypeError(f"Input {source.id} is not from Kafka.")
             consumer = KafkaReceiver(
                 {}, on_lost_offsets=source.on_lost_offsets, clock=self.clock, consumer_factory=running.kafka.consumer
             )

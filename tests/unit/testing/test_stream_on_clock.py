@@ -12,7 +12,7 @@ from headrace.batch.manifest import LOG_FOLDER
 from headrace.ledger import BatchState
 from headrace.receiver.job_sign import find_sign
 from headrace.receiver.tracker import TrackerEnd
-from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
+from headrace.stream import ConsoleOutput, KafkaInput, Limits, ReceiverInput, Stream
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.testing.stream_on_clock import BatchOnClock, StreamOnClock
 from headrace.wal.segments import segments_in
@@ -190,3 +190,8 @@ def test_the_next_job_continues_where_the_last_one_stopped(
         again.receive()
         again.advance(20)
         assert values(*again.run_due()) == [b"before", b"meanwhile"]
+
+
+def test_a_stream_with_a_custom_receiver_is_refused(make_running: Callable[..., StreamOnClock]) -> None:
+    with pytest.raises(ValueError, match="inputs from Kafka only, not words"):
+        make_running(inputs=ReceiverInput(id="words", receiver="words:Words"))
