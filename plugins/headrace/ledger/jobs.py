@@ -24,6 +24,9 @@ from headrace.ledger.models import (
 )
 from headrace.ledger.states import EventKind, JobState, ReceiverState
 
+REQUESTED_OF = "requested_of"
+"""The attribute of a job that waits for the process of the shared job of this name; None once it is adopted."""
+
 LIVE_RECEIVERS = (ReceiverState.STARTING, ReceiverState.RUNNING, ReceiverState.STOPPING)
 
 
@@ -75,6 +78,43 @@ class Jobs(Repository):
             )
             connection.execute(update(streams).where(streams.c.name == stream).values(job_epoch=epoch))
             record(connection, stream, now_ms, EventKind.JOB_STARTED, {"epoch": epoch, "holder": holder})
+            return lease
+
+    def requests(self, shared_job: str) -> list[JobRow]:
+        """Return the live jobs that wait for the process of this shared job, the oldest first."""
+        query = select(receiver_jobs).join(
+            streams, (streams.c.name == receiver_jobs.c.stream) & (streams.c.job_epoch == receiver_jobs.c.epoch)
+        )
+        with self._database.read() as connection:
+            now_ms = self._database.now_ms(connection)
+            rows = connection.execute(query.where(receiver_jobs.c.state == JobState.STARTING)).all()
+        found = [JobRow.from_row(row) for row in rows]
+        waiting = [job for job in found if job.attributes.get(REQUESTED_OF) == shared_job and job.alive(now_ms)]
+        return sorted(waiting, key=lambda job: (job.acquired_at_ms, job.stream))
+
+    def adopt(self, request: JobRow, *, holder: str, lease_ms: int, attributes: Mapping[str, Any]) -> JobLease:
+        """Take over a job that was acquired on behalf of a shared job's process, as its holder.
+
+        Args:
+            attributes: added to those of the request.
+
+        Raises:
+            LeaseLostError: the job has ended, another one has begun, or another process has adopted it.
+        """
+        with self._database.write_stream(request.stream) as (connection, locked):
+            job = _job(connection, request.stream, locked.row.job_epoch)
+            if job is None or job.epoch != request.epoch or job.holder != request.holder or job.state.ended:
+                raise _lost(JobLease(request.stream, request.epoch, holder, lease_ms, 0))
+            lease = JobLease(request.stream, request.epoch, holder, lease_ms, locked.now_ms + lease_ms)
+            connection.execute(
+                _this(request.stream, request.epoch).values(
+                    holder=holder,
+                    lease_ms=lease_ms,
+                    lease_until_ms=lease.lease_until_ms,
+                    heartbeat_ms=locked.now_ms,
+                    attributes={**job.attributes, **attributes, REQUESTED_OF: None},
+                )
+            )
             return lease
 
     def renew(self, lease: JobLease, *, attributes: Mapping[str, Any] | None = None) -> JobStatus:

@@ -31,6 +31,7 @@ from headrace.ledger.run_batch_times import RunBatchTimes
 from headrace.ledger.samples import Samples
 from headrace.ledger.schema import Migration, ensure_schema, migrate_schema
 from headrace.ledger.segments import Segments
+from headrace.ledger.shared_jobs import SharedJobs
 from headrace.ledger.snapshots import Snapshots
 from headrace.ledger.streams import Streams
 from headrace.ledger.topics import Topics
@@ -49,6 +50,7 @@ class Ledger:
         self._database = database
         self.streams = Streams(database)
         self.jobs = Jobs(database)
+        self.shared_jobs = SharedJobs(database)
         self.receivers = Receivers(database)
         self.topics = Topics(database)
         self.positions = Positions(database)

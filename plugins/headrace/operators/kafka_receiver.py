@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow.configuration import conf
 from airflow.sdk import BaseOperator
 
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.operators.attachment import ATTACHED, attachment, ended_unnoticed, holder
+from headrace.operators.job_logs import log_file, newest_log
 from headrace.operators.links import SparkUiLink, browser_link
 from headrace.runs.detached import DetachedProcess, spawn, tail
 from headrace.runs.receiver_job import JobOutcome, JobWatch, newest_job
 from headrace.runs.replacement import replace_older_job
+from headrace.runs.shared_job import connections_of_others, is_request, request_job, start_if_absent
 from headrace.runs.waiting import in_triggerer, poll_seconds
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 # The job's own heartbeat interval is about this long; a poll of the ledger takes a millisecond.
 _START_POLL_SECONDS = 0.5
-# A job that cannot start is retried until somebody intervenes, and each try writes a log file.
-_KEEP_LOGS = 30
 
 
 class ReceiverJobError(HeadraceError):
@@ -82,6 +81,8 @@ class KafkaReceiverOperator(BaseOperator):
         self._process: DetachedProcess | None = None
         self._holder = ""
         self._revision: int | None = None
+        # Whether the process runs other streams too.
+        self._is_shared = False
 
     def execute(self, context: Context) -> None:
         """Attach to the stream's live receiver job, or start one, and wait for its end."""
@@ -93,7 +94,7 @@ class KafkaReceiverOperator(BaseOperator):
             if ledger.streams.get(self.stream.name).desired_state is DesiredState.STOPPED:
                 return self._wait_until_wanted(ledger, context)
             job = newest_job(ledger, self.stream.name)
-            if job is not None and job.alive(ledger.now_ms()):
+            if job is not None and job.alive(ledger.now_ms()) and not is_request(job):
                 self.log.info(
                     "Attached to the receiver job of %s, which runs since %s.", job.holder, _time(job.acquired_at_ms)
                 )
@@ -103,7 +104,7 @@ class KafkaReceiverOperator(BaseOperator):
                 elif (replaced := replace_older_job(ledger, self.stream.name)) is not None:
                     self.log.info("%s", replaced)
             else:
-                job = self._start(ledger, context)
+                job = self._start(ledger, context, job)
             self._holder = holder(context)
             ledger.jobs.note(self.stream.name, job.epoch, attachment(context))
             self._show(job, context)
@@ -136,22 +137,31 @@ class KafkaReceiverOperator(BaseOperator):
                     self.log.info("The receiver job goes on: %s has attached to it.", attached)
                     return
                 ledger.jobs.request_stop(self.stream.name, "its Airflow task was killed")
+                if job is not None and is_request(job):
+                    ledger.jobs.end_dead(self.stream.name, job.epoch, "its Airflow task was killed before it started")
         except Exception:
             self._end_process()
             raise
         self._end_process()
 
     def _end_process(self) -> None:
-        if self._process is not None and self._process.alive():
+        if self._process is not None and self._process.alive() and not self._is_shared:
             # A job without a lease reads no stop request; a job with a lease may crash safely (rule 8 of the design).
             os.killpg(self._process.pid, signal.SIGTERM)
 
     # --- starting
 
-    def _start(self, ledger: Ledger, context: Context) -> JobRow:
+    def _start(self, ledger: Ledger, context: Context, requested: JobRow | None = None) -> JobRow:
         row = ledger.streams.get(self.stream.name)
+        stream = self._newest(row)
+        self._is_shared = stream.spark.job is not None
+        if self._is_shared:
+            return self._start_in_shared_job(ledger, context, stream, row.revision)
+        if requested is not None and is_request(requested):
+            # The stream's definition named a shared job before.
+            ledger.jobs.end_dead(stream.name, requested.epoch, "the stream no longer shares its job")
         previous = row.job_epoch
-        process = self._spawn(context, self._newest(row), row.revision)
+        process = self._spawn(context, stream, row.revision)
         deadline = time.monotonic() + self.start_timeout
         watch: JobWatch | None = None
         while True:
@@ -176,6 +186,51 @@ class KafkaReceiverOperator(BaseOperator):
                 raise self._did_not_start(f"was not running after {self.start_timeout:g} s", process)
             time.sleep(poll_seconds(self.poll_interval, otherwise=_START_POLL_SECONDS))
 
+    def _start_in_shared_job(self, ledger: Ledger, context: Context, stream: Stream, revision: int) -> JobRow:
+        from headrace.ledger.errors import LeaseHeldError
+
+        deadline = time.monotonic() + self.start_timeout
+        try:
+            lease_ms = round(self.start_timeout * 1000)
+            request_job(ledger, stream, revision=revision, holder=self._new_holder(context), lease_ms=lease_ms)
+        except LeaseHeldError as held:
+            # Of a try before this one, perhaps: this task sees to it as well.
+            self.log.info("%s", held)
+        job = ledger.jobs.current(stream.name)
+        if job is None:
+            raise ReceiverJobError(f"The receiver job of stream {stream.name!r} is gone from the ledger.")
+        epoch, watch, name = job.epoch, self._watch(job.epoch), str(stream.spark.job)
+        while True:
+            outcome, job = watch.look(ledger), ledger.jobs.current(stream.name) or job
+            if outcome in (JobOutcome.FAILED, JobOutcome.LOST):
+                self._raise_ended(ledger, outcome, epoch)
+            if outcome is not None or not (is_request(job) or job.state.value == "starting"):
+                return job
+            if is_request(job):
+                if self._process is not None and not self._process.alive():
+                    # With exit code 0 it has made room for one with other settings.
+                    if (code := self._process.exit_code()) not in (None, 0):
+                        ledger.jobs.end_dead(stream.name, epoch, f"the process of the shared job {name} has ended")
+                        raise self._did_not_start(f"ended with exit code {code}", self._process)
+                    self._process = None
+                holder_name = self._new_holder(context)
+                start = partial(self._spawn_shared, ledger, context, stream, revision, holder_name)
+                self._process = start_if_absent(ledger, name, holder=holder_name, start=start) or self._process
+            if time.monotonic() > deadline:
+                ledger.jobs.end_dead(stream.name, epoch, f"was not running after {self.start_timeout:g} s")
+                self._raise_ended(ledger, JobOutcome.FAILED, epoch)
+            time.sleep(poll_seconds(self.poll_interval, otherwise=_START_POLL_SECONDS))
+
+    def _spawn_shared(
+        self, ledger: Ledger, context: Context, stream: Stream, revision: int, holder_name: str
+    ) -> DetachedProcess:
+        self.log.info("This task starts the process of the shared job %s.", stream.spark.job)
+        return self._spawn(context, stream, revision, holder_name, connections_of_others(ledger, stream))
+
+    def _new_holder(self, context: Context) -> str:
+        """A holder name stands for one process, so a repeated try gets another name."""
+        return f"{holder(context)}@{time.time_ns() // 1_000_000}"
+
     def _newest(self, row: StreamRow) -> Stream:
         """The newest definition of the stream. A run of an older DAG version may be retried for days, and its job must
         use what was declared since then."""
@@ -189,27 +244,33 @@ class KafkaReceiverOperator(BaseOperator):
         )  # fmt: skip
         return Stream.from_json(row.definition)
 
-    def _spawn(self, context: Context, stream: Stream, revision: int) -> DetachedProcess:
+    def _spawn(
+        self,
+        context: Context,
+        stream: Stream,
+        revision: int,
+        holder_name: str | None = None,
+        more: Mapping[str, str] | None = None,
+    ) -> DetachedProcess:
         from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
 
         hook = StreamSparkSubmitHook(
             stream,
-            # A holder name stands for one process, so a repeated try gets another name.
             application_args=[
                 *self._stream_arguments(),
                 "--revision",
                 str(revision),
                 "--holder",
-                f"{holder(context)}@{time.time_ns() // 1_000_000}",
+                holder_name or self._new_holder(context),
             ],
-            name=f"headrace receiver {stream.name}",
+            name=f"headrace receiver {stream.application}",
             receivers=stream.receivers,
         )
-        log = log_file(self.stream.name)
+        log = log_file(stream.application)
         self.log.info("The receiver job writes its log to %s on this host.", log)
         from headrace.spark.job_log import LOG_VARIABLE
 
-        environment = {**hook.environment(), LOG_VARIABLE: str(log)}
+        environment = {**(more or {}), **hook.environment(), LOG_VARIABLE: str(log)}
         self._process = spawn(hook.command(application("receiver.py")), environment=environment, log=log)
         self.log.info("Started the receiver job as process %d.", self._process.pid)
         return self._process
@@ -218,7 +279,7 @@ class KafkaReceiverOperator(BaseOperator):
         return ["--ledger", self.stream.ledger, "--stream", self.stream.name]
 
     def _did_not_start(self, what: str, process: DetachedProcess) -> ReceiverJobError:
-        if process.alive():
+        if process.alive() and not self._is_shared:
             os.killpg(process.pid, signal.SIGTERM)
         return ReceiverJobError(
             f"The receiver job of stream {self.stream.name!r} {what}. The end of its log {process.log}:\n"
@@ -278,7 +339,7 @@ class KafkaReceiverOperator(BaseOperator):
         job = ledger.jobs.current(self.stream.name)
         error = job.error if job is not None and job.epoch == epoch else None
         log = job.attributes.get("log") if job is not None and job.epoch == epoch else None
-        log = log or (str(self._process.log) if self._process else newest_log(self.stream.name))
+        log = log or (str(self._process.log) if self._process else newest_log(self.stream.application))
         what = f"failed: {error}" if outcome is JobOutcome.FAILED else "died: its lease was not renewed"
         lines = tail(log) if log else ""
         end = f" The end of its log {log}:\n{lines}" if lines else f" Its log: {log or 'on the host that started it'}."
@@ -301,7 +362,7 @@ class KafkaReceiverOperator(BaseOperator):
             job.epoch,
             job.holder,
             self.spark_ui_url or "none",
-            job.attributes.get("log") or (self._process.log if self._process else newest_log(self.stream.name)),
+            job.attributes.get("log") or (self._process.log if self._process else newest_log(self.stream.application)),
         )
         if link := browser_link(self.spark_ui_url):
             # Airflow stores links when a task ends, and this task is not meant to end.
@@ -312,34 +373,6 @@ class KafkaReceiverOperator(BaseOperator):
                 "docs/airflow.md says how to reach it.",
                 job.attributes.get("host") or "the job's host",
             )
-
-
-def log_folder(stream: str) -> Path:
-    """Where the stream's receiver jobs write their logs on this host."""
-    folder = conf.get("headrace", "log_folder", fallback="")
-    if folder:
-        return Path(folder) / stream
-    return Path(conf.get_mandatory_value("logging", "base_log_folder")) / "headrace" / stream
-
-
-def log_file(stream: str) -> Path:
-    """The path of a new log file for a job that starts now. Deletes the oldest log files of earlier jobs, and the
-    compressed parts of all but the last job."""
-    from headrace.spark.job_log import parts_of
-
-    earlier = sorted(log_folder(stream).glob("receiver-*.log"))
-    for old in earlier[:-1]:
-        for part in parts_of(old):
-            part.unlink(missing_ok=True)
-    for old in earlier[: -_KEEP_LOGS + 1]:
-        old.unlink(missing_ok=True)
-    return log_folder(stream) / f"receiver-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.log"
-
-
-def newest_log(stream: str) -> str | None:
-    """The log of the job that was started last on this host."""
-    logs = sorted(log_folder(stream).glob("receiver-*.log"))
-    return str(logs[-1]) if logs else None
 
 
 def _time(at_ms: int) -> str:

@@ -217,7 +217,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             )  # fmt: skip
             return "submit"
         theirs = job.attributes.get(connect_token.FINGERPRINT)
-        if theirs is not None and theirs != connect_token.fingerprint(secret_key(self.stream.name), self.stream.name):
+        if theirs is not None and theirs != _fingerprint(self.stream):
             self.log.warning(
                 "The receiver job (epoch %d) was started with another secret key and would refuse this batch, so the "
                 "batch is submitted. `headrace streams stop %s` and `headrace streams start %s` give the job the "
@@ -353,6 +353,12 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             self._process.terminate()
         elif self._hook is not None:
             super().on_kill()
+
+
+def _fingerprint(stream: Stream) -> str:
+    from headrace.spark import connect_token
+
+    return connect_token.fingerprint(secret_key(stream.application), stream.application)
 
 
 def _row(ledger: Ledger, attempt: Attempt) -> AttemptRow:

@@ -51,7 +51,7 @@ def child_environment(stream: Stream, base: Mapping[str, str] | None = None) -> 
     }
     for conn_id in stream.connection_ids:
         environment[variable_name(conn_id)] = connection_json(conn_id)
-    environment[SECRET_KEY_VARIABLE] = secret_key(stream.name)
+    environment[SECRET_KEY_VARIABLE] = secret_key(stream.application)
     # Executors and the driver run the Python that runs Airflow; by default they pick another one, without pyarrow.
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -93,8 +93,9 @@ def connection_json(conn_id: str) -> str:
     return BaseHook.get_connection(conn_id).as_json()
 
 
-def secret_key(stream_name: str) -> str:
-    """The secret that a stream's receiver job and its batches share: 64 hexadecimal digits, different for each stream.
+def secret_key(name: str) -> str:
+    """The secret that an application (`Stream.application`) and its batches share: 64 hexadecimal digits, different for
+    each name.
 
     It is derived from ``[headrace] secret_key``, else from ``[core] fernet_key``, and does not reveal them: with the
     fernet key itself, whoever writes a transform could read all of Airflow's connections.
@@ -109,4 +110,4 @@ def secret_key(stream_name: str) -> str:
             "would have no token.",
             remedy="Set AIRFLOW__HEADRACE__SECRET_KEY to a long random string, the same on every worker.",
         )
-    return hmac.new(key.encode(), b"%b\n%b" % (_PURPOSE, stream_name.encode()), hashlib.sha256).hexdigest()
+    return hmac.new(key.encode(), b"%b\n%b" % (_PURPOSE, name.encode()), hashlib.sha256).hexdigest()

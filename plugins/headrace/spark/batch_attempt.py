@@ -27,6 +27,7 @@ _POOL = "batches"
 # The local properties that Spark takes a job's description and group from.
 _DESCRIPTION = "spark.job.description"
 _GROUP = "spark.jobGroup.id"
+_SCHEDULER_POOL = "spark.scheduler.pool"
 
 
 class BatchAttempt:
@@ -121,13 +122,15 @@ class BatchAttempt:
             spark.addTag(group)
             spark.conf.set(_DESCRIPTION, self.description(step))
             spark.conf.set(_GROUP, group)
+            # A pool for each stream: in a shared job's application, a large batch of one does not delay the others'.
+            spark.conf.set(_SCHEDULER_POOL, f"batches of {self.claim.stream}")
             return
         # A writer looks up its data source in its thread's active session, and a new thread has none.
         jvm: Any = spark._jvm
         spark._get_j_spark_session_class(jvm).setActiveSession(spark._jsparkSession)
         context = spark.sparkContext
         context.setJobGroup(group, self.description(step), interruptOnCancel=True)
-        context.setLocalProperty("spark.scheduler.pool", _POOL)
+        context.setLocalProperty(_SCHEDULER_POOL, _POOL)
         context.addJobTag(self._tag)
 
     def description(self, step: str) -> str:

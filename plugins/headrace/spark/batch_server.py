@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,22 @@ def start_batch_server(ledger: str, stream: str) -> subprocess.Popen[bytes] | No
     environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "SPT_NOENV": "1"}
     command = [sys.executable, "-m", __name__, str(os.getpid()), ledger, stream]
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+
+
+def link_batch_server(ledger: str, stream: str, application: str) -> None:
+    """Let callers of the stream find the server of a shared job's application (`Stream.application`)."""
+    path = socket_path(ledger, stream)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    new.symlink_to(socket_path(ledger, application).name)
+    new.replace(path)
+
+
+def unlink_batch_server(ledger: str, stream: str) -> None:
+    """Undo `link_batch_server`."""
+    path = socket_path(ledger, stream)
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -46,7 +46,7 @@ def open_connect_session(context: StreamContext, attempt: Attempt) -> SparkSessi
     job = await_job(context.ledger, context.name)
     check_versions(job.versions)
     url = str(job.attributes["connect_url"])
-    token = connect_token.from_environment(context.name, job.epoch)
+    token = connect_token.of_job(job)
     end_earlier_attempts(context.ledger, attempt, url, token)
     spark = connect_session(url, token, session_id=attempt_session_id(attempt))
     time_zone = context.stream.spark.conf.get("spark.sql.session.timeZone", "UTC")

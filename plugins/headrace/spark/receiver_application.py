@@ -161,7 +161,7 @@ def receiver_conf(
     }
     conf.update(
         {
-            "spark.app.name": f"headrace receiver {stream.name}",
+            "spark.app.name": f"headrace receiver {stream.application}",
             # A receiver holds its slot for weeks. A speculative copy would be a second reader, and an executor with a
             # receiver is never idle, so it would not be released.
             "spark.speculation": "false",
@@ -172,6 +172,9 @@ def receiver_conf(
         }
     )
     if local:
+        if stream.spark.job is not None:
+            # Most slots are for receivers. By default Spark would split the data of each batch for all of them.
+            conf.setdefault("spark.default.parallelism", str(os.cpu_count() or 1))
         conf.update({"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"})
         if environment.get("SPARK_LOCAL_IP") != "127.0.0.1":
             # The JVM is already running, and its user interface would listen on every network interface.

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from headrace.clock import times_text
 from headrace.errors import HeadraceError
@@ -89,24 +90,7 @@ class ReceiverJob:
 
     def run(self) -> int:
         """Run the job and return the process's exit code. Raises LeaseHeldError if another job is alive."""
-        if under_spark_submit():
-            self._watch(parent_gone())
-        self._lease = self._ledger.jobs.acquire(
-            self._stream.name,
-            holder=self._holder,
-            lease_ms=self._lease_ms,
-            versions=current_versions(),
-            attributes={
-                "pid": os.getpid(),
-                PROCESS: own_identity(),
-                "host": socket.gethostname(),
-                "java_parent": under_spark_submit(),
-                REVISION: self._revision,
-                # On the host; None in cluster mode, where the master keeps the driver's output.
-                "log": os.environ.get(LOG_VARIABLE),
-                **self._secret(),
-            },
-        )
+        self._lease = self.acquire()
         logger.info(
             "stream %s by revision %d, receiver job of epoch %d, held by %s",
             self._stream.name, self._revision, self._lease.epoch, self._holder,
@@ -126,10 +110,17 @@ class ReceiverJob:
             self._end(JobState.FAILED, first_cause(error)[:_ERROR_CHARACTERS], code)
             raise
 
-    def _secret(self) -> dict[str, str]:
-        """The attribute with which batches check that they have the same secret; empty without a secret."""
-        secret = os.environ.get(connect_token.SECRET_VARIABLE)
-        return {connect_token.FINGERPRINT: connect_token.fingerprint(secret, self._stream.name)} if secret else {}
+    def acquire(self) -> JobLease:
+        """Acquire the stream's lease for this process. Raises LeaseHeldError."""
+        if under_spark_submit():
+            self._watch(parent_gone())
+        return self._ledger.jobs.acquire(
+            self._stream.name,
+            holder=self._holder,
+            lease_ms=self._lease_ms,
+            versions=current_versions(),
+            attributes={REVISION: self._revision, **process_attributes(self._stream.name)},
+        )
 
     def _start(self, lease: JobLease) -> None:
         storage = check_storage(self._stream)
@@ -139,23 +130,25 @@ class ReceiverJob:
         # The tracker continues with it, when Spark has started.
         write_sign(self._context.storage, lease, self._ledger.now_ms())
         threading.Thread(target=self._look_at_inputs, args=(lease,), name="headrace-check", daemon=True).start()
+        started = time.monotonic()
+        application, self._launcher = self.open_application(lease)
+        self._ledger.jobs.update(lease, state=JobState.RUNNING, attributes=application.attributes())
+        logger.info("Spark application ready after %.1f s: %s", time.monotonic() - started, application.attributes())
+
+    def open_application(self, lease: JobLease) -> tuple[ReceiverApplication, SparkReceiverLauncher]:
+        """Start the application, and return it with the launcher of the stream's receivers in it."""
         token = None
         if self._stream.spark.run_batches == "connect":
             token = connect_token.from_environment(self._stream.name, lease.epoch)
-        started = time.monotonic()
-        with _Renewing(self._ledger, lease):
+        with Renewing(partial(self._ledger.jobs.renew, lease), lease.lease_ms):
             self._application = start_application(self._stream, token=token)
         spark_context = self._application.spark.sparkContext
         if not under_spark_submit():
             self._watch(jvm_gone(spark_context._gateway))
-        self._launcher = SparkReceiverLauncher(spark_context, self._stream)
         if token is not None:
             self._batch_server = start_batch_server(self._stream.ledger, self._stream.name)
             warm_up_connect(str(self._application.connect_url), token, self._application.batch_slots, self._stream)
-        self._ledger.jobs.update(lease, state=JobState.RUNNING, attributes=self._application.attributes())
-        logger.info(
-            "Spark application ready after %.1f s: %s", time.monotonic() - started, self._application.attributes()
-        )
+        return self._application, SparkReceiverLauncher(spark_context, self._stream)
 
     def _look_at_inputs(self, lease: JobLease) -> None:
         """Log and record problems with Kafka and topics while Spark starts. After that the tracker does this."""
@@ -194,16 +187,17 @@ class ReceiverJob:
         a step hangs, the process ends with ``exit_code``."""
         release_seconds = _RELEASE_SECONDS if state is JobState.STOPPED else 0.0
         most = _STOP_SECONDS + _LISTENERS_SECONDS + LAST_SAVE_SECONDS + release_seconds
-        ending = threading.Timer(most, os._exit, (exit_code,))
+        ending = threading.Timer(most, self.end_hangs, (exit_code,))
         ending.daemon = True
         ending.start()
         lease = self._lease if state is JobState.STOPPED else None
         # Cancelling and the listeners may take nearly as long as a lease.
-        with contextlib.nullcontext() if lease is None else _Renewing(self._ledger, lease):
+        renewing = None if lease is None else Renewing(partial(self._ledger.jobs.renew, lease), lease.lease_ms)
+        with contextlib.nullcontext() if renewing is None else renewing:
             _try_step(self._cancel_receivers)
             _try_step(partial(self._stop_listeners, state))
-        _try_step(partial(self._release, state, error, release_seconds))
-        _try_step(self._stop_spark)
+        _try_step(partial(self.release, state, error, release_seconds))
+        _try_step(self.close_application)
         for watch in self._watches:
             watch.dismiss()
         ending.cancel()
@@ -220,7 +214,7 @@ class ReceiverJob:
         else:
             self._listeners.stop(_LISTENERS_SECONDS)
 
-    def _release(self, state: JobState, error: str | None, release_seconds: float = 0.0) -> None:
+    def release(self, state: JobState, error: str | None, release_seconds: float = 0.0) -> None:
         """End the lease, with retries for ``release_seconds`` while the ledger does not answer."""
         if self._lease is None:
             return
@@ -236,7 +230,12 @@ class ReceiverJob:
                 logger.warning("the ledger does not answer, so the job's end is not recorded yet: %s", unavailable)
                 time.sleep(_RELEASE_PERIOD_SECONDS)
 
-    def _stop_spark(self) -> None:
+    def end_hangs(self, exit_code: int) -> None:
+        """Called if a step of the end hangs: end the process."""
+        os._exit(exit_code)
+
+    def close_application(self) -> None:
+        """End the batch server and Spark."""
         if self._batch_server is not None:
             self._batch_server.terminate()
         if self._application is not None:
@@ -247,7 +246,7 @@ class ReceiverJob:
 
     def _jvm_is_gone(self) -> None:
         """Release the lease: the receivers ended with the JVM, so the next job need not wait for its expiry."""
-        self._release(JobState.FAILED, "the driver's JVM is gone")
+        self.release(JobState.FAILED, "the driver's JVM is gone")
 
 
 def _try_step(step: Callable[[], None]) -> None:
@@ -258,20 +257,37 @@ def _try_step(step: Callable[[], None]) -> None:
         logger.exception("a step of the receiver job's end failed")
 
 
-class _Renewing:
-    """Renews the lease while Spark starts, which can take longer than a lease with slow executors, and while a stopped
+def process_attributes(application: str) -> dict[str, Any]:
+    """The attributes of a receiver job that identify its process, for people and for other processes.
+
+    ``application`` is the name of the Spark application (`Stream.application`).
+    """
+    secret = os.environ.get(connect_token.SECRET_VARIABLE)
+    return {
+        "pid": os.getpid(),
+        PROCESS: own_identity(),
+        "host": socket.gethostname(),
+        "java_parent": under_spark_submit(),
+        # On the host; None in cluster mode, where the master keeps the driver's output.
+        "log": os.environ.get(LOG_VARIABLE),
+        # With it, batches check that they have the same secret.
+        **({connect_token.FINGERPRINT: connect_token.fingerprint(secret, application)} if secret else {}),
+    }
+
+
+class Renewing:
+    """Renews a lease while Spark starts, which can take longer than a lease with slow executors, and while a stopped
     job ends.
 
     These are the exceptions to the rule that the storing loop renews: nothing is received before the start is done, or
     after the tracker has ended.
     """
 
-    def __init__(self, ledger: Ledger, lease: JobLease) -> None:
-        self._ledger = ledger
-        self._lease = lease
+    def __init__(self, renew: Callable[[], object], lease_ms: int) -> None:
+        self._renew = renew
         self._over = threading.Event()
-        self._period = min(_RENEW_SECONDS, lease.lease_ms / 3000)
-        self._thread = threading.Thread(target=self._renew, name="headrace-renewal", daemon=True)
+        self._period = min(_RENEW_SECONDS, lease_ms / 3000)
+        self._thread = threading.Thread(target=self._renew_until_over, name="headrace-renewal", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -280,17 +296,19 @@ class _Renewing:
         self._over.set()
         self._thread.join()
 
-    def _renew(self) -> None:
+    def _renew_until_over(self) -> None:
         # Bounded: a start that hangs must not hold the stream forever.
         for _ in range(60):
             if self._over.wait(self._period):
                 return
             with contextlib.suppress(HeadraceError):
-                self._ledger.jobs.renew(self._lease)
+                self._renew()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command ``spark_jobs/receiver.py`` and return the exit code."""
+    from headrace.spark.shared_job import SharedJob
+
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -301,6 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.revision is not None:
                 row = ledger.streams.at_revision(options.stream, options.revision)
             context = StreamContext(Stream.from_json(row.definition), ledger)
+            if context.stream.spark.job is not None:
+                return SharedJob(context, holder=options.holder, lease_ms=options.lease_ms).run()
             job = ReceiverJob(context, revision=row.revision, holder=options.holder, lease_ms=options.lease_ms)
             return job.run()
     except Terminated:

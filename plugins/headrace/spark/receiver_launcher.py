@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.blocks import ReceiverId
@@ -102,10 +102,13 @@ class SparkReceiverLauncher:
     It is a ``headrace.receiver.receiver_restarts.ReceiverLauncher``.
 
     One task slot is reserved for batches, also after executors were lost. A receiver waits if no other slot is free.
+
+    ``others`` returns how many receivers of other streams run in the application.
     """
 
-    def __init__(self, spark_context: SparkContext, stream: Stream) -> None:
+    def __init__(self, spark_context: SparkContext, stream: Stream, others: Callable[[], int] = lambda: 0) -> None:
         self._spark_context = spark_context
+        self._others = others
         self._placement = ReceiverPlacement(stream)
         self._launched = 0
         self._handles: list[SparkReceiverHandle] = []
@@ -117,7 +120,7 @@ class SparkReceiverLauncher:
             NoFreeSlotError: the receiver would take the last task slot.
         """
         self._handles = [known for known in self._handles if not known.done()]
-        slots, running = task_slots(self._spark_context), len(self._handles)
+        slots, running = task_slots(self._spark_context), self.running() + self._others()
         if slots < running + 2:
             raise NoFreeSlotError(
                 f"The Spark application has only {slots} task slot(s): {running} for running receivers, and one "
@@ -130,9 +133,13 @@ class SparkReceiverLauncher:
         self._handles.append(handle)
         return handle
 
+    def running(self) -> int:
+        """How many receivers it has started that have not ended."""
+        return sum(not known.done() for known in self._handles)
+
     def crowding(self) -> str | None:
         """The reason why batches cannot run, if the receivers hold every task slot after a loss of executors."""
-        running = sum(not known.done() for known in self._handles)
+        running = self.running() + self._others()
         try:
             slots = task_slots(self._spark_context) if running else 1
         except Exception:

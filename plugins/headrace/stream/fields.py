@@ -236,6 +236,14 @@ class StreamFields(Part):
         return sum(source.receivers for source in self.inputs)
 
     @property
+    def application(self) -> str:
+        """The name of what runs the receivers: the stream's, or ``@`` and the name of the job that it shares.
+
+        A stream's name has no ``@``, so the names differ.
+        """
+        return self.name if self.spark.job is None else f"@{self.spark.job}"
+
+    @property
     def folder_url(self) -> str:
         """The stream's own folder in its storage: log/, manifests/, checkpoints/, reports/ and state/ are below it."""
         return f"{self.storage.url.rstrip('/')}/{self.name}"

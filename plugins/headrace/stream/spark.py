@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from headrace.stream.model import Part
+from headrace.stream.model import Identifier, Part
 from headrace.stream.secrets import settings_with_secrets, url_holds_secret
 
 _LOCAL = re.compile(r"^local(?:\[(\*|\d+)(?:,\s*\d+)?\])?$")
@@ -57,6 +57,11 @@ class SparkSettings(Part):
     conf: dict[str, str] = Field(default_factory=dict)
     py_files: tuple[str, ...] = ()
     run_batches: Literal["connect", "submit"] = "connect"
+    job: Identifier | None = Field(
+        default=None,
+        description="The name of a job that runs the receivers of all streams of the ledger that name it, in one Spark "
+        "application. By default the stream's receivers have a job of their own.",
+    )
 
     @field_validator("conf")
     @classmethod
@@ -106,6 +111,12 @@ class SparkSettings(Part):
     def _one_place_names_the_cluster(self) -> Self:
         if self.master is not None and self.connection is not None:
             raise ValueError("give master or connection, not both: each of them names the cluster")
+        if self.job is not None and self.master is None and self.connection is None:
+            raise ValueError(
+                "job needs master or connection, because the task slots of a job that streams share are not derived "
+                "from one of them; on one machine count a slot for each receiver of these streams and one for each "
+                'core, such as master="local[24]" for 20 receivers and 4 cores'
+            )
         return self
 
     @property

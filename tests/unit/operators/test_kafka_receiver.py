@@ -16,7 +16,8 @@ from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.models import Declared
 from headrace.operators import kafka_receiver
-from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, log_file, newest_log
+from headrace.operators.job_logs import log_file, newest_log
+from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError
 from headrace.operators.links import SparkUiLink, browser_link
 from headrace.process_identity import PROCESS, own_identity
 from headrace.spark.job_log import LOG_VARIABLE

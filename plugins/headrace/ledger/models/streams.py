@@ -1,4 +1,4 @@
-"""Streams, their revisions and their receiver jobs: the tables, and the leases of jobs."""
+"""Streams, their revisions, their receiver jobs, and jobs that streams share: the tables, and the leases of jobs."""
 
 from __future__ import annotations
 
@@ -156,6 +156,26 @@ class JobRow(Model):
         return not self.state.ended and self.lease_until_ms > now_ms
 
 
+class SharedJobRow(Model):
+    """The process that runs the receiver jobs of several streams, live or ended: the newest one of each name."""
+
+    __tablename__ = "shared_jobs"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    epoch: Mapped[BigInt]
+    holder: Mapped[str]
+    acquired_at_ms: Mapped[BigInt]
+    lease_ms: Mapped[BigInt]
+    lease_until_ms: Mapped[BigInt]
+    attributes: Mapped[Json]
+    ended_at_ms: Mapped[BigInt | None]
+
+    def alive(self, now_ms: int) -> bool:
+        """Whether its lease is live at ``now_ms`` and it has not ended."""
+        return self.ended_at_ms is None and self.lease_until_ms > now_ms
+
+
 streams = table_of(StreamRow)
 stream_revisions = table_of(StreamRevision)
 receiver_jobs = table_of(JobRow)
+shared_jobs = table_of(SharedJobRow)

@@ -94,6 +94,16 @@ def upgrade() -> None:
         stream_key("receiver_jobs"),
     )
     op.create_table(
+        "shared_jobs",
+        column("name", Text),
+        column("epoch", BigInteger),
+        column("holder", Text),
+        *columns(BigInteger, "acquired_at_ms", "lease_ms", "lease_until_ms"),
+        column("attributes", Document),
+        column("ended_at_ms", BigInteger, nullable=True),
+        sa.PrimaryKeyConstraint("name", name="pk_shared_jobs"),
+    )
+    op.create_table(
         "segments",
         column("segment_id", RowId),
         *columns(Text, "stream", "path", "input_id"),

@@ -1,0 +1,110 @@
+"""The Spark application of a shared job, and the streams whose receivers run in it.
+
+The application's settings, Python files and connections are those of its start. A stream that needs others is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator, Mapping
+
+from headrace.connections import ConnectionNotFoundError, resolve
+from headrace.errors import HeadraceError
+from headrace.spark.batch_server import link_batch_server, unlink_batch_server
+from headrace.spark.receiver_application import ReceiverApplication, check_task_slots
+from headrace.spark.receiver_executors import task_slots
+from headrace.spark.receiver_launcher import SparkReceiverLauncher
+from headrace.spark.sessions import is_local_master
+from headrace.spark.versions import current_versions, differences
+from headrace.stream import Stream
+
+
+class StreamDoesNotFitError(HeadraceError):
+    """The stream cannot run in the shared job's application, which was started otherwise."""
+
+
+class SharedApplication:
+    """A started application, with a launcher for each stream that is in it. Safe across threads.
+
+    ``first`` is the definition of the stream with whose settings it was started.
+    """
+
+    def __init__(self, application: ReceiverApplication, first: Stream) -> None:
+        self._application = application
+        self._first = first
+        self._lock = threading.Lock()
+        self._receivers: dict[str, int] = {}
+        self._launchers: dict[str, SparkReceiverLauncher] = {}
+
+    def check(self, stream: Stream, versions: Mapping[str, str]) -> None:
+        """Check that the stream can run in the application, apart from task slots.
+
+        ``versions`` are those of the task that requests it. Raises StreamDoesNotFitError.
+        """
+        problems = [*settings_differences(self._first, stream), *_missing_connections(stream)]
+        if versions:
+            problems += differences(current_versions(), versions)
+        if problems:
+            with self._lock:
+                others = ", ".join(sorted(self._receivers)) or "none"
+            raise StreamDoesNotFitError(
+                f"Stream {stream.name!r} cannot run in the shared job {stream.spark.job!r}, whose process was started "
+                f"otherwise: {'; '.join(problems)}. Streams that run there: {others}.",
+                remedy="Give the streams of a job the same spark settings. A process with the present settings, "
+                "connections and versions starts when no stream runs in this one: stop its streams (`headrace streams "
+                "stop`) and start them, or end it by SIGTERM. Or give the stream another spark.job.",
+            )
+
+    def join(self, stream: Stream) -> tuple[ReceiverApplication, SparkReceiverLauncher]:
+        """Take the stream in. Returns the application, with the task slots that its batches have, and its launcher.
+
+        Raises TaskSlotsError if its receivers would leave no slot for batches.
+        """
+        spark_context = self._application.spark.sparkContext
+        slots = task_slots(spark_context)
+        with self._lock:
+            occupied = sum(self._receivers.values()) + stream.receivers
+            check_task_slots(slots, occupied)
+            self._receivers[stream.name] = stream.receivers
+            launcher = SparkReceiverLauncher(spark_context, stream, lambda: self._running_beside(stream.name))
+            self._launchers[stream.name] = launcher
+        link_batch_server(stream.ledger, stream.name, stream.application)
+        batch_slots = slots - occupied
+        if is_local_master(self._application.master):
+            # The other slots are for receivers of further streams.
+            batch_slots = min(batch_slots, os.cpu_count() or 1)
+        return dataclasses.replace(self._application, task_slots=slots, batch_slots=batch_slots), launcher
+
+    def leave(self, stream: Stream) -> None:
+        """Give the stream's task slots to others."""
+        with self._lock:
+            self._receivers.pop(stream.name, None)
+            self._launchers.pop(stream.name, None)
+        unlink_batch_server(stream.ledger, stream.name)
+
+    def _running_beside(self, stream_name: str) -> int:
+        with self._lock:
+            launchers = [launcher for name, launcher in self._launchers.items() if name != stream_name]
+        return sum(launcher.running() for launcher in launchers)
+
+
+def settings_differences(first: Stream, stream: Stream) -> Iterator[str]:
+    """Yield each field of the Spark settings in which ``stream`` differs from the stream that the job began with."""
+    ours, theirs = first.spark.model_dump(mode="json"), stream.spark.model_dump(mode="json")
+    for name, value in ours.items():
+        if value != theirs[name]:
+            yield f"spark.{name} is {_text(theirs[name])}, and {_text(value)} there"
+
+
+def _text(value: object) -> str:
+    return "none" if value in (None, [], {}) else str(value)
+
+
+def _missing_connections(stream: Stream) -> Iterator[str]:
+    for conn_id in stream.connection_ids:
+        try:
+            resolve(conn_id)
+        except ConnectionNotFoundError:
+            yield f"the process does not have the connection {conn_id}"

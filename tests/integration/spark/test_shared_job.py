@@ -1,0 +1,256 @@
+"""A job that several streams share: one real process with Spark, real Kafka, and a ledger with all streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.integration.spark.application import JOBS, SECRET, Application, environment, new_application, until
+from tests.living_process import is_alive
+
+from headrace.ledger import BatchState, JobState, Ledger
+from headrace.ledger.models import JobRow
+from headrace.process_identity import PROCESS
+from headrace.receiver.definition_adoption import REVISION
+from headrace.runs.receiver_job import newest_job, receiving
+from headrace.runs.shared_job import request_job, start_if_absent
+from headrace.spark import connect_token
+from headrace.spark.batch_client import socket_path
+from headrace.stream import SparkSettings, Stream
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+# Three receivers, one more stream's, and one for batches.
+SPARK = SparkSettings(master="local[5]", job="shared")
+
+
+class SharedStreams:
+    """Streams of one shared job, requested as their tasks in Airflow do it."""
+
+    def __init__(self, kafka: str, folder: Path) -> None:
+        self._kafka = kafka
+        self.folder = folder
+        self.ledger_url = f"sqlite:///{folder}/ledger.db"
+        self.streams: dict[str, Application] = {}
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._requests = 0
+
+    @property
+    def ledger(self) -> Ledger:
+        return next(iter(self.streams.values())).ledger
+
+    def add(self, name: str, **fields: Any) -> Application:
+        fields = {"spark": SPARK, "storage": str(self.folder / name), "ledger": self.ledger_url, **fields}
+        self.streams[name] = new_application(self._kafka, self.folder, name=name, **fields)
+        return self.streams[name]
+
+    def request(self, name: str) -> None:
+        stream = self.streams[name].stream
+        self._requests += 1
+        revision, holder = self.ledger.streams.get(name).revision, f"request {self._requests}"
+        # As the operator does: the job of a process of this machine that was killed is ended first.
+        newest_job(self.ledger, name)
+        request_job(self.ledger, stream, revision=revision, holder=holder, lease_ms=240_000)
+        self.start_process(stream, holder)
+
+    def start_process(self, stream: Stream, holder: str) -> None:
+        def start() -> Any:
+            log = (self.folder / "shared.log").open("a")
+            arguments = ("--ledger", self.ledger_url, "--stream", stream.name, "--holder", holder)
+            command = [sys.executable, str(JOBS / "receiver.py"), *arguments]
+            self.processes.append(
+                subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            )
+            return self.processes[-1]
+
+        start_if_absent(self.ledger, "shared", holder=holder, start=start)
+
+    def job(self, name: str) -> JobRow:
+        job = self.ledger.jobs.current(name)
+        assert job is not None
+        return job
+
+    def until_receiving(self, *names: str) -> None:
+        for name in names:
+            stream = self.streams[name].stream
+            until(
+                f"stream {name} to be received",
+                lambda stream=stream: receiving(
+                    self.ledger, stream.name, receivers=stream.receivers, max_silence_ms=30_000
+                ).ok,
+            )
+
+    def starts(self, name: str) -> tuple[Any, ...]:
+        """What changes if the stream's job or one of its receivers starts again."""
+        receivers = self.ledger.receivers.all(name)
+        return self.job(name).epoch, self.job(name).attributes["pid"], [(one.epoch, one.restarts) for one in receivers]
+
+    def stored(self, name: str) -> int:
+        return sum(row.next_offset for row in self.ledger.positions.all(name))
+
+    def log(self) -> str:
+        return (self.folder / "shared.log").read_text()
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+                process.kill()
+            process.wait()
+        for application in self.streams.values():
+            application.ledger.close()
+
+
+@pytest.fixture
+def shared(kafka: str, tmp_path: Path) -> Iterator[SharedStreams]:
+    streams = SharedStreams(kafka, tmp_path)
+    yield streams
+    streams.close()
+
+
+def test_streams_of_one_job_fail_stop_and_change_by_themselves(shared: SharedStreams) -> None:
+    broken_storage = shared.folder / "file"
+    broken_storage.touch()
+    for name in ("clicks", "orders", "visits"):
+        shared.add(name)
+        shared.request(name)
+    shared.until_receiving("clicks", "orders", "visits")
+    assert len(shared.processes) == 1, "one process for all"
+    identity = shared.job("clicks").attributes[PROCESS]
+    assert {shared.job(name).attributes[PROCESS]["pid"] for name in shared.streams} == {identity["pid"]}
+    before = shared.starts("clicks")
+
+    # One of them cannot start.
+    shared.add("broken", storage=str(broken_storage / "storage"))
+    shared.request("broken")
+    until("the failure", lambda: shared.job("broken").state is JobState.FAILED)
+    assert "cannot be written to" in str(shared.job("broken").error)
+
+    # One fails while it runs: its lease is taken from it.
+    shared.ledger.jobs.end_dead("orders", shared.job("orders").epoch, "a test")
+    until("its job to have left", lambda: "stream orders has left" in shared.log())
+    shared.request("orders")
+    shared.until_receiving("orders")
+    assert shared.job("orders").epoch == 2
+
+    # One gets a new definition: its job is stopped and requested again.
+    changed = Stream(**{**shared.streams["visits"].stream.model_dump(mode="json"), "block_interval": "500 ms"})
+    row = shared.ledger.streams.register(
+        "visits", changed.to_json(), batch_interval_ms=1_000, block_interval_ms=changed.block_interval_ms
+    )
+    shared.streams["visits"].stream = changed
+    shared.ledger.jobs.request_stop("visits", "a new definition")
+    until("the stop", lambda: shared.job("visits").state is JobState.STOPPED)
+    shared.request("visits")
+    shared.until_receiving("visits")
+    assert (shared.job("visits").attributes[REVISION], row.revision) == (2, 2)
+
+    # One is stopped for good.
+    shared.ledger.jobs.request_stop("orders", "a test")
+    until("the stop", lambda: shared.job("orders").state is JobState.STOPPED)
+
+    assert shared.starts("clicks") == before, "neither its job nor its receiver has started again"
+    shared.streams["clicks"].produce("one", "two")
+    until("its records", lambda: shared.stored("clicks") == 2)
+    assert len(shared.processes) == 1
+    assert not socket_path(shared.ledger_url, "orders").is_symlink()
+
+    # A stream whose settings differ, and one with too many receivers, are refused.
+    shared.add("other", spark=SPARK.model_copy(update={"conf": {"spark.ui.retainedJobs": "7"}}))
+    shared.request("other")
+    until("the refusal", lambda: shared.job("other").state is JobState.FAILED)
+    error = str(shared.job("other").error)
+    assert "spark.conf is {'spark.ui.retainedJobs': '7'}, and none there" in error
+    assert "Streams that run there: clicks, visits." in error
+    wide = shared.add("wide")
+    wide.stream = wide.stream.model_copy(
+        update={"inputs": (wide.stream.inputs[0].model_copy(update={"receivers": 3}),)}
+    )
+    shared.ledger.streams.register("wide", wide.stream.to_json(), batch_interval_ms=1_000, block_interval_ms=200)
+    shared.request("wide")
+    until("the refusal", lambda: shared.job("wide").state is JobState.FAILED)
+    assert "has 5 task slot(s), and each of its 5 receiver(s)" in str(shared.job("wide").error)
+    assert shared.starts("clicks") == before
+
+
+def test_batches_of_each_stream_run_in_the_shared_application(shared: SharedStreams) -> None:
+    for name in ("clicks", "orders"):
+        shared.add(name)
+        shared.request(name)
+    shared.until_receiving("clicks", "orders")
+    until("the batch server", socket_path(shared.ledger_url, "@shared").exists)
+    for name in ("clicks", "orders"):
+        application = shared.streams[name]
+        assert socket_path(shared.ledger_url, name).resolve() == socket_path(shared.ledger_url, "@shared")
+        application.produce(f"from {name}")
+        time_ms = application.allocate_next()
+        done = application.run_batch(time_ms)
+        assert done.returncode == 0, done.stderr
+        assert f"from {name}" in done.stdout
+        assert "attempt 1, connect" in done.stderr
+        assert application.ledger.batches.get(name, time_ms).state is BatchState.COMPLETED
+    job = shared.job("clicks")
+    assert job.attributes[connect_token.APPLICATION] == ["@shared", 1]
+    assert job.attributes[connect_token.FINGERPRINT] == connect_token.fingerprint(SECRET, "@shared")
+    pools = {stage["schedulingPool"] for stage in _stages(job)}
+    assert {"receivers", "batches of clicks", "batches of orders"} <= pools
+
+
+def _stages(job: JobRow) -> list[dict[str, Any]]:
+    url = f"{job.attributes['ui_url']}/api/v1/applications/{job.attributes['application_id']}/stages"
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - the driver's own page
+        stages: list[dict[str, Any]] = json.load(answer)
+    return stages
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes have an identity on Linux only")
+def test_all_streams_come_back_after_their_process_was_killed(shared: SharedStreams) -> None:
+    names = ("clicks", "orders", "visits")
+    for name in names:
+        shared.add(name).produce("before")
+        shared.request(name)
+    shared.until_receiving(*names)
+    until("the records", lambda: all(shared.stored(name) == 1 for name in names))
+    pid = shared.job("clicks").attributes["pid"]
+    family = psutil.Process(pid).children(recursive=True)
+    os.kill(pid, signal.SIGKILL)
+    shared.processes[0].wait()
+    for name in names:
+        shared.streams[name].produce("after")
+        shared.request(name)
+    shared.until_receiving(*names)
+    assert len(shared.processes) == 2, "the first request starts the process again, the others find it"
+    assert [shared.job(name).epoch for name in names] == [2, 2, 2]
+    until("the records", lambda: all(shared.stored(name) == 2 for name in names))
+    until("the end of the killed one's JVM and workers", lambda: not any(map(is_alive, family)))
+
+
+def test_the_process_ends_when_it_has_no_stream_and_makes_room_for_other_settings(shared: SharedStreams) -> None:
+    shared.add("clicks")
+    shared.request("clicks")
+    shared.until_receiving("clicks")
+    shared.ledger.jobs.request_stop("clicks", "a test")
+    until("the stop", lambda: shared.job("clicks").state is JobState.STOPPED)
+    other = shared.add("orders", spark=SPARK.model_copy(update={"master": "local[3]"}))
+    shared.request("orders")
+    assert shared.processes[0].wait(60) == 0
+    # As its task does while the request waits.
+    shared.start_process(other.stream, "orders again")
+    shared.until_receiving("orders")
+    assert (len(shared.processes), shared.job("orders").attributes["task_slots"]) == (2, 3)
+    os.kill(shared.job("orders").attributes["pid"], signal.SIGTERM)
+    assert shared.processes[1].wait(60) == 143
+    assert (shared.job("orders").state, shared.job("orders").error) == (
+        JobState.FAILED,
+        "the process received SIGTERM",
+    )
