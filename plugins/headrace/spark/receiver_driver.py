@@ -140,7 +140,7 @@ class ReceiverJob:
         token = None
         if self._stream.spark.run_batches == "connect":
             token = connect_token.from_environment(self._stream.name, lease.epoch)
-        with Renewing(partial(self._ledger.jobs.renew, lease), lease.lease_ms):
+        with Renewing(lambda: self._ledger.jobs.renew(lease), lease.lease_ms):
             self._application = start_application(self._stream, token=token)
         spark_context = self._application.spark.sparkContext
         if not under_spark_submit():
@@ -192,8 +192,11 @@ class ReceiverJob:
         ending.start()
         lease = self._lease if state is JobState.STOPPED else None
         # Cancelling and the listeners may take nearly as long as a lease.
-        renewing = None if lease is None else Renewing(partial(self._ledger.jobs.renew, lease), lease.lease_ms)
-        with contextlib.nullcontext() if renewing is None else renewing:
+        with (
+            contextlib.nullcontext()
+            if lease is None
+            else Renewing(lambda: self._ledger.jobs.renew(lease), lease.lease_ms)
+        ):
             _try_step(self._cancel_receivers)
             _try_step(partial(self._stop_listeners, state))
         _try_step(partial(self.release, state, error, release_seconds))

@@ -152,19 +152,27 @@ class SharedJob:
         self._idle_since = time.monotonic()
         while True:
             self._reap()
-            try:
-                self._renew(lease)
-                if not self._closed:
-                    for request in self._ledger.jobs.requests(self._name):
-                        self._take(request, shared, attributes)
-            except LedgerUnavailableError as error:
-                logger.warning("requests cannot be looked for, the ledger does not answer: %s", error)
+            for request in self._requests(lease):
+                try:
+                    self._take(request, shared, attributes)
+                except Exception as error:
+                    # Whatever is wrong with one request must not end the streams that run, or keep others from running.
+                    logger.warning("stream %s cannot be taken now: %s", request.stream, first_cause(error))
             if self._running:
                 self._idle_since = time.monotonic()
             elif self._closed or time.monotonic() - self._idle_since >= self._idle_seconds:
                 logger.info("the shared job %s ends: no stream runs in it", self._name)
                 return
             time.sleep(LOOK_SECONDS)
+
+    def _requests(self, lease: SharedJobRow) -> list[JobRow]:
+        """Renew the lease and look for requests. Returns none while the ledger does not answer."""
+        try:
+            self._renew(lease)
+            return [] if self._closed else self._ledger.jobs.requests(self._name)
+        except HeadraceError as error:
+            logger.warning("the shared job %s cannot look for streams now: %s", self._name, error)
+            return []
 
     def _renew(self, lease: SharedJobRow) -> None:
         if self._closed or time.monotonic() < self._renew_at:

@@ -84,9 +84,9 @@ class SharedStreams:
             stream = self.streams[name].stream
             until(
                 f"stream {name} to be received",
-                lambda stream=stream: receiving(
-                    self.ledger, stream.name, receivers=stream.receivers, max_silence_ms=30_000
-                ).ok,
+                lambda stream=stream: (
+                    receiving(self.ledger, stream.name, receivers=stream.receivers, max_silence_ms=30_000).ok
+                ),
             )
 
     def starts(self, name: str) -> tuple[Any, ...]:

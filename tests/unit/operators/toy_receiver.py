@@ -1,7 +1,8 @@
 """A receiver job without Kafka and Spark: it holds the lease, beats, and ends as it is told.
 
 Run as ``toy_receiver.py --ledger URL --stream NAME``; TOY says how it behaves: run, crash (before the lease), fail
-(with an error in the ledger), vanish (with a live lease that is never renewed).
+(with an error in the ledger), vanish (with a live lease that is never renewed), shared (as the process of a shared job,
+which adopts what is requested of it).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from headrace.blocks import ReceiverId
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseHeldError
+from headrace.process_identity import PROCESS, own_identity
 
 LEASE_MS = 1500
 
@@ -28,6 +30,16 @@ behaviour = os.environ.get("TOY", "run")
 print("toy receiver job begins", flush=True)
 if behaviour == "crash":
     sys.exit("java.lang.IllegalArgumentException: no such master")
+
+if behaviour == "shared":
+    with Ledger.open(arguments.ledger) as ledger:
+        process = {"pid": os.getpid(), PROCESS: own_identity()}
+        ledger.shared_jobs.acquire("shared", holder=arguments.holder, lease_ms=60_000, attributes=process)
+        while True:
+            for request in ledger.jobs.requests("shared"):
+                adopted = ledger.jobs.adopt(request, holder=arguments.holder, lease_ms=60_000, attributes=process)
+                ledger.jobs.update(adopted, state="running")
+            time.sleep(0.05)
 
 with Ledger.open(arguments.ledger) as ledger:
     try:

@@ -106,3 +106,12 @@ def test_children_run_this_python_and_find_its_scripts(stream):
     assert environment["PYSPARK_PYTHON"] == sys.executable
     assert environment["PATH"].split(os.pathsep)[-1] == "/bin"
     assert environment["SPARK_LOCAL_IP"] == "127.0.0.1"
+
+
+def test_streams_of_a_shared_job_have_one_secret_which_is_no_streams_own(stream):
+    def secret(name: str, job: str | None) -> str:
+        spark = stream.spark.model_copy(update={"job": job})
+        return child_environment(stream.model_copy(update={"name": name, "spark": spark}))["HEADRACE_SECRET_KEY"]
+
+    assert secret("flights", "all") == secret("orders", "all") != secret("orders", "some")
+    assert secret("all", None) != secret("flights", "all")

@@ -1,8 +1,19 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from headrace.spark.connect_token import SECRET_VARIABLE, SecretKeyMissingError, derive, fingerprint, from_environment
+from headrace.spark.connect_token import (
+    APPLICATION,
+    SECRET_VARIABLE,
+    SecretKeyMissingError,
+    derive,
+    fingerprint,
+    from_environment,
+    of_job,
+)
 
 
 def test_a_token_depends_on_secret_stream_and_epoch() -> None:
@@ -37,3 +48,11 @@ def test_the_fingerprint_distinguishes_secrets_and_is_not_a_token() -> None:
     assert own == fingerprint("secret", "clicks")
     assert own not in {fingerprint("other", "clicks"), fingerprint("secret", "orders")}
     assert not derive("secret", "clicks", 1).startswith(own)
+
+
+def test_the_token_of_a_job_is_that_of_the_application_in_which_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, "secret")
+    own: Any = SimpleNamespace(stream="clicks", epoch=3, attributes={})
+    shared: Any = SimpleNamespace(stream="clicks", epoch=3, attributes={APPLICATION: ["@shared", 7]})
+    assert of_job(own) == derive("secret", "clicks", 3)
+    assert of_job(shared) == derive("secret", "@shared", 7)

@@ -173,3 +173,14 @@ def test_a_cluster_whose_executors_come_one_by_one_is_waited_for(
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
     slots = receiver_application._await_task_slots(spark, 2)
     assert (slots, 3 - len(seen)) == (4 if looks == 3 else 1, looks)
+
+
+def test_a_shared_application_has_the_jobs_name_and_splits_a_batch_for_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    conf = receiver_conf(stream(master="local[24]", job="shared"), "local[24]", None, given={}, environment=LOOPBACK)
+    assert conf["spark.app.name"] == "headrace receiver @shared"
+    assert conf["spark.default.parallelism"] == "2"
+    alone = receiver_conf(stream(master="local[24]"), "local[24]", None, given={}, environment=LOOPBACK)
+    assert "spark.default.parallelism" not in alone

@@ -105,6 +105,8 @@ def test_load_reads_a_file_and_a_module(tmp_path: Path, monkeypatch: pytest.Monk
         ({"spark": SparkSettings(master="spark://host:7077")}, "storage", "shared=True"),
         ({"spark": SparkSettings(master="local[1]")}, "spark.master", "at least 2 cores"),
         ({"spark": SparkSettings(master="local")}, "spark.master", "at least 2 cores"),
+        ({"spark": {"job": "shared"}}, "spark", 'such as master="local[24]"'),
+        ({"spark": {"job": "@shared", "master": "local[9]"}}, "spark.job", "must start with a letter"),
         ({"name": "Flights!"}, "name", "must start with a letter"),
         ({"surprise": 1}, "surprise", "not permitted"),
         (
