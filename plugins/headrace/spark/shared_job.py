@@ -104,7 +104,9 @@ class SharedJob:
             self._name, holder=self._holder, lease_ms=self._lease_ms, attributes=attributes
         )
         attributes[connect_token.APPLICATION] = [self._first.application, lease.epoch]
-        logger.info("shared job %s of epoch %d, held by %s", self._name, lease.epoch, self._holder)
+        logger.info(
+            "shared job %s of epoch %d, process %d, held by %s", self._name, lease.epoch, os.getpid(), self._holder
+        )
         watches = [ProcessWatch(parent_gone(), before_end=self._jvm_is_gone).start()] if under_spark_submit() else []
         application: ReceiverApplication | None = None
         batch_server: subprocess.Popen[bytes] | None = None
@@ -231,7 +233,9 @@ class SharedJob:
         try:
             job.run()
         except BaseException as error:
-            logger.error("the receivers of stream %s have failed (%s); other streams go on", stream_name, error)
+            logger.error(
+                "the receivers of stream %s have failed (%s); other streams go on", stream_name, first_cause(error)
+            )
 
     def _is_replaced(self, lease: SharedJobRow) -> bool:
         try:
