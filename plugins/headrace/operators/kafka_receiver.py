@@ -20,7 +20,7 @@ from headrace.operators.links import SparkUiLink, browser_link
 from headrace.runs.detached import DetachedProcess, spawn, tail
 from headrace.runs.receiver_job import JobOutcome, JobWatch, newest_job
 from headrace.runs.replacement import replace_older_job
-from headrace.runs.shared_job import connections_of_others, is_request, request_job, start_if_absent
+from headrace.runs.shared_job import connections_of_others, end_claim, is_request, request_job, start_if_absent
 from headrace.runs.waiting import in_triggerer, poll_seconds
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 
@@ -200,6 +200,7 @@ class KafkaReceiverOperator(BaseOperator):
         if job is None:
             raise ReceiverJobError(f"The receiver job of stream {stream.name!r} is gone from the ledger.")
         epoch, watch, name = job.epoch, self._watch(job.epoch), str(stream.spark.job)
+        holder_name = self._new_holder(context)
         while True:
             outcome, job = watch.look(ledger), ledger.jobs.current(stream.name) or job
             if outcome in (JobOutcome.FAILED, JobOutcome.LOST):
@@ -208,12 +209,12 @@ class KafkaReceiverOperator(BaseOperator):
                 return job
             if is_request(job):
                 if self._process is not None and not self._process.alive():
+                    end_claim(ledger, name, holder=holder_name)
                     # With exit code 0 it has made room for one with other settings.
                     if (code := self._process.exit_code()) not in (None, 0):
                         ledger.jobs.end_dead(stream.name, epoch, f"the process of the shared job {name} has ended")
                         raise self._did_not_start(f"ended with exit code {code}", self._process)
-                    self._process = None
-                holder_name = self._new_holder(context)
+                    self._process, holder_name = None, self._new_holder(context)
                 start = partial(self._spawn_shared, ledger, context, stream, revision, holder_name)
                 self._process = start_if_absent(ledger, name, holder=holder_name, start=start) or self._process
             if time.monotonic() > deadline:

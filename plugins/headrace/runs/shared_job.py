@@ -72,6 +72,13 @@ def start_if_absent(
         raise
 
 
+def end_claim(ledger: Ledger, shared_job: str, *, holder: str) -> None:
+    """End the lease of a process that has ended without a report, so that the next task starts another at once."""
+    job = ledger.shared_jobs.current(shared_job)
+    if job is not None and job.holder == holder:
+        ledger.shared_jobs.end(shared_job, job.epoch)
+
+
 def connections_of_others(ledger: Ledger, stream: Stream) -> Mapping[str, str]:
     """The connections of the other streams of this one's shared job, as environment variables.
 

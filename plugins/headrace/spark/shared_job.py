@@ -82,6 +82,8 @@ class SharedJob:
         self._first = context.stream
         self._ledger = context.ledger
         self._holder = holder
+        # The task that started the process is mostly another stream's.
+        self._streams_holder = f"shared job {self._name}, started by {holder}"
         self._lease_ms = lease_ms
         self._idle_seconds = idle_seconds
         self._running: dict[str, tuple[StreamJob, threading.Thread]] = {}
@@ -215,7 +217,7 @@ class SharedJob:
             refusal = f"{type(error).__name__}: {error}"
         try:
             lease = self._ledger.jobs.adopt(
-                request, holder=self._holder, lease_ms=self._lease_ms, attributes=attributes
+                request, holder=self._streams_holder, lease_ms=self._lease_ms, attributes=attributes
             )
             if refusal is not None:
                 logger.error("%s", refusal)
@@ -260,7 +262,7 @@ class SharedJob:
         try:
             for request in self._ledger.jobs.requests(self._name):
                 lease = self._ledger.jobs.adopt(
-                    request, holder=self._holder, lease_ms=self._lease_ms, attributes=attributes
+                    request, holder=self._streams_holder, lease_ms=self._lease_ms, attributes=attributes
                 )
                 self._ledger.jobs.release(lease, JobState.FAILED, error)
         except HeadraceError as refused:

@@ -75,6 +75,7 @@ def test_a_process_that_cannot_start_fails_the_task_with_its_log_and_leaves_no_r
         operator_of(shared[0]).execute(task.context)
     assert ledger.jobs.current("flights").state is JobState.FAILED
     assert ledger.jobs.requests("shared") == []
+    assert not ledger.shared_jobs.current("shared").alive(ledger.now_ms()), "the next try starts one at once"
 
 
 def test_a_request_that_nobody_adopts_in_time_fails_the_task(shared, toy, ledger, task):
