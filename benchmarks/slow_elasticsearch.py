@@ -3,7 +3,7 @@
     python -m benchmarks.slow_elasticsearch --minutes 5 [--json]
 
 Starts the embedded stack with the stream of benchmarks.latency, with backpressure and a batch interval of 10 s, and
-produces 2,000 records a second. When batches run steadily, it stops Elasticsearch's process for nine tenths of each
+produces 1,000 records a second. When batches run steadily, it stops Elasticsearch's process for nine tenths of each
 second, for --minutes. No batch may fail, and every record has to be in the index at the end, once. It reports the
 memory of the receiver job (the largest sum of its processes' own memory, before and meanwhile), and how many batches
 complete after the slow time until one begins at most an interval late and receivers may read as fast as is produced.
@@ -31,7 +31,7 @@ from headrace.devstack.stack import Stack, StackOptions
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.models import BatchRow
 
-RATE = 2_000.0
+RATE = 1_000.0
 INTERVAL_MS = 10_000
 STEADY_BATCHES = 6
 SHARE = 0.1
