@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow.timetables.base import TimeRestriction
 
@@ -36,9 +36,10 @@ from headrace.stream import KafkaInput, Stream
 from headrace.stream.inputs import Input
 from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeDiscoverer, FakeEndOffsets, FakeKafka, FakeTopicIds
+from headrace.testing.stalls import GatedStorage, LogGate, ThreadsClock
 from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
 from headrace.wal.reader import read_block
-from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +89,7 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         self.clock = ManualClock(start_ms)
         self.ledger = Ledger.open(stream.ledger, clock=self.clock)
         self.context = StreamContext(stream, self.ledger, clock=self.clock)
-        self._trackers_clock = _ThreadsClock(self.clock)
+        self._trackers_clock = ThreadsClock(self.clock)
         self.report: TrackerReport | None = None
         self._timetable = MicroBatchTimetable(stream.batch_interval, catch_up=not stream.coalesces, clock=self.clock)
         # The schedule begins with the interval in which the stream begins.
@@ -307,11 +308,11 @@ class _Receiver:
     """A receiver in a thread: the handle that the tracker gets."""
 
     def __init__(self, running: StreamOnClock, task: ReceiverTask) -> None:
-        self.clock = _ThreadsClock(running.clock)
-        self.log_gate = _LogGate()
+        self.clock = ThreadsClock(running.clock)
+        self.log_gate = LogGate()
         self._stop = threading.Event()
         self._error: str | None = None
-        storage = _GatedStorage(open_storage(running.stream.folder_url), self.log_gate)
+        storage = GatedStorage(open_storage(running.stream.folder_url), self.log_gate)
         context = StreamContext(running.stream, running.ledger, storage=storage, clock=self.clock)
 
         def clients(_: StreamContext, source: Input) -> ReceiverClients:
@@ -347,89 +348,6 @@ class _Receiver:
 
     def cancel(self) -> None:
         self._stop.set()
-
-
-class _ThreadsClock:
-    """The test's clock as a receiver or the tracker sees it: it can be paused, and shows whether `wait` waits."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        self._clock = clock
-        self._paused_ms: int | None = None
-        self._waits_until = 0.0
-
-    @property
-    def is_paused(self) -> bool:
-        return self._paused_ms is not None
-
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether a thread waits for a later time."""
-        return self._waits_until > self.monotonic()
-
-    def pause(self) -> None:
-        self._paused_ms = self._clock.now_ms()
-
-    def resume(self) -> None:
-        self._paused_ms = None
-
-    def now_ms(self) -> int:
-        paused_ms = self._paused_ms
-        return self._clock.now_ms() if paused_ms is None else paused_ms
-
-    def monotonic(self) -> float:
-        return self.now_ms() / 1000
-
-    def wait(self, event: threading.Event, seconds: float) -> bool:
-        self._waits_until = until = self.monotonic() + seconds
-        while self.monotonic() < until:
-            if event.wait(_POLL_SECONDS):
-                break
-        return event.is_set()
-
-
-class _LogGate:
-    """Lets writes wait while it is not ``opened``; ``waits`` while a write does."""
-
-    def __init__(self) -> None:
-        self.opened = threading.Event()
-        self.opened.set()
-        self.waits = False
-
-    def pass_through(self) -> None:
-        self.waits = not self.opened.is_set()
-        self.opened.wait()
-        self.waits = False
-
-
-class _GatedStorage:
-    """A storage whose segments are written through a gate."""
-
-    def __init__(self, storage: LogStorage, gate: _LogGate) -> None:
-        self._storage = storage
-        self._gate = gate
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage, name)
-
-    def below(self, path: str) -> _GatedStorage:
-        return _GatedStorage(self._storage.below(path), self._gate)
-
-    def create_segment(self, path: str) -> Any:
-        self._gate.pass_through()
-        return _GatedFile(self._storage.create_segment(path), self._gate)
-
-
-class _GatedFile:
-    def __init__(self, file: Any, gate: _LogGate) -> None:
-        self._file = file
-        self._gate = gate
-
-    def append(self, parts: Any) -> None:
-        self._gate.pass_through()
-        self._file.append(parts)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _comes_true(condition: Callable[[], bool], seconds: float) -> bool:
