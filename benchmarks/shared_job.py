@@ -69,16 +69,21 @@ def measure(folder: Path, servers: str, count: int, seconds: float) -> str:
         began = time.monotonic()
         try:
 
-            def all_received() -> bool:
+            def check_alive() -> None:
                 assert job.poll() is None, (folder / "job.log").read_text()[-4_000:]
+
+            def all_received() -> bool:
+                check_alive()
                 return all(receiving(ledger, s.name, receivers=1, max_silence_ms=30_000).ok for s in streams)
 
             until("all streams", all_received, _FOUND_SECONDS)
             took, started = time.monotonic() - began, cpu_seconds(job.pid)
             time.sleep(SETTLING_SECONDS)
+            check_alive()
             used, began = cpu_seconds(job.pid), time.monotonic()
             time.sleep(seconds)
             share = (cpu_seconds(job.pid) - used) / (time.monotonic() - began)
+            check_alive()
             jvm, workers, rest = memory_mb(psutil.Process(job.pid))
             return (
                 f"{count} stream(s): memory {jvm + workers + rest:,.0f} MB (JVM {jvm:,.0f}, receivers {workers:,.0f}, "
