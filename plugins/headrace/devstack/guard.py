@@ -117,8 +117,8 @@ class Guard:
     def _sweep(self) -> None:
         """End the remaining processes, by SIGTERM first: Spark, for example, then removes its temporary files.
 
-        The kernel says when none is left: whoever has descendants has children, since it adopts the orphans. A list of
-        the processes does not: it may miss one whose parent ends, or that is forked, while the list is made.
+        The kernel says when none is left: a guard that has descendants has children, since it adopts the orphans. A
+        list of the processes does not: it may miss one whose parent ends, or that is forked, while the list is made.
         """
         deadline = time.monotonic() + _SWEEP_SECONDS
         asked: set[int] = set()

@@ -44,9 +44,7 @@ def make_listener(listener: Listener) -> StreamListener:
         StreamDefinitionError: it cannot be imported, is no `StreamListener`, or cannot be called with its arguments.
     """
     found = load_reference(listener.reference, "listener")
-    arguments: dict[str, object] = dict(listener.arguments)
-    if listener.connection is not None:
-        arguments["connection"] = listener.connection
+    arguments: dict[str, object] = dict(listener.keywords)
     if isinstance(found, StreamListener) and arguments:
         raise StreamDefinitionError(
             f"The listener {listener.id} is an instance, so it takes no {', '.join(arguments)}.",

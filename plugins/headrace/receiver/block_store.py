@@ -114,8 +114,8 @@ class BlockStore:
         """Store the chunks as one block per event time; chunks without records only move positions.
 
         Raises:
-            StoreFailedError: all tries failed; Kafka still has the records, and a custom receiver was not told that
-                they are stored.
+            StoreFailedError: all tries failed; Kafka still has the records, and a custom receiver has no
+                acknowledgement for them.
             LeaseLostError: another receiver has taken over; nothing more was accepted.
         """
         partitions = dict.fromkeys(each.partition for chunk in chunks for each in chunk.ranges)

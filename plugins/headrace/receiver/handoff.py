@@ -169,7 +169,7 @@ class Handoff:
         """`close` does this."""
 
     def allow_until(self, monotonic_seconds: float) -> None:
-        """What is stored may be told at any time."""
+        """What is stored may be reported at any time."""
 
     def _raise_if_over(self, is_over: Callable[[], bool]) -> None:
         if self._closed is not None or is_over():

@@ -97,7 +97,8 @@ class Receiver:
                 them, all or nothing, and after a restart `position` returns the last one that was stored. The
                 records of one call are then held in memory, and must fit into one block (``limits.max_block_bytes``).
                 Without records, the position is stored together with the next ones.
-            wait: return only when the records are durable in log and ledger. Then the source may be told so.
+            wait: return only when the records are durable in log and ledger. Then they may be acknowledged to the
+                source.
 
         Raises:
             ReceiverStoppedError: the receiver has ended, or its records could not be stored. With ``wait``, they may
@@ -129,7 +130,7 @@ class Receiver:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether this object's time is over: it was told to stop, to restart, or has lost its lease. Threads end
+        """Whether this object's time is over: it has to stop or to restart, or has lost its lease. Threads end
         then."""
         return self._attached.is_stopped(self)
 

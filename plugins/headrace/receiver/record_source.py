@@ -21,7 +21,7 @@ class SourceError:
 
 
 class Acknowledgements(Protocol):
-    """Tells the source what is stored. Thread-safe."""
+    """Reports to the source what is stored. Thread-safe."""
 
     @property
     def open(self) -> int:

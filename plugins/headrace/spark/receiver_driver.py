@@ -52,15 +52,15 @@ logger = logging.getLogger(__name__)
 # Long enough for pauses of the driver's garbage collector, disk or ledger. A dead driver is replaced after this time.
 LEASE_MS = 30_000
 
-_RENEW_SECONDS = 5.0
+RENEW_SECONDS = 5.0
 _CANCEL_SECONDS = 10.0
 # Stopping Spark can hang on a lost executor; after this time the process ends anyway.
-_STOP_SECONDS = 30.0
+STOP_SECONDS = 30.0
 # How long a regularly stopped job tries to record this in a ledger that does not answer. If it cannot, it counts as
 # dead, and its task in Airflow as failed.
 _RELEASE_SECONDS = 300.0
 _RELEASE_PERIOD_SECONDS = 2.0
-_ERROR_CHARACTERS = 2_000
+ERROR_CHARACTERS = 2_000
 # How long the end of a stopped job waits for listeners, before their cursors are written.
 _LISTENERS_SECONDS = 10.0
 # The same for a failed job, and for its cursors: the next job waits for the lease, which nothing renews any more.
@@ -107,7 +107,7 @@ class ReceiverJob:
         except BaseException as error:
             logger.error("the receiver job failed: %s", first_cause(error))
             code = EXIT_TERMINATED if isinstance(error, Terminated) else EXIT_FAILED
-            self._end(JobState.FAILED, first_cause(error)[:_ERROR_CHARACTERS], code)
+            self._end(JobState.FAILED, first_cause(error)[:ERROR_CHARACTERS], code)
             raise
 
     def acquire(self) -> JobLease:
@@ -186,7 +186,7 @@ class ReceiverJob:
         """End the receivers, the listeners, the lease, then Spark. A step that fails does not prevent the next one; if
         a step hangs, the process ends with ``exit_code``."""
         release_seconds = _RELEASE_SECONDS if state is JobState.STOPPED else 0.0
-        most = _STOP_SECONDS + _LISTENERS_SECONDS + LAST_SAVE_SECONDS + release_seconds
+        most = STOP_SECONDS + _LISTENERS_SECONDS + LAST_SAVE_SECONDS + release_seconds
         ending = threading.Timer(most, self.end_hangs, (exit_code,))
         ending.daemon = True
         ending.start()
@@ -289,7 +289,7 @@ class Renewing:
     def __init__(self, renew: Callable[[], object], lease_ms: int) -> None:
         self._renew = renew
         self._over = threading.Event()
-        self._period = min(_RENEW_SECONDS, lease_ms / 3000)
+        self._period = min(RENEW_SECONDS, lease_ms / 3000)
         self._thread = threading.Thread(target=self._renew_until_over, name="headrace-renewal", daemon=True)
 
     def __enter__(self) -> None:

@@ -26,7 +26,14 @@ from headrace.spark.batch_server import start_batch_server
 from headrace.spark.failures import first_cause
 from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.receiver_application import ReceiverApplication, start_application, warm_up_connect
-from headrace.spark.receiver_driver import ReceiverJob, Renewing, process_attributes
+from headrace.spark.receiver_driver import (
+    ERROR_CHARACTERS,
+    RENEW_SECONDS,
+    STOP_SECONDS,
+    ReceiverJob,
+    Renewing,
+    process_attributes,
+)
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.spark.shared_application import SharedApplication, StreamDoesNotFitError
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated
@@ -36,12 +43,8 @@ from headrace.stream_context import StreamContext
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-_RENEW_SECONDS = 5.0
 IDLE_SECONDS = 60.0
 """How long the process lives without a stream: a stream that fails or is restarted comes back earlier."""
-# Stopping Spark can hang on a lost executor; after this time the process ends anyway.
-_STOP_SECONDS = 30.0
-_ERROR_CHARACTERS = 2_000
 
 
 class StreamJob(ReceiverJob):
@@ -126,7 +129,7 @@ class SharedJob:
             raise
         except BaseException as error:
             logger.error("the shared job %s failed: %s", self._name, first_cause(error))
-            text = f"the shared job {self._name} failed: {first_cause(error)}"[:_ERROR_CHARACTERS]
+            text = f"the shared job {self._name} failed: {first_cause(error)}"[:ERROR_CHARACTERS]
             self._fail_all(text)
             self._refuse_all(text, attributes)
             raise
@@ -181,7 +184,7 @@ class SharedJob:
     def _renew(self, lease: SharedJobRow) -> None:
         if self._closed or time.monotonic() < self._renew_at:
             return
-        self._renew_at = time.monotonic() + min(_RENEW_SECONDS, lease.lease_ms / 3000)
+        self._renew_at = time.monotonic() + min(RENEW_SECONDS, lease.lease_ms / 3000)
         try:
             self._ledger.shared_jobs.renew(lease)
         except LeaseLostError as error:
@@ -221,7 +224,7 @@ class SharedJob:
             )
             if refusal is not None:
                 logger.error("%s", refusal)
-                self._ledger.jobs.release(lease, JobState.FAILED, refusal[:_ERROR_CHARACTERS])
+                self._ledger.jobs.release(lease, JobState.FAILED, refusal[:ERROR_CHARACTERS])
                 return
         except LeaseLostError as error:
             logger.info("%s", error)
@@ -275,7 +278,7 @@ class SharedJob:
         batch_server: subprocess.Popen[bytes] | None,
         exit_code: int,
     ) -> None:
-        ending = threading.Timer(_STOP_SECONDS, os._exit, (exit_code,))
+        ending = threading.Timer(STOP_SECONDS, os._exit, (exit_code,))
         ending.daemon = True
         ending.start()
         try:

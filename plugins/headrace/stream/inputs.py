@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, JsonValue, PositiveInt, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, PositiveInt, Tag, field_validator, model_validator
 
 from headrace.stream.ddl import parse_columns
 from headrace.stream.model import Identifier, Part
-from headrace.stream.references import check_reference
-from headrace.stream.secrets import check_arguments, check_servers
+from headrace.stream.references import CalledClass, check_reference
+from headrace.stream.secrets import check_servers
 
 # The librdkafka settings that a stream may set. headrace sets those that affect offsets, assignment or delivery itself
 # (rules 1 to 3 of the design). Secrets and security settings belong in the connection.
@@ -224,7 +224,7 @@ class KafkaInput(_ReceivedInput):
         return not ours.isdisjoint(theirs)
 
 
-class ReceiverInput(_ReceivedInput):
+class ReceiverInput(CalledClass, _ReceivedInput):
     """A source other than Kafka, read by ``receivers`` objects of a class that extends ``headrace.receiver.Receiver``.
 
     The class is found by its name on the machine where it runs, and made with ``arguments`` as keyword arguments; it is
@@ -234,14 +234,6 @@ class ReceiverInput(_ReceivedInput):
 
     kind: Literal["receiver"] = "receiver"
     receiver: str = Field(description='"module:Class" of a class that extends headrace.receiver.Receiver.')
-    arguments: dict[str, JsonValue] = Field(
-        default_factory=dict, description="What the class is called with, by name. They are stored in clear."
-    )
-    connection: str | None = Field(
-        default=None,
-        description="The id of an Airflow connection. The class is called with this id as ``connection``, and "
-        "``headrace.connections.resolve`` finds the connection.",
-    )
 
     @field_validator("receiver")
     @classmethod
@@ -250,16 +242,6 @@ class ReceiverInput(_ReceivedInput):
             return check_reference(value)
         except ValueError:
             raise ValueError('must be "module:Class"') from None
-
-    @field_validator("arguments")
-    @classmethod
-    def _hold_no_secret(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        return check_arguments(value)
-
-    @property
-    def keywords(self) -> dict[str, JsonValue]:
-        """The keyword arguments of the class: the arguments, and the connection's id if there is one."""
-        return self.arguments if self.connection is None else {**self.arguments, "connection": self.connection}
 
     @property
     def topic_id(self) -> str:

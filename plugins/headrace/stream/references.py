@@ -5,9 +5,36 @@ from __future__ import annotations
 import importlib
 import re
 
+from pydantic import Field, JsonValue, field_validator
+
 from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import Part
+from headrace.stream.secrets import check_arguments
 
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class CalledClass(Part):
+    """A part of a definition that names a class, with what the class is called with."""
+
+    arguments: dict[str, JsonValue] = Field(
+        default_factory=dict, description="What the class is called with, by name. They are stored in clear."
+    )
+    connection: str | None = Field(
+        default=None,
+        description="The id of an Airflow connection. The class is called with this id as ``connection``, and "
+        "``headrace.connections.resolve`` finds the connection.",
+    )
+
+    @field_validator("arguments")
+    @classmethod
+    def _hold_no_secret(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return check_arguments(value)
+
+    @property
+    def keywords(self) -> dict[str, JsonValue]:
+        """The keyword arguments of the class: the arguments, and the connection's id if there is one."""
+        return self.arguments if self.connection is None else {**self.arguments, "connection": self.connection}
 
 
 def is_reference(text: str) -> bool:

@@ -168,7 +168,7 @@ def test_a_directory_is_in_the_log_exactly_once_though_its_receivers_are_killed_
 
 
 class TextServer:
-    """Sends lines to whoever connects, as ``nc -lk``; one client at a time."""
+    """Sends lines to each client that connects, as ``nc -lk``; one client at a time."""
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))

@@ -201,7 +201,7 @@ def test_a_job_that_stops_renews_its_lease_while_it_waits_for_a_listener(
             Listening.gate.set()
         return renew(*given, **more)
 
-    monkeypatch.setattr(receiver_driver, "_RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(receiver_driver, "RENEW_SECONDS", 0.01)
     monkeypatch.setattr(JobListeners, "stop", stopped)
     ledger.jobs.renew = renewed
     hanging = Listener(reference="listening:Listening", arguments={"hangs": True})
