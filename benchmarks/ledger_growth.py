@@ -76,7 +76,9 @@ class Grown:
         self.ledger.topics.observe(self.job, INPUT, [("records", "topic-id", len(PARTITIONS))])
         self.ledger.positions.ensure_all(self.job, INPUT, dict.fromkeys(PARTITIONS, 0))
         self.ledger.positions.assign(self.job, INPUT, dict.fromkeys(PARTITIONS, 0))
-        self.lease = self.ledger.receivers.register(self.job, RECEIVER, host="here", lease_ms=10**12)
+        self.lease = self.ledger.receivers.register(
+            self.ledger.receivers.schedule(self.job, RECEIVER), host="here", lease_ms=10**12
+        )
         self.next_offset, self.sequence = 0, 0
         self._fill(past, blocks_each)
         self.oldest_ms = START_MS + INTERVAL_MS

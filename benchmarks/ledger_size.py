@@ -68,7 +68,9 @@ class Source:
     def run(self, number: int) -> None:
         """One batch, from its block to its cleanup; its log file is closed, so that cleanup deletes it."""
         receiver = ReceiverId("size", "records", 0)
-        lease = self.ledger.receivers.register(self.job, receiver, host="here", lease_ms=3_600_000_000)
+        lease = self.ledger.receivers.register(
+            self.ledger.receivers.schedule(self.job, receiver), host="here", lease_ms=3_600_000_000
+        )
         writer = WriteAheadLogWriter(self.context.storage, "log", receiver, lease.epoch, clock=self.clock)
         ranges = tuple(OffsetRange(each, self.offset, self.offset + 1, 1) for each in self.partitions)
         now_ms = self.clock.now_ms()

@@ -58,7 +58,9 @@ def _fill(ledger: Ledger, name: str, count: int, partitions: int) -> None:
     owned = [TopicPartition(name, "id", index, topic.incarnation) for index in range(partitions)]
     ledger.positions.ensure_all(job, "records", dict.fromkeys(owned, 0))
     ledger.positions.assign(job, "records", dict.fromkeys(owned, 0))
-    lease = ledger.receivers.register(job, ReceiverId(name, "records", 0), host="here", lease_ms=600_000)
+    lease = ledger.receivers.register(
+        ledger.receivers.schedule(job, ReceiverId(name, "records", 0)), host="here", lease_ms=600_000
+    )
     lags = {f"{name}-{index}": 5 for index in range(partitions)}
     stats = {"total_lag": 60, "lag": lags, "lag_ages": dict.fromkeys(lags, 1.5), "lag_seconds": 1.5, "connected": True}
     ledger.receivers.heartbeat(lease, sealed_through_ms=0, stats=stats)

@@ -193,7 +193,7 @@ def measure(bootstrap: str, topic: str, records: int, folder: Path, stream: Stre
     partitions = [TopicPartition(topic, topic_id, number) for number in range(PARTITIONS)]
     ledger.positions.ensure_all(job, "records", dict.fromkeys(partitions, 0))
     ledger.positions.assign(job, "records", dict.fromkeys(partitions, 0))
-    task = ReceiverTask(stream.model_dump_json(), ReceiverId("bench", "records", 0), job)
+    task = ReceiverTask(stream.model_dump_json(), ledger.receivers.schedule(job, ReceiverId("bench", "records", 0)))
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=receive, args=(task, there))
     process.start()

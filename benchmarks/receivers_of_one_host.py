@@ -67,7 +67,7 @@ def store_blocks(work: Work, index: int, begin: Barrier, pipe: Connection) -> No
     """A receiver's process: sends the times of each block in the log and in the ledger, and its processor time."""
     with Ledger.open(work.ledger_url, create=False) as ledger:
         receiver = ReceiverId(STREAM, INPUT, index)
-        lease = ledger.receivers.register(work.job, receiver, host="here", lease_ms=600_000)
+        lease = ledger.receivers.register(ledger.receivers.schedule(work.job, receiver), host="here", lease_ms=600_000)
         writer = WriteAheadLogWriter(open_storage(work.storage_url), "log", receiver, lease.epoch)
         partition = TopicPartition("flights", TOPIC_ID, index)
         records, _ = make_block([VALUE] * RECORDS, partition=index)

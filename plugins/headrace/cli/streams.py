@@ -162,12 +162,13 @@ def _job(job: ReceiverJob | None) -> str:
 def _print_receivers(detail: StreamDetail) -> None:
     print_table(
         (
-            *("receiver", "state", "lag", "records/s", "host", "heartbeat", "sealed through", "restarts", "late"),
+            *("receiver", "state", "lag", "records/s", "host", "executor", "heartbeat", "sealed through", "restarts"),
+            "late",
             "last error",
         ),
         [
             (
-                *(each.id, each.state, each.lag, each.rate, each.host),
+                *(each.id, each.state, each.lag, each.rate, each.host, each.executor),
                 *(time_text(each.heartbeat_at_ms), time_text(each.sealed_through_ms), each.restarts, each.late_records),
                 None if each.last_error is None else each.last_error.text,
             )

@@ -33,7 +33,7 @@ from headrace.ledger.models import (
     segments,
     unclaimed_times,
 )
-from headrace.ledger.receivers import require_receiver
+from headrace.ledger.receiver_leases import require_receiver
 from headrace.ledger.segments import segment_for
 
 # The statements of `add` are built once, since they run several times a second for every receiver.

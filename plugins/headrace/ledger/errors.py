@@ -84,6 +84,10 @@ class JobStoppingError(LedgerError):
     """The receiver job was asked to stop; it takes no new receivers."""
 
 
+class ReceiverRefusedError(LedgerError):
+    """The job's tracker has not scheduled this instance of the receiver, or has scheduled a later one."""
+
+
 class PartitionNotAssignedError(LedgerError):
     """The partition does not belong to this receiver (any more): drop the records read from it."""
 

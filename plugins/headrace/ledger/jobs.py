@@ -27,7 +27,7 @@ from headrace.ledger.states import EventKind, JobState, ReceiverState
 REQUESTED_OF = "requested_of"
 """The attribute of a job that waits for the process of the shared job of this name; None once it is adopted."""
 
-LIVE_RECEIVERS = (ReceiverState.STARTING, ReceiverState.RUNNING, ReceiverState.STOPPING)
+LIVE_RECEIVERS = (ReceiverState.SCHEDULED, ReceiverState.STARTING, ReceiverState.RUNNING, ReceiverState.STOPPING)
 
 
 class Jobs(Repository):
@@ -297,7 +297,15 @@ def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state:
         for row in connection.execute(select(receivers).where(*live))
     ]
     connection.execute(
-        update(receivers).where(*live).values(state=ReceiverState.LOST, paused_reason=None, last_error=lost_error)
+        update(receivers)
+        .where(*live)
+        .values(
+            state=ReceiverState.LOST,
+            paused_reason=None,
+            last_error=lost_error,
+            last_error_at_ms=now_ms,
+            last_error_stack=None,
+        )
     )
     record_all(connection, stream, now_ms, EventKind.RECEIVER_FAILED, lost)
     connection.execute(

@@ -27,7 +27,7 @@ from headrace.ledger.events import record
 from headrace.ledger.gaps import add_gap
 from headrace.ledger.jobs import require_job
 from headrace.ledger.models import LIVE, JobLease, PositionRow, ReceiverLease, positions, streams
-from headrace.ledger.receivers import find_receiver, require_receiver
+from headrace.ledger.receiver_leases import find_receiver, require_receiver
 from headrace.ledger.states import EventKind, PartitionState
 
 _NO_EPOCH_END: dict[str, Any] = {"leader_epoch": None, "epoch_end_offset": None}

@@ -42,7 +42,7 @@ def insert_receivers(connection: Connection, locked: LockedStream, found: FoundS
                 "epoch": epoch,
                 "job_epoch": found.stream.job_epoch,
                 "state": ReceiverState.LOST,
-                "host": "",
+                "host": None,
                 "registered_at_ms": locked.now_ms,
                 "lease_ms": 0,
                 "lease_until_ms": 0,

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger.codec import partition_key, partition_of
-from headrace.ledger.database import LockedStream, Repository
-from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerError
+from headrace.ledger.database import Repository
+from headrace.ledger.errors import JobStoppingError, LedgerError, ReceiverRefusedError
 from headrace.ledger.events import record
 from headrace.ledger.jobs import job_of, require_job
 from headrace.ledger.models import (
@@ -22,26 +22,76 @@ from headrace.ledger.models import (
     ReceiverLease,
     ReceiverOrders,
     ReceiverRow,
+    ScheduledReceiver,
     closing_values,
     positions,
-    receiver_jobs,
     receivers,
     segments,
-    streams,
+)
+from headrace.ledger.receiver_leases import (
+    current_receiver,
+    find_receiver,
+    lost_receiver,
+    receiver_key,
+    update_receiver,
 )
 from headrace.ledger.states import EventKind, ReceiverState
 
+MOST_STACK_CHARACTERS = 10_000
+"""Of a stack, its last characters are kept."""
+
 
 class Receivers(Repository):
-    """Registers receivers, takes their heartbeats and returns their orders."""
+    """The account of a job's receivers: it schedules and registers them, takes their heartbeats and returns their
+    orders."""
 
-    def register(self, job: JobLease, receiver_id: ReceiverId, *, host: str, lease_ms: int) -> ReceiverLease:
-        """Begin the receiver's next epoch. Earlier instances are fenced; it keeps the partitions that it owned.
+    def schedule(self, job: JobLease, receiver_id: ReceiverId) -> ScheduledReceiver:
+        """Begin the receiver's next epoch, whose instance a task is to register. Earlier instances are fenced; the
+        receiver keeps the partitions that it owned.
+
+        Raises:
+            LeaseLostError: the job's epoch is stale.
+        """
+        with self._database.write_stream(job.stream) as (connection, locked):
+            require_job(connection, locked, job)
+            row = find_receiver(connection, receiver_id)
+            epoch = 1 if row is None else row.epoch + 1
+            values: dict[str, Any] = {
+                "epoch": epoch,
+                "job_epoch": job.epoch,
+                "state": ReceiverState.SCHEDULED,
+                "host": None,
+                "executor_id": None,
+                "registered_at_ms": locked.now_ms,
+                "lease_until_ms": locked.now_ms,
+                "last_accepted_sequence": -1,
+                "segment_id": None,
+                "stats": {},
+                "earlier_totals": {} if row is None else _summed(row),
+                "restarts": _restarts(row, job),
+                "paused_reason": None,
+            }
+            if row is None:
+                never = {"lease_ms": 0, "heartbeat_ms": locked.now_ms, "sealed_through_ms": 0}
+                connection.execute(insert(receivers).values(**receiver_key(receiver_id), **never, **values))
+            else:
+                if row.job_epoch != job.epoch:
+                    # An error of the previous job, such as its end, does not apply to this one.
+                    values |= _error_values(None, None, None)
+                connection.execute(update_receiver(receiver_id).values(**values))
+                _close_segments(connection, receiver_id, epoch, locked.now_ms)
+            return ScheduledReceiver(receiver_id, epoch, job)
+
+    def register(self, scheduled: ScheduledReceiver, *, host: str, lease_ms: int) -> ReceiverLease:
+        """Register the scheduled instance; one task can do so.
 
         Raises:
             LeaseLostError: the job's epoch is stale.
             JobStoppingError: the job was asked to stop.
+            ReceiverRefusedError: the tracker has scheduled a later instance, or another task has registered this one.
+                This is recorded as an event.
         """
+        job, receiver_id = scheduled.job, scheduled.receiver_id
         with self._database.write_stream(job.stream) as (connection, locked):
             require_job(connection, locked, job)
             current = job_of(connection, locked)
@@ -51,35 +101,64 @@ class Receivers(Repository):
                     remedy="End the receiver.",
                 )
             row = find_receiver(connection, receiver_id)
-            epoch = 1 if row is None else row.epoch + 1
-            lease = ReceiverLease(receiver_id, epoch, job.epoch, lease_ms, locked.now_ms + lease_ms)
-            values: dict[str, Any] = {
-                "epoch": epoch,
-                "job_epoch": job.epoch,
-                "state": ReceiverState.STARTING,
-                "host": host,
-                "registered_at_ms": locked.now_ms,
-                "lease_ms": lease_ms,
-                "lease_until_ms": lease.lease_until_ms,
-                "heartbeat_ms": locked.now_ms,
-                "last_accepted_sequence": -1,
-                "segment_id": None,
-                "stats": {},
-                "earlier_totals": {} if row is None else _summed(row),
-                "restarts": row.restarts + 1 if row is not None and row.job_epoch == job.epoch else 0,
-                "paused_reason": None,
-            }
-            if row is not None and row.job_epoch != job.epoch:
-                # An error of the previous job, such as its end, does not apply to this one.
-                values["last_error"] = None
-            if row is None:
-                connection.execute(insert(receivers).values(**_key(receiver_id), sealed_through_ms=0, **values))
+            payload: dict[str, Any] = {"receiver": str(receiver_id), "epoch": scheduled.epoch, "host": host}
+            refused = _refusal(row, scheduled)
+            if row is None or refused is not None:
+                record(connection, job.stream, locked.now_ms, EventKind.RECEIVER_REFUSED, {**payload, "error": refused})
             else:
-                connection.execute(_this(receiver_id).values(**values))
-                _close_segments(connection, receiver_id, epoch, locked.now_ms)
-            payload = {"receiver": str(receiver_id), "epoch": epoch, "host": host, "restarts": values["restarts"]}
-            record(connection, job.stream, locked.now_ms, EventKind.RECEIVER_STARTED, payload)
-            return lease
+                until_ms = locked.now_ms + lease_ms
+                connection.execute(
+                    update_receiver(receiver_id).values(
+                        state=ReceiverState.STARTING,
+                        host=host,
+                        registered_at_ms=locked.now_ms,
+                        lease_ms=lease_ms,
+                        lease_until_ms=until_ms,
+                        heartbeat_ms=locked.now_ms,
+                    )
+                )
+                payload["restarts"] = row.restarts
+                record(connection, job.stream, locked.now_ms, EventKind.RECEIVER_STARTED, payload)
+                return ReceiverLease(receiver_id, scheduled.epoch, job.epoch, lease_ms, until_ms)
+        raise ReceiverRefusedError(
+            f"Receiver {receiver_id} of epoch {scheduled.epoch} on {host} is refused: {refused}.",
+            remedy="End it: its job's tracker decides which receivers run.",
+        )
+
+    def runs_on(self, scheduled: ScheduledReceiver, executor_id: str) -> None:
+        """Note the executor that runs the scheduled instance, unless there is a later one."""
+        with self._database.write() as connection:
+            connection.execute(
+                update_receiver(scheduled.receiver_id)
+                .where(receivers.c.epoch == scheduled.epoch)
+                .values(executor_id=executor_id)
+            )
+
+    def task_ended(self, scheduled: ScheduledReceiver, error: str | None, stack: str | None = None) -> None:
+        """Note that the task of an instance has ended. The instance is then ended too, if it has not released itself.
+
+        Raises:
+            LeaseLostError: the job's epoch is stale.
+        """
+        with self._database.write_stream(scheduled.job.stream) as (connection, locked):
+            require_job(connection, locked, scheduled.job)
+            row = find_receiver(connection, scheduled.receiver_id)
+            if row is None or row.epoch != scheduled.epoch or row.state.ended:
+                return
+            values = _error_values(error or "its task has ended", locked.now_ms, stack)
+            _end(connection, row, locked.now_ms, ReceiverState.FAILED, values)
+
+    def report_error(self, lease: ReceiverLease, error: str, stack: str | None) -> None:
+        """Record an error of a running receiver as its last one and as an event.
+
+        Raises:
+            LeaseLostError: as `heartbeat`.
+        """
+        with self._database.write_stream(lease.receiver_id.stream) as (connection, locked):
+            current_receiver(connection, lease, lock=True)
+            connection.execute(update_receiver(lease.receiver_id).values(**_error_values(error, locked.now_ms, stack)))
+            payload = {"receiver": str(lease.receiver_id), "error": error, "stack": stack}
+            record(connection, lease.receiver_id.stream, locked.now_ms, EventKind.RECEIVER_ERROR, payload)
 
     def heartbeat(
         self,
@@ -98,7 +177,7 @@ class Receivers(Repository):
             sealed_through_ms: everything cut up to this time of the ledger's clock is stored.
             stats: replaces the row's stats (JSON values); None leaves them. Numbers in ``totals`` count from the
                 instance's beginning; the ledger keeps their sums when the next instance registers.
-            error: stored as the last error; None leaves the previous one.
+            error: stored as the last error if it is another one; None leaves the previous one.
             paused_reason: why the receiver is paused; None: it is not.
             drained: for each partition, a time of the ledger's clock at which everything that Kafka had was stored.
 
@@ -112,7 +191,7 @@ class Receivers(Repository):
             if drained:
                 # Positions are written under the stream's lock, which must be taken before any other.
                 self._database.lock_stream(connection, lease.receiver_id.stream)
-            row = _current(connection, lease, lock=True)
+            row = current_receiver(connection, lease, lock=True)
             now_ms = self._database.now_ms(connection)
             values: dict[str, Any] = {
                 "state": reported,
@@ -123,9 +202,9 @@ class Receivers(Repository):
             }
             if stats is not None:
                 values["stats"] = dict(stats)
-            if error is not None:
-                values["last_error"] = error
-            connection.execute(_this(lease.receiver_id).values(**values))
+            if error is not None and error != row.last_error:
+                values |= _error_values(error, now_ms, None)
+            connection.execute(update_receiver(lease.receiver_id).values(**values))
             if drained:
                 _drain(connection, lease.receiver_id, drained, now_ms)
             assigned, revoked = _owned(connection, lease.receiver_id)
@@ -138,10 +217,12 @@ class Receivers(Repository):
         state: ReceiverState | str = ReceiverState.STOPPED,
         error: str | None = None,
         totals: Mapping[str, float] | None = None,
+        *,
+        stack: str | None = None,
     ) -> None:
         """End this instance: it can add no more blocks. Its partitions stay with its index. A second call is harmless.
 
-        ``totals`` replaces those in the stats of the last heartbeat.
+        ``totals`` replaces those in the stats of the last heartbeat. ``stack`` is the traceback of ``error``.
 
         Raises:
             LeaseLostError: a newer instance has registered.
@@ -156,16 +237,10 @@ class Receivers(Repository):
                 raise lost_receiver(lease)
             if row.state.ended:
                 return
-            values: dict[str, Any] = {"state": ended, "lease_until_ms": locked.now_ms, "paused_reason": None}
-            if error is not None:
-                values["last_error"] = error
             if totals is not None:
-                values["stats"] = {**row.stats, "totals": dict(totals)}
-            connection.execute(_this(receiver_id).values(**values))
-            _close_segments(connection, receiver_id, lease.epoch + 1, locked.now_ms)
-            kind = EventKind.RECEIVER_STOPPED if ended is ReceiverState.STOPPED else EventKind.RECEIVER_FAILED
-            payload = {"receiver": str(receiver_id), "epoch": lease.epoch, "error": error}
-            record(connection, receiver_id.stream, locked.now_ms, kind, payload)
+                connection.execute(update_receiver(receiver_id).values(stats={**row.stats, "totals": dict(totals)}))
+            values = None if error is None else _error_values(error, locked.now_ms, stack)
+            _end(connection, row, locked.now_ms, ended, values)
 
     def set_rate(self, job: JobLease, rates: Mapping[ReceiverId, float | None]) -> None:
         """Set the rates of receivers in records per second; None removes a rate. The next heartbeats return them.
@@ -182,7 +257,7 @@ class Receivers(Repository):
         with self._database.write_stream(job.stream) as (connection, locked):
             require_job(connection, locked, job)
             for receiver_id, rate in rates.items():
-                connection.execute(_this(receiver_id).values(max_rate=rate))
+                connection.execute(update_receiver(receiver_id).values(max_rate=rate))
 
     def all(self, stream: str) -> list[ReceiverRow]:
         """Return the stream's receivers, live or not, sorted by input and index."""
@@ -205,70 +280,48 @@ class Receivers(Repository):
             return [receiver for receiver in map(ReceiverRow.from_row, rows) if receiver.alive(now_ms)]
 
 
-def require_receiver(connection: Connection, locked: LockedStream, lease: ReceiverLease) -> Row[Any]:
-    """Check, under the stream's lock, that the epochs of the receiver and its job are current.
+def _restarts(row: ReceiverRow | None, job: JobLease) -> int:
+    """How often the receiver has started again in the job. An instance that never registered does not count."""
+    if row is None or row.job_epoch != job.epoch:
+        return 0
+    return row.restarts + (row.host is not None)
 
-    Returns the receiver's row, with its job's stop request and its current segment. Raises LeaseLostError.
-    """
-    if locked.row.job_epoch != lease.job_epoch:
-        raise lost_receiver(lease)
-    return _current(connection, lease, lock=False)
+
+def _refusal(row: ReceiverRow | None, scheduled: ScheduledReceiver) -> str | None:
+    """Why the instance may not register; None if it may."""
+    if row is None:
+        return "the tracker has not scheduled it"
+    if row.epoch != scheduled.epoch:
+        return f"the tracker has scheduled epoch {row.epoch} since"
+    if row.state is not ReceiverState.SCHEDULED:
+        return f"its epoch has registered already, on {row.host}" if row.host else f"its epoch is {row.state.value}"
+    return None
+
+
+def _error_values(error: str | None, at_ms: int | None, stack: str | None) -> dict[str, Any]:
+    return {
+        "last_error": error,
+        "last_error_at_ms": at_ms,
+        "last_error_stack": None if stack is None else stack[-MOST_STACK_CHARACTERS:],
+    }
+
+
+def _end(
+    connection: Connection, row: ReceiverRow, now_ms: int, state: ReceiverState, error: Mapping[str, Any] | None
+) -> None:
+    """End the receiver's newest instance, with the values of `_error_values`, or None without an error."""
+    receiver_id = row.receiver_id
+    values = {"state": state, "lease_until_ms": now_ms, "paused_reason": None, **(error or {})}
+    connection.execute(update_receiver(receiver_id).values(**values))
+    _close_segments(connection, receiver_id, row.epoch + 1, now_ms)
+    kind = EventKind.RECEIVER_STOPPED if state is ReceiverState.STOPPED else EventKind.RECEIVER_FAILED
+    payload = {"receiver": str(receiver_id), "epoch": row.epoch, "error": values.get("last_error")}
+    record(connection, receiver_id.stream, now_ms, kind, payload)
 
 
 def _summed(row: ReceiverRow) -> dict[str, float]:
     """Return the totals of this instance and of those before it."""
     return dict(Counter(row.earlier_totals) + Counter(row.stats.get("totals") or {}))
-
-
-def lost_receiver(lease: ReceiverLease) -> LeaseLostError:
-    return LeaseLostError(
-        f"Receiver {lease.receiver_id} (epoch {lease.epoch}, job epoch {lease.job_epoch}) lost its lease.",
-        remedy="Stop it: a newer instance has registered, or its job has ended.",
-    )
-
-
-def _current(connection: Connection, lease: ReceiverLease, *, lock: bool) -> Row[Any]:
-    query = _CURRENT_LOCKED if lock else _CURRENT
-    row = connection.execute(query, _key(lease.receiver_id)).one_or_none()
-    if (
-        row is None
-        or row.epoch != lease.epoch
-        or row.job_epoch != lease.job_epoch
-        or row.stream_job_epoch != lease.job_epoch
-        or row.state.ended
-        or row.job_state.ended
-    ):
-        raise lost_receiver(lease)
-    return row
-
-
-def _current_query(*, lock: bool) -> Any:
-    query = (
-        select(
-            receivers,
-            receiver_jobs.c.stop_requested_at_ms,
-            receiver_jobs.c.state.label("job_state"),
-            streams.c.job_epoch.label("stream_job_epoch"),
-            segments.c.path.label("segment_path"),
-            segments.c.removing_at_ms.label("segment_removing_at_ms"),
-        )
-        .join(
-            receiver_jobs,
-            and_(receiver_jobs.c.stream == receivers.c.stream, receiver_jobs.c.epoch == receivers.c.job_epoch),
-        )
-        .join(streams, streams.c.name == receivers.c.stream)
-        .outerjoin(segments, segments.c.segment_id == receivers.c.segment_id)
-        .where(
-            receivers.c.stream == bindparam("stream"),
-            receivers.c.input_id == bindparam("input_id"),
-            receivers.c.receiver_index == bindparam("receiver_index"),
-        )
-    )
-    return query.with_for_update(of=receivers) if lock else query
-
-
-_CURRENT = _current_query(lock=False)
-_CURRENT_LOCKED = _current_query(lock=True)
 
 
 def _owned(connection: Connection, receiver_id: ReceiverId) -> tuple[dict[Any, AssignedPartition], frozenset[Any]]:
@@ -316,29 +369,6 @@ _DRAIN = (
     )
     .values(drained_ms=bindparam("until_ms"))
 )
-
-
-def _key(receiver_id: ReceiverId) -> dict[str, Any]:
-    return {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index}
-
-
-def _this(receiver_id: ReceiverId) -> Any:
-    return update(receivers).where(
-        receivers.c.stream == receiver_id.stream,
-        receivers.c.input_id == receiver_id.input_id,
-        receivers.c.receiver_index == receiver_id.index,
-    )
-
-
-def find_receiver(connection: Connection, receiver_id: ReceiverId) -> ReceiverRow | None:
-    row = connection.execute(
-        select(receivers).where(
-            receivers.c.stream == receiver_id.stream,
-            receivers.c.input_id == receiver_id.input_id,
-            receivers.c.receiver_index == receiver_id.index,
-        )
-    ).one_or_none()
-    return None if row is None else ReceiverRow.from_row(row)
 
 
 def _close_segments(connection: Connection, receiver_id: ReceiverId, before_epoch: int, now_ms: int) -> None:

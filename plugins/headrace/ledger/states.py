@@ -30,8 +30,10 @@ class JobState(StrEnum):
 
 
 class ReceiverState(StrEnum):
-    """The states of a receiver. The last three are ends: by itself, with an error, or because its job ended."""
+    """The states of a receiver. ``scheduled``: the tracker has placed it, and its task has not registered yet. The last
+    three are ends: by itself, with an error, or because its job ended."""
 
+    SCHEDULED = "scheduled"
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -88,6 +90,7 @@ class EventKind(StrEnum):
     JOB_STOPPED = "job_stopped"
     JOB_FAILED = "job_failed"
     RECEIVER_STARTED = "receiver_started"
+    RECEIVER_REFUSED = "receiver_refused"
     RECEIVER_ERROR = "receiver_error"
     RECEIVER_STOPPED = "receiver_stopped"
     RECEIVER_FAILED = "receiver_failed"

@@ -40,11 +40,13 @@ class ReceiverStarted(StreamEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverError(StreamEvent):
-    """A receiver ended and is started again (``receiver``), or an input has a problem (``input_id``)."""
+    """A receiver has an error, was ended and is started again, or was refused (``receiver``); or an input has a problem
+    (``input_id``). ``stack`` is the traceback of an error of a custom receiver."""
 
     receiver: str | None
     input_id: str | None
     error: str
+    stack: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

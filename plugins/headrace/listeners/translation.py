@@ -64,7 +64,11 @@ def _receiver_started(row: EventRow, common: _Common) -> ReceiverStarted:
 def _receiver_error(row: EventRow, common: _Common) -> ReceiverError:
     payload = row.payload
     return ReceiverError(
-        **common, receiver=payload.get("receiver"), input_id=payload.get("input"), error=payload["error"]
+        **common,
+        receiver=payload.get("receiver"),
+        input_id=payload.get("input"),
+        error=payload["error"],
+        stack=payload.get("stack"),
     )
 
 
@@ -164,6 +168,7 @@ def _batch_time_ms(row: EventRow) -> int:
 
 _TRANSLATIONS: dict[str, tuple[str, Callable[[EventRow, _Common], StreamEvent | None]]] = {
     EventKind.JOB_STATE_CHANGED: ("on_streaming_started", _streaming_started),
+    EventKind.RECEIVER_REFUSED: ("on_receiver_error", _receiver_error),
     EventKind.RECEIVER_STARTED: ("on_receiver_started", _receiver_started),
     EventKind.RECEIVER_ERROR: ("on_receiver_error", _receiver_error),
     EventKind.RECEIVER_STOPPED: ("on_receiver_stopped", _receiver_stopped),

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.ledger import Ledger
 from headrace.ledger.batch_pages import BatchOrder, BatchRange
 from headrace.ledger.models import BatchRow, JobRow, PositionRow, ReceiverRow, StreamRow
-from headrace.ledger.states import BatchState, EventKind, PartitionState
+from headrace.ledger.states import BatchState, PartitionState, ReceiverState
 from headrace.listeners.status import ListenerStatus, listener_statuses
 from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import POINTS, Placed, StreamSummary, summarize
@@ -40,10 +40,11 @@ class ReceiverJob:
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """``at_ms`` None: only the text is known."""
+    """The last error of a receiver. ``stack``: the traceback, None if the error has none."""
 
-    at_ms: int | None
+    at_ms: int
     text: str
+    stack: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class Receiver:
     id: str
     index: int
     input: str
-    host: str
+    host: str | None
+    executor: str | None
     state: str
     epoch: int
     partitions: int | None
@@ -150,10 +152,6 @@ def stream_detail(ledger: Ledger, name: str, place: Placed, facts: Mapping[str, 
     definition = json.loads(row.definition)
     job, receivers = ledger.jobs.current(name), ledger.receivers.all(name)
     troubles = input_troubles(job, receivers, now_ms)
-    errors = {
-        str(event.payload.get("receiver")): event.at_ms
-        for event in reversed(ledger.events.latest(name, [EventKind.RECEIVER_ERROR, EventKind.RECEIVER_FAILED], 50))
-    }
     return StreamDetail(
         summary=summarize(ledger, row, place, facts),
         definition=definition,
@@ -162,7 +160,7 @@ def stream_detail(ledger: Ledger, name: str, place: Placed, facts: Mapping[str, 
         troubles=() if job is None or not job.alive(now_ms) else tuple(job.attributes.get("troubles") or ()),
         receiver_job=None if job is None else _job(job, now_ms),
         listeners=tuple(listener_statuses(job)),
-        receivers=tuple(_receiver(each, troubles, errors, now_ms) for each in receivers),
+        receivers=tuple(_receiver(each, troubles, now_ms) for each in receivers),
         partitions=tuple(_partition(each, receivers) for each in ledger.positions.all(name, live=True)),
         log=_log(ledger, row, definition, now_ms),
         counts=_counts(ledger, row, definition),
@@ -186,14 +184,14 @@ def _job(job: JobRow, now_ms: int) -> ReceiverJob:
     )
 
 
-def _receiver(row: ReceiverRow, troubles: Sequence[InputTrouble], errors: Mapping[str, int], now_ms: int) -> Receiver:
+def _receiver(row: ReceiverRow, troubles: Sequence[InputTrouble], now_ms: int) -> Receiver:
     stats, receiver_id = row.stats, row.receiver_id
-    text = row.last_error or stats.get("client_error")
     return Receiver(
         id=str(receiver_id),
         index=receiver_id.index,
         input=receiver_id.input_id,
         host=row.host,
+        executor=row.executor_id,
         state=_receiver_state(row, troubles, now_ms),
         epoch=row.epoch,
         partitions=stats.get("partitions"),
@@ -207,13 +205,21 @@ def _receiver(row: ReceiverRow, troubles: Sequence[InputTrouble], errors: Mappin
         sealed_through_ms=row.sealed_through_ms or None,
         lease_until_ms=row.lease_until_ms,
         restarts=row.restarts,
-        last_error=None if not text else LastError(errors.get(str(receiver_id)), str(text)),
+        last_error=_last_error(row),
         paused_reason=row.paused_reason,
     )
 
 
+def _last_error(row: ReceiverRow) -> LastError | None:
+    if row.last_error is None or row.last_error_at_ms is None:
+        return None
+    return LastError(row.last_error_at_ms, row.last_error, row.last_error_stack)
+
+
 def _receiver_state(row: ReceiverRow, troubles: Sequence[InputTrouble], now_ms: int) -> str:
     if row.state.ended:
+        return row.state.value
+    if row.state is ReceiverState.SCHEDULED:
         return row.state.value
     if not row.alive(now_ms):
         return LEASE_LOST

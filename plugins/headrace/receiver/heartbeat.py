@@ -133,10 +133,10 @@ class Heartbeat:
         self.state = ReceiverState.STOPPING
         self._give_up_at = monotonic_seconds
 
-    def end(self, state: ReceiverState, error: str | None) -> None:
+    def end(self, state: ReceiverState, error: str | None, stack: str | None = None) -> None:
         """Release the lease, with what the receiver has counted since the last heartbeat. Call it when the pushing
         thread has ended. Raises LeaseLostError and LedgerUnavailableError."""
-        self._ledger.receivers.release(self._lease, state, error, self._stats.totals())
+        self._ledger.receivers.release(self._lease, state, error, self._stats.totals(), stack=stack)
 
     def take_orders(self) -> Orders | None:
         """Return the newest orders; each is returned once."""
@@ -183,8 +183,7 @@ class Heartbeat:
             payload = {"receiver": str(receiver_id), "error": commit_error}
             self._ledger.events.append(receiver_id.stream, EventKind.COMMIT_FAILED, payload)
         for reported in self._source.take_errors():
-            payload = {"receiver": str(receiver_id), "error": reported.error, "stack": reported.stack}
-            self._ledger.events.append(receiver_id.stream, EventKind.RECEIVER_ERROR, payload)
+            self._ledger.receivers.report_error(self._lease, reported.error, reported.stack)
         for status in self._source.status():
             if (
                 status.state is FetchState.FAILED

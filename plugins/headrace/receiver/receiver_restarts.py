@@ -1,11 +1,19 @@
-"""Keeps one receiver running: starts it by a launcher, notices its end or hang, and restarts it with backoff."""
+"""Keeps one receiver running: schedules it in the ledger, starts it by a launcher, notices its end or hang, and
+restarts it with backoff."""
 
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Protocol
 
+from headrace.blocks import ReceiverId
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.models import JobLease, ScheduledReceiver
+from headrace.ledger.receivers import Receivers
+from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.receiver_task import ReceiverTask
+from headrace.receiver.scheduling_policy import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +39,10 @@ class ReceiverHandle(Protocol):
         """Why it ended; None while it runs, and after a requested stop."""
         ...
 
+    def running_on(self) -> Executor | None:
+        """The executor that runs it; None while that is not known, or if there is none."""
+        ...
+
     def cancel(self) -> None:
         """End it by force. Safe at any moment: what is not stored is read again."""
         ...
@@ -51,15 +63,27 @@ class TrackedReceiver:
 
     def __init__(
         self,
-        task: ReceiverTask,
+        stream_json: str,
+        receiver_id: ReceiverId,
+        job_lease: JobLease,
+        receivers: Receivers,
         launcher: ReceiverLauncher,
+        *,
+        lease_ms: int = LEASE_MS,
         restart_seconds: float = RESTART_SECONDS,
         hang_seconds: float = HANG_SECONDS,
     ) -> None:
-        self.task = task
+        """``receivers`` is the ledger's account, and ``lease_ms`` the length of the receiver's lease."""
+        self.receiver_id = receiver_id
         self.starts = 0
         self.last_error: str | None = None
+        self._stream_json = stream_json
+        self._job_lease = job_lease
+        self._receivers = receivers
         self._launcher = launcher
+        self._lease_ms = lease_ms
+        self._scheduled: ScheduledReceiver | None = None
+        self._executor_is_noted = False
         self._restart_seconds = restart_seconds
         self._hang_seconds = hang_seconds
         self._handle: ReceiverHandle | None = None
@@ -76,11 +100,14 @@ class TrackedReceiver:
         """Start the receiver when it is due, notice its end, and cancel it if it hangs.
 
         ``alive`` says that its lease is live. Returns a sentence when the receiver has just ended, else None.
+
+        Raises LedgerUnavailableError, after which the next call continues, and LeaseLostError if the job is over.
         """
         if self._handle is None:
             return self._start(now) if now >= self._start_at else None
         if self._handle.done():
             return self._ended(now, self._handle.error())
+        self._note_executor(self._handle)
         if alive:
             self._alive_at = now
         silent = now - max(self._alive_at, self._started_at)
@@ -109,24 +136,40 @@ class TrackedReceiver:
         try:
             handle.cancel()
         except Exception:
-            logger.exception("receiver %s hangs and could not be cancelled", self.task.receiver_id)
+            logger.exception("receiver %s hangs and could not be cancelled", self.receiver_id)
 
     def _start(self, now: float) -> str | None:
+        self._scheduled = self._receivers.schedule(self._job_lease, self.receiver_id)
+        self._executor_is_noted = False
         self._started_at = now
         self.starts += 1
         try:
-            self._handle = self._launcher.start(self.task)
+            self._handle = self._launcher.start(ReceiverTask(self._stream_json, self._scheduled, self._lease_ms))
         except Exception as error:
-            logger.exception("receiver %s could not be started", self.task.receiver_id)
-            return self._ended(now, f"{type(error).__name__}: {error}")
+            logger.exception("receiver %s could not be started", self.receiver_id)
+            return self._ended(now, f"{type(error).__name__}: {error}", traceback.format_exc())
         return None
 
-    def _ended(self, now: float, error: str | None) -> str:
+    def _note_executor(self, handle: ReceiverHandle) -> None:
+        if self._executor_is_noted or self._scheduled is None:
+            return
+        executor = handle.running_on()
+        if executor is not None:
+            self._receivers.runs_on(self._scheduled, executor.executor_id)
+            self._executor_is_noted = True
+
+    def _ended(self, now: float, error: str | None, stack: str | None = None) -> str:
         self._handle = None
+        if self._scheduled is not None:
+            try:
+                self._receivers.task_ended(self._scheduled, error, stack)
+            except LedgerUnavailableError as unavailable:
+                # The next start fences the instance in any case.
+                logger.warning("the end of receiver %s is not in the ledger: %s", self.receiver_id, unavailable)
         self._ends_in_a_row = 1 if now - self._started_at >= _WELL_SECONDS else self._ends_in_a_row + 1
         # Capped: after a thousand ends in a row the power would overflow a float.
         seconds = min(LONGEST_RESTART_SECONDS, self._restart_seconds * 2 ** min(self._ends_in_a_row - 1, 30))
         self._start_at = now + seconds
         self.last_error = error
         how = "ended" if error is None else f"ended: {error}"
-        return f"Receiver {self.task.receiver_id} {how}; it starts again in {seconds:.0f} s."
+        return f"Receiver {self.receiver_id} {how}; it starts again in {seconds:.0f} s."

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from headrace.blocks import ReceiverId
 from headrace.ledger import Ledger
-from headrace.ledger.errors import JobStoppingError, LeaseLostError
-from headrace.ledger.models import JobLease
+from headrace.ledger.errors import JobStoppingError, LeaseLostError, ReceiverRefusedError
+from headrace.ledger.models import ScheduledReceiver
 from headrace.ledger.states import ReceiverState
 from headrace.receiver.garbage_collection import collector_off
 from headrace.receiver.heartbeat import LEASE_MS
@@ -27,9 +27,12 @@ class ReceiverTask:
     """All that a receiver needs. Has no secrets: connections are in the environment of the process that runs it."""
 
     stream_json: str
-    receiver_id: ReceiverId
-    job_lease: JobLease
+    scheduled: ScheduledReceiver
     lease_ms: int = LEASE_MS
+
+    @property
+    def receiver_id(self) -> ReceiverId:
+        return self.scheduled.receiver_id
 
 
 def run_receiver(task: ReceiverTask, stop: threading.Event | None = None) -> ReceiverReport:
@@ -42,31 +45,30 @@ def run_receiver(task: ReceiverTask, stop: threading.Event | None = None) -> Rec
     ledger = Ledger.open(stream.ledger, create=False)
     try:
         with collector_off():
-            return receive(
-                StreamContext(stream, ledger), task.receiver_id, task.job_lease, lease_ms=task.lease_ms, stop=stop
-            )
+            return receive(StreamContext(stream, ledger), task.scheduled, lease_ms=task.lease_ms, stop=stop)
     finally:
         ledger.close()
 
 
 def receive(
     context: StreamContext,
-    receiver_id: ReceiverId,
-    job_lease: JobLease,
+    scheduled: ScheduledReceiver,
     *,
     lease_ms: int = LEASE_MS,
     stop: threading.Event | None = None,
     clients: OpenClients = open_clients,
 ) -> ReceiverReport:
-    """Register a receiver, open it, and run it until ``stop`` is set, the ledger orders a stop, or it cannot continue.
+    """Register a scheduled receiver, open it, and run it until ``stop`` is set, the ledger orders a stop, or it cannot
+    continue.
 
     Always returns a report: also if it is refused (``lost``) or could not be opened (``failed``). Its lease is then
     released. ``clients`` opens its clients of Kafka.
     """
-    ledger = context.ledger
+    ledger, receiver_id = context.ledger, scheduled.receiver_id
     try:
-        lease = ledger.receivers.register(job_lease, receiver_id, host=socket.gethostname(), lease_ms=lease_ms)
-    except (LeaseLostError, JobStoppingError) as refused:
+        lease = ledger.receivers.register(scheduled, host=socket.gethostname(), lease_ms=lease_ms)
+    except (LeaseLostError, JobStoppingError, ReceiverRefusedError) as refused:
+        logger.error("%s", refused)
         return ReceiverReport(receiver_id, ReceiverState.LOST, error=str(refused))
     try:
         supervisor = ReceiverFactory(context, lease, clients).make()
@@ -74,7 +76,7 @@ def receive(
         report = ReceiverReport.of_end(receiver_id, failure)
         if report.state is not ReceiverState.LOST:
             try:
-                ledger.receivers.release(lease, report.state, report.error)
+                ledger.receivers.release(lease, report.state, report.error, stack=report.stack)
             except Exception:
                 logger.exception("receiver %s could not be opened, and its lease not be released", receiver_id)
         return report

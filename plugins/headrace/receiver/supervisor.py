@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -42,13 +43,16 @@ _MOST_RECORDS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReceiverReport:
-    """How a receiver ended: ``stopped`` when asked to, ``lost`` when another took over, ``failed`` with ``error``."""
+    """How a receiver ended: ``stopped`` when asked to, ``lost`` when another took over, ``failed`` with ``error``.
+
+    ``stack`` is the traceback of a failure."""
 
     receiver: ReceiverId
     state: ReceiverState
     records: int = 0
     blocks: int = 0
     error: str | None = None
+    stack: str | None = None
 
     @classmethod
     def of_end(
@@ -61,7 +65,9 @@ class ReceiverReport:
         lost = isinstance(error, LeaseLostError)
         text = f"{type(error).__name__}: {error}"
         logger.error("receiver %s ends: %s", receiver, text, exc_info=None if lost else error)
-        return cls(receiver, ReceiverState.LOST if lost else ReceiverState.FAILED, counts.records, counts.blocks, text)
+        state = ReceiverState.LOST if lost else ReceiverState.FAILED
+        stack = None if lost else "".join(traceback.format_exception(error))
+        return cls(receiver, state, counts.records, counts.blocks, text, stack)
 
 
 class ReceiverSupervisor:
@@ -189,7 +195,7 @@ class ReceiverSupervisor:
             steps = [
                 self._store.close,
                 self._source.close,
-                partial(self._heartbeat.end, report.state, report.error),
+                partial(self._heartbeat.end, report.state, report.error, report.stack),
             ]
         for step in steps:
             try:

@@ -28,7 +28,6 @@ from headrace.receiver.job_sign import JobSignWriter
 from headrace.receiver.partitioning import Partitioning
 from headrace.receiver.rate_controller import RateController
 from headrace.receiver.receiver_restarts import HANG_SECONDS, RESTART_SECONDS, ReceiverLauncher, TrackedReceiver
-from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.sampling import Sampler
 from headrace.stream.inputs import Input, KafkaInput
 from headrace.stream_context import StreamContext
@@ -106,10 +105,14 @@ class ReceiverTracker:
         text = stream.model_dump_json()
         self._receivers = [
             TrackedReceiver(
-                ReceiverTask(text, ReceiverId(stream.name, source.id, index), job_lease, receiver_lease_ms),
+                text,
+                ReceiverId(stream.name, source.id, index),
+                job_lease,
+                context.ledger.receivers,
                 launcher,
-                restart_seconds,
-                hang_seconds,
+                lease_ms=receiver_lease_ms,
+                restart_seconds=restart_seconds,
+                hang_seconds=hang_seconds,
             )
             for source in stream.inputs
             for index in range(source.receivers)
@@ -151,7 +154,7 @@ class ReceiverTracker:
                 if status is None or rows is None:
                     self._excuse()
                 else:
-                    self._keep_going(rows, status.now_ms)
+                    self._tolerantly(partial(self._keep_going, rows, status.now_ms))
                     self._hand_out(rows, status.now_ms)
                     self._keep_slot_for_batches()
                     self._tolerantly(self._rates.follow)
@@ -190,7 +193,7 @@ class ReceiverTracker:
 
     def _summary(self) -> dict[str, dict[str, object]]:
         return {
-            str(receiver.task.receiver_id): {
+            str(receiver.receiver_id): {
                 "running": receiver.running,
                 "starts": receiver.starts,
                 "error": receiver.last_error,
@@ -227,10 +230,10 @@ class ReceiverTracker:
     def _keep_going(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
         live = {row.receiver_id for row in rows if self._is_live(row, now_ms)}
         for receiver in self._receivers:
-            ended = receiver.keep_going(self._clock.monotonic(), alive=receiver.task.receiver_id in live)
+            ended = receiver.keep_going(self._clock.monotonic(), alive=receiver.receiver_id in live)
             if ended is not None:
                 logger.warning("%s", ended)
-                payload = {"receiver": str(receiver.task.receiver_id), "error": ended, "starts": receiver.starts}
+                payload = {"receiver": str(receiver.receiver_id), "error": ended, "starts": receiver.starts}
                 self._tolerantly(partial(self._event, payload))
 
     def _keep_slot_for_batches(self) -> None:

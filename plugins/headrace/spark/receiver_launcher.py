@@ -128,7 +128,7 @@ class SparkReceiverLauncher:
                 remedy="The receiver starts when there are enough executors again; or stop and start the stream.",
             )
         self._launched += 1
-        group = f"headrace/receiver/{task.receiver_id}/{task.job_lease.epoch}/{self._launched}"
+        group = f"headrace/receiver/{task.receiver_id}/{task.scheduled.job.epoch}/{self._launched}"
         handle = SparkReceiverHandle(self._spark_context, task, group, self._locations(task.receiver_id))
         self._handles.append(handle)
         return handle

@@ -236,7 +236,12 @@ class _Seeding:
         partitions = [TopicPartition("orders", _TOPIC_ID, index) for index in range(PARTITIONS)]
         ledger.positions.ensure_all(job, self.input, dict.fromkeys(partitions, self.count * 20_000))
         receiver_id = ReceiverId(self.name, self.input, 0)
-        lease = ledger.receivers.register(job, receiver_id, host="worker-1", lease_ms=lease_ms)
+        scheduled = ledger.receivers.schedule(job, receiver_id)
+        lease = ledger.receivers.register(scheduled, host="worker-1", lease_ms=lease_ms)
+        ledger.receivers.runs_on(scheduled, "3")
+        if situation == "failing":
+            stack = 'Traceback (most recent call last):\n  File "shop.py", line 7, in read\nOSError: no route to host\n'
+            ledger.receivers.report_error(lease, "OSError: no route to host", stack)
         ledger.positions.assign(job, self.input, dict.fromkeys(partitions, 0))
         lag = 160_000 if situation == "falling_behind" else 7
         stats = {

@@ -324,9 +324,7 @@ class _Receiver:
             return ReceiverClients(consumer, FakeTopicIds(running.kafka), FakeEndOffsets(running.kafka))
 
         def run() -> None:
-            report = receive(
-                context, task.receiver_id, task.job_lease, lease_ms=task.lease_ms, stop=self._stop, clients=clients
-            )
+            report = receive(context, task.scheduled, lease_ms=task.lease_ms, stop=self._stop, clients=clients)
             self._error = report.error
 
         self._thread = threading.Thread(target=run, daemon=True)
@@ -342,6 +340,9 @@ class _Receiver:
 
     def done(self) -> bool:
         return not self._thread.is_alive()
+
+    def running_on(self) -> None:
+        """Threads have no executor."""
 
     def error(self) -> str | None:
         return self._error

@@ -30,7 +30,7 @@ with Ledger.open(arguments.ledger) as ledger:
     ledger.topics.observe(job, "records", [("flights", TOPIC_ID, 1)])
     ledger.positions.ensure_all(job, "records", {partition: 0})
     ledger.positions.assign(job, "records", {partition: 0})
-    lease = ledger.receivers.register(job, receiver, host="here", lease_ms=LEASE_MS)
+    lease = ledger.receivers.register(ledger.receivers.schedule(job, receiver), host="here", lease_ms=LEASE_MS)
     orders = ledger.receivers.heartbeat(lease, sealed_through_ms=0)
     position = orders.assigned[partition].next_offset
     writer = WriteAheadLogWriter(open_storage(stream.storage.url), f"{stream.name}/log", receiver, lease.epoch)

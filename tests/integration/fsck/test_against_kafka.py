@@ -47,7 +47,7 @@ class Rig:
         self.ledger.positions.ensure_all(self.job, INPUT, {self.partition: 0})
         self.ledger.positions.assign(self.job, INPUT, {self.partition: 0})
         self.lease: ReceiverLease = self.ledger.receivers.register(
-            self.job, ReceiverId("shop", INPUT, 0), host="here", lease_ms=600_000
+            self.ledger.receivers.schedule(self.job, ReceiverId("shop", INPUT, 0)), host="here", lease_ms=600_000
         )
 
     def create(self) -> None:

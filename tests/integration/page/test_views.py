@@ -220,6 +220,17 @@ def test_events_that_a_listener_did_not_get_are_shown(view: View) -> None:
     expect(line.locator("td").first).to_have_text("12")
 
 
+def test_a_receivers_executor_and_the_stack_of_its_last_error_are_shown(view: View) -> None:
+    table = view("#/streams/orders-3/receivers").get_by_role("table", name="Receivers")
+    line = table.locator("tbody tr")
+    expect(line).to_contain_text("executor 3")
+    expect(line).to_contain_text("OSError: no route to host")
+    stack = line.locator("details pre")
+    expect(stack).not_to_be_visible()
+    line.get_by_text("Stack").click()
+    expect(stack).to_contain_text("line 7, in read")
+
+
 def test_an_unknown_stream_and_an_unknown_view_say_so(view: View) -> None:
     page = view("#/streams/nothing")
     expect(page.get_by_role("alert")).to_contain_text("Not found")

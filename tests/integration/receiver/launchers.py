@@ -30,6 +30,9 @@ class ThreadHandle:
     def done(self) -> bool:
         return not self._thread.is_alive()
 
+    def running_on(self) -> None:
+        """No executor of Spark runs it."""
+
     def error(self) -> str | None:
         return self._error
 
@@ -55,6 +58,9 @@ class ProcessHandle:
 
     def done(self) -> bool:
         return not self.process.is_alive()
+
+    def running_on(self) -> None:
+        """No executor of Spark runs it."""
 
     def error(self) -> str | None:
         code = self.process.exitcode

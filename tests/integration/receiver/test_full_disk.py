@@ -67,7 +67,11 @@ def clients(context, source):
     return ReceiverClients(consumer, FakeTopicIds(kafka), FakeEndOffsets(kafka))
 
 def run():
-    return receive(StreamContext(stream, ledger), ReceiverId("air", "records", 0), job, clients=clients)
+    return receive(
+        StreamContext(stream, ledger),
+        ledger.receivers.schedule(job, ReceiverId("air", "records", 0)),
+        clients=clients,
+    )
 
 report = []
 thread = threading.Thread(target=lambda: report.append(run()), daemon=True)

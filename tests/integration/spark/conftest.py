@@ -117,7 +117,9 @@ class BatchLedger:
         lease = self._leases.get(input_id)
         if lease is None:
             receiver = ReceiverId(self.stream.name, input_id, 0)
-            lease = self.ledger.receivers.register(self._job, receiver, host="test", lease_ms=600_000)
+            lease = self.ledger.receivers.register(
+                self.ledger.receivers.schedule(self._job, receiver), host="test", lease_ms=600_000
+            )
             self._leases[input_id] = lease
         sequence = self.log.writers[input_id].next_sequence if input_id in self.log.writers else 0
         block = self.log.add(batch, input_id=input_id)

@@ -135,7 +135,7 @@ def test_the_log_and_an_allocation_live_on_it(proxy: LosingProxy, tmp_path: Path
             block_interval_ms=stream.block_interval_ms,
         )
         job = ledger.jobs.acquire("flights", holder="test", lease_ms=60_000)
-        lease = ledger.receivers.register(job, RECEIVER, host="test", lease_ms=60_000)
+        lease = ledger.receivers.register(ledger.receivers.schedule(job, RECEIVER), host="test", lease_ms=60_000)
         writer = WriteAheadLogWriter(storage, "flights/log", RECEIVER, lease.epoch)
         offset = 0
         handles = []

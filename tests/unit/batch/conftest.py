@@ -63,7 +63,9 @@ class Receiving:
 
     def new_segment(self) -> None:
         """Go on in a new epoch, as a restarted receiver does; the segments before are closed."""
-        self.lease = self.ledger.receivers.register(self.job, self.receiver, host="here", lease_ms=3_600_000)
+        self.lease = self.ledger.receivers.register(
+            self.ledger.receivers.schedule(self.job, self.receiver), host="here", lease_ms=3_600_000
+        )
         self.writer = WriteAheadLogWriter(
             self.storage,
             "shop/log",

@@ -107,7 +107,9 @@ class Life:
 
     def start(self, receiver_id: ReceiverId) -> None:
         """The receiver's next instance; what the one before it left stays in the log as it is."""
-        lease = self.ledger.receivers.register(self.job, receiver_id, host="here", lease_ms=LEASE_MS)
+        lease = self.ledger.receivers.register(
+            self.ledger.receivers.schedule(self.job, receiver_id), host="here", lease_ms=LEASE_MS
+        )
         writer = WriteAheadLogWriter(self.storage, f"{NAME}/log", receiver_id, lease.epoch, clock=self.clock)
         self.receivers[receiver_id] = Receiver(lease, writer)
 

@@ -28,7 +28,9 @@ def url(tmp_path: Path) -> str:
         ledger.topics.observe(job, "kafka", [("clicks", "id-1", 1)])
         ledger.positions.ensure_all(job, "kafka", {PARTITION: 0})
         ledger.positions.assign(job, "kafka", {PARTITION: 0})
-        lease = ledger.receivers.register(job, ReceiverId("shop", "kafka", 0), host="here", lease_ms=60_000)
+        lease = ledger.receivers.register(
+            ledger.receivers.schedule(job, ReceiverId("shop", "kafka", 0)), host="here", lease_ms=60_000
+        )
         first_ms = ledger.now_ms() // 1_000 * 1_000 - 10_000
         for number in range(3):
             ledger.blocks.add(

@@ -133,7 +133,9 @@ def test_a_receiver_job_by_an_older_definition_is_shown_until_it_is_started_anew
 def test_a_receiver_is_shown_with_its_pause_and_its_numbers(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
         receiver = ReceiverId("shop", "clicks", 0)
-        lease = ledger.receivers.register(_job_lease(ledger), receiver, host="here", lease_ms=60_000)
+        lease = ledger.receivers.register(
+            ledger.receivers.schedule(_job_lease(ledger), receiver), host="here", lease_ms=60_000
+        )
         for reason in ("the disk is full", None):
             ledger.receivers.heartbeat(
                 lease, sealed_through_ms=1_700_000_000_000, paused_reason=reason, stats={"late_records": 4321}
@@ -156,7 +158,9 @@ def test_a_trouble_of_the_receiver_job_is_shown(stream: Stream) -> None:
 def test_what_cannot_be_asked_is_not_called_running(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
         lease = _job_lease(ledger)
-        receiver = ledger.receivers.register(lease, ReceiverId("shop", "clicks", 0), host="here", lease_ms=60_000)
+        receiver = ledger.receivers.register(
+            ledger.receivers.schedule(lease, ReceiverId("shop", "clicks", 0)), host="here", lease_ms=60_000
+        )
         stats = {"total_lag": 5, "lag_unknown": 1, "lag_seconds": None, "rate": 2.5}
         ledger.receivers.heartbeat(receiver, sealed_through_ms=0, stats=stats)
         health = {"clicks": {"asked_ms": 0, "error": "Kafka at kafka:9092 cannot be asked", "topics": {}}}

@@ -82,7 +82,9 @@ class Shop:
 
     def new_epoch(self) -> None:
         """Go on in a new instance of the receiver, and a new segment."""
-        self.lease = self.ledger.receivers.register(self.job, self.receiver, host="here", lease_ms=LEASE_MS)
+        self.lease = self.ledger.receivers.register(
+            self.ledger.receivers.schedule(self.job, self.receiver), host="here", lease_ms=LEASE_MS
+        )
         self.writer = WriteAheadLogWriter(
             self.storage, f"{STREAM}/log", self.receiver, self.lease.epoch, clock=self.clock
         )

@@ -61,7 +61,9 @@ class World:
     def lease(self, index: int = 1) -> ReceiverLease:
         """Register another receiver, or another instance of one."""
         receiver_id = ReceiverId(STREAM, INPUT, index)
-        return self.ledger.receivers.register(self.job, receiver_id, host="here", lease_ms=10_000)
+        return self.ledger.receivers.register(
+            self.ledger.receivers.schedule(self.job, receiver_id), host="here", lease_ms=10_000
+        )
 
     def position(self, partition: int = 0) -> int:
         rows = self.ledger.positions.all(STREAM)
@@ -128,7 +130,9 @@ def build(ledger: Ledger, clock: ManualClock) -> Callable[..., World]:
         owned = tuple(TopicPartition("departures", "id-1", index, topic.incarnation) for index in range(partitions))
         ledger.positions.ensure_all(job, INPUT, dict.fromkeys(owned, 0))
         ledger.positions.assign(job, INPUT, dict.fromkeys(owned, 0))
-        lease = ledger.receivers.register(job, ReceiverId(STREAM, INPUT, 0), host="here", lease_ms=10_000)
+        lease = ledger.receivers.register(
+            ledger.receivers.schedule(job, ReceiverId(STREAM, INPUT, 0)), host="here", lease_ms=10_000
+        )
         return World(ledger, clock, job, owned, lease)
 
     return build

@@ -11,7 +11,7 @@ from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind
 from headrace.ledger.errors import BatchStateError, BlockConflictError, SegmentRemovedError
 from headrace.ledger.models import ReceiverLease, receivers
-from headrace.ledger.receivers import require_receiver
+from headrace.ledger.receiver_leases import require_receiver
 from headrace.ledger.segments import segment_for
 
 NOW_MS = 1_700_000_000_000
@@ -84,7 +84,9 @@ def test_a_segment_whose_writer_is_gone_goes_too(logged: Any, end: str) -> None:
     elif end == "receiver ended":
         receivers.release(logged.receiver, "failed", error="killed")
     else:
-        receivers.register(logged.job, logged.receiver.receiver_id, host="elsewhere", lease_ms=5_000)
+        receivers.register(
+            receivers.schedule(logged.job, logged.receiver.receiver_id), host="elsewhere", lease_ms=5_000
+        )
     logged.clock.advance(2_000)
     logged.allocate(last_ms)
     for time_ms in (T1, T2):

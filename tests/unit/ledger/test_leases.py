@@ -14,8 +14,11 @@ from headrace.ledger.errors import (
     LeaseHeldError,
     LeaseLostError,
     LedgerError,
+    ReceiverRefusedError,
     StreamChangedError,
 )
+from headrace.ledger.models import ScheduledReceiver
+from headrace.ledger.receivers import MOST_STACK_CHARACTERS
 
 NOW_MS = 1_700_000_000_000
 
@@ -215,14 +218,95 @@ def test_the_end_of_its_last_job_is_no_error_of_a_receiver_of_the_next(world: An
     (row,) = ledger.receivers.all("flights")
     assert row.last_error == "its job (epoch 1) failed"
     job = ledger.jobs.acquire("flights", holder="next", lease_ms=10_000)
-    lease = ledger.receivers.register(job, row.receiver_id, host="here", lease_ms=10_000)
+    lease = ledger.receivers.register(ledger.receivers.schedule(job, row.receiver_id), host="here", lease_ms=10_000)
     (row,) = ledger.receivers.all("flights")
     assert row.last_error is None
     # What happened in this job stays with its restarts.
     ledger.receivers.release(lease, "failed", "disk full")
-    ledger.receivers.register(job, row.receiver_id, host="here", lease_ms=10_000)
+    ledger.receivers.register(ledger.receivers.schedule(job, row.receiver_id), host="here", lease_ms=10_000)
     (row,) = ledger.receivers.all("flights")
     assert (row.last_error, row.restarts) == ("disk full", 1)
+
+
+def test_a_scheduled_receiver_is_registered_by_one_task(world: Any) -> None:
+    receivers = world.ledger.receivers
+    receiver_id = ReceiverId("flights", "kafka", 1)
+    scheduled = receivers.schedule(world.job, receiver_id)
+    row = receivers.all("flights")[1]
+    assert (row.state, row.host, row.epoch, row.alive(NOW_MS)) == (ReceiverState.SCHEDULED, None, 1, False)
+    lease = receivers.register(scheduled, host="first", lease_ms=10_000)
+    with pytest.raises(ReceiverRefusedError, match="has registered already, on first"):
+        receivers.register(scheduled, host="second", lease_ms=10_000)
+    receivers.heartbeat(lease, sealed_through_ms=0)
+    row = receivers.all("flights")[1]
+    assert (row.state, row.host, row.restarts) == (ReceiverState.RUNNING, "first", 0)
+    (event,) = world.ledger.events.page("flights", kinds=[EventKind.RECEIVER_REFUSED])
+    assert (event.payload["host"], event.payload["epoch"]) == ("second", 1)
+
+
+def test_a_receiver_that_was_not_scheduled_is_refused(world: Any) -> None:
+    receivers = world.ledger.receivers
+    for epoch, index, why in ((1, 5, "has not scheduled it"), (7, 0, "has scheduled epoch 1 since")):
+        stranger = ScheduledReceiver(ReceiverId("flights", "kafka", index), epoch, world.job)
+        with pytest.raises(ReceiverRefusedError, match=why):
+            receivers.register(stranger, host="here", lease_ms=10_000)
+    receivers.heartbeat(world.receiver, sealed_through_ms=0)
+
+
+def test_scheduling_fences_the_instance_before_and_counts_a_restart_only_if_it_registered(world: Any) -> None:
+    receivers = world.ledger.receivers
+    receiver_id = world.receiver.receiver_id
+    never = receivers.schedule(world.job, receiver_id)
+    with pytest.raises(LeaseLostError):
+        receivers.heartbeat(world.receiver, sealed_through_ms=0)
+    receivers.task_ended(never, "no free slot")
+    receivers.register(receivers.schedule(world.job, receiver_id), host="here", lease_ms=10_000)
+    (row,) = receivers.all("flights")
+    assert (row.epoch, row.restarts, row.last_error) == (3, 1, "no free slot")
+
+
+def test_the_end_of_a_task_ends_its_instance_and_no_later_one(world: Any) -> None:
+    receivers = world.ledger.receivers
+    receiver_id = world.receiver.receiver_id
+    first = ScheduledReceiver(receiver_id, 1, world.job)
+    receivers.runs_on(first, "3")
+    receivers.task_ended(first, "its process was killed", "a stack")
+    (row,) = receivers.all("flights")
+    assert (row.state, row.executor_id, row.alive(NOW_MS)) == (ReceiverState.FAILED, "3", False)
+    assert (row.last_error, row.last_error_at_ms, row.last_error_stack) == ("its process was killed", NOW_MS, "a stack")
+    with pytest.raises(LeaseLostError):
+        receivers.heartbeat(world.receiver, sealed_through_ms=0)
+    later = receivers.register(receivers.schedule(world.job, receiver_id), host="here", lease_ms=10_000)
+    receivers.task_ended(first, "too late")
+    receivers.runs_on(first, "3")
+    receivers.heartbeat(later, sealed_through_ms=0)
+    (row,) = receivers.all("flights")
+    assert (row.last_error, row.executor_id) == ("its process was killed", None)
+
+
+def test_an_error_that_a_receiver_reports_keeps_its_stack_while_it_lasts(world: Any) -> None:
+    receivers = world.ledger.receivers
+    receivers.report_error(world.receiver, "boom", "x" * MOST_STACK_CHARACTERS + "line 7")
+    receivers.heartbeat(world.receiver, sealed_through_ms=0, error="boom")
+    (row,) = receivers.all("flights")
+    assert row.last_error == "boom"
+    assert (len(row.last_error_stack), row.last_error_stack[-6:]) == (MOST_STACK_CHARACTERS, "line 7")
+    receivers.heartbeat(world.receiver, sealed_through_ms=0, error="another")
+    (row,) = receivers.all("flights")
+    assert (row.last_error, row.last_error_stack) == ("another", None)
+    receivers.release(world.receiver, "failed", "the end", stack="its stack")
+    (row,) = receivers.all("flights")
+    assert (row.last_error, row.last_error_stack) == ("the end", "its stack")
+
+
+def test_a_scheduled_receiver_is_lost_with_its_job(world: Any) -> None:
+    receivers = world.ledger.receivers
+    scheduled = receivers.schedule(world.job, world.receiver.receiver_id)
+    world.ledger.jobs.release(world.job, "failed", "no executors")
+    (row,) = receivers.all("flights")
+    assert (row.state, row.last_error) == (ReceiverState.LOST, "its job (epoch 1) failed")
+    with pytest.raises(LeaseLostError):
+        receivers.register(scheduled, host="here", lease_ms=10_000)
 
 
 def test_leases_pickle(world: Any) -> None:

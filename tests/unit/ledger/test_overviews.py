@@ -32,7 +32,9 @@ def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
         (topic,) = ledger.topics.observe(job, "kafka", [("orders", "id", 1)])
         partition = TopicPartition("orders", "id", 0, topic.incarnation)
         ledger.positions.ensure_all(job, "kafka", {partition: 0})
-        lease = ledger.receivers.register(job, ReceiverId("broken", "kafka", 0), host="here", lease_ms=600_000)
+        lease = ledger.receivers.register(
+            ledger.receivers.schedule(job, ReceiverId("broken", "kafka", 0)), host="here", lease_ms=600_000
+        )
         ledger.positions.assign(job, "kafka", {partition: 0})
         ledger.positions.fail(lease, partition, "offsets lost")
         ledger.receivers.heartbeat(lease, sealed_through_ms=0, stats={"failed": 1})

@@ -76,7 +76,9 @@ def receiver(
     )
     ledger.positions.ensure_all(job, "kafka", {tp: 0})
     ledger.positions.assign(job, "kafka", {tp: 0})
-    return ledger.receivers.register(job, ReceiverId("flights", "kafka", 0), host="here", lease_ms=60_000), tp
+    return ledger.receivers.register(
+        ledger.receivers.schedule(job, ReceiverId("flights", "kafka", 0)), host="here", lease_ms=60_000
+    ), tp
 
 
 def test_of_two_that_add_the_same_range_one_wins(live: Ledger) -> None:

@@ -142,7 +142,7 @@ def test_work_goes_on_with_higher_epochs_from_the_same_positions(restored: Any, 
     assert job.epoch == 8
     assert restored.topics.observe(job, "kafka", [("departures", "id-1", 1)])[0].incarnation == 2
     restored.positions.assign(job, "kafka", {TP: 0})
-    lease = restored.receivers.register(job, RECEIVER, host="here", lease_ms=10_000)
+    lease = restored.receivers.register(restored.receivers.schedule(job, RECEIVER), host="here", lease_ms=10_000)
     assert lease.epoch == 5
     given = restored.receivers.heartbeat(lease, sealed_through_ms=0).assigned
     assert {tp: assigned.next_offset for tp, assigned in given.items()} == {TP: 40}

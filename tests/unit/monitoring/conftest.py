@@ -28,7 +28,9 @@ class Shop:
         self.stream, self.ledger, self.clock = stream, ledger, clock
         self.job = ledger.jobs.acquire("shop", holder="test", lease_ms=_YEAR_MS)
         self.receiver = ReceiverId("shop", "records", 0)
-        self.lease = ledger.receivers.register(self.job, self.receiver, host="h", lease_ms=_YEAR_MS)
+        self.lease = ledger.receivers.register(
+            ledger.receivers.schedule(self.job, self.receiver), host="h", lease_ms=_YEAR_MS
+        )
         self.partition = TopicPartition("clicks", TOPIC_ID, 0)
         ledger.topics.observe(self.job, "records", [("clicks", TOPIC_ID, 1)])
         ledger.positions.ensure_all(self.job, "records", {self.partition: 0})

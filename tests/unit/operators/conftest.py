@@ -168,7 +168,9 @@ class Source:
         ledger.topics.observe(self.job, "records", [("flights", TOPIC_ID, 1)])
         ledger.positions.ensure_all(self.job, "records", {self.partition: 0})
         ledger.positions.assign(self.job, "records", {self.partition: 0})
-        self.lease = ledger.receivers.register(self.job, self.receiver, host="h", lease_ms=600_000)
+        self.lease = ledger.receivers.register(
+            ledger.receivers.schedule(self.job, self.receiver), host="h", lease_ms=600_000
+        )
         storage = open_storage(stream.storage.url)
         self.writer = WriteAheadLogWriter(storage, f"{stream.name}/log", self.receiver, self.lease.epoch)
         self.position = 0

@@ -52,7 +52,9 @@ with Ledger.open(arguments.ledger) as ledger:
     except LeaseHeldError as error:
         print(error, flush=True)
         sys.exit(75)
-    receiver = ledger.receivers.register(lease, ReceiverId(arguments.stream, "records", 0), host="h", lease_ms=LEASE_MS)
+    receiver = ledger.receivers.register(
+        ledger.receivers.schedule(lease, ReceiverId(arguments.stream, "records", 0)), host="h", lease_ms=LEASE_MS
+    )
     ledger.jobs.update(lease, state="running")
     print("toy receiver job runs", flush=True)
     if behaviour == "vanish":

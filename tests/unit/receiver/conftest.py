@@ -69,10 +69,8 @@ class Setting:
 
     def start(self, index: int = 0, storage: Any = None, ledger: Any = None, lease_ms: int = LEASE_MS) -> Running:
         context = StreamContext(self.stream, ledger or self.ledger, storage=storage or self.storage)
-        receiver_id = ReceiverId("air", "records", index)
-        return Running(
-            lambda stop: receive(context, receiver_id, self.job, lease_ms=lease_ms, stop=stop, clients=self.clients)
-        )
+        scheduled = self.ledger.receivers.schedule(self.job, ReceiverId("air", "records", index))
+        return Running(lambda stop: receive(context, scheduled, lease_ms=lease_ms, stop=stop, clients=self.clients))
 
     def clients(self, context: StreamContext, source: KafkaInput) -> ReceiverClients:
         consumer = KafkaReceiver(

@@ -75,7 +75,9 @@ def test_without_a_job_nothing_is_received(rows: Rows) -> None:
     assert rows.troubles() == [InputTrouble(None, None, "the stream has no receiver job yet", 0)]
     job = rows.ledger.jobs.acquire("air", holder="test", lease_ms=5_000)
     assert rows.troubles() == [InputTrouble(None, None, "no receiver has started yet", 0, starting=True)]
-    lease = rows.ledger.receivers.register(job, ReceiverId("air", "records", 0), host="h", lease_ms=5_000)
+    lease = rows.ledger.receivers.register(
+        rows.ledger.receivers.schedule(job, ReceiverId("air", "records", 0)), host="h", lease_ms=5_000
+    )
     starting = InputTrouble("records", None, "no receiver reads it (they are starting)", 0, starting=True)
     assert rows.troubles() == [starting]
     rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T)
@@ -91,11 +93,11 @@ def test_a_receiver_that_ends_again_and_again_reads_nothing(rows: Rows) -> None:
     job = rows.ledger.jobs.acquire("air", holder="test", lease_ms=60_000)
     receiver = ReceiverId("air", "records", 0)
     for _ in range(2):
-        lease = rows.ledger.receivers.register(job, receiver, host="h", lease_ms=5_000)
+        lease = rows.ledger.receivers.register(rows.ledger.receivers.schedule(job, receiver), host="h", lease_ms=5_000)
         if rows.ledger.receivers.all("air")[0].epoch == 1:
             rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T)
         rows.ledger.receivers.release(lease, "failed", "/data/air is read-only")
-    rows.ledger.receivers.register(job, receiver, host="h", lease_ms=5_000)
+    rows.ledger.receivers.register(rows.ledger.receivers.schedule(job, receiver), host="h", lease_ms=5_000)
     expected = "no receiver reads it (air/records/0: /data/air is read-only)"
     assert rows.troubles() == [InputTrouble("records", None, expected, T)]
 
@@ -106,7 +108,9 @@ def test_what_tracker_and_receivers_note_is_put_together(rows: Rows) -> None:
     health.answered("records", T, {"absent": "it does not exist at kafka:9092"})
     health.answered("other", T, {})
     for input_id, unasked in (("records", [{"topic": "a", "asked_ms": 5, "error": "silent"}]), ("other", [])):
-        lease = rows.ledger.receivers.register(job, ReceiverId("air", input_id, 0), host="h", lease_ms=60_000)
+        lease = rows.ledger.receivers.register(
+            rows.ledger.receivers.schedule(job, ReceiverId("air", input_id, 0)), host="h", lease_ms=60_000
+        )
         rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T, stats={UNASKED: unasked})
     rows.ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
     assert rows.troubles() == [

@@ -286,7 +286,9 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
 
     def _begin(self, index: int) -> Process:
         receiver_id = ReceiverId("air", "records", index)
-        lease = self.ledger.receivers.register(self.job, receiver_id, host="here", lease_ms=10**9)
+        lease = self.ledger.receivers.register(
+            self.ledger.receivers.schedule(self.job, receiver_id), host="here", lease_ms=10**9
+        )
         next_offsets: dict[TopicPartition, int] = {}
         writer = WriteAheadLogWriter(
             Disk(self.storage, self.faults),

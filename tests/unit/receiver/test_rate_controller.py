@@ -46,7 +46,10 @@ class Batches:
         self.ledger.positions.assign(self.job, "records", {p: n for n, p in enumerate(self.partitions)})
         self.ids = [ReceiverId("air", "records", index) for index in range(2)]
         self.leases = [
-            self.ledger.receivers.register(self.job, each, host="here", lease_ms=3_600_000) for each in self.ids
+            self.ledger.receivers.register(
+                self.ledger.receivers.schedule(self.job, each), host="here", lease_ms=3_600_000
+            )
+            for each in self.ids
         ]
         self.sequence = 0
         self.next_offsets = [0, 0]
@@ -285,7 +288,8 @@ def test_the_next_tracker_goes_on_from_the_ledgers_rates(make_batches: Callable[
     batches.ledger.jobs.release(batches.job)
     job = batches.ledger.jobs.acquire("air", holder="next", lease_ms=3_600_000)
     batches.leases = [
-        batches.ledger.receivers.register(job, each, host="here", lease_ms=3_600_000) for each in batches.ids
+        batches.ledger.receivers.register(batches.ledger.receivers.schedule(job, each), host="here", lease_ms=3_600_000)
+        for each in batches.ids
     ]
     second = batches.controller(job=job)
     second.follow()

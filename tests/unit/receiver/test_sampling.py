@@ -27,7 +27,9 @@ class Sampled:
         self.ledger, self.clock = ledger, clock
         self.sampler = Sampler(StreamContext(stream, ledger, clock=clock))
         self._leases = [
-            ledger.receivers.register(job, ReceiverId("air", "records", index), host="here", lease_ms=30_000)
+            ledger.receivers.register(
+                ledger.receivers.schedule(job, ReceiverId("air", "records", index)), host="here", lease_ms=30_000
+            )
             for index in range(2)
         ]
 

@@ -37,6 +37,9 @@ class SlowReceiver:
     def done(self) -> bool:
         return self.gone.is_set()
 
+    def running_on(self) -> None:
+        """No executor runs it."""
+
     def error(self) -> str | None:
         return None
 

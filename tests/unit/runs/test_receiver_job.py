@@ -31,7 +31,9 @@ def test_a_pause_of_a_receiver_is_reported(tmp_path) -> None:
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
         job = ledger.jobs.acquire("shop", holder="somebody", lease_ms=60_000)
-        lease = ledger.receivers.register(job, ReceiverId("shop", "records", 0), host="h", lease_ms=60_000)
+        lease = ledger.receivers.register(
+            ledger.receivers.schedule(job, ReceiverId("shop", "records", 0)), host="h", lease_ms=60_000
+        )
         watch = JobWatch("shop", job.epoch, progress=reported.append, warn=reported.append)
         for reason in (None, "the disk is full", None):
             ledger.receivers.heartbeat(lease, sealed_through_ms=0, paused_reason=reason)
@@ -54,7 +56,9 @@ class TestAKilledProcess:
         identity = {**(own_identity() or {}), **changes}
         attributes = {PROCESS: identity, "host": "vm", "pid": identity["pid"]}
         job = ledger.jobs.acquire("shop", holder="somebody", lease_ms=3_600_000, attributes=attributes)
-        ledger.receivers.register(job, ReceiverId("shop", "records", 0), host="vm", lease_ms=3_600_000)
+        ledger.receivers.register(
+            ledger.receivers.schedule(job, ReceiverId("shop", "records", 0)), host="vm", lease_ms=3_600_000
+        )
         return job
 
     def test_its_job_is_ended_at_once_and_the_next_one_begins(self, ledger):
@@ -146,7 +150,9 @@ def test_an_input_that_cannot_be_asked_is_warned_of_again_and_again(tmp_path) ->
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
         job = ledger.jobs.acquire("shop", holder="somebody", lease_ms=60_000)
-        lease = ledger.receivers.register(job, ReceiverId("shop", "records", 0), host="h", lease_ms=60_000)
+        lease = ledger.receivers.register(
+            ledger.receivers.schedule(job, ReceiverId("shop", "records", 0)), host="h", lease_ms=60_000
+        )
         ledger.receivers.heartbeat(lease, sealed_through_ms=0)
         health = {"records": {"asked_ms": 0, "error": error, "topics": {}}}
         ledger.jobs.update(job, state="running", attributes={"inputs": health})

@@ -55,7 +55,7 @@ class World:
         self.ledger.positions.ensure_all(self.job, "records", {self.partition: 0})
         self.ledger.positions.assign(self.job, "records", {self.partition: 0})
         self.receiver = self.ledger.receivers.register(
-            self.job, ReceiverId("clicks", "records", 0), host="h", lease_ms=600_000
+            self.ledger.receivers.schedule(self.job, ReceiverId("clicks", "records", 0)), host="h", lease_ms=600_000
         )
         self.offset = 0
         self.slept = 0

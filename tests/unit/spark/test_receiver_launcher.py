@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.blocks import ReceiverId
-from headrace.ledger.models import JobLease
+from headrace.ledger.models import JobLease, ScheduledReceiver
 from headrace.ledger.states import ReceiverState
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.scheduling_policy import Executor, Location
@@ -28,7 +28,9 @@ ONE, TWO, THREE, FOUR = (Executor(f"host{number}", str(number)) for number in ra
 
 
 def task(index: int) -> ReceiverTask:
-    return ReceiverTask("", ReceiverId("clicks", "records", index), JobLease("clicks", 1, "test", 1, 1))
+    return ReceiverTask(
+        "", ScheduledReceiver(ReceiverId("clicks", "records", index), 1, JobLease("clicks", 1, "test", 1, 1))
+    )
 
 
 class Handle:

@@ -152,7 +152,9 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
 
     def begin(self, index: int) -> Life:
         receiver_id = ReceiverId(STREAM, "records", index)
-        lease = self.ledger.receivers.register(self.job, receiver_id, host="here", lease_ms=EVER_MS)
+        lease = self.ledger.receivers.register(
+            self.ledger.receivers.schedule(self.job, receiver_id), host="here", lease_ms=EVER_MS
+        )
         writer = WriteAheadLogWriter(
             self.storage,
             "",

@@ -26,7 +26,17 @@ from sqlalchemy.orm import Mapped, composite, mapped_column
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.codec import Json
 from headrace.ledger.models.base import BigInt, Model, RowId, StreamName, partial_index, table_of
+from headrace.ledger.models.streams import JobLease
 from headrace.ledger.states import PartitionState, ReceiverState
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledReceiver:
+    """An instance of a receiver that its job's tracker has scheduled. One task may register it."""
+
+    receiver_id: ReceiverId
+    epoch: int
+    job: JobLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,10 @@ class ReceiverRow(Model):
     ``paused_reason`` says why a live receiver is paused; None if it is not. ``max_rate`` is the rate control's limit in
     records per second; a later instance keeps it. ``received_blocks`` and ``received_bytes`` count what all instances
     have added. ``earlier_totals`` has the sums of ``stats["totals"]`` of the instances before this one.
+
+    While it is scheduled it has no host, and ``registered_at_ms`` and ``heartbeat_ms`` are the time of that.
+    ``executor_id`` is Spark's name of the executor that runs it, None while that is unknown. The last error, with its
+    time and stack, is kept when the receiver starts again in the same job.
     """
 
     __tablename__ = "receivers"
@@ -101,7 +115,7 @@ class ReceiverRow(Model):
     epoch: Mapped[BigInt]
     job_epoch: Mapped[BigInt]
     state: Mapped[ReceiverState]
-    host: Mapped[str]
+    host: Mapped[str | None]
     registered_at_ms: Mapped[BigInt]
     _lease_ms = mapped_column("lease_ms", BigInteger, nullable=False)
     lease_until_ms: Mapped[BigInt]
@@ -118,6 +132,9 @@ class ReceiverRow(Model):
     received_blocks: Mapped[BigInt] = mapped_column(default=0)
     received_bytes: Mapped[BigInt] = mapped_column(default=0)
     earlier_totals: Mapped[Json] = mapped_column(default_factory=dict, insert_default=dict)
+    executor_id: Mapped[str | None] = mapped_column(default=None)
+    last_error_at_ms: Mapped[BigInt | None] = mapped_column(default=None)
+    last_error_stack: Mapped[str | None] = mapped_column(default=None)
 
     def alive(self, now_ms: int) -> bool:
         """Whether its lease is live at ``now_ms`` and it has not ended."""

@@ -56,7 +56,8 @@ def receive_until(context: StreamContext, records: int) -> None:
     partitioning.apply(ReceiverDiscoverer(source).discover(partitioning.known()))
     partitioning.rebalance([0], ledger.now_ms())
     receiver_id = ReceiverId(stream.name, "lines", 0)
-    running = Running(lambda stop: receive(context, receiver_id, job, stop=stop))
+    scheduled = context.ledger.receivers.schedule(job, receiver_id)
+    running = Running(lambda stop: receive(context, scheduled, stop=stop))
     until = time.monotonic() + 120
     while next(iter(ledger.positions.all(stream.name))).next_offset < records:
         assert time.monotonic() < until, "did not happen in time"

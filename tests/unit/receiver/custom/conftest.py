@@ -41,7 +41,8 @@ class CustomSetting:
 
     def start(self, index: int = 0) -> Running:
         receiver_id = ReceiverId("air", "lines", index)
-        return Running(lambda stop: receive(self.context, receiver_id, self.job, stop=stop))
+        scheduled = self.ledger.receivers.schedule(self.job, receiver_id)
+        return Running(lambda stop: receive(self.context, scheduled, stop=stop))
 
     def receiver(self, starts: int = 1) -> Numbers:
         """The newest of so many receivers, once it has started."""

@@ -194,7 +194,9 @@ def test_a_call_that_waits_raises_if_the_lease_is_lost_before(make_custom: MakeC
     running = setting.start()
     receiver = setting.receiver()
     # Another instance has the lease: this one's blocks are refused.
-    setting.ledger.receivers.register(setting.job, receiver_id=running_id(), host="another", lease_ms=60_000)
+    setting.ledger.receivers.register(
+        setting.ledger.receivers.schedule(setting.job, running_id()), host="another", lease_ms=60_000
+    )
     with pytest.raises(ReceiverStoppedError, match="not known"):
         receiver.store(["a"], wait=True)
     assert running.join().state is ReceiverState.LOST

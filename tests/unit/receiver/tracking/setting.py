@@ -32,6 +32,9 @@ class Handle:
     def done(self) -> bool:
         return self.crashed or not self.thread.is_alive()
 
+    def running_on(self) -> None:
+        """It is a thread."""
+
     def error(self) -> str | None:
         return "killed" if self.crashed else None
 
@@ -69,7 +72,7 @@ class Launcher:
             return ReceiverClients(consumer, FakeTopicIds(setting.kafka), setting.ends)
 
         def run(stop: threading.Event) -> None:
-            receive(context, task.receiver_id, task.job_lease, lease_ms=task.lease_ms, stop=stop, clients=clients)
+            receive(context, task.scheduled, lease_ms=task.lease_ms, stop=stop, clients=clients)
 
         handle = Handle(run)
         self.handles.setdefault(task.receiver_id.index, []).append(handle)

@@ -12,10 +12,12 @@ from tests.unit.receiver.waiting import eventually
 
 from headrace.batch.allocation import allocate
 from headrace.blocks import ReceiverId
-from headrace.ledger import ReceiverState
+from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.models import ScheduledReceiver
 from headrace.receiver.receiver_restarts import TrackedReceiver
-from headrace.receiver.receiver_task import ReceiverTask
+from headrace.receiver.receiver_task import ReceiverTask, receive
+from headrace.receiver.scheduling_policy import Executor
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
 from headrace.runs.readiness import blocks_ready
 from headrace.stream import Limits
@@ -200,7 +202,6 @@ def test_a_receiver_does_not_hang_because_the_ledger_is_away(setting: Setting, m
 
 
 def test_when_a_receiver_is_taken_to_hang(setting: Setting) -> None:
-    task = ReceiverTask("", ReceiverId("air", "records", 0), setting.job)
     handles: list[Handle] = []
 
     class Patient:
@@ -208,7 +209,9 @@ def test_when_a_receiver_is_taken_to_hang(setting: Setting) -> None:
             handles.append(Handle(lambda stop: stop.wait(30)))
             return handles[-1]
 
-    placed = TrackedReceiver(task, Patient(), hang_seconds=60)
+    placed = TrackedReceiver(
+        "", ReceiverId("air", "records", 0), setting.job, setting.ledger.receivers, Patient(), hang_seconds=60
+    )
     assert placed.keep_going(0, alive=False) is None
     assert placed.keep_going(59, alive=False) is None, "it has its time to register"
     assert placed.keep_going(200, alive=True) is None
@@ -227,10 +230,81 @@ def test_a_receiver_that_never_starts_is_tried_for_as_long_as_it_takes(setting: 
         def start(self, task: ReceiverTask) -> Handle:
             raise RuntimeError("the executor has no disk")
 
-    placed = TrackedReceiver(ReceiverTask("", ReceiverId("air", "records", 0), setting.job), Broken())
+    placed = TrackedReceiver("", ReceiverId("air", "records", 0), setting.job, setting.ledger.receivers, Broken())
     for minute in range(1_100):
         assert "starts again in" in (placed.keep_going(minute * 61.0, alive=False) or "")
     assert placed.starts == 1_100
+    (row,) = setting.ledger.receivers.all("air")
+    assert (row.state, row.last_error) == (ReceiverState.FAILED, "RuntimeError: the executor has no disk")
+    assert 'raise RuntimeError("the executor has no disk")' in (row.last_error_stack or "")
+    assert row.restarts == 0, "it never registered"
+
+
+def test_the_executor_of_a_receiver_is_noted_when_spark_knows_it(setting: Setting) -> None:
+    class OnExecutor(Handle):
+        executor: Executor | None = None
+
+        def running_on(self) -> Executor | None:
+            return self.executor
+
+    class Launcher:
+        def __init__(self) -> None:
+            self.handle = OnExecutor(lambda stop: stop.wait(30))
+
+        def start(self, task: ReceiverTask) -> OnExecutor:
+            return self.handle
+
+    launcher = Launcher()
+    placed = TrackedReceiver("", ReceiverId("air", "records", 0), setting.job, setting.ledger.receivers, launcher)
+    placed.keep_going(0, alive=False)
+    placed.keep_going(1, alive=False)
+    (row,) = setting.ledger.receivers.all("air")
+    assert (row.state, row.executor_id) == (ReceiverState.SCHEDULED, None)
+    launcher.handle.executor = Executor("vm7", "3")
+    placed.keep_going(2, alive=False)
+    (row,) = setting.ledger.receivers.all("air")
+    assert row.executor_id == "3"
+    placed.cancel()
+
+
+def test_a_receiver_starts_when_the_ledger_answers_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a place in the ledger's account nothing is started."""
+    receivers = setting.ledger.receivers
+
+    def away(*_: Any, **__: Any) -> None:
+        raise LedgerUnavailableError("it does not answer")
+
+    placed = TrackedReceiver("", ReceiverId("air", "records", 0), setting.job, receivers, setting.launcher)
+    with monkeypatch.context() as patch:
+        patch.setattr(receivers, "schedule", away)
+        with pytest.raises(LedgerUnavailableError):
+            placed.keep_going(0, alive=False)
+    assert (placed.starts, placed.running, receivers.all("air")) == (0, False, [])
+    placed.keep_going(1, alive=False)
+    assert (placed.starts, placed.running) == (1, True)
+    placed.cancel()
+
+
+def test_a_late_task_of_an_earlier_placement_is_refused_and_the_newer_receiver_goes_on(setting: Setting) -> None:
+    """It may come when Spark had its task in a queue, or its process was stopped."""
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.launcher.handles[0][0].crashed = True
+    eventually(lambda: len(setting.launcher.handles[0]) == 2)
+    eventually(lambda: setting.loads() == [2, 2])
+    receiver_id = ReceiverId("air", "records", 0)
+    late = ScheduledReceiver(receiver_id, 1, setting.job)
+    report = receive(StreamContext(setting.stream, setting.ledger), late)
+    assert (report.state, "the tracker has scheduled epoch 2 since" in (report.error or "")) == (
+        ReceiverState.LOST,
+        True,
+    )
+    (event,) = setting.ledger.events.page("air", kinds=[EventKind.RECEIVER_REFUSED])
+    assert (event.payload["receiver"], event.payload["epoch"]) == (str(receiver_id), 1)
+    for partition in range(4):
+        setting.kafka.produce("flights", partition, b"a")
+    eventually(lambda: setting.positions() == 4)
+    assert [row.epoch for row in setting.ledger.receivers.all("air")] == [2, 1]
 
 
 def test_rates_are_set_while_receivers_run(setting: Setting, make_stream: MakeStream) -> None:

@@ -45,7 +45,9 @@ class Job:
         self.ledger = ledger
         self.lease = ledger.jobs.acquire("flights", holder="test", lease_ms=30_000)
         self.leases = [
-            ledger.receivers.register(self.lease, ReceiverId("flights", "records", n), host="h", lease_ms=20_000)
+            ledger.receivers.register(
+                ledger.receivers.schedule(self.lease, ReceiverId("flights", "records", n)), host="h", lease_ms=20_000
+            )
             for n in range(receivers)
         ]
 

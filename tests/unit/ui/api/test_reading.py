@@ -72,6 +72,7 @@ def test_a_stream_in_detail(api: Api) -> None:
     (receiver,) = found["receivers"]
     assert receiver["state"] == "paused"
     assert "0.4 GiB" in receiver["paused_reason"]
+    assert (receiver["host"], receiver["executor"], receiver["last_error"]) == ("worker-1", "3", None)
     assert receiver["late_records"] is None
     assert receiver["sealed_through"] <= receiver["heartbeat_at"]
     assert [(partition["watermark"], partition["drained"]) for partition in found["partitions"]] == [(None, None)] * 2
@@ -84,6 +85,14 @@ def test_a_stream_in_detail(api: Api) -> None:
     well = {"name": "webhook", "dropped": 0, "missed": 0, "failed": 0, "error": None, "slow": None}
     assert found["listeners"] == [well]
     assert api.get("/streams/orders-2")["listeners"] == [{**well, "dropped": 12}]
+
+
+def test_a_receivers_last_error_has_its_time_and_stack(api: Api) -> None:
+    (receiver,) = api.get("/streams/orders-3")["receivers"]
+    error = receiver["last_error"]
+    assert error["text"] == "OSError: no route to host"
+    assert 'File "shop.py", line 7, in read' in error["stack"]
+    assert error["at"] <= receiver["heartbeat_at"]
 
 
 def test_a_timeline_has_batches_and_samples_in_order(api: Api) -> None:

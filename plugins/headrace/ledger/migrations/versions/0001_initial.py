@@ -135,7 +135,7 @@ def upgrade() -> None:
         column("receiver_index", Integer),
         *columns(BigInteger, "epoch", "job_epoch"),
         column("state", State),
-        column("host", Text),
+        column("host", Text, nullable=True),
         *columns(
             BigInteger,
             "registered_at_ms",
@@ -154,6 +154,9 @@ def upgrade() -> None:
         column("received_blocks", BigInteger, server_default="0"),
         column("received_bytes", BigInteger, server_default="0"),
         column("earlier_totals", Document, server_default="{}"),
+        column("executor_id", Text, nullable=True),
+        column("last_error_at_ms", BigInteger, nullable=True),
+        column("last_error_stack", Text, nullable=True),
         sa.PrimaryKeyConstraint("stream", "input_id", "receiver_index", name="pk_receivers"),
         sa.ForeignKeyConstraint(["segment_id"], ["segments.segment_id"], name="fk_receivers_segments"),
         stream_key("receivers"),

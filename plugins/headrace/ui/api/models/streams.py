@@ -135,10 +135,11 @@ class ListenerStatus(Answer):
 
 
 class LastError(Answer):
-    """The last error of a receiver. ``at`` is null if only the text is known."""
+    """The last error of a receiver."""
 
-    at: Time | None = ms("at")
+    at: Time = ms("at")
     text: str
+    stack: str | None = Field(description="The traceback, if the error has one.")
 
 
 class Receiver(Answer):
@@ -147,7 +148,8 @@ class Receiver(Answer):
     id: str
     index: int
     input: str
-    host: str
+    host: str | None = Field(description="Null until it has registered.")
+    executor: str | None = Field(description="Spark's name of the executor that runs it, null while it is not known.")
     state: str
     epoch: int
     partitions: int | None

@@ -14,7 +14,7 @@ const LOOKS = {
   stalled: ["hand", "bad"], failing: ["cross", "bad"], failed: ["cross", "bad"], lost: ["cross", "bad"], error: ["cross", "bad"],
   "lease lost": ["cross", "bad"], dead: ["cross", "bad"], expired: ["cross", "bad"],
   abandoned: ["slash", "warning"], absorbed: ["merge", "calm"], ended: ["square", "calm"], stopping: ["clock", "calm"], fenced: ["slash", "calm"],
-  stopped: ["square", "calm"], starting: ["clock", "active"], allocated: ["clock", "active"], open: ["clock", "calm"],
+  stopped: ["square", "calm"], scheduled: ["clock", "calm"], starting: ["clock", "active"], allocated: ["clock", "active"], open: ["clock", "calm"],
 };
 const SHAPES = {
   check: html`<path d="M3 8.5l3.2 3.2L13 4.8" />`,

@@ -29,10 +29,16 @@ export function Receivers({ stream }) {
       <${Table} caption="Listeners" columns=${LISTENERS} rows=${listeners} keyOf=${(each) => each.name} />` : null}`;
 }
 
+/** @param {{error: {at: string, text: string, stack: string | null}}} props */
+function LastError({ error }) {
+  return html`<${Ago} at=${error.at} />: <span class="error">${error.text}</span>
+    ${error.stack ? html`<details><summary>Stack</summary><pre>${error.stack}</pre></details>` : null}`;
+}
+
 const RECEIVERS = [
   { name: "Receiver", cell: (each) => `${each.index} of ${each.input}` },
   { name: "State", cell: (each) => html`<${StateBadge} state=${each.paused_reason ? "paused" : each.state} />${each.paused_reason ? html`<div class="quiet">${each.paused_reason}</div>` : null}` },
-  { name: "Host", cell: (each) => each.host ?? "–" },
+  { name: "Host", cell: (each) => html`${each.host ?? "–"}${each.executor ? html`<div class="quiet">executor ${each.executor}</div>` : null}` },
   { name: "Epoch", number: true, cell: (each) => each.epoch ?? "–" },
   { name: "Partitions", number: true, cell: (each) => count(each.partitions) },
   { name: "Rate", number: true, cell: (each) => rate(each.rate) },
@@ -43,7 +49,7 @@ const RECEIVERS = [
   { name: "Sealed through", cell: (each) => (each.sealed_through ? html`<${Ago} at=${each.sealed_through} />` : "nothing yet") },
   { name: "Heartbeat", cell: (each) => html`<${Ago} at=${each.heartbeat_at} />` },
   { name: "Restarts", number: true, cell: (each) => count(each.restarts) },
-  { name: "Last error", wide: true, cell: (each) => (each.last_error ? html`${each.last_error.at ? html`<${Ago} at=${each.last_error.at} />: ` : null}<span class="error">${each.last_error.text}</span>` : "none") },
+  { name: "Last error", wide: true, cell: (each) => (each.last_error ? html`<${LastError} error=${each.last_error} />` : "none") },
 ];
 
 const LISTENERS = [
