@@ -1,11 +1,13 @@
 """How fast one receiver takes a backlog from Kafka into the synced log and the ledger, beside a bare consume() loop.
 
-    python -m benchmarks.receiver_throughput --records 2000000 --rounds 3 [--shape keyed] [--json]
+    python -m benchmarks.receiver_throughput --records 2000000 --rounds 3 [--shape keyed] [--delivery MODE …] [--json]
 
 Starts an embedded Kafka, fills 4 partitions, then in each round runs a loop that consumes the records and forgets
 them, and one receiver. Each is a process of its own. ``--shape``: JSON records of 190 bytes; the same with a key and
 two headers; records of 10 bytes; records of 100 KB. The records' timestamps are spread over the last --spread seconds,
 as those of a down-time are; by timestamp each batch interval of 10 s has blocks of its own.
+
+``--delivery`` names modes of `Stream.delivery`, each of which runs in each round; without it, only the default does.
 
 The clock runs from the first message or block to the last, the start of the process (imports, registration) apart. The
 broker shares the machine's cores with both. The loop is as fast as we could make it: without garbage collection, 500
@@ -49,6 +51,7 @@ RECORD_BYTES = 190
 MIB = 1024 * 1024
 LOOP = "bare consume() loop"
 BatchBy = Literal["arrival", "timestamp"]
+Delivery = Literal["exactly_once", "at_least_once", "at_most_once"]
 
 
 # The bare loop's messages at a time; with more of them it is slower.
@@ -162,13 +165,22 @@ def receive(task: ReceiverTask, pipe: Connection) -> None:
     pipe.send((report, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime))
 
 
-def define(bootstrap: str, topic: str, folder: Path, prefetch_mib: int, batch_by: BatchBy) -> Stream:
+def define(
+    bootstrap: str,
+    topic: str,
+    folder: Path,
+    prefetch_mib: int,
+    batch_by: BatchBy,
+    *,
+    delivery: Delivery = "exactly_once",
+) -> Stream:
     return Stream(
         name="bench",
         inputs=(KafkaInput(bootstrap_servers=bootstrap, topics=(topic,)),),
         outputs=(ConsoleOutput(id="console"),),
         batch_interval="10 s",
         batch_by=batch_by,
+        delivery=delivery,
         storage=str(folder / "storage"),
         ledger=f"sqlite:///{folder}/ledger.db",
         limits=Limits(prefetch_bytes=prefetch_mib * MIB),
@@ -234,30 +246,45 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="json")
     parser.add_argument("--prefetch-mib", type=int, default=128)
     parser.add_argument("--batch-by", choices=get_args(BatchBy), default="arrival")
+    parser.add_argument("--delivery", choices=get_args(Delivery), nargs="+", default=["exactly_once"])
     parser.add_argument("--spread", type=int, default=600, help="seconds that the records' timestamps lie in")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    rates, limits = [], []
+    limits: list[float] = []
+    rates: dict[str, list[float]] = {delivery: [] for delivery in options.delivery}
     try:
         with KafkaServer(folder / "kafka") as kafka:
             topic = f"bench-{uuid.uuid4().hex[:8]}"
             fill(kafka.bootstrap_servers, topic, options.records, options.spread, options.shape)
             for number in range(options.rounds):
-                target = folder / f"round-{number}"
-                target.mkdir()
-                stream = define(kafka.bootstrap_servers, topic, target, options.prefetch_mib, options.batch_by)
-                limits.append(limit(stream, topic, options.records))
-                result = measure(kafka.bootstrap_servers, topic, options.records, target, stream)
-                rates.append(result["records_per_second"])
-                print(f"{number}: limit {limits[-1]:,.0f} records/s, {result}", file=sys.stderr)
-                shutil.rmtree(target)
+                for delivery in options.delivery:
+                    target = folder / f"round-{number}-{delivery}"
+                    target.mkdir()
+                    stream = define(
+                        kafka.bootstrap_servers,
+                        topic,
+                        target,
+                        options.prefetch_mib,
+                        options.batch_by,
+                        delivery=delivery,
+                    )
+                    if len(limits) == number:
+                        limits.append(limit(stream, topic, options.records))
+                    result = measure(kafka.bootstrap_servers, topic, options.records, target, stream)
+                    rates[delivery].append(result["records_per_second"])
+                    print(f"{number}: limit {limits[-1]:,.0f} records/s, {delivery} {result}", file=sys.stderr)
+                    shutil.rmtree(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     by_timestamp = " by timestamp" if options.batch_by == "timestamp" else ""
     name = f"receive a backlog{by_timestamp}, {options.shape} records"
-    print_measures([Measure(name, "records/s", tuple(rates), LOOP, tuple(limits))], as_json=options.json)
+    measures = [
+        Measure(f"{name}, {delivery}" if len(rates) > 1 else name, "records/s", tuple(found), LOOP, tuple(limits))
+        for delivery, found in rates.items()
+    ]
+    print_measures(measures, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ A batch that was built from Kafka by timestamps (`headrace.batch.build_from_kafk
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
@@ -123,6 +123,14 @@ class Manifest:
                 remedy='Read it by the data source "kafka_ranges".',
             )
         return [(block.handle, block.records, block.payload_bytes) for block in self.inputs.get(input_id, ())]
+
+    def without(self, handles: Collection[BlockHandle]) -> Manifest:
+        """This manifest without some of its blocks."""
+        inputs = {
+            input_id: tuple(block for block in blocks if block.handle not in handles)
+            for input_id, blocks in self.inputs.items()
+        }
+        return replace(self, inputs=inputs)
 
     def to_bytes(self) -> bytes:
         """The file's bytes, the same for the same allocation."""

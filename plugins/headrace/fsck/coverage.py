@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
 from headrace.fsck.findings import Finding, Problem
+from headrace.ledger.gaps import VANISHED
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
 
@@ -129,7 +130,7 @@ def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
     """Check that each range of an abandoned batch is a gap, and that no other batch has gaps."""
     reported = defaultdict(set)
     for gap in snapshot.gaps:
-        if gap.batch_time_ms is not None:
+        if gap.batch_time_ms is not None and gap.reason != VANISHED:
             reported[gap.batch_time_ms].add((gap.input_id, gap.partition, gap.from_offset, gap.until_offset))
     for batch in snapshot.batches:
         gaps = reported.pop(batch.batch_time_ms, set())

@@ -9,7 +9,7 @@ from headrace.batch.manifest import LOG_FOLDER
 from headrace.fsck.batches import check_absorbed, check_allocations, check_built
 from headrace.fsck.checkpoints import observe_checkpoints
 from headrace.fsck.coverage import Hole, check_coverage, check_gaps
-from headrace.fsck.findings import Finding, Judgement, Report, confirmed
+from headrace.fsck.findings import Finding, Judgement, Problem, Report, confirmed
 from headrace.fsck.kafka_side import observe_kafka
 from headrace.fsck.leases import check_jobs, check_topics
 from headrace.fsck.log_files import observe_log
@@ -77,8 +77,19 @@ def check_stream(ledger: Ledger, name: str, *, kafka: bool = True) -> Report:
     suspects = [finding for judge in judgements for finding in judge(snapshot)]
     if suspects:
         after = ledger.snapshots.take(name)
-        report.findings += confirmed(suspects, chain.from_iterable(judge(after) for judge in judgements))
+        found = confirmed(suspects, chain.from_iterable(judge(after) for judge in judgements))
+        if stream.delivery != "exactly_once":
+            found = _without_vanished(found, stream, report)
+        report.findings += found
     return report
+
+
+def _without_vanished(found: list[Finding], stream: Stream, report: Report) -> list[Finding]:
+    """The findings without unreadable blocks, which the stream's delivery allows: they become notes."""
+    instead = "batches read it from Kafka" if stream.delivery == "at_least_once" else "batches leave it out"
+    allowed = [each for each in found if each.problem is Problem.BLOCK_UNREADABLE]
+    report.notes += [f"{each.subject}: {each.detail} With delivery {stream.delivery}, {instead}." for each in allowed]
+    return [each for each in found if each not in allowed]
 
 
 def check_ledger(snapshot: StreamSnapshot) -> Iterator[Finding]:

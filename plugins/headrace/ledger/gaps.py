@@ -1,10 +1,13 @@
-"""Records gaps: offsets lost by Kafka or abandoned by a person. Each gap is also an event."""
+"""Records gaps: offsets lost by Kafka or by a log that is not synced, or abandoned by a person. Each gap is also an
+event."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import Connection, insert, select
 
-from headrace.blocks import TopicPartition
+from headrace.blocks import OffsetRange, TopicPartition
 from headrace.ledger.codec import partition_key
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.events import record
@@ -40,8 +43,36 @@ def add_gap(
     record(connection, locked.row.name, locked.now_ms, EventKind.GAP, fields, batch_time_ms=batch_time_ms)
 
 
+VANISHED = "the log lost the block before it reached the disk (delivery at_most_once)"
+"""The reason of the gaps of `Gaps.add_vanished`."""
+
+
 class Gaps(Repository):
-    """Finds the gaps of streams."""
+    """Finds the gaps of streams, and records those of vanished blocks."""
+
+    def add_vanished(self, stream: str, batch_time_ms: int, lost: Iterable[tuple[str, OffsetRange]]) -> None:
+        """Record the offset ranges of a batch's blocks that the log lost, each once. ``lost`` has the input's id with
+        each range."""
+        with self._database.write_stream(stream) as (connection, locked):
+            query = select(gaps).where(
+                gaps.c.stream == stream, gaps.c.batch_time_ms == batch_time_ms, gaps.c.reason == VANISHED
+            )
+            known = {
+                (row.input_id, row.partition, row.from_offset)
+                for row in map(GapRow.from_row, connection.execute(query))
+            }
+            for input_id, each in lost:
+                if each.until_offset > each.from_offset and (input_id, each.partition, each.from_offset) not in known:
+                    add_gap(
+                        connection,
+                        locked,
+                        input_id,
+                        each.partition,
+                        from_offset=each.from_offset,
+                        until_offset=each.until_offset,
+                        reason=VANISHED,
+                        batch_time_ms=batch_time_ms,
+                    )
 
     def page(self, stream: str, limit: int = 1000, *, before_id: int | None = None) -> list[GapRow]:
         """Return the newest ``limit`` gaps, those with ids below ``before_id`` if it is given, newest first."""

@@ -22,7 +22,7 @@ REVISION = "revision"
 _NOTED = "noted_revision"
 """The attribute that holds the revision for which the difference was reported as an event."""
 
-_FIELDS = ("batch_by", "allowed_lateness", "batch_interval", "block_interval", "storage", "spark")
+_FIELDS = ("batch_by", "delivery", "allowed_lateness", "batch_interval", "block_interval", "storage", "spark")
 # Batches decode, not receivers.
 _NOT_RECEIVED = frozenset({"id", "key_decoder", "value_decoder"})
 _LIMITS = (

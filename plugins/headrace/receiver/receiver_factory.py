@@ -128,6 +128,7 @@ class ReceiverFactory:
             positions=lambda: self._next_offsets,
             accepted=self._accepted,
             progress=self._beat_if_due,
+            sync_blocks=self._context.stream.delivery == "exactly_once",
         )
         report_recovery(writer.recovery, self._lease, self._context.ledger, self._context.storage.below("log"))
         return writer

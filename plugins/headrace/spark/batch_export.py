@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from headrace.errors import HeadraceError
 from headrace.spark.batch_frames import read_records
-from headrace.spark.batch_plan import load_manifests
+from headrace.spark.batch_plan import load_manifests, origins_of
 from headrace.spark.batch_preview import PreviewError, readable_batch
 from headrace.spark.decoding import REASON, decode_input
 from headrace.stream import Input, Stream
@@ -82,7 +82,7 @@ def export_batch(
         raise ExportError(f"The file {path} exists.", remedy="Give another name, or --overwrite.")
     if not path.parent.is_dir():
         raise ExportError(f"The folder {path.parent} does not exist.", remedy="Create it.")
-    origin = context.ledger.batches.origins(context.name, [batch_time_ms])[batch_time_ms]
+    origin = origins_of(context, [batch_time_ms])[batch_time_ms]
     for _ in load_manifests([origin]):
         pass
     spark = open_session()

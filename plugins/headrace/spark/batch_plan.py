@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.batch.manifest import Manifest
+from headrace.batch.vanished_blocks import without_vanished
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger.states import AttemptState, EventKind
@@ -82,7 +83,7 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
         ManifestError: a manifest is missing or damaged, or is not the recorded one.
     """
     time_ms = batch.batch_time_ms
-    own = context.ledger.batches.origins(context.name, [time_ms]).get(time_ms)
+    own = origins_of(context, [time_ms]).get(time_ms)
     if own is None:
         raise BatchNotReadableError(f"Batch {time_text(time_ms)} is {batch.state.value}, so its records are not read.")
     leaving = evicted_batches(context, time_ms) if STATE_STEP in attempt.outputs else ()
@@ -114,7 +115,7 @@ def _plan_output(context: StreamContext, batch_time_ms: int, output: Output) -> 
     if window is not None:
         held = window.batch_times_ms(batch_time_ms, interval_ms)
         fresh = window.fresh_times_ms(batch_time_ms, interval_ms)
-    by_time = context.ledger.batches.origins(context.name, {*held, *fresh})
+    by_time = origins_of(context, {*held, *fresh})
     return OutputPlan(
         output,
         tuple(by_time[time] for time in held if time in by_time),
@@ -136,9 +137,8 @@ def evicted_batches(context: StreamContext, batch_time_ms: int) -> tuple[BatchOr
     times = evicted_batch_times(context.stream, batch_time_ms)
     if not times:
         return ()
-    batches = context.ledger.batches
-    found = batches.origins(context.name, times, abandoned=True)
-    abandoned = found.keys() - batches.origins(context.name, times).keys()
+    found = origins_of(context, times, abandoned=True)
+    abandoned = found.keys() - context.ledger.batches.origins(context.name, times).keys()
     return tuple(
         origin
         for time_ms, origin in sorted(found.items())
@@ -162,6 +162,14 @@ def evicted_batch_times(stream: Stream, batch_time_ms: int) -> list[int]:
     return [time for time in times if time >= base.first_ms]
 
 
+def origins_of(context: StreamContext, times: Iterable[int], *, abandoned: bool = False) -> dict[int, BatchOrigin]:
+    """Where the records of these batches are to be read, by batch time, after a check for vanished blocks.
+
+    Raises the errors of `without_vanished`.
+    """
+    return without_vanished(context, context.ledger.batches.origins(context.name, times, abandoned=abandoned))
+
+
 def _is_in_state(context: StreamContext, time_ms: int, until_ms: int) -> bool:
     """Whether the table from which the batch ``until_ms`` starts contains the records of the batch ``time_ms``."""
     built_on = StateStore.of(context.stream).is_built_on(time_ms, until_ms)
@@ -173,14 +181,15 @@ def _is_in_state(context: StreamContext, time_ms: int, until_ms: int) -> bool:
 
 
 def load_manifests(origins: Iterable[BatchOrigin]) -> Iterator[Manifest]:
-    """Yield the manifests with which the batches were allocated, each once.
+    """Yield the manifests with which the batches were allocated, each once, without the blocks that have vanished.
 
     Raises:
         ManifestError: a manifest is missing or damaged, or is not the recorded one.
     """
 
     def load(origin: BatchOrigin) -> Manifest:
-        return Manifest.load(origin.manifest_uri, sha256=origin.manifest_sha256)
+        manifest = Manifest.load(origin.manifest_uri, sha256=origin.manifest_sha256)
+        return manifest.without(origin.vanished) if origin.vanished else manifest
 
     by_uri = {origin.manifest_uri: origin for origin in origins}
     with ThreadPoolExecutor(_MANIFEST_READERS) as pool:

@@ -14,7 +14,7 @@ from headrace.clock import time_text
 from headrace.ledger.models import Attempt, BatchRow
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frames
-from headrace.spark.batch_plan import BatchNotReadableError, OutputPlan, load_manifests, plan_outputs
+from headrace.spark.batch_plan import BatchNotReadableError, OutputPlan, load_manifests, origins_of, plan_outputs
 from headrace.spark.decoding import REASON
 from headrace.spark.document_preview import PreviewedDocument, preview_documents
 from headrace.spark.incarnations import lacks_incarnation
@@ -178,7 +178,7 @@ def read_outputs(
 
     Raises the errors of `preview_batch`.
     """
-    origin = context.ledger.batches.origins(context.name, [batch_time_ms])[batch_time_ms]
+    origin = origins_of(context, [batch_time_ms])[batch_time_ms]
     attempts = context.ledger.attempts.of_batch(context.name, batch_time_ms)
     claim = Attempt(
         stream=context.name,

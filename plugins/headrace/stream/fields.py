@@ -64,6 +64,11 @@ class StreamFields(Part):
         description="The time that decides a record's batch: when it was stored in the log, or its timestamp in Kafka "
         "(the latest one so far in its partition).",
     )
+    delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = Field(
+        default="exactly_once",
+        description="What a power failure may do to records that were received: nothing; or the log on a local disk is "
+        "not synced for each block, and what was lost is read from Kafka again, or is given up and recorded as a gap.",
+    )
     allowed_lateness: Duration = Field(
         default=timedelta(seconds=10),
         description="How long a batch by timestamp waits, after its interval has ended, for records of a partition "

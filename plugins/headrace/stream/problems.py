@@ -29,6 +29,7 @@ def problems(stream: StreamFields) -> Iterator[str]:
     if len(stream.inputs) > 1 and any(stream.transform_of(output) is None for output in stream.outputs):
         yield "transform: a stream of several inputs needs one, to make one DataFrame of them"
     yield from _receiver_input_problems(stream)
+    yield from _delivery_problems(stream)
     if stream.storage.is_local and not stream.storage.shared and not stream.spark.is_local:
         yield (
             f"storage: {stream.storage.url} is a folder of one machine, but spark.master "
@@ -103,6 +104,22 @@ def _receiver_input_problems(stream: StreamFields) -> Iterator[str]:
                 f"inputs: {source.id} is also a topic that another input reads, so that two records would have one "
                 "id; give this input another id"
             )
+
+
+def _delivery_problems(stream: StreamFields) -> Iterator[str]:
+    if stream.delivery == "exactly_once":
+        return
+    if not stream.storage.is_local or stream.storage.shared:
+        yield (
+            f"delivery: {stream.delivery} saves only the sync of a local disk, and {stream.storage.url} is a store "
+            "that several hosts reach; leave delivery out"
+        )
+    custom = [source.id for source in stream.inputs if isinstance(source, ReceiverInput)]
+    if custom and stream.delivery == "at_least_once":
+        yield (
+            f"delivery: at_least_once reads lost records from Kafka again, and input {custom[0]} is no Kafka input; "
+            "leave delivery out"
+        )
 
 
 def _letters_among_documents(stream: StreamFields) -> Iterator[str]:

@@ -105,12 +105,12 @@ class _FaultySegmentFile:
         self._write_faults = write_faults
         self._has_failed = False
 
-    def append(self, parts: Sequence[Data]) -> None:
+    def append(self, parts: Sequence[Data], *, sync: bool = True) -> None:
         if self._has_failed:
             raise AssertionError("a poisoned segment was written to")
         fault = self._write_faults.popleft() if self._write_faults else None
         if fault is None:
-            self._file.append(parts)
+            self._file.append(parts, sync=sync)
             return
         self._has_failed = True
         written = b"".join(memoryview(part) for part in parts)[: fault.written]

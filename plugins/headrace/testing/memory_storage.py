@@ -79,7 +79,7 @@ class _MemorySegmentFile:
         self._data = data
         self._is_open = True
 
-    def append(self, parts: Sequence[Data]) -> None:
+    def append(self, parts: Sequence[Data], *, sync: bool = True) -> None:  # noqa: ARG002 - memory
         if not self._is_open:
             raise StorageError("The file is closed.")
         for part in parts:

@@ -86,9 +86,9 @@ class _GatedFile:
         self._file = file
         self._gate = gate
 
-    def append(self, parts: Any) -> None:
+    def append(self, parts: Any, *, sync: bool = True) -> None:
         self._gate.pass_through()
-        self._file.append(parts)
+        self._file.append(parts, sync=sync)
 
     def close(self) -> None:
         self._file.close()

@@ -208,7 +208,7 @@ class LocalSegmentFile:
         with contextlib.suppress(OSError):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def append(self, parts: Sequence[Data]) -> None:
+    def append(self, parts: Sequence[Data], *, sync: bool = True) -> None:
         if self._is_poisoned or self._fd < 0:
             raise StorageError(f"{self._path.name} takes no more writes after a failed one or its close.")
         # Set until the outcome is known, so that an interrupt counts as a failure too.
@@ -218,7 +218,7 @@ class LocalSegmentFile:
             if self._length == 0:
                 self._calls.fsync(self._fd)
                 _sync_directory(self._calls, self._path.parent)
-            else:
+            elif sync:
                 self._calls.fdatasync(self._fd)
             # A file whose directory was removed or unmounted still accepts writes and syncs, but no reader finds it.
             # Inodes are not compared: on some network file systems they change.

@@ -38,8 +38,9 @@ class RandomAccessFile(Protocol):
 class SegmentFile(Protocol):
     """A new file open for appending, by one writer."""
 
-    def append(self, parts: Sequence[Data]) -> None:
-        """Write the parts, one after the other; they are durable when this returns.
+    def append(self, parts: Sequence[Data], *, sync: bool = True) -> None:
+        """Write the parts, one after the other; they are durable when this returns. Without ``sync`` only the file's
+        first bytes are, and the others when a later call syncs.
 
         After any exception these bytes may or may not be on disk, and the file must not be written to again: after a
         failed fsync the kernel has dropped the dirty pages and a second fsync would report success.

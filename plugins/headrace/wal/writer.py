@@ -29,9 +29,11 @@ SEGMENT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class WrittenFrame:
-    """A block that is durable. ``opened`` is the segment that this write created (None: it appended to an open one).
-    ``closed`` are the segments closed or given up since the last write: they never grow again. ``seconds`` is the time
-    that the store took to write and sync the frame."""
+    """A block that is durable, or written without a sync.
+
+    ``opened`` is the segment that this write created (None: it appended to an open one). ``closed`` are the segments
+    closed or given up since the last write: they never grow again. ``seconds`` is the time that the store took to write
+    and sync the frame."""
 
     handle: BlockHandle
     sequence: int
@@ -52,15 +54,15 @@ class _OpenSegment:
         self.blocks = 0
         self.file: SegmentFile | None = None
 
-    def append(self, storage: LogStorage, parts: Sequence[Data]) -> None:
-        """Write ``parts``; they are durable when this returns."""
+    def append(self, storage: LogStorage, parts: Sequence[Data], *, sync: bool) -> None:
+        """Write ``parts``; with ``sync`` they, and all before them, are durable when this returns."""
         if self.file is None:
             self.file = storage.create_segment(self.path)
-        self.file.append(parts)
+        self.file.append(parts, sync=sync)
         self.length += sum(len(memoryview(part)) for part in parts)
 
     def release(self) -> None:
-        """Close the file. Never raises: every acknowledged byte was synced before."""
+        """Close the file. Never raises: nothing is written."""
         if self.file is not None:
             with contextlib.suppress(OSError):
                 self.file.close()
@@ -72,7 +74,8 @@ class WriteAheadLogWriter:
 
     ``positions`` returns the next offset of each of the receiver's partitions; it is called when a segment opens.
     A segment is closed when the next block would take it past ``segment_bytes``, or when it is ``segment_seconds`` old.
-    A store that cannot append gets one object per write (``close_after_write``).
+    A store that cannot append gets one object per write (``close_after_write``). Without ``sync_blocks`` a local file
+    is synced when it begins and when it ends, and not for each block.
 
     The constructor reads the last segment of the receiver's earlier epochs and cuts its torn tail off; ``recovery``
     holds the tail and any damage. With ``accepted`` (returns the blocks in a segment that the ledger has accepted),
@@ -99,6 +102,7 @@ class WriteAheadLogWriter:
         accepted: Accepted | None = None,
         progress: Callable[[], None] = lambda: None,
         close_after_write: bool | None = None,
+        sync_blocks: bool = True,
     ) -> None:
         self._storage = storage.below(root)
         self._receiver = receiver
@@ -109,6 +113,7 @@ class WriteAheadLogWriter:
         self._codec = codec
         self._positions = positions
         self._close_after_write = not storage.appends if close_after_write is None else close_after_write
+        self._sync_blocks = sync_blocks
         self._lock = threading.Lock()
         self._segment: _OpenSegment | None = None
         self._next_number = 0
@@ -140,7 +145,8 @@ class WriteAheadLogWriter:
         event_time_ms: int | None = None,
         source_position: str | None = None,
     ) -> WrittenFrame:
-        """Append a block (``RECORD_SCHEMA``); it is durable, file and directory, when this returns.
+        """Append a block (``RECORD_SCHEMA``); with ``sync_blocks`` it is durable, file and directory, when this
+        returns.
 
         ``ranges`` must hold as many records as ``records``. ``last_accepted_sequence`` is the newest of this writer's
         sequences that the ledger has accepted, None before the first. ``event_time_ms`` and
@@ -211,7 +217,7 @@ class WriteAheadLogWriter:
             if self._close_after_write:
                 self._write_whole(segment, parts, offset + length, header.sequence)
             else:
-                segment.append(self._storage, parts)
+                segment.append(self._storage, parts, sync=self._sync_blocks)
         except BaseException as error:
             self._give_up(segment)
             if isinstance(error, Exception):
@@ -275,9 +281,9 @@ class WriteAheadLogWriter:
             self._end(segment.blocks, self._next_sequence), None, segment=segment.id, offset=segment.length
         )
         try:
-            segment.append(self._storage, [end])
+            segment.append(self._storage, [end], sync=True)
         except Exception:
-            # No block is lost: all were synced. The next header says how many bytes of this segment count.
+            # No block is lost that was synced. The next header says how many bytes of this segment count.
             logger.exception(
                 "Segment %s could not be ended; it is given up after %d bytes.", segment.path, segment.length
             )

@@ -17,6 +17,7 @@ from headrace.stream import (
     JsonDecoder,
     KafkaInput,
     KeyIds,
+    ReceiverInput,
     SparkSettings,
     StartingOffsets,
     StartingTimestamp,
@@ -213,3 +214,22 @@ def test_the_fields_named_for_settings_of_spark_streaming_exist() -> None:
 def test_one_machine_gets_a_slot_for_each_receiver() -> None:
     master = SparkSettings().master_url(receivers=3)
     assert int(master.removeprefix("local[").removesuffix("]")) >= 4
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize(
+    "storage", ["s3://bucket/headrace", Storage(url="/mnt/headrace", shared=True)], ids=["object store", "shared"]
+)
+def test_a_log_that_is_synced_anyway_or_seen_by_other_hosts_cannot_be_left_unsynced(
+    delivery: str, storage: Any
+) -> None:
+    with pytest.raises(StreamDefinitionError, match=f"delivery: {delivery} saves only the sync of a local disk"):
+        Stream(**fields(delivery=delivery, storage=storage))
+    assert Stream(**fields(delivery=delivery)).delivery == delivery
+
+
+def test_at_least_once_needs_a_source_that_can_be_read_again() -> None:
+    lines = ReceiverInput(id="lines", receiver="shop:Lines")
+    with pytest.raises(StreamDefinitionError, match="input lines is no Kafka input"):
+        Stream(**fields(delivery="at_least_once", inputs=lines))
+    assert Stream(**fields(delivery="at_most_once", inputs=lines)).delivery == "at_most_once"

@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, composite, mapped_column
 
-from headrace.blocks import TopicPartition
+from headrace.blocks import BlockHandle, TopicPartition
 from headrace.ledger.codec import Json
 from headrace.ledger.models.base import BigInt, Model, StreamName, batch_key, partial_index, table_of
 from headrace.ledger.states import AttemptState, BatchState
@@ -85,12 +85,16 @@ class EarlierBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchOrigin:
-    """The source of a batch's records: its manifest's blocks in the "log", or its ranges in "kafka"."""
+    """The source of a batch's records: its manifest's blocks in the "log", or its ranges in "kafka".
+
+    ``vanished`` are blocks of the manifest that the log has lost and that are not to be read (`Stream.delivery`).
+    """
 
     batch_time_ms: int
     manifest_uri: str
     manifest_sha256: str
     source: str
+    vanished: frozenset[BlockHandle] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
