@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Sequence
+from typing import Self
 
 from headrace.errors import HeadraceError
-from headrace.ledger.models import BatchRow
+from headrace.ledger.models import BatchRow, JobLease
 from headrace.ledger.states import AttemptState, BatchState, EventKind
 from headrace.receiver.executor_policy import ExecutorPolicy, least_executors
 from headrace.receiver.rate_controller import ran_at_once
+from headrace.spark.receiver_application import ReceiverApplication
 from headrace.spark.receiver_executors import live_executor_ids, release_executor, request_total_executors, task_slots
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.stream.model import milliseconds
 from headrace.stream.spark import ExecutorAllocation
 from headrace.stream_context import StreamContext
 
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-
 logger = logging.getLogger(__name__)
 
 # Batches are read from the ledger at once: those that fit into a scaling interval, and some that were late.
 _LATE_BATCHES = 20
 _MOST_BATCHES = 1_000
+# How soon batches use the task slots of new executors, and no longer count on those of lost ones.
+_SLOTS_SECONDS = 5.0
 
 
 class ExecutorAllocationManager:
@@ -37,21 +37,26 @@ class ExecutorAllocationManager:
 
     A cluster manager that does not answer holds up this thread only. Failures are logged; the next scaling interval
     tries again. As Spark does, it starts with the executors that the application has.
+
+    It also keeps the task slots in the attributes of ``job_lease``: by them a batch decides in how many tasks it reads.
     """
 
     def __init__(
         self,
         context: StreamContext,
         settings: ExecutorAllocation,
-        spark_context: SparkContext,
+        application: ReceiverApplication,
         launcher: SparkReceiverLauncher,
+        job_lease: JobLease,
     ) -> None:
         stream = context.stream
         self._stream = stream
         self._ledger = context.ledger
         self._clock = context.clock
         self._settings = settings
-        self._spark_context = spark_context
+        self._spark_context = application.spark.sparkContext
+        self._recorded_slots = application.task_slots
+        self._lease = job_lease
         self._launcher = launcher
         self._policy = ExecutorPolicy(settings, stream.batch_interval_ms)
         fit = milliseconds(settings.scaling_interval) // stream.batch_interval_ms
@@ -72,15 +77,28 @@ class ExecutorAllocationManager:
 
     def _run(self) -> None:
         logger.info("executors of %s are allocated by %s", self._stream.name, self._settings.model_dump_json())
+        seconds, next_look = self._policy.scaling_interval_seconds, self._clock.monotonic()
         while True:
-            try:
-                self.look()
-            except HeadraceError as error:
-                logger.warning("executors are not scaled now: %s", error)
-            except Exception:
-                logger.exception("executors are not scaled now")
-            if self._clock.wait(self._stop, self._policy.scaling_interval_seconds):
+            if self._clock.monotonic() >= next_look:
+                next_look = self._clock.monotonic() + seconds
+                _try(self.look, "executors are not scaled now")
+            _try(self.record_slots, "the task slots are not recorded now")
+            wait_seconds = min(_SLOTS_SECONDS, max(0.0, next_look - self._clock.monotonic()))
+            if self._clock.wait(self._stop, wait_seconds):
                 return
+
+    def record_slots(self) -> None:
+        """Record the number of task slots, if it has changed.
+
+        Raises:
+            LeaseLostError: another job has begun.
+            LedgerUnavailableError: the ledger does not answer.
+        """
+        slots = task_slots(self._spark_context)
+        if slots != self._recorded_slots:
+            attributes = {"task_slots": slots, "batch_slots": max(1, slots - self._stream.receivers)}
+            self._ledger.jobs.update(self._lease, attributes=attributes)
+            self._recorded_slots = slots
 
     def look(self) -> None:
         """Scale by the batches that completed since the last call. The first call only notes which have completed.
@@ -162,3 +180,12 @@ class ExecutorAllocationManager:
     def _least(self, live: Sequence[str]) -> int:
         slots_per_executor = task_slots(self._spark_context) // max(1, len(live))
         return least_executors(self._settings, self._stream.receivers, slots_per_executor)
+
+
+def _try(step: Callable[[], object], otherwise: str) -> None:
+    try:
+        step()
+    except HeadraceError as error:
+        logger.warning("%s: %s", otherwise, error)
+    except Exception:
+        logger.exception("%s", otherwise)

@@ -165,7 +165,7 @@ class ReceiverJob:
     def _track(self, lease: JobLease) -> int:
         if self._launcher is None:
             raise RuntimeError("the application was not started")
-        with self._allocating_executors(self._launcher):
+        with self._allocating_executors(self._launcher, lease):
             report = ReceiverTracker(self._context, self._launcher, lease).run()
         logger.info("the receivers have ended: %s (%s)", report.end, report.reason)
         if report.end is TrackerEnd.LOST:
@@ -184,11 +184,13 @@ class ReceiverJob:
         self._end(JobState.STOPPED, forced, 0)
         return 0
 
-    def _allocating_executors(self, launcher: SparkReceiverLauncher) -> contextlib.AbstractContextManager[object]:
+    def _allocating_executors(
+        self, launcher: SparkReceiverLauncher, lease: JobLease
+    ) -> contextlib.AbstractContextManager[object]:
         settings = self._stream.spark.executors
         if settings is None or self._application is None:
             return contextlib.nullcontext()
-        return ExecutorAllocationManager(self._context, settings, self._application.spark.sparkContext, launcher)
+        return ExecutorAllocationManager(self._context, settings, self._application, launcher, lease)
 
     def _end(self, state: JobState, error: str | None, exit_code: int) -> None:
         """End the receivers, the listeners, the lease, then Spark. A step that fails does not prevent the next one; if

@@ -66,7 +66,7 @@ def release_executor(spark_context: SparkContext, executor_id: str) -> bool:
     Returns whether it was accepted. Waits for the cluster manager's answer as `request_total_executors` does.
     """
     spark: Any = spark_context._jsc.sc()
-    if spark_context.getConf().get("spark.decommission.enabled", "false") != "true":
+    if str(spark_context.getConf().get("spark.decommission.enabled")).lower() != "true":
         return bool(spark.killExecutor(executor_id))
     jvm: Any = spark_context._jvm
     no_host = getattr(getattr(jvm, "scala.None$"), "MODULE$")

@@ -39,7 +39,11 @@ def run_short_batch(application: Any) -> None:
 
 @pytest.mark.parametrize("decommission", ["false", "true"], ids=["killed", "decommissioned"])
 def test_executors_are_released_and_requested_by_how_long_batches_take(
-    cluster: SparkCluster, receiver_application: Callable[..., Any], tmp_path: Path, decommission: str
+    cluster: SparkCluster,
+    server_folder: Path,
+    receiver_application: Callable[..., Any],
+    tmp_path: Path,
+    decommission: str,
 ) -> None:
     code = tmp_path / "long_batches.py"
     code.write_text(LONG_BATCHES)
@@ -78,6 +82,10 @@ def test_executors_are_released_and_requested_by_how_long_batches_take(
     ((kind, released),) = events()
     assert (kind, released["left"]) == ("executor_released", 2)
     assert released["ratio"] <= 0.3
+    logs = [each.read_text() for each in server_folder.glob(f"*/work/*/{released['executor']}/stderr")]
+    assert len(logs) == 1
+    assert ("ecommission" in logs[0]) == (decommission == "true")
+    application.until("the slots that are left", lambda: application.job().attributes["batch_slots"] == 1)
     left = executors(application).keys()
     assert left == first.keys() - {released["executor"]}
     assert set(with_receiver) <= left
@@ -91,6 +99,7 @@ def test_executors_are_released_and_requested_by_how_long_batches_take(
     assert done.returncode == 0, done.stderr
     grown = application.until("one more executor", lambda: len(found := executors(application)) == 3 and found)
     assert left < grown.keys()
+    application.until("its slot for batches", lambda: application.job().attributes["batch_slots"] == 2)
     (_, (kind, requested)) = events()
     assert (kind, requested["executors"], requested["live"]) == ("executors_requested", 3, 2)
     assert requested["ratio"] >= 0.9

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,10 +53,17 @@ class Cluster:
         self.with_receivers: set[str] | None = {"1"}
         self.accepts = True
         self.calls: list[str] = []
-        settings_here = self.stream.spark.executors
-        assert settings_here is not None
-        self.manager = ExecutorAllocationManager(self.context, settings_here, object(), self)  # type: ignore[arg-type]
+        self.job = self.ledger.jobs.acquire("clicks", holder="test", lease_ms=600_000)
+        self.manager = self.make_manager(self.context)
         self.manager.look()
+
+    def make_manager(self, context: StreamContext) -> ExecutorAllocationManager:
+        settings = self.stream.spark.executors
+        assert settings is not None
+        spark = SimpleNamespace(sparkContext=None)
+        application: Any = SimpleNamespace(spark=spark, task_slots=self.slots_per_executor * len(self.live))
+        launcher: Any = self
+        return ExecutorAllocationManager(context, settings, application, launcher, self.job)
 
     # -- the launcher
 
@@ -151,9 +159,7 @@ def test_executors_follow_the_batches(make_cluster: Callable[..., Cluster]) -> N
 def test_batches_from_before_the_start_do_not_count(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster()
     cluster.batch(9_000)
-    settings = cluster.stream.spark.executors
-    assert settings is not None
-    cluster.manager = ExecutorAllocationManager(cluster.context, settings, object(), cluster)  # type: ignore[arg-type]
+    cluster.manager = cluster.make_manager(cluster.context)
     assert cluster.look() == cluster.look() == []
 
 
@@ -225,11 +231,26 @@ def test_a_cluster_manager_that_refuses_gives_no_event(make_cluster: Callable[..
     assert cluster.events() == []
 
 
+def test_batches_learn_how_many_task_slots_there_are_now(make_cluster: Callable[..., Cluster]) -> None:
+    """Otherwise they would be split into as many tasks as at the start, and new executors would have nothing to do."""
+    cluster = make_cluster()
+
+    def recorded() -> tuple[Any, Any]:
+        cluster.manager.record_slots()
+        job = cluster.ledger.jobs.current("clicks")
+        assert job is not None
+        return job.attributes.get("task_slots"), job.attributes.get("batch_slots")
+
+    assert recorded() == (None, None), "the driver records those of the start"
+    cluster.live += ["4", "5"]
+    assert recorded() == (10, 9)
+    cluster.live = []
+    assert recorded() == (0, 1)
+
+
 def test_a_failure_does_not_end_it(make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = make_cluster(scaling_interval="10 ms")
-    settings, context = cluster.stream.spark.executors, StreamContext(cluster.stream, cluster.ledger)
-    assert settings is not None
-    manager = ExecutorAllocationManager(context, settings, object(), cluster)  # type: ignore[arg-type]
+    manager = cluster.make_manager(StreamContext(cluster.stream, cluster.ledger))
     looks = threading.Semaphore(0)
     errors: list[Exception] = [LedgerUnavailableError("it does not answer"), RuntimeError("the JVM says no")]
 

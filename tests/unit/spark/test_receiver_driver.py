@@ -114,8 +114,8 @@ def test_executors_are_allocated_while_the_receivers_run(
     happened: list[str] = []
 
     @contextlib.contextmanager
-    def allocating(_: StreamContext, settings: ExecutorAllocation, spark_context: Any, __: Any) -> Iterator[None]:
-        assert (settings, spark_context) == (executors, spark.sparkContext)
+    def allocating(_: StreamContext, settings: ExecutorAllocation, application: Any, *__: Any) -> Iterator[None]:
+        assert (settings, application.spark) == (executors, spark)
         happened.append("begins")
         yield
         happened.append("ends")
