@@ -70,7 +70,8 @@ def test_executors_are_released_and_requested_by_how_long_batches_take(
         kinds = [EventKind.EXECUTORS_REQUESTED, EventKind.EXECUTOR_RELEASED]
         return [(str(event.kind), event.payload) for event in application.ledger.events.page("clicks", kinds=kinds)]
 
-    application.running_job(application.start_job(**environment))
+    process = application.start_job(**environment)
+    application.running_job(process)
     first = application.until("as many executors as fit", lambda: len(found := executors(application)) == 3 and found)
     with_receiver = application.until("the receiver", lambda: [each for each, n in running(application).items() if n])
 
@@ -106,3 +107,5 @@ def test_executors_are_released_and_requested_by_how_long_batches_take(
 
     assert [row.epoch for row in application.ledger.receivers.all("clicks")] == [1], "it was never started again"
     assert [each for each, n in running(application).items() if n] == with_receiver
+    application.ledger.jobs.request_stop("clicks", "the end of the test")
+    assert process.wait(240) == 0, application.log("receiver")
