@@ -96,6 +96,8 @@ class EventKind(StrEnum):
     RECEIVER_FAILED = "receiver_failed"
     RECEIVING_PAUSED = "receiving_paused"
     RECEIVING_RESUMED = "receiving_resumed"
+    EXECUTORS_REQUESTED = "executors_requested"
+    EXECUTOR_RELEASED = "executor_released"
     TOPIC_SEEN = "topic_seen"
     TOPIC_RECREATED = "topic_recreated"
     PARTITIONS_GREW = "partitions_grew"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
+from headrace.receiver.executor_policy import least_executors
 from headrace.spark.packaging import connections_conf, executors_path, send_code, send_connections
 from headrace.spark.process_watch import under_spark_submit
 from headrace.spark.receiver_executors import task_slots
@@ -53,6 +54,10 @@ class MasterUnreachableError(HeadraceError):
     """No master of the standalone cluster accepts a connection."""
 
 
+class NoClusterError(HeadraceError):
+    """The stream allocates executors, and its master has none: driver and tasks are one process."""
+
+
 class ExecutorVersionError(HeadraceError):
     """An executor has other versions than the driver, or lacks a library that headrace needs."""
 
@@ -92,8 +97,8 @@ class ReceiverApplication:
 def start_application(stream: Stream, *, token: str | None) -> ReceiverApplication:
     """Start Spark for the stream's receivers, with a Spark Connect server that requires ``token`` unless that is None.
 
-    Raises MasterUnreachableError before it starts an application; TaskSlotsError, ExecutorVersionError and
-    PythonUnknownError after it has stopped the application.
+    Raises MasterUnreachableError and NoClusterError before it starts an application; TaskSlotsError,
+    ExecutorVersionError and PythonUnknownError after it has stopped the application.
     """
     from pyspark.sql import SparkSession
 
@@ -103,6 +108,11 @@ def start_application(stream: Stream, *, token: str | None) -> ReceiverApplicati
         check_task_slots(declared, receivers)
     given = given_conf()
     master = given.get("spark.master") or stream.spark.master_url(receivers)
+    if stream.spark.executors is not None and is_local_master(master):
+        raise NoClusterError(
+            f"The stream's spark.executors requests executors of a cluster, and the master is {master}.",
+            remedy="Name a cluster's master, or leave out spark.executors.",
+        )
     check_master(master)
     prepare_environment(master)
     builder = SparkSession.builder
@@ -171,6 +181,11 @@ def receiver_conf(
             "spark.redaction.regex": _REDACTION,
         }
     )
+    if stream.spark.executors is not None:
+        slots = int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1"))
+        # The first executors, where the cluster manager uses this setting; a standalone one starts all that fit.
+        least = least_executors(stream.spark.executors, stream.receivers, slots)
+        conf.setdefault("spark.executor.instances", str(least))
     if local:
         if stream.spark.job is not None:
             # Most slots are for receivers. By default Spark would split the data of each batch for all of them.

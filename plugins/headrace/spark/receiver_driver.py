@@ -36,6 +36,7 @@ from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
 from headrace.spark.batch_drain import BatchDrain
 from headrace.spark.batch_server import start_batch_server
+from headrace.spark.executor_allocation import ExecutorAllocationManager
 from headrace.spark.failures import first_cause
 from headrace.spark.job_log import LOG_VARIABLE, bounded_log
 from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
@@ -164,7 +165,8 @@ class ReceiverJob:
     def _track(self, lease: JobLease) -> int:
         if self._launcher is None:
             raise RuntimeError("the application was not started")
-        report = ReceiverTracker(self._context, self._launcher, lease).run()
+        with self._allocating_executors(self._launcher, lease):
+            report = ReceiverTracker(self._context, self._launcher, lease).run()
         logger.info("the receivers have ended: %s (%s)", report.end, report.reason)
         if report.end is TrackerEnd.LOST:
             self._end(JobState.FAILED, report.reason, EXIT_NOT_OURS)
@@ -181,6 +183,14 @@ class ReceiverJob:
         forced = None if report.end is TrackerEnd.STOPPED else "some receivers had to be cancelled"
         self._end(JobState.STOPPED, forced, 0)
         return 0
+
+    def _allocating_executors(
+        self, launcher: SparkReceiverLauncher, lease: JobLease
+    ) -> contextlib.AbstractContextManager[object]:
+        settings = self._stream.spark.executors
+        if settings is None or self._application is None:
+            return contextlib.nullcontext()
+        return ExecutorAllocationManager(self._context, settings, self._application, launcher, lease)
 
     def _end(self, state: JobState, error: str | None, exit_code: int) -> None:
         """End the receivers, the listeners, the lease, then Spark. A step that fails does not prevent the next one; if

@@ -1,4 +1,4 @@
-"""Lists a Spark application's executors and task slots, finds the executor of a job, and places a job's task.
+"""Lists, requests and releases a Spark application's executors, finds the executor of a job, and places a job's task.
 
 It uses the JVM, because pyspark offers none of this. An error here affects a receiver's placement, not its start.
 """
@@ -35,6 +35,43 @@ def task_slots(spark_context: SparkContext) -> int:
     """How many tasks the live executors can run at once, including those that are running."""
     spark: Any = spark_context._jsc.sc()
     return int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile()))
+
+
+def live_executor_ids(spark_context: SparkContext) -> list[str]:
+    """The ids of the executors that take tasks. Those that are being killed or decommissioned are left out."""
+    spark: Any = spark_context._jsc.sc()
+    backend, ids = spark.schedulerBackend(), spark.getExecutorIds().iterator()
+    found = []
+    while ids.hasNext():
+        executor_id = str(ids.next())
+        if backend.isExecutorActive(executor_id):
+            found.append(executor_id)
+    return found
+
+
+def request_total_executors(spark_context: SparkContext, total: int) -> bool:
+    """Request that the application has ``total`` executors, including those it has. None is killed if it has more.
+
+    Returns whether the cluster manager accepted it. Waits for its answer, up to ``spark.network.timeout``.
+    """
+    jvm: Any = spark_context._jvm
+    nowhere = jvm.PythonUtils.toScalaMap({})
+    return bool(spark_context._jsc.sc().requestTotalExecutors(total, 0, nowhere))
+
+
+def release_executor(spark_context: SparkContext, executor_id: str) -> bool:
+    """Kill an executor, and request one less. Its tasks run again elsewhere, and do not count as failed.
+
+    With ``spark.decommission.enabled`` it is decommissioned instead: it takes no more tasks and ends after its last.
+    Returns whether it was accepted. Waits for the cluster manager's answer as `request_total_executors` does.
+    """
+    spark: Any = spark_context._jsc.sc()
+    if str(spark_context.getConf().get("spark.decommission.enabled")).lower() != "true":
+        return bool(spark.killExecutor(executor_id))
+    jvm: Any = spark_context._jvm
+    no_host = getattr(getattr(jvm, "scala.None$"), "MODULE$")
+    reason = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("headrace releases it", no_host)
+    return bool(spark.schedulerBackend().decommissionExecutor(executor_id, reason, True, False))
 
 
 def executor_of_group(spark_context: SparkContext, group: str) -> Executor | None:

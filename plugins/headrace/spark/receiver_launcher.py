@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.blocks import ReceiverId
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 POOL = "receivers"
 # The time between two queries for the executor of a receiver that has not begun: each takes Spark about 20 ms.
 _ASK_SECONDS = 2.0
+# How long the start of a receiver waits for the release of an executor. The tracker must not be held up for longer.
+_RELEASE_SECONDS = 1.0
 
 
 class TaskRetriedError(HeadraceError):
@@ -37,6 +40,10 @@ class TaskRetriedError(HeadraceError):
 
 class NoFreeSlotError(HeadraceError):
     """Executors were lost, and another receiver would take the last task slot: batches would wait forever."""
+
+
+class ExecutorReleaseError(HeadraceError):
+    """An executor is being released, and a receiver could start on it."""
 
 
 class SparkReceiverHandle:
@@ -111,6 +118,7 @@ class SparkReceiverLauncher:
         self._others = others
         self._placement = ReceiverPlacement(stream)
         self._launched = 0
+        self._starting = threading.Lock()
         self._handles: list[SparkReceiverHandle] = []
 
     def start(self, task: ReceiverTask) -> SparkReceiverHandle:
@@ -118,7 +126,19 @@ class SparkReceiverLauncher:
 
         Raises:
             NoFreeSlotError: the receiver would take the last task slot.
+            ExecutorReleaseError: the release of an executor takes longer than a second.
         """
+        if not self._starting.acquire(timeout=_RELEASE_SECONDS):
+            raise ExecutorReleaseError(
+                "The cluster manager is slow to release an executor, and the receiver could start on it.",
+                remedy="The receiver starts when the cluster manager has answered.",
+            )
+        try:
+            return self._start(task)
+        finally:
+            self._starting.release()
+
+    def _start(self, task: ReceiverTask) -> SparkReceiverHandle:
         self._handles = [known for known in self._handles if not known.done()]
         slots, running = task_slots(self._spark_context), self.running() + self._others()
         if slots < running + 2:
@@ -136,6 +156,18 @@ class SparkReceiverLauncher:
     def running(self) -> int:
         """How many receivers it has started that have not ended."""
         return sum(not known.done() for known in self._handles)
+
+    @contextmanager
+    def without_starts(self) -> Iterator[None]:
+        """Keep receivers from starting meanwhile, so that `executors_of_receivers` stays true."""
+        with self._starting:
+            yield
+
+    def executors_of_receivers(self) -> set[str] | None:
+        """The ids of the executors that run its receivers; None while one of them is not known."""
+        found = [known.running_on() for known in self._handles if not known.done()]
+        ids = {each.executor_id for each in found if each is not None}
+        return None if None in found else ids
 
     def crowding(self) -> str | None:
         """The reason why batches cannot run, if the receivers hold every task slot after a loss of executors."""

@@ -26,7 +26,7 @@ from headrace.stream.outputs import (
     ParquetOutput,
     RecordIds,
 )
-from headrace.stream.spark import SparkSettings
+from headrace.stream.spark import ExecutorAllocation, SparkSettings
 from headrace.stream.state import STATE_STEP, State
 from headrace.stream.storage import Storage
 from headrace.stream.windows import Window
@@ -40,6 +40,7 @@ __all__ = [
     "ConsoleOutput",
     "DeadLetterLimit",
     "ElasticsearchOutput",
+    "ExecutorAllocation",
     "ForeachBatchOutput",
     "Input",
     "JsonDecoder",

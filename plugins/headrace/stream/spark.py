@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import timedelta
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from headrace.stream.model import Identifier, Part
+from headrace.stream.model import Duration, Identifier, Part
 from headrace.stream.secrets import settings_with_secrets, url_holds_secret
 
 _LOCAL = re.compile(r"^local(?:\[(\*|\d+)(?:,\s*\d+)?\])?$")
@@ -24,6 +25,7 @@ _RESERVED_CONF = (
     "spark.submit.",
 )
 
+_DYNAMIC_ALLOCATION = "spark.dynamicAllocation."
 _STREAMING = "spark.streaming."
 # Prefixes of Spark Streaming's settings, and the field of the stream that replaces each.
 _NAMES_HERE = {
@@ -31,6 +33,7 @@ _NAMES_HERE = {
     "spark.streaming.blockInterval": "block_interval",
     "spark.streaming.blockQueueSize": "limits.max_queued_blocks",
     "spark.streaming.concurrentJobs": "limits.max_concurrent_batches",
+    "spark.streaming.dynamicAllocation.": "spark.executors",
     "spark.streaming.kafka.maxRatePerPartition": "limits.max_rate_per_partition",
     "spark.streaming.receiver.maxRate": "limits.max_rate",
     "spark.streaming.receiver.writeAheadLog.": "storage and limits.segment_bytes",
@@ -41,6 +44,32 @@ _SETTING = re.compile(r"spark\.[^\s=]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _MASTER = re.compile(r"[A-Za-z][^\s\x00-\x1f\x7f]*")
 _FILE = re.compile(r"(?:/|[A-Za-z][A-Za-z0-9+.-]*://)[^,\x00-\x1f\x7f]*")
+
+
+class ExecutorAllocation(Part):
+    """Adds and releases executors by how long batches take, by Spark Streaming's dynamic allocation (and its defaults).
+
+    The ratio is the average processing time of the batches that completed in a scaling interval, divided by the batch
+    interval. At ``scaling_up_ratio`` or more, as many executors are added as the rounded ratio, at least one. At
+    ``scaling_down_ratio`` or less, one that runs no receiver is released.
+    """
+
+    minimum: PositiveInt | None = None
+    """The number of executors that are kept; None: one for each receiver. It is raised if these executors have no task
+    slot for a batch beside the receivers."""
+    maximum: PositiveInt | None = None
+    """The number of executors that is not exceeded by requests; None: no bound. A larger minimum is stronger."""
+    scaling_interval: Duration = timedelta(seconds=60)
+    scaling_up_ratio: PositiveFloat = 0.9
+    scaling_down_ratio: PositiveFloat = 0.3
+
+    @model_validator(mode="after")
+    def _bounds_do_not_cross(self) -> Self:
+        if self.scaling_up_ratio <= self.scaling_down_ratio:
+            raise ValueError("scaling_up_ratio must be more than scaling_down_ratio")
+        if self.minimum is not None and self.maximum is not None and self.maximum < self.minimum:
+            raise ValueError("maximum must not be less than minimum")
+        return self
 
 
 class SparkSettings(Part):
@@ -61,6 +90,12 @@ class SparkSettings(Part):
         default=None,
         description="The name of a job that runs the receivers of all streams of the ledger that name it, in one Spark "
         "application. By default the stream's receivers have a job of their own.",
+    )
+
+    executors: ExecutorAllocation | None = Field(
+        default=None,
+        description="Adds and releases executors of the receiver job on a cluster by how long batches take. By default "
+        "their number does not change.",
     )
 
     @field_validator("conf")
@@ -116,6 +151,27 @@ class SparkSettings(Part):
                 "job needs master or connection, because the task slots of a job that streams share are not derived "
                 "from one of them; on one machine count a slot for each receiver of these streams and one for each "
                 'core, such as master="local[24]" for 20 receivers and 4 cores'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _executors_are_those_of_batches(self) -> Self:
+        if self.executors is None:
+            return self
+        if self.is_local:
+            raise ValueError("executors needs a cluster in master or connection: a local master has no executors")
+        if self.run_batches == "submit":
+            raise ValueError(
+                'executors needs run_batches="connect": batches that are submitted do not run on the executors of the '
+                "receiver job"
+            )
+        if self.job is not None:
+            raise ValueError("executors cannot be used with job: the streams of a shared job have the same executors")
+        both = sorted(name for name in self.conf if name.startswith(_DYNAMIC_ALLOCATION))
+        if both:
+            raise ValueError(
+                f"executors cannot be used with {', '.join(both)}: Spark's own dynamic allocation is off; give the "
+                "bounds in executors"
             )
         return self
 

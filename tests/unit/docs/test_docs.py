@@ -16,6 +16,7 @@ from headrace.stream import (
     ColumnIds,
     ConsoleOutput,
     ElasticsearchOutput,
+    ExecutorAllocation,
     ForeachBatchOutput,
     KafkaInput,
     KafkaOutput,
@@ -98,6 +99,7 @@ EVERY_PART = [
     KeyIds,
     ColumnIds,
     Backpressure,
+    ExecutorAllocation,
 ]
 
 

@@ -11,13 +11,14 @@ from headrace.spark import receiver_application
 from headrace.spark.receiver_application import (
     TOKEN_VARIABLE,
     MasterUnreachableError,
+    NoClusterError,
     TaskSlotsError,
     check_master,
     check_task_slots,
     receiver_conf,
     start_application,
 )
-from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
+from headrace.stream import ConsoleOutput, ExecutorAllocation, KafkaInput, SparkSettings, Stream
 from headrace.stream.errors import StreamDefinitionError
 
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
@@ -76,6 +77,29 @@ def test_a_cluster_whose_masters_all_refuse_is_named_before_spark_tries_for_a_mi
         check_master("spark://without-a-port")
     check_master("local[2]")
     check_master("yarn")
+
+
+def test_executors_are_not_allocated_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master may come from spark-submit."""
+    monkeypatch.setattr(receiver_application, "given_conf", lambda: {"spark.master": "local[4]"})
+    with pytest.raises(NoClusterError, match=r"the master is local\[4\]"):
+        start_application(stream(master="spark://host:7077", executors=ExecutorAllocation()), token=None)
+
+
+def test_an_application_that_allocates_executors_begins_with_the_minimum() -> None:
+    """Where the cluster manager asks for a number; it is raised so that a batch has a slot."""
+
+    def first(conf: dict[str, str] | None = None, **bounds: int) -> str | None:
+        declared = stream(master="yarn", executors=ExecutorAllocation(**bounds), conf=conf or {})
+        return receiver_conf(declared, "yarn", None, given={}, environment={}).get("spark.executor.instances")
+
+    assert first(minimum=5) == "5"
+    assert first() == "2", "one slot for the receiver and one for a batch"
+    assert first({"spark.executor.cores": "4"}) == "1"
+    assert first({"spark.executor.cores": "4", "spark.task.cpus": "3"}) == "2"
+    assert first({"spark.executor.instances": "7"}) == "7"
+    plain = receiver_conf(stream(master="yarn"), "yarn", None, given={}, environment={})
+    assert "spark.executor.instances" not in plain
 
 
 def test_a_start_that_fails_stops_what_was_started(monkeypatch: pytest.MonkeyPatch) -> None:

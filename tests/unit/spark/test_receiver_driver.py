@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -24,7 +26,7 @@ from headrace.receiver.tracker import TrackerEnd, TrackerReport
 from headrace.spark import receiver_driver
 from headrace.spark.job_log import LOG_VARIABLE
 from headrace.spark.receiver_driver import ReceiverJob, StorageNotUsableError
-from headrace.stream import ConsoleOutput, KafkaInput, Listener, Stream
+from headrace.stream import ConsoleOutput, ExecutorAllocation, KafkaInput, Listener, SparkSettings, Stream
 from headrace.stream_context import StreamContext
 
 
@@ -99,6 +101,35 @@ def test_a_job_notes_where_its_log_is(
     job = stream_detail(ledger, "clicks", default_place("clicks", "ledger"), {}).receiver_job
     assert job is not None
     assert job.log_path == "/var/log/headrace/clicks/receiver.log"
+
+
+@pytest.mark.parametrize("executors", [None, ExecutorAllocation()], ids=["disabled", "enabled"])
+def test_executors_are_allocated_while_the_receivers_run(
+    stream: Stream,
+    ledger: Any,
+    spark: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    executors: ExecutorAllocation | None,
+) -> None:
+    happened: list[str] = []
+
+    @contextlib.contextmanager
+    def allocating(_: StreamContext, settings: ExecutorAllocation, application: Any, *__: Any) -> Iterator[None]:
+        assert (settings, application.spark) == (executors, spark)
+        happened.append("begins")
+        yield
+        happened.append("ends")
+
+    def run(_: Any) -> TrackerReport:
+        happened.append("receivers run")
+        return TrackerReport(TrackerEnd.STOPPED, "a test")
+
+    monkeypatch.setattr(receiver_driver, "ExecutorAllocationManager", allocating)
+    monkeypatch.setattr(receiver_driver.ReceiverTracker, "run", run)
+    on_cluster = SparkSettings(master="spark://host:7077", executors=executors)
+    context = StreamContext(stream.model_copy(update={"spark": on_cluster}), ledger)
+    assert ReceiverJob(context, revision=1, holder="a test").run() == 0
+    assert happened == (["receivers run"] if executors is None else ["begins", "receivers run", "ends"])
 
 
 def test_a_job_shows_a_sign_of_life_before_spark_starts(

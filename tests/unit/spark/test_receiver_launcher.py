@@ -13,7 +13,12 @@ from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.scheduling_policy import Executor, Location
 from headrace.receiver.supervisor import ReceiverReport
 from headrace.spark import receiver_launcher
-from headrace.spark.receiver_launcher import NoFreeSlotError, SparkReceiverHandle, SparkReceiverLauncher
+from headrace.spark.receiver_launcher import (
+    ExecutorReleaseError,
+    NoFreeSlotError,
+    SparkReceiverHandle,
+    SparkReceiverLauncher,
+)
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 STREAM = Stream(
@@ -141,6 +146,23 @@ def test_a_question_about_slots_that_fails_ends_no_receiver(setting: Setting, mo
     setting.start(0)
     monkeypatch.setattr(receiver_launcher, "task_slots", fail)
     assert setting.launcher.crowding() is None
+
+
+def test_the_executors_of_receivers_are_known_when_each_of_them_is(setting: Setting) -> None:
+    assert setting.launcher.executors_of_receivers() == set()
+    handles = [setting.start(index) for index in range(3)]
+    assert setting.launcher.executors_of_receivers() == {"1", "2", "3"}
+    handles[2].executor = None
+    assert setting.launcher.executors_of_receivers() is None
+    handles[2].ended = True
+    assert setting.launcher.executors_of_receivers() == {"1", "2"}
+
+
+def test_no_receiver_starts_while_an_executor_is_released(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver_launcher, "_RELEASE_SECONDS", 0.01)
+    with setting.launcher.without_starts(), pytest.raises(ExecutorReleaseError):
+        setting.start(0)
+    setting.start(0)
 
 
 class Context:
