@@ -224,6 +224,22 @@ def test_a_log_of_two_receivers_is_read_by_receiver(log: Log) -> None:
     assert [f.header.receiver.index for f in only] == [1, 1, 1]
 
 
+def test_a_failed_write_fails_the_receiver_that_made_it_and_no_other(log: Log) -> None:
+    """The receivers of a host share no sync and no queue."""
+    one, other = (
+        WriteAheadLogWriter(log.storage, "", ReceiverId("flights", "kafka", index), 1, clock=log.clock)
+        for index in (0, 1)
+    )
+    written = write(one, 1) + write(other, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, name in ((type(log.storage), "write_atomically"), (LocalSegmentFile, "append")):
+            patch.setattr(kind, name, losing_its_answer(getattr(kind, name)))
+        with pytest.raises(WriteFailedError, match="the store is down"):
+            write(one, 1, start=1)
+    written += write(other, 1, start=1) + write(one, 1, start=1)
+    assert sorted(f.handle for f in scan_log(log.storage)) == sorted(handle for handle, _ in written)
+
+
 def test_files_of_others_in_the_logs_folder_are_passed_by(log: Log) -> None:
     written = write(log.open_writer(), 2)
     for path in ("kafka-0/notes.txt", "kafka-0/.hidden", "README", "torn/kafka-0/a.torn", "kafka-0/1-2-3.wal"):
