@@ -8,6 +8,7 @@ import traceback
 from typing import Protocol
 
 from headrace.blocks import ReceiverId
+from headrace.errors import HeadraceError
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import JobLease, ScheduledReceiver
 from headrace.ledger.receivers import Receivers
@@ -26,6 +27,11 @@ _WELL_SECONDS = 60.0
 # returns. Usually longer than a disk stall or a Spark task's wait for a slot; other receivers take its partitions long
 # before.
 HANG_SECONDS = 60.0
+
+
+class NoPlaceError(HeadraceError):
+    """The launcher has no place for a receiver at the moment. It is asked again soon, without backoff: that costs
+    little, and executors that come back are used at once."""
 
 
 class ReceiverHandle(Protocol):
@@ -49,9 +55,12 @@ class ReceiverHandle(Protocol):
 
 
 class ReceiverLauncher(Protocol):
-    """Starts receivers somewhere. ``start`` must not wait for the receiver; raising counts as an end with error."""
+    """Starts receivers somewhere."""
 
-    def start(self, task: ReceiverTask) -> ReceiverHandle: ...
+    def start(self, task: ReceiverTask) -> ReceiverHandle:
+        """Start a receiver, without waiting for it. Raises NoPlaceError; any other error counts as the receiver's end
+        with that error."""
+        ...
 
     def crowding(self) -> str | None:
         """Why batches cannot run beside the running receivers; None if they can."""
@@ -145,10 +154,20 @@ class TrackedReceiver:
         self.starts += 1
         try:
             self._handle = self._launcher.start(ReceiverTask(self._stream_json, self._scheduled, self._lease_ms))
+        except NoPlaceError as error:
+            return self._waits_for_place(now, str(error))
         except Exception as error:
             logger.exception("receiver %s could not be started", self.receiver_id)
             return self._ended(now, f"{type(error).__name__}: {error}", traceback.format_exc())
         return None
+
+    def _waits_for_place(self, now: float, error: str) -> str | None:
+        self._start_at = now + self._restart_seconds
+        if error == self.last_error:
+            return None
+        self._note_end(error)
+        self.last_error = error
+        return f"Receiver {self.receiver_id} waits: {error}"
 
     def _note_executor(self, handle: ReceiverHandle) -> None:
         if self._executor_is_noted or self._scheduled is None:
@@ -160,12 +179,7 @@ class TrackedReceiver:
 
     def _ended(self, now: float, error: str | None, stack: str | None = None) -> str:
         self._handle = None
-        if self._scheduled is not None:
-            try:
-                self._receivers.task_ended(self._scheduled, error, stack)
-            except LedgerUnavailableError as unavailable:
-                # The next start fences the instance in any case.
-                logger.warning("the end of receiver %s is not in the ledger: %s", self.receiver_id, unavailable)
+        self._note_end(error, stack)
         self._ends_in_a_row = 1 if now - self._started_at >= _WELL_SECONDS else self._ends_in_a_row + 1
         # Capped: after a thousand ends in a row the power would overflow a float.
         seconds = min(LONGEST_RESTART_SECONDS, self._restart_seconds * 2 ** min(self._ends_in_a_row - 1, 30))
@@ -173,3 +187,12 @@ class TrackedReceiver:
         self.last_error = error
         how = "ended" if error is None else f"ended: {error}"
         return f"Receiver {self.receiver_id} {how}; it starts again in {seconds:.0f} s."
+
+    def _note_end(self, error: str | None, stack: str | None = None) -> None:
+        if self._scheduled is None:
+            return
+        try:
+            self._receivers.task_ended(self._scheduled, error, stack)
+        except LedgerUnavailableError as unavailable:
+            # The next start fences the instance in any case.
+            logger.warning("the end of receiver %s is not in the ledger: %s", self.receiver_id, unavailable)

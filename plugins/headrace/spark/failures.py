@@ -135,9 +135,9 @@ def first_cause(error: BaseException) -> str:
     error of the user's function has the file and the line where it was raised.
     """
     text = str(error)
-    remote = _python_cause(text)
+    remote = _remote_cause(text)
     if remote is not None:
-        return remote if remote.startswith("headrace.") else remote + _place(_frames_in(text))
+        return remote
     java = [line.partition("Caused by: ")[2] for line in text.splitlines() if line.startswith("Caused by: ")]
     if not java:
         # py4j's first line names the failed call, its second line the exception.
@@ -147,6 +147,18 @@ def first_cause(error: BaseException) -> str:
     first = next((line for line in text.splitlines() if line.strip()), "")
     place = "" if isinstance(error, HeadraceError) else _place(_frames_of(error))
     return (f"{type(error).__name__}: {first}" if first else type(error).__name__) + place
+
+
+def task_cause(text: str) -> str:
+    """The reason in the text with which Spark reports that a task failed, in one line."""
+    return _remote_cause(text) or next((line for line in text.splitlines() if line.strip()), "")
+
+
+def _remote_cause(text: str) -> str | None:
+    remote = _python_cause(text)
+    if remote is None or remote.startswith("headrace."):
+        return remote
+    return remote + _place(_frames_in(text))
 
 
 def _python_cause(text: str) -> str | None:

@@ -89,6 +89,24 @@ def executor_of_group(spark_context: SparkContext, group: str) -> Executor | Non
     return None
 
 
+def first_failure_of_group(spark_context: SparkContext, group: str) -> str | None:
+    """The text with which Spark reports the first failure of the group's single task; None if it has not failed.
+
+    Spark repeats a failed task. The job's own error tells of the last try only.
+    """
+    store: Any = spark_context._jsc.sc().statusStore()
+    tracker = spark_context.statusTracker()
+    for job_id in tracker.getJobIdsForGroup(group):
+        job = tracker.getJobInfo(job_id)
+        for stage_id in job.stageIds if job is not None else ():
+            tasks = store.taskList(int(stage_id), 0, 1).iterator()
+            while tasks.hasNext():
+                message = tasks.next().errorMessage()
+                if message.isDefined():
+                    return str(message.get())
+    return None
+
+
 def placed(spark_context: SparkContext, item: Any, locations: Sequence[Location]) -> RDD[Any]:
     """An RDD of one partition with ``item``, to be computed at one of ``locations``.
 

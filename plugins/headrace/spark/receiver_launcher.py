@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,19 @@ from headrace.blocks import ReceiverId
 from headrace.errors import HeadraceError
 from headrace.ledger.states import ReceiverState
 from headrace.receiver.receiver_placement import ReceiverPlacement
+from headrace.receiver.receiver_restarts import NoPlaceError
 from headrace.receiver.receiver_task import ReceiverTask, run_receiver
 from headrace.receiver.scheduling_policy import Executor, Location
 from headrace.receiver.supervisor import ReceiverReport
-from headrace.spark.failures import first_cause
+from headrace.spark.failures import first_cause, task_cause
 from headrace.spark.process_watch import ProcessWatch, parent_gone
-from headrace.spark.receiver_executors import executor_of_group, executors_of, placed, task_slots
+from headrace.spark.receiver_executors import (
+    executor_of_group,
+    executors_of,
+    first_failure_of_group,
+    placed,
+    task_slots,
+)
 from headrace.spark.transforms import add_py_files
 from headrace.stream import Stream
 
@@ -30,6 +38,8 @@ logger = logging.getLogger(__name__)
 POOL = "receivers"
 # The time between two queries for the executor of a receiver that has not begun: each takes Spark about 20 ms.
 _ASK_SECONDS = 2.0
+# The time between two queries for the live executors, by which the loss of a receiver's executor is noticed.
+_LOOK_SECONDS = 1.0
 # How long the start of a receiver waits for the release of an executor. The tracker must not be held up for longer.
 _RELEASE_SECONDS = 1.0
 
@@ -38,11 +48,11 @@ class TaskRetriedError(HeadraceError):
     """Spark retried a receiver's task. Only the tracker decides about restarts, so the task ended at once."""
 
 
-class NoFreeSlotError(HeadraceError):
+class NoFreeSlotError(NoPlaceError):
     """Executors were lost, and another receiver would take the last task slot: batches would wait forever."""
 
 
-class ExecutorReleaseError(HeadraceError):
+class ExecutorReleaseError(NoPlaceError):
     """An executor is being released, and a receiver could start on it."""
 
 
@@ -50,9 +60,17 @@ class SparkReceiverHandle:
     """A receiver's Spark job (``headrace.receiver.receiver_restarts.ReceiverHandle``)."""
 
     def __init__(
-        self, spark_context: SparkContext, task: ReceiverTask, group: str, locations: Sequence[Location] = ()
+        self,
+        spark_context: SparkContext,
+        task: ReceiverTask,
+        group: str,
+        locations: Sequence[Location],
+        live: Callable[[], Collection[Executor]],
     ) -> None:
+        """``live`` returns the live executors; none if the driver runs the tasks."""
         self._spark_context = spark_context
+        self._live = live
+        self._is_lost = False
         self._task = task
         self._group = group
         self._locations = locations
@@ -75,19 +93,27 @@ class SparkReceiverHandle:
         return self._executor
 
     def done(self) -> bool:
-        return not self._thread.is_alive()
+        """Whether its job has ended, or its executor is lost. Then Spark repeats the task in vain, which takes many
+        seconds while there are few executors."""
+        if not self._is_lost and self._executor is not None and self._thread.is_alive():
+            live = self._live()
+            if live and self._executor not in live:
+                self._is_lost = True
+                self._error = f"{self._executor} was lost"
+                self.cancel()
+        return self._is_lost or not self._thread.is_alive()
 
     def error(self) -> str | None:
         return self._error
 
     def cancel(self) -> None:
-        if not self.done():
+        if self._thread.is_alive():
             self._spark_context.cancelJobGroup(self._group)
 
     def join(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the job to end. Returns whether it has ended."""
         self._thread.join(max(0.0, seconds))
-        return self.done()
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -98,9 +124,16 @@ class SparkReceiverHandle:
             self._spark_context.setLocalProperty("spark.scheduler.pool", POOL)
             (report,) = placed(self._spark_context, self._task, self._locations).map(run_receiver_task).collect()
         except Exception as error:
-            self._error = first_cause(error)
+            if not self._is_lost:
+                self._error = self._first_failure() or first_cause(error)
         else:
             self._error = None if report.state is ReceiverState.STOPPED else report.error
+
+    def _first_failure(self) -> str | None:
+        with contextlib.suppress(Exception):
+            text = first_failure_of_group(self._spark_context, self._group)
+            return None if text is None else task_cause(text)
+        return None
 
 
 class SparkReceiverLauncher:
@@ -119,6 +152,8 @@ class SparkReceiverLauncher:
         self._placement = ReceiverPlacement(stream)
         self._launched = 0
         self._starting = threading.Lock()
+        self._live: list[Executor] = []
+        self._next_look = 0.0
         self._handles: list[SparkReceiverHandle] = []
 
     def start(self, task: ReceiverTask) -> SparkReceiverHandle:
@@ -149,7 +184,8 @@ class SparkReceiverLauncher:
             )
         self._launched += 1
         group = f"headrace/receiver/{task.receiver_id}/{task.scheduled.job.epoch}/{self._launched}"
-        handle = SparkReceiverHandle(self._spark_context, task, group, self._locations(task.receiver_id))
+        locations = self._locations(task.receiver_id)
+        handle = SparkReceiverHandle(self._spark_context, task, group, locations, self._live_executors)
         self._handles.append(handle)
         return handle
 
@@ -194,6 +230,17 @@ class SparkReceiverLauncher:
             return ()
         logger.info("receiver %s is to run on %s", receiver, ", ".join(map(str, found)) or "any executor")
         return found
+
+    def _live_executors(self) -> list[Executor]:
+        """The live executors, as of a second ago at most; none while they cannot be listed."""
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            try:
+                self._live = executors_of(self._spark_context)
+            except Exception:
+                logger.exception("the executors cannot be listed")
+                self._live = []
+        return self._live
 
     def _running(self) -> dict[ReceiverId, Executor | None]:
         return {known.receiver_id: known.running_on() for known in self._handles}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def task(index: int) -> ReceiverTask:
 class Handle:
     """A receiver that runs where it was sent first, or where a test says, until a test ends it."""
 
-    def __init__(self, _: Any, task: ReceiverTask, __: str, locations: tuple[Location, ...]) -> None:
+    def __init__(self, _: Any, task: ReceiverTask, __: str, locations: tuple[Location, ...], *___: Any) -> None:
         self.receiver_id = task.receiver_id
         self.locations = locations
         first = locations[0] if locations else None
@@ -196,7 +197,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_a_receivers_job_is_placed_at_its_locations(placed: list[tuple[Any, ...]]) -> None:
-    handle = SparkReceiverHandle(Context(), task(0), "the group", (ONE, TWO))  # type: ignore[arg-type]
+    handle = SparkReceiverHandle(Context(), task(0), "the group", (ONE, TWO), list)  # type: ignore[arg-type]
     assert handle.join(20)
     assert (placed, handle.error()) == ([(task(0), (ONE, TWO))], None)
 
@@ -211,6 +212,76 @@ def test_the_launcher_asks_spark_for_a_receivers_executor_until_spark_knows_it(m
 
     monkeypatch.setattr(receiver_launcher, "executor_of_group", ask)
     monkeypatch.setattr(receiver_launcher, "_ASK_SECONDS", 0.0)
-    handle = SparkReceiverHandle(Context(), task(0), "the group", (ONE, TWO))  # type: ignore[arg-type]
+    handle = SparkReceiverHandle(Context(), task(0), "the group", (ONE, TWO), list)  # type: ignore[arg-type]
     assert [handle.running_on() for _ in range(3)] == [None, TWO, TWO]
     assert asked == ["the group"] * 2
+
+
+class Endless:
+    """A job of Spark that ends when its group is cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+
+    def setJobGroup(self, *_: Any, **__: Any) -> None:  # noqa: N802 - as Spark's
+        """Nothing to do."""
+
+    def setLocalProperty(self, *_: Any) -> None:  # noqa: N802 - as Spark's
+        """Nothing to do."""
+
+    def cancelJobGroup(self, _: str) -> None:  # noqa: N802 - as Spark's
+        self.cancelled.set()
+
+    def map(self, _: Any) -> Endless:
+        return self
+
+    def collect(self) -> list[Any]:
+        assert self.cancelled.wait(30)
+        raise RuntimeError("cancelled")
+
+
+def test_a_receiver_whose_executor_is_lost_has_ended_before_spark_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark repeats its task four times, each time when a slot is free."""
+    job = Endless()
+    live = [ONE, TWO]
+    monkeypatch.setattr(receiver_launcher, "placed", lambda *_: job)
+    monkeypatch.setattr(receiver_launcher, "executor_of_group", lambda *_: ONE)
+    monkeypatch.setattr(receiver_launcher, "_ASK_SECONDS", 0.0)
+    handle = SparkReceiverHandle(job, task(0), "the group", (ONE,), lambda: live)  # type: ignore[arg-type]
+    live.remove(ONE)
+    assert not handle.done(), "it is not known where it runs"
+    live.insert(0, ONE)
+    assert handle.running_on() == ONE
+    assert not handle.done()
+    live.remove(ONE)
+    assert handle.done()
+    assert handle.error() == "executor 1 on host1 was lost"
+    assert handle.join(20)
+    assert job.cancelled.is_set()
+    assert handle.error() == "executor 1 on host1 was lost"
+
+
+def test_where_the_executors_are_not_known_no_receiver_is_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In local mode there are none."""
+    job = Endless()
+    monkeypatch.setattr(receiver_launcher, "placed", lambda *_: job)
+    monkeypatch.setattr(receiver_launcher, "executor_of_group", lambda *_: ONE)
+    monkeypatch.setattr(receiver_launcher, "_ASK_SECONDS", 0.0)
+    handle = SparkReceiverHandle(job, task(0), "the group", (), list)  # type: ignore[arg-type]
+    assert handle.running_on() == ONE
+    assert not handle.done()
+    handle.cancel()
+    assert handle.join(20)
+
+
+def test_the_error_of_a_receivers_first_task_is_told_and_not_that_spark_repeated_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Endless()
+    job.cancelled.set()
+    text = "ExecutorLostFailure (executor 0 exited) Reason: Command exited with code 137"
+    monkeypatch.setattr(receiver_launcher, "placed", lambda *_: job)
+    monkeypatch.setattr(receiver_launcher, "first_failure_of_group", lambda *_: text)
+    handle = SparkReceiverHandle(job, task(0), "the group", (), list)  # type: ignore[arg-type]
+    assert handle.join(20)
+    assert handle.error() == text

@@ -15,7 +15,7 @@ from headrace.blocks import ReceiverId
 from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ScheduledReceiver
-from headrace.receiver.receiver_restarts import TrackedReceiver
+from headrace.receiver.receiver_restarts import NoPlaceError, TrackedReceiver
 from headrace.receiver.receiver_task import ReceiverTask, receive
 from headrace.receiver.scheduling_policy import Executor
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
@@ -238,6 +238,25 @@ def test_a_receiver_that_never_starts_is_tried_for_as_long_as_it_takes(setting: 
     assert (row.state, row.last_error) == (ReceiverState.FAILED, "RuntimeError: the executor has no disk")
     assert 'raise RuntimeError("the executor has no disk")' in (row.last_error_stack or "")
     assert row.restarts == 0, "it never registered"
+
+
+def test_a_receiver_that_waits_for_a_place_is_tried_without_backoff_and_reported_once(setting: Setting) -> None:
+    class Full:
+        slots = 3
+
+        def start(self, task: ReceiverTask) -> Handle:
+            raise NoPlaceError(f"there are only {self.slots} slots")
+
+    launcher = Full()
+    placed = TrackedReceiver("", ReceiverId("air", "records", 0), setting.job, setting.ledger.receivers, launcher)
+    reported = [placed.keep_going(second, alive=False) for second in range(0, 40, 2)]
+    assert placed.starts == 20
+    assert reported == ["Receiver air/records/0 waits: there are only 3 slots", *[None] * 19]
+    launcher.slots = 4
+    assert "only 4 slots" in (placed.keep_going(40, alive=False) or "")
+    (row,) = setting.ledger.receivers.all("air")
+    assert (row.state, row.last_error) == (ReceiverState.FAILED, "there are only 4 slots")
+    assert len(setting.ledger.events.page("air", kinds=[EventKind.RECEIVER_FAILED])) == 2
 
 
 def test_the_executor_of_a_receiver_is_noted_when_spark_knows_it(setting: Setting) -> None:
