@@ -21,6 +21,7 @@ from headrace.stream import (
     KafkaOutput,
     KeyIds,
     Limits,
+    LocalCopies,
     ParquetOutput,
     ReceiverInput,
     SparkSettings,
@@ -98,6 +99,7 @@ EVERY_PART = [
     KeyIds,
     ColumnIds,
     Backpressure,
+    LocalCopies,
 ]
 
 
