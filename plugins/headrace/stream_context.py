@@ -51,4 +51,4 @@ class StreamContext:
         """
         from headrace.wal.storage import open_storage
 
-        return open_storage(self.stream.folder_url)
+        return open_storage(self.stream.folder_url, write_timeout_s=self.stream.limits.store_timeout.total_seconds())

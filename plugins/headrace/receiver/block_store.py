@@ -29,6 +29,7 @@ from headrace.receiver.receiver_events import report_reused
 from headrace.receiver.record_source import RecordSource
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
+from headrace.wal.local_copies import BlockCopies, CopyCounts
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class StoreCounts:
     dropped_records: int = 0
     late_records: int = 0
     durations: dict[str, float] = field(default_factory=dict)
+    copies: CopyCounts = field(default_factory=CopyCounts)
 
     def took(self, name: str, seconds: float) -> None:
         """Add a duration to one of the histograms."""
@@ -88,12 +90,14 @@ class BlockStore:
         wait: Callable[[float], None],
         not_to_store: Callable[[Sequence[TopicPartition]], Sequence[TopicPartition]],
         beat: Callable[[], bool],
+        copies: BlockCopies | None = None,
     ) -> None:
         """``next_offsets`` are the ledger's positions, for the headers of new segments; this class keeps them current.
 
         ``wait`` waits for seconds while heartbeats continue; it raises to give up.
         ``not_to_store`` returns the partitions whose records may belong to another incarnation of their topic.
         ``beat`` sends a heartbeat if one is due, and says whether the ledger answered one.
+        ``copies`` gets each stored block; None: no copies.
         """
         self._lease = lease
         self._ledger = context.ledger
@@ -107,6 +111,7 @@ class BlockStore:
         self._wait = wait
         self._not_to_store = not_to_store
         self._beat = beat
+        self._copies = copies
         self._last_accepted: int | None = None
         self._is_undecided = False
 
@@ -271,6 +276,8 @@ class BlockStore:
         self._counts.records += info.records
         self._counts.late_records += info.records if added.late else 0
         self._counts.payload_bytes += info.payload_bytes
+        if self._copies is not None:
+            self._copies.write(frame.handle, frame.parts)
         self._closed(frame.closed)
 
     def _add_to_ledger(self, info: BlockInfo, ends: Mapping[TopicPartition, EpochEnd]) -> AddedBlock:

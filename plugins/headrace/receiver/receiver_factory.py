@@ -38,6 +38,7 @@ from headrace.receiver.supervisor import ReceiverSupervisor
 from headrace.receiver.unauthorized_topics import UnauthorizedTopics
 from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
 from headrace.stream_context import StreamContext
+from headrace.wal.local_copies import BlockCopies, CopyCounts, CopySettings
 from headrace.wal.writer import WriteAheadLogWriter
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,8 @@ class ReceiverFactory:
         context, lease, source, next_offsets = self._context, self._lease, clients.consumer, self._next_offsets
         now_ms, stored_positions = self._ledger_clock.now_ms, partial(_stored_positions, source, next_offsets)
         lag_watch = LagWatch(clients.end_offsets, lambda: list(source.partitions), now_ms, context.clock)
-        counts = StoreCounts()
+        copies = self._copies()
+        counts = StoreCounts(copies=CopyCounts() if copies is None else copies.counts)
         pausing = Pausing(context, lease)
         generator = self._generator()
         heartbeat = Heartbeat(
@@ -172,6 +174,7 @@ class ReceiverFactory:
             wait=heartbeat.wait,
             not_to_store=unauthorized.not_to_store,
             beat=heartbeat.tick,
+            copies=copies,
         )
         limits = context.stream.limits
         initial_rate = None if limits.backpressure is None else limits.backpressure.initial_rate
@@ -202,6 +205,11 @@ class ReceiverFactory:
             lag_watch=lag_watch,
             unauthorized=unauthorized,
         )
+
+    def _copies(self) -> BlockCopies | None:
+        """The local copies of the stream's log, if the stream has them."""
+        settings = CopySettings.of(self._context.stream.storage)
+        return None if settings is None else BlockCopies(self._context.storage.below("log").url, settings)
 
     def _generator(self) -> BlockGenerator[RecordChunk]:
         stream = self._context.stream

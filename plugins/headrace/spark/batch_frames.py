@@ -22,6 +22,7 @@ from headrace.spark.incarnations import BatchIncarnations, lacks_incarnation, ne
 from headrace.spark.sessions import parallelism
 from headrace.spark.transforms import STATE_FRAMES, apply_transform, load_transform, takes
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KafkaOutput
+from headrace.wal.local_copies import CopySettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,15 +54,24 @@ def read_inputs(
         origins: the batches, from ``ledger.batches.origins``; if there are none, the frames are empty.
         partitions: about how many tasks read an input; by default `parallelism`.
     """
+    copies = CopySettings.of(stream.storage)
     return {
-        source.id: decode_input(read_records(spark, source, origins, partitions), source) for source in stream.inputs
+        source.id: decode_input(read_records(spark, source, origins, partitions, copies), source)
+        for source in stream.inputs
     }
 
 
 def read_records(
-    spark: SparkSession, source: Input, origins: Sequence[BatchOrigin], partitions: int | None = None
+    spark: SparkSession,
+    source: Input,
+    origins: Sequence[BatchOrigin],
+    partitions: int | None = None,
+    copies: CopySettings | None = None,
 ) -> DataFrame:
-    """The records of one input in these batches, undecoded (``headrace.wal.payload.RECORD_SCHEMA``)."""
+    """The records of one input in these batches, undecoded (``headrace.wal.payload.RECORD_SCHEMA``).
+
+    ``copies``: the settings of the log's local copies; None: the log is read.
+    """
     tasks = partitions or parallelism(spark)
     in_kafka = [origin.manifest_uri for origin in origins if origin.source == "kafka"]
     in_log = [origin for origin in origins if origin.source != "kafka"]
@@ -69,7 +79,7 @@ def read_records(
     if in_log or not in_kafka:
         from headrace.spark.wal_source import LogBlocks
 
-        frames.append(LogBlocks.of(load_manifests(in_log), source.id).frame(spark, tasks))
+        frames.append(LogBlocks.of(load_manifests(in_log), source.id, copies).frame(spark, tasks))
     if in_kafka and not isinstance(source, KafkaInput):
         refuse_reading_again(source, in_kafka)
         in_kafka = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.spark.batch_plan import load_manifests
 from headrace.stream import BytesDecoder, ElasticsearchOutput, KeyIds, RecordIds
+from headrace.wal.local_copies import CopySettings
 
 if TYPE_CHECKING:
     from headrace.spark.batch_plan import OutputPlan
@@ -39,4 +40,4 @@ def blocks_of(stream: Stream, plan: OutputPlan) -> LogBlocks:
     from headrace.spark.wal_source import LogBlocks
 
     (source,) = stream.inputs
-    return LogBlocks.of(load_manifests(plan.origins), source.id)
+    return LogBlocks.of(load_manifests(plan.origins), source.id, CopySettings.of(stream.storage))

@@ -14,6 +14,7 @@ were most of the time.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from pyspark.sql.types import (
 from headrace.blocks import BlockHandle
 from headrace.errors import Failure, HeadraceError
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, LogVersionError, PayloadError, WalError
+from headrace.wal.local_copies import BlockCopies, CopyCounts, CopySettings
 from headrace.wal.reader import read_blocks
 from headrace.wal.storage import open_storage
 
@@ -100,17 +102,22 @@ class UnknownVersionError(UnreadableBlockError):
 
 @dataclass(frozen=True, slots=True)
 class LogBlocks:
-    """The blocks of one input in one or more batches, each with the URL of its log's root, in the order of the log."""
+    """The blocks of one input in one or more batches, each with the URL of its log's root, in the order of the log.
+
+    ``copies``: the settings of the blocks' local copies, which tasks read if they are on their host; None: only the log
+    is read.
+    """
 
     blocks: tuple[tuple[str, ListedBlock], ...]
+    copies: CopySettings | None = None
 
     @classmethod
-    def of(cls, manifests: Iterable[Manifest], input_id: str) -> LogBlocks:
+    def of(cls, manifests: Iterable[Manifest], input_id: str, copies: CopySettings | None = None) -> LogBlocks:
         """The blocks of an input that these manifests list."""
         listed = [
             (manifest.log_root, ListedBlock(*block)) for manifest in manifests for block in manifest.blocks(input_id)
         ]
-        return cls(tuple(sorted(listed, key=lambda each: (each[0], each[1].handle))))
+        return cls(tuple(sorted(listed, key=lambda each: (each[0], each[1].handle))), copies)
 
     @property
     def records(self) -> int:
@@ -133,23 +140,42 @@ class LogBlocks:
         Raises UnreadableBlockError.
         """
         starts = np.cumsum([0, *(block.records for _, block in self.blocks)])[:-1]
+        copies: dict[str, BlockCopies] = {}
         for batch in numbers:
             if not batch.num_rows:
                 continue
             first, last = batch.column(0)[0].as_py(), batch.column(0)[-1].as_py()
             begun = slice(*np.searchsorted(starts, [first, last + 1]))
             for log_root, blocks in itertools.groupby(self.blocks[begun], key=lambda each: each[0]):
-                yield from read_partition(log_root, [block for _, block in blocks])
+                if self.copies is not None and log_root not in copies:
+                    copies[log_root] = BlockCopies(log_root, self.copies)
+                yield from read_partition(log_root, [block for _, block in blocks], copies.get(log_root))
+        for log_root, used in copies.items():
+            _report(log_root, used.counts)
 
 
-def read_partition(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.RecordBatch]:
-    """Yield the blocks' records as Arrow batches of ``RECORD_SCHEMA``; raises UnreadableBlockError with the handle."""
+def _report(log_root: str, counts: CopyCounts) -> None:
+    """Write how many blocks the task read from copies. Spark's Python workers have no logging below warnings, and what
+    they write to stderr is in the executor's log."""
+    sys.stderr.write(
+        f"headrace: {log_root}: {counts.hits} blocks ({counts.bytes_read} bytes) read from local copies; from the log "
+        f"{counts.misses} without a copy, {counts.invalid} with an invalid one\n"
+    )
+
+
+def read_partition(
+    log_root: str, blocks: Sequence[ListedBlock], copies: BlockCopies | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks' records as Arrow batches of ``RECORD_SCHEMA``; raises UnreadableBlockError with the handle.
+
+    With ``copies``, a block with a valid copy is read from it.
+    """
     if not blocks:
         return
     target = to_arrow_schema(RECORD_SCHEMA, timezone="UTC")
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
-    for records in _records(log_root, blocks):
+    for records in _records(log_root, blocks, copies):
         batch = to_spark(records, target)
         waiting.append(batch)
         rows += batch.num_rows
@@ -178,12 +204,12 @@ def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _records(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.RecordBatch]:
+def _records(log_root: str, blocks: Sequence[ListedBlock], copies: BlockCopies | None) -> Iterator[pa.RecordBatch]:
     # In the order of read_blocks, so that ``place`` is the unreadable block if reading fails.
     ordered = sorted(blocks, key=lambda block: block.handle)
     place = 0
     try:
-        for read in read_blocks(open_storage(log_root), [block.handle for block in ordered]):
+        for read in read_blocks(open_storage(log_root), [block.handle for block in ordered], copies):
             if read.batch.num_rows != ordered[place].records:
                 raise DamagedBlockError(
                     f"{_where(log_root, read.handle)} has {read.batch.num_rows} records, "

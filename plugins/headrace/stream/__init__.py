@@ -28,7 +28,7 @@ from headrace.stream.outputs import (
 )
 from headrace.stream.spark import ExecutorAllocation, SparkSettings
 from headrace.stream.state import STATE_STEP, State
-from headrace.stream.storage import Storage
+from headrace.stream.storage import LocalCopies, Storage
 from headrace.stream.windows import Window
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "KeyIds",
     "Limits",
     "Listener",
+    "LocalCopies",
     "Output",
     "ParquetOutput",
     "ReceiverInput",

@@ -46,6 +46,10 @@ class Limits(Part):
     bound."""
     segment_bytes: PositiveInt = 128 * MIB
     segment_interval: Duration = timedelta(seconds=60)
+    store_timeout: Duration = Field(default=timedelta(seconds=30), le=timedelta(seconds=45))
+    """How long one write to an object store may take, with the retries of its driver. Then it counts as failed. The
+    default is that of Spark's ``blockStoreTimeout``. At most 45 s: the tracker gives up a receiver that has not renewed
+    its lease for 60 s. Has no effect on a log in a folder."""
     seal_grace: Duration = timedelta(seconds=10)
     """How long a batch waits for live receivers to declare that they have stored all blocks of its batch time."""
     max_coalesced_records: PositiveInt = 500_000

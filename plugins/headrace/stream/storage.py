@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from headrace.stream.model import Part
 from headrace.stream.secrets import url_holds_secret
+
+
+class LocalCopies(Part):
+    """Copies of recent blocks on the disks of the hosts that run receivers, for a log in an object store.
+
+    Each receiver keeps a copy of its newest blocks. A batch's task on the same host reads them instead of the log.
+    ``max_bytes`` is the most that the copies of the stream take on a host; the oldest are deleted first. ``folder`` is
+    an absolute path, by default the temporary folder of the process (``TMPDIR``, else ``/tmp``). All receivers and
+    batches of a host need the same.
+    """
+
+    max_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    folder: str | None = None
+
+    @field_validator("folder")
+    @classmethod
+    def _is_absolute(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/"):
+            raise ValueError("must be an absolute path: receivers and batches start in different folders")
+        return value
 
 
 class Storage(Part):
@@ -20,11 +41,23 @@ class Storage(Part):
 
     url: str = Field(min_length=1)
     shared: bool = False
+    local_copies: LocalCopies | None = None
+    """Copies of recent blocks on the executors' disks; None: no copies. Refused for a log that is itself in a
+    folder."""
 
     @field_validator("url")
     @classmethod
     def _is_absolute(cls, value: str) -> str:
         return check_storage_url(value)
+
+    @model_validator(mode="after")
+    def _copies_are_of_a_remote_log(self) -> Self:
+        if self.local_copies is not None and self.is_local:
+            raise ValueError(
+                f"local_copies is for a log in an object store, and {self.url} is a folder, which is read directly; "
+                "leave local_copies out"
+            )
+        return self
 
     @property
     def is_local(self) -> bool:

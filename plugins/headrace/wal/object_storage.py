@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -126,35 +127,58 @@ class ObjectFile:
 
 
 class FsspecClient:
-    """The calls to an fsspec file system."""
+    """The calls to an fsspec file system.
 
-    def __init__(self, filesystem: Any) -> None:
+    A `put` has ``write_timeout_s`` seconds, with the driver's own retries. These alone may take minutes: s3fs waits
+    15 s for an answer and tries five times, and botocore tries each of them again. None: no bound of ours. A driver
+    without asyncio (memory) cannot be interrupted.
+    """
+
+    def __init__(self, filesystem: Any, write_timeout_s: float | None = None) -> None:
         self._fs = filesystem
+        self._write_timeout_s = write_timeout_s if filesystem.async_impl else None
 
     def put(self, path: str, data: Data, *, exclusive: bool) -> None:
         """Write an object. With ``exclusive``, raises FileExistsError if there is one with other bytes. One with the
         same bytes counts as written: drivers retry by themselves when a response is lost, and the first try may have
-        been stored."""
+        been stored. Raises TimeoutError; the object may then be stored or not, now or later."""
+        began = time.monotonic()
+        try:
+            self._put(path, bytes(data), exclusive=exclusive)
+        except TimeoutError as error:
+            seconds = time.monotonic() - began
+            raise TimeoutError(f"no answer in {seconds:.1f} s; the object may be stored all the same") from error
+
+    def _put(self, path: str, data: bytes, *, exclusive: bool) -> None:
+        limit = self._limit()
         if not exclusive:
-            self._fs.pipe_file(path, bytes(data))
+            self._fs.pipe_file(path, data, **limit())
             return
         try:
-            self._fs.pipe_file(path, bytes(data), mode="create")
+            self._fs.pipe_file(path, data, mode="create", **limit())
         except OSError as error:
             # Not every server reports which condition failed; s3fs then raises another error.
             if not isinstance(error, FileExistsError) and "condition" not in str(error):
                 raise
-            if self.size(path) != len(data) or self.get(path, 0, len(data)) != bytes(data):
+            if self.size(path, **limit()) != len(data) or self.get(path, 0, len(data), **limit()) != data:
                 raise FileExistsError(path) from error
 
-    def get(self, path: str, offset: int, length: int) -> Data:
-        data: bytes = self._fs.cat_file(path, start=offset, end=offset + length)
+    def _limit(self) -> Callable[[], dict[str, float]]:
+        """A function that returns the time that is left of ``write_timeout_s`` from now on, as fsspec's parameter."""
+        if self._write_timeout_s is None:
+            return dict
+        until = time.monotonic() + self._write_timeout_s
+        # fsspec takes 0 for no limit.
+        return lambda: {"timeout": max(0.1, until - time.monotonic())}
+
+    def get(self, path: str, offset: int, length: int, **limit: float) -> Data:
+        data: bytes = self._fs.cat_file(path, start=offset, end=offset + length, **limit)
         return data
 
-    def size(self, path: str) -> int | None:
+    def size(self, path: str, **limit: float) -> int | None:
         self._fs.invalidate_cache()
         try:
-            info = self._fs.info(path)
+            info = self._fs.info(path, **limit)
         except FileNotFoundError:
             return None
         return int(info["size"]) if info["type"] == "file" else None
@@ -170,8 +194,8 @@ class FsspecClient:
         self._fs.rm_file(path)
 
 
-def open_object_storage(url: str) -> ObjectStorage:
-    """Open the storage at ``url``.
+def open_object_storage(url: str, write_timeout_s: float | None = None) -> ObjectStorage:
+    """Open the storage at ``url``. ``write_timeout_s`` as in `headrace.wal.storage.open_storage`.
 
     Raises:
         UnknownStorageError: no store of its scheme creates objects conditionally, or the driver's package is missing or
@@ -202,7 +226,7 @@ def open_object_storage(url: str) -> ObjectStorage:
             remedy="Install a newer version of its package.",
         )
     filesystem, root = fsspec.core.url_to_fs(url)
-    return ObjectStorage(FsspecClient(filesystem), root, url)
+    return ObjectStorage(FsspecClient(filesystem, write_timeout_s), root, url)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from headrace.wal.errors import (
 )
 from headrace.wal.frame import FrameFault, FrameKind
 from headrace.wal.headers import AnyHeader, FrameHeader
+from headrace.wal.local_copies import BlockCopies
 from headrace.wal.payload import decode
 from headrace.wal.storage import LogStorage, RandomAccessFile
 
@@ -56,8 +57,13 @@ def read_block(storage: LogStorage, handle: BlockHandle) -> tuple[FrameHeader, p
     return block.header, block.batch
 
 
-def read_blocks(storage: LogStorage, handles: Iterable[BlockHandle]) -> Iterator[ReadBlock]:
+def read_blocks(
+    storage: LogStorage, handles: Iterable[BlockHandle], copies: BlockCopies | None = None
+) -> Iterator[ReadBlock]:
     """Read the blocks at ``handles``, segment by segment in the order of their offsets; each segment is opened once.
+
+    ``handles`` are of blocks that the ledger has. With ``copies``, a block that has a valid copy is not read from
+    ``storage``.
 
     Raises as ``read_block`` does: FrameTooLongError before the first block, anything else at the block concerned.
     """
@@ -68,13 +74,7 @@ def read_blocks(storage: LogStorage, handles: Iterable[BlockHandle]) -> Iterator
         by_segment[handle.segment].append(handle)
     for segment in sorted(by_segment):
         in_order = sorted(by_segment[segment])
-        try:
-            file = storage.open(segment)
-        except StoredFileMissingError as error:
-            raise SegmentMissingError(segment, named_by=f"the handle of a block at {in_order[0].offset}") from error
-        with file:
-            for run in _runs(in_order):
-                yield from _read_run(file, run)
+        yield from _read_log(storage, in_order) if copies is None else _read_either(storage, in_order, copies)
 
 
 def read_frame(data: pa.Buffer, *, segment: int, offset: int) -> Frame:
@@ -110,6 +110,48 @@ def decode_block(handle: BlockHandle, header: FrameHeader, payload: pa.Buffer) -
         reason = f"the payload has {batch.num_rows} records, its header says {header.records}"
         raise DamagedFrameError(handle.segment, handle.offset, reason, header.ranges)
     return batch
+
+
+def _read_either(storage: LogStorage, handles: list[BlockHandle], copies: BlockCopies) -> Iterator[ReadBlock]:
+    """Read the blocks of one segment: those with a valid copy from it, the others from the log."""
+    uncopied: list[BlockHandle] = []
+    for handle in handles:
+        block = _read_copy(copies, handle)
+        if block is None:
+            uncopied.append(handle)
+            continue
+        yield from _read_log(storage, uncopied)
+        uncopied = []
+        yield block
+    yield from _read_log(storage, uncopied)
+
+
+def _read_copy(copies: BlockCopies, handle: BlockHandle) -> ReadBlock | None:
+    data = copies.read(handle)
+    if data is None:
+        return None
+    try:
+        header, payload = _block(handle, data, frame.segment_id(handle.segment))
+        block = ReadBlock(handle, header, decode_block(handle, header, payload))
+    except (DamagedFrameError, LogVersionError) as error:
+        copies.reject(handle, error)
+        return None
+    copies.used(handle)
+    return block
+
+
+def _read_log(storage: LogStorage, handles: list[BlockHandle]) -> Iterator[ReadBlock]:
+    """Read the blocks of one segment, which is opened once."""
+    if not handles:
+        return
+    segment = handles[0].segment
+    try:
+        file = storage.open(segment)
+    except StoredFileMissingError as error:
+        raise SegmentMissingError(segment, named_by=f"the handle of a block at {handles[0].offset}") from error
+    with file:
+        for run in _runs(handles):
+            yield from _read_run(file, run)
 
 
 def _runs(handles: list[BlockHandle]) -> Iterator[list[BlockHandle]]:

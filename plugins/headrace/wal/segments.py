@@ -9,18 +9,27 @@ from urllib.parse import quote, unquote
 from headrace.blocks import ReceiverId
 
 SUFFIX = ".wal"
-_NAME = re.compile(r"(?P<input>[^/]+)-(?P<index>\d+)/(?P<epoch>\d{10,})-(?P<number>\d{6,})-(?P<opened>\d{13,})\.wal")
+_NAME = re.compile(
+    r"(?P<input>[^/]+)-(?P<index>\d+)/"
+    r"(?P<epoch>\d{10,})-(?P<number>\d{6,})-(?P<opened>\d{13,})(-(?P<token>[0-9a-f]{16}))?\.wal"
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """The parts of a segment's name. Sorts by receiver, then in the order of writing."""
+    """The parts of a segment's name. Sorts by receiver, then in the order of writing.
+
+    ``token`` is 16 random hexadecimal digits in an object store, and empty in a folder. With it, no two logs have a
+    segment of the same name, not even a stream's log and that of the same stream after it was removed and created
+    again. Local copies of blocks rely on this (`local_copies`).
+    """
 
     input_id: str
     index: int
     epoch: int
     number: int
     opened_ms: int
+    token: str = ""
 
     @property
     def directory(self) -> str:
@@ -30,7 +39,8 @@ class SegmentName:
     @property
     def path(self) -> str:
         """The segment's path below the log's root, as in handles."""
-        return f"{self.directory}/{self.epoch:010d}-{self.number:06d}-{self.opened_ms:013d}{SUFFIX}"
+        token = f"-{self.token}" if self.token else ""
+        return f"{self.directory}/{self.epoch:010d}-{self.number:06d}-{self.opened_ms:013d}{token}{SUFFIX}"
 
     @classmethod
     def parse(cls, path: str) -> SegmentName | None:
@@ -44,6 +54,7 @@ class SegmentName:
             int(match["epoch"]),
             int(match["number"]),
             int(match["opened"]),
+            match["token"] or "",
         )
 
 

@@ -114,8 +114,11 @@ class LogStorage(Protocol):
         ...
 
 
-def open_storage(url: str) -> LogStorage:
+def open_storage(url: str, *, write_timeout_s: float | None = None) -> LogStorage:
     """Open the storage at a plain path, a file:// URL, or a URL whose fsspec driver can create objects conditionally.
+
+    A write to an object store that takes longer than ``write_timeout_s`` seconds fails; the object may appear later.
+    None: the driver's own timeouts. A write to a folder cannot be interrupted.
 
     Raises UnknownStorageError for any other scheme, PathEscapesRootError for a URL with "..".
     """
@@ -130,7 +133,7 @@ def open_storage(url: str) -> LogStorage:
         return LocalStorage(unquote(parts.path))
     if "://" not in url:
         return LocalStorage(url)
-    return open_object_storage(url)
+    return open_object_storage(url, write_timeout_s)
 
 
 def checked_path(path: str, *, empty: bool = False) -> str:

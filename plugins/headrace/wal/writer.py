@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -33,7 +34,7 @@ class WrittenFrame:
 
     ``opened`` is the segment that this write created (None: it appended to an open one). ``closed`` are the segments
     closed or given up since the last write: they never grow again. ``seconds`` is the time that the store took to write
-    and sync the frame."""
+    and sync the frame, ``parts`` are the frame's bytes."""
 
     handle: BlockHandle
     sequence: int
@@ -41,6 +42,7 @@ class WrittenFrame:
     opened: str | None
     closed: tuple[str, ...]
     seconds: float
+    parts: tuple[Data, ...] = field(default=(), repr=False, compare=False)
 
 
 class _OpenSegment:
@@ -237,6 +239,7 @@ class WriteAheadLogWriter:
             opened=segment.path if opening else None,
             closed=self._take_closed(),
             seconds=seconds,
+            parts=(head, payload),
         )
 
     def _write_whole(self, segment: _OpenSegment, parts: list[Data], end_offset: int, sequence: int) -> None:
@@ -250,7 +253,10 @@ class WriteAheadLogWriter:
 
     def _next_segment(self) -> tuple[_OpenSegment, bytes]:
         opened_ms = self._clock.now_ms()
-        name = SegmentName(self._receiver.input_id, self._receiver.index, self._epoch, self._next_number, opened_ms)
+        token = "" if self._storage.appends else secrets.token_hex(8)
+        name = SegmentName(
+            self._receiver.input_id, self._receiver.index, self._epoch, self._next_number, opened_ms, token
+        )
         segment = _OpenSegment(name, self._clock.monotonic())
         header = SegmentHeader(
             receiver=self._receiver,

@@ -22,6 +22,7 @@ from headrace.stream import (
     KafkaOutput,
     KeyIds,
     Limits,
+    LocalCopies,
     ParquetOutput,
     ReceiverInput,
     SparkSettings,
@@ -100,6 +101,7 @@ EVERY_PART = [
     ColumnIds,
     Backpressure,
     ExecutorAllocation,
+    LocalCopies,
 ]
 
 

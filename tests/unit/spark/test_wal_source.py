@@ -23,6 +23,7 @@ from headrace.spark.wal_source import (
 )
 from headrace.testing.records import make_block
 from headrace.wal import frame
+from headrace.wal.local_copies import BlockCopies, CopySettings
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.writer import WriteAheadLogWriter
 
@@ -106,6 +107,23 @@ def test_a_task_has_half_a_megabyte_at_least(
     monkeypatch.setattr("headrace.spark.wal_source._MIN_TASK_BYTES", size // 4)
     session: Any = Session()
     assert blocks.numbers(session, tasks) == (0, sum(RECORDS), 1, planned)
+
+
+def test_a_task_reports_what_it_read_from_copies(
+    blocks: LogBlocks, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Spark gives a task its numbers in several Arrow batches; the counts are of all of them."""
+    copied = LogBlocks(blocks.blocks, CopySettings(1 << 20, str(tmp_path)))
+    ((log_root, first), *_) = copied.blocks
+    segment = (Path(log_root) / first.handle.segment).read_bytes()
+    copy = segment[first.handle.offset : first.handle.offset + first.handle.length]
+    BlockCopies(log_root, CopySettings(1 << 20, str(tmp_path))).write(first.handle, [copy])
+    cuts = [range(2), range(2, sum(RECORDS))]
+    numbers = [pa.record_batch([pa.array(cut, pa.int64())], names=["id"]) for cut in cuts]
+    read = [offset for batch in copied.read(iter(numbers)) for offset in batch.column("offset").to_pylist()]
+    assert read == list(range(sum(RECORDS)))
+    found = f"1 blocks ({len(copy)} bytes) read from local copies; from the log {len(RECORDS) - 1} without a copy"
+    assert capfd.readouterr().err.count(found) == 1
 
 
 def test_an_input_without_blocks_has_no_records(blocks: LogBlocks) -> None:

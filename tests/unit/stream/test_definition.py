@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 from tests.unit.stream.definitions import fields
 
+from headrace.receiver.receiver_restarts import HANG_SECONDS
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,
@@ -17,6 +18,8 @@ from headrace.stream import (
     JsonDecoder,
     KafkaInput,
     KeyIds,
+    Limits,
+    LocalCopies,
     ReceiverInput,
     SparkSettings,
     StartingOffsets,
@@ -149,6 +152,33 @@ def test_shared_storage_and_stores_are_allowed_on_a_cluster() -> None:
     cluster = SparkSettings(master="spark://host:7077")
     assert Stream(**fields(spark=cluster, storage=Storage(url="/mnt/nfs", shared=True)))
     assert Stream(**fields(spark=cluster, storage="s3://bucket/headrace"))
+
+
+def test_local_copies_are_of_a_log_in_an_object_store() -> None:
+    copies = LocalCopies(max_bytes=1 << 30, folder="/scratch")
+    stream = Stream(**fields(storage=Storage(url="s3://bucket/headrace", local_copies=copies)))
+    assert Stream.from_json(stream.to_json()).storage.local_copies == copies
+    assert Storage(url="s3://bucket/headrace").local_copies is None
+    for url in ("/mnt/nfs", "file:///mnt/nfs"):
+        with pytest.raises(StreamDefinitionError, match="local_copies is for a log in an object store"):
+            Storage(url=url, shared=True, local_copies=copies)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"folder": "scratch"}, "must be an absolute path"), ({"max_bytes": 1000}, "greater than or equal to 1048576")],
+)
+def test_wrong_local_copies_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=words):
+        LocalCopies(**changes)
+
+
+def test_a_store_timeout_ends_before_the_tracker_gives_the_receiver_up() -> None:
+    assert Limits().store_timeout == timedelta(seconds=30)
+    longest = timedelta(seconds=45)
+    assert Limits(store_timeout=longest).store_timeout < timedelta(seconds=HANG_SECONDS)
+    with pytest.raises(StreamDefinitionError, match="store_timeout"):
+        Limits(store_timeout="46 s")
 
 
 def test_errors_do_not_repeat_secrets() -> None:

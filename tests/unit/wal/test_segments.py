@@ -21,6 +21,12 @@ def test_a_name_taken_apart_is_the_name() -> None:
     assert SegmentName.parse(name.path) == name
 
 
+def test_a_name_in_an_object_store_has_a_random_part() -> None:
+    name = SegmentName("clicks", 3, 12, 7, 1_700_000_000_000, "0123456789abcdef")
+    assert name.path == "clicks-3/0000000012-000007-1700000000000-0123456789abcdef.wal"
+    assert SegmentName.parse(name.path) == name
+
+
 @pytest.mark.parametrize("input_id", ["a-1", "a/b", "ä %", "..", "a-0/x"])
 def test_any_input_has_a_directory_of_its_own(input_id: str) -> None:
     name = SegmentName(input_id, 0, 1, 0, 1_700_000_000_000)
@@ -39,6 +45,8 @@ def test_any_input_has_a_directory_of_its_own(input_id: str) -> None:
         "kafka-0/000000001-000000-1700000000000.wal",
         "kafka-0/0000000001-000000.wal",
         "kafka-0/0000000001-00000x-1700000000000.wal",
+        "kafka-0/0000000001-000000-1700000000000-.wal",
+        "kafka-0/0000000001-000000-1700000000000-0123456789abcdeg.wal",
         "torn/kafka-0/0000000001-000000-1700000000000.wal-2283.torn",
         "torn/kafka-0/0000000001-000000-1700000000000.wal",
         "0000000001-000000-1700000000000.wal",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
 import pyarrow as pa
 import pytest
+from fsspec.asyn import AsyncFileSystem
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
@@ -24,9 +27,11 @@ from headrace.wal.errors import (
     StoredFileMissingError,
     UnknownStorageError,
     WriteFailedError,
+    is_out_of_space,
 )
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.log_scan import scan_log
+from headrace.wal.object_storage import FsspecClient, ObjectStorage
 from headrace.wal.reader import read_blocks
 from headrace.wal.scan import scan_segment
 from headrace.wal.storage import LogStorage, open_storage
@@ -272,7 +277,9 @@ def test_an_object_whose_creation_failed_does_not_count(receiver: ReceiverId, wr
     assert [tail.ranges for tail in scan.torn_tails] == ([ranges] if written else [])
 
 
-def test_objects_are_conditionally_created(receiver: ReceiverId) -> None:
+def test_objects_are_conditionally_created(receiver: ReceiverId, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The random part of their names would keep the two writers apart.
+    monkeypatch.setattr("headrace.wal.writer.secrets.token_hex", lambda size: "0" * 2 * size)
     storage = open_storage(f"memory://bucket/{secrets.token_hex(8)}")
     clock = ManualClock(1_700_000_000_000)
     writer, rival = (WriteAheadLogWriter(storage, "", receiver, 1, clock=clock) for _ in range(2))
@@ -282,6 +289,44 @@ def test_objects_are_conditionally_created(receiver: ReceiverId) -> None:
     with pytest.raises(WriteFailedError, match="already"):
         rival.write(other, other_ranges, cut_time_ms=0, last_accepted_sequence=None)
     assert len(list(scan_segment(storage, handle.segment, newest=True))) == 1
+
+
+class HangingStore(AsyncFileSystem):  # type: ignore[misc]
+    """A driver with asyncio whose server does not answer writes. ``stored``: the names of objects that it got."""
+
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: list[str] = []
+
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: object) -> None:
+        self.stored.append(path)
+        await asyncio.sleep(60)
+
+    async def _find(self, path: str, **_: object) -> list[str]:
+        return []
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_write_to_an_object_store_that_hangs_fails_at_its_timeout(exclusive: bool) -> None:
+    storage = ObjectStorage(FsspecClient(HangingStore(), write_timeout_s=0.2), "bucket", "s3://bucket")
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"no answer in 0\.\d s; the object may be stored") as raised:
+        storage.write_atomically("a", b"1", exclusive=exclusive)
+    assert time.monotonic() - began < 5
+    assert not is_out_of_space(raised.value)
+
+
+def test_a_block_whose_write_hangs_is_written_to_another_segment(receiver: ReceiverId) -> None:
+    store = HangingStore()
+    storage = ObjectStorage(FsspecClient(store, write_timeout_s=0.1), "bucket", "s3://bucket")
+    writer = WriteAheadLogWriter(storage, "", receiver, 1, clock=ManualClock(1_700_000_000_000))
+    batch, ranges = make_block([b"x"])
+    for sequence in range(2):
+        with pytest.raises(WriteFailedError, match=f"Block {sequence} was not written"):
+            writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
+    assert len(set(store.stored)) == 2
 
 
 def test_an_object_of_the_same_bytes_is_the_one_whose_answer_was_lost() -> None:
