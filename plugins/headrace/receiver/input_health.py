@@ -109,7 +109,7 @@ def receiver_state(receiver: ReceiverRow, troubles: Collection[InputTrouble]) ->
     mine = [each for each in troubles if each.input_id == receiver.receiver_id.input_id]
     # If only some of its topics are missing, it reads the others.
     if any(each.topic is None for each in mine) or (mine and not receiver.stats.get("partitions")):
-        return "waiting for Kafka" if receiver.state.value == "running" else receiver.state.value
+        return "waiting for its input" if receiver.state.value == "running" else receiver.state.value
     return receiver.state.value
 
 

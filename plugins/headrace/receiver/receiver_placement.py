@@ -19,7 +19,8 @@ class ReceiverPlacement:
     """Keeps the plan made for all receivers when the first of them started, as Spark's tracker does.
 
     A receiver that restarts follows the plan while one of its planned executors lives; otherwise it is placed again
-    beside the others.
+    beside the others. In a job of several streams, the receivers of a stream that starts beside others are placed one
+    after the other, without a plan.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -38,15 +39,16 @@ class ReceiverPlacement:
         receiver: ReceiverId,
         executors: Collection[Executor],
         running: Callable[[], Mapping[ReceiverId, Executor | None]],
+        elsewhere: Mapping[ReceiverId, Placement] | None = None,
     ) -> tuple[Location, ...]:
         """Return where to start ``receiver``; empty (no preference) without executors.
 
         ``running`` returns the receivers that were started and have not ended, each with its executor, or None while it
-        has none yet. It is called only when needed.
+        has none yet. It is called only when needed. ``elsewhere`` are the receivers of other streams in the job.
         """
         if not executors:
             return ()
-        if not self._plan:
+        if not self._plan and not elsewhere:
             self._plan = schedule_receivers(self._preferred, executors)
         planned = self._plan.get(receiver, ())
         found = tuple(each for each in planned if each in executors or isinstance(each, str))
@@ -56,6 +58,7 @@ class ReceiverPlacement:
                 for other, executor in running().items()
                 if other != receiver
             }
-            found = reschedule_receiver(dict(self._preferred).get(receiver), others, executors)
+            beside = {**others, **(elsewhere or {})}
+            found = reschedule_receiver(dict(self._preferred).get(receiver), beside, executors)
         self._latest[receiver] = found
         return found

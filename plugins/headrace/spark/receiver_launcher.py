@@ -16,7 +16,7 @@ from headrace.ledger.states import ReceiverState
 from headrace.receiver.receiver_placement import ReceiverPlacement
 from headrace.receiver.receiver_restarts import NoPlaceError
 from headrace.receiver.receiver_task import ReceiverTask, run_receiver
-from headrace.receiver.scheduling_policy import Executor, Location
+from headrace.receiver.scheduling_policy import Executor, Location, Placement
 from headrace.receiver.supervisor import ReceiverReport
 from headrace.spark.failures import first_cause, task_cause
 from headrace.spark.process_watch import ProcessWatch, parent_gone
@@ -73,7 +73,7 @@ class SparkReceiverHandle:
         self._is_lost = False
         self._task = task
         self._group = group
-        self._locations = locations
+        self.locations = locations
         self._executor: Executor | None = None
         self._next_question = time.monotonic() + _ASK_SECONDS
         self._error: str | None = None
@@ -122,7 +122,7 @@ class SparkReceiverHandle:
             name = f"Streaming job running receiver {receiver.index} ({receiver.stream}, input {receiver.input_id})"
             self._spark_context.setJobGroup(self._group, name, interruptOnCancel=True)
             self._spark_context.setLocalProperty("spark.scheduler.pool", POOL)
-            (report,) = placed(self._spark_context, self._task, self._locations).map(run_receiver_task).collect()
+            (report,) = placed(self._spark_context, self._task, self.locations).map(run_receiver_task).collect()
         except Exception as error:
             if not self._is_lost:
                 self._error = self._first_failure() or first_cause(error)
@@ -143,10 +143,15 @@ class SparkReceiverLauncher:
 
     One task slot is reserved for batches, also after executors were lost. A receiver waits if no other slot is free.
 
-    ``others`` returns how many receivers of other streams run in the application.
+    ``others`` returns the launchers of other streams in the application.
     """
 
-    def __init__(self, spark_context: SparkContext, stream: Stream, others: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        spark_context: SparkContext,
+        stream: Stream,
+        others: Callable[[], Sequence[SparkReceiverLauncher]] = tuple,
+    ) -> None:
         self._spark_context = spark_context
         self._others = others
         self._placement = ReceiverPlacement(stream)
@@ -175,7 +180,7 @@ class SparkReceiverLauncher:
 
     def _start(self, task: ReceiverTask) -> SparkReceiverHandle:
         self._handles = [known for known in self._handles if not known.done()]
-        slots, running = task_slots(self._spark_context), self.running() + self._others()
+        slots, running = task_slots(self._spark_context), self._all_running()
         if slots < running + 2:
             raise NoFreeSlotError(
                 f"The Spark application has only {slots} task slot(s): {running} for running receivers, and one "
@@ -193,6 +198,18 @@ class SparkReceiverLauncher:
         """How many receivers it has started that have not ended."""
         return sum(not known.done() for known in self._handles)
 
+    def placements(self) -> dict[ReceiverId, Placement]:
+        """Where its receivers that have not ended run, or are to run."""
+        return {
+            each.receiver_id: Placement(tuple(each.locations), each.running_on())
+            for each in list(self._handles)
+            if not each.done()
+        }
+
+    def _all_running(self) -> int:
+        """How many receivers of all streams have not ended."""
+        return self.running() + sum(each.running() for each in self._others())
+
     @contextmanager
     def without_starts(self) -> Iterator[None]:
         """Keep receivers from starting meanwhile, so that `executors_of_receivers` stays true."""
@@ -207,7 +224,7 @@ class SparkReceiverLauncher:
 
     def crowding(self) -> str | None:
         """The reason why batches cannot run, if the receivers hold every task slot after a loss of executors."""
-        running = self.running() + self._others()
+        running = self._all_running()
         try:
             slots = task_slots(self._spark_context) if running else 1
         except Exception:
@@ -223,7 +240,9 @@ class SparkReceiverLauncher:
     def _locations(self, receiver: ReceiverId) -> tuple[Location, ...]:
         try:
             executors = executors_of(self._spark_context)
-            found = self._placement.candidates(receiver, executors, self._running)
+            others = self._others() if executors else ()
+            elsewhere = {receiver: place for each in others for receiver, place in each.placements().items()}
+            found = self._placement.candidates(receiver, executors, self._running, elsewhere)
         except Exception:
             # Without a placement the receiver starts on any executor.
             logger.exception("the executors cannot be listed, so receiver %s may run on any of them", receiver)

@@ -68,7 +68,7 @@ class SharedApplication:
             occupied = sum(self._receivers.values()) + stream.receivers
             check_task_slots(slots, occupied)
             self._receivers[stream.name] = stream.receivers
-            launcher = SparkReceiverLauncher(spark_context, stream, lambda: self._running_beside(stream.name))
+            launcher = SparkReceiverLauncher(spark_context, stream, lambda: self._launchers_beside(stream.name))
             self._launchers[stream.name] = launcher
         link_batch_server(stream.ledger, stream.name, stream.application)
         batch_slots = slots - occupied
@@ -84,10 +84,9 @@ class SharedApplication:
             self._launchers.pop(stream.name, None)
         unlink_batch_server(stream.ledger, stream.name)
 
-    def _running_beside(self, stream_name: str) -> int:
+    def _launchers_beside(self, stream_name: str) -> list[SparkReceiverLauncher]:
         with self._lock:
-            launchers = [launcher for name, launcher in self._launchers.items() if name != stream_name]
-        return sum(launcher.running() for launcher in launchers)
+            return [launcher for name, launcher in self._launchers.items() if name != stream_name]
 
 
 def settings_differences(first: Stream, stream: Stream) -> Iterator[str]:

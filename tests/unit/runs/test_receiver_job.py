@@ -164,7 +164,7 @@ def test_an_input_that_cannot_be_asked_is_warned_of_again_and_again(tmp_path) ->
         watch.look(ledger)
     assert warned == [f"Trouble: input records is not received: {error} (ever since the stream began)"] * 2
     assert reported[1:] == [
-        "Receiver shop/records/0 is waiting for Kafka on h",
+        "Receiver shop/records/0 is waiting for its input on h",
         "The trouble is over.",
         "Receiver shop/records/0 is running on h",
     ]

@@ -60,7 +60,8 @@ class Setting:
     def __init__(self) -> None:
         self.executors: list[Executor] = [ONE, TWO, THREE]
         self.slots_of_each = 2
-        self.launcher = SparkReceiverLauncher(object(), STREAM)  # type: ignore[arg-type]
+        self.others: list[SparkReceiverLauncher] = []
+        self.launcher = SparkReceiverLauncher(object(), STREAM, lambda: self.others)  # type: ignore[arg-type]
 
     def start(self, index: int) -> Handle:
         handle: Any = self.launcher.start(task(index))
@@ -79,6 +80,21 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Setting:
 
 def test_receivers_get_an_executor_each(setting: Setting) -> None:
     assert [setting.start(index).locations for index in range(3)] == [(ONE,), (TWO,), (THREE,)]
+
+
+def test_receivers_of_another_stream_in_the_job_count(setting: Setting) -> None:
+    orders = STREAM.model_copy(update={"name": "orders"})
+    other = SparkReceiverLauncher(object(), orders)  # type: ignore[arg-type]
+    setting.others.append(other)
+    for index in (0, 1):
+        other.start(
+            ReceiverTask("", ScheduledReceiver(ReceiverId("orders", "records", index), 1, task(index).scheduled.job))
+        )
+    # One and two run a receiver of the other stream.
+    assert [setting.start(index).locations[0] for index in range(2)] == [THREE, ONE]
+    setting.executors = [ONE, TWO]
+    with pytest.raises(NoFreeSlotError):
+        setting.start(2)
 
 
 def test_after_the_loss_of_an_executor_its_receiver_starts_on_the_least_loaded_one(setting: Setting) -> None:

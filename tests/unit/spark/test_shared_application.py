@@ -111,7 +111,7 @@ def test_a_launcher_counts_the_running_receivers_of_the_other_streams(slots: Sim
     one._handles, two._handles = [running] * 2, [running] * 2
     slots.count = 4
     assert "4 receiver(s) hold them all" in str(one.crowding())
-    assert one._others() == 2
+    assert one._all_running() == 4
     two._handles = []
     assert one.crowding() is None
 
