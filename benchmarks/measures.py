@@ -7,7 +7,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-Unit = Literal["records/s", "s", "CPU s per million records", "of a core", "MiB", "batches"]
+Unit = Literal["records/s", "s", "CPU s per million records", "of a core", "MiB", "batches", "files", "threads"]
 
 
 @dataclass(frozen=True)
