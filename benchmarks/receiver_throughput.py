@@ -2,10 +2,10 @@
 
     python -m benchmarks.receiver_throughput --records 2000000 --rounds 3 [--shape keyed] [--delivery MODE …] [--json]
 
-Starts an embedded Kafka, fills 4 partitions, then in each round runs a loop that consumes the records and forgets
-them, and one receiver. Each is a process of its own. ``--shape``: JSON records of 190 bytes; the same with a key and
-two headers; records of 10 bytes; records of 100 KB. The records' timestamps are spread over the last --spread seconds,
-as those of a down-time are; by timestamp each batch interval of 10 s has blocks of its own.
+Starts an embedded Kafka, fills 4 partitions (``--partitions``), then in each round runs a loop that consumes the
+records and forgets them, and one receiver. Each is a process of its own. ``--shape``: JSON records of 190 bytes; the
+same with a key and two headers; records of 10 bytes; records of 100 KB. The records' timestamps are spread over the
+last --spread seconds, as those of a down-time are; by timestamp each batch interval of 10 s has blocks of its own.
 
 ``--delivery`` names modes of `Stream.delivery`, each of which runs in each round; without it, only the default does.
 
@@ -92,10 +92,18 @@ SHAPES: dict[str, tuple[Callable[[int], bytes], bool]] = {
 """The value of a record by its number, and whether it has a key and headers."""
 
 
-def fill(bootstrap: str, topic: str, records: int, spread_seconds: int, shape: str = "json") -> None:
+def fill(
+    bootstrap: str,
+    topic: str,
+    records: int,
+    spread_seconds: int,
+    shape: str = "json",
+    *,
+    partitions: int = PARTITIONS,
+) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     if topic not in admin.list_topics(timeout=10).topics:
-        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -108,7 +116,7 @@ def fill(bootstrap: str, topic: str, records: int, spread_seconds: int, shape: s
     value, is_keyed = SHAPES[shape]
     begun_ms = int(time.time() * 1000) - spread_seconds * 1000
     for number in range(records):
-        fields: dict[str, Any] = {"partition": number % PARTITIONS}
+        fields: dict[str, Any] = {"partition": number % partitions}
         fields["timestamp"] = begun_ms + spread_seconds * 1000 * number // records
         if is_keyed:
             fields |= {"key": b"user-%05d" % (number % 99_991), "headers": [("source", b"web"), ("version", b"3")]}
@@ -123,11 +131,11 @@ def fill(bootstrap: str, topic: str, records: int, spread_seconds: int, shape: s
     producer.flush()
 
 
-def bare_loop(config: dict[str, Any], topic: str, records: int, pipe: Connection) -> None:
+def bare_loop(config: dict[str, Any], topic: str, partitions: int, records: int, pipe: Connection) -> None:
     """The limit's process: consumes the records and forgets them. Sends the records per second."""
     gc.disable()
     consumer = Consumer(config)
-    consumer.assign([KafkaPartition(topic, number, 0) for number in range(PARTITIONS)])
+    consumer.assign([KafkaPartition(topic, number, 0) for number in range(partitions)])
     seen, counted, started = 0, 0, 0.0
     while seen < records:
         messages = [message for message in consumer.consume(LOT, 1.0) if message.error() is None]
@@ -141,10 +149,12 @@ def bare_loop(config: dict[str, Any], topic: str, records: int, pipe: Connection
     pipe.send(counted / seconds)
 
 
-def limit(stream: Stream, topic: str, records: int) -> float:
+def limit(stream: Stream, topic: str, records: int, partitions: int = PARTITIONS) -> float:
     config = consumer_config(stream.kafka_inputs[0], group="limit", limits=stream.limits)
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=bare_loop, args=(config, topic, records, there))
+    process = multiprocessing.get_context("spawn").Process(
+        target=bare_loop, args=(config, topic, partitions, records, there)
+    )
     process.start()
     rate: float = here.recv()
     process.join()
@@ -187,7 +197,9 @@ def define(
     )
 
 
-def measure(bootstrap: str, topic: str, records: int, folder: Path, stream: Stream) -> dict[str, Any]:
+def measure(
+    bootstrap: str, topic: str, records: int, folder: Path, stream: Stream, *, partitions: int = PARTITIONS
+) -> dict[str, Any]:
     ledger = Ledger.open(stream.ledger)
     ledger.streams.register(
         stream.name,
@@ -199,12 +211,13 @@ def measure(bootstrap: str, topic: str, records: int, folder: Path, stream: Stre
     )
     job = ledger.jobs.acquire(stream.name, holder="benchmark", lease_ms=600_000, versions={})
     described = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=10)
-    assert len(described.topics[topic].partitions) == PARTITIONS
+    assert len(described.topics[topic].partitions) == partitions
     topic_id = topic_id_of(bootstrap, topic)
-    ledger.topics.observe(job, "records", [(topic, topic_id, PARTITIONS)])
-    partitions = [TopicPartition(topic, topic_id, number) for number in range(PARTITIONS)]
-    ledger.positions.ensure_all(job, "records", dict.fromkeys(partitions, 0))
-    ledger.positions.assign(job, "records", dict.fromkeys(partitions, 0))
+    ledger.topics.observe(job, "records", [(topic, topic_id, partitions)])
+    from_start = {TopicPartition(topic, topic_id, number): 0 for number in range(partitions)}
+    ledger.positions.ensure_all(job, "records", from_start)
+    # To the receiver 0.
+    ledger.positions.assign(job, "records", from_start)
     task = ReceiverTask(stream.model_dump_json(), ledger.receivers.schedule(job, ReceiverId("bench", "records", 0)))
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=receive, args=(task, there))
@@ -247,6 +260,7 @@ def main() -> None:
     parser.add_argument("--prefetch-mib", type=int, default=128)
     parser.add_argument("--batch-by", choices=get_args(BatchBy), default="arrival")
     parser.add_argument("--delivery", choices=get_args(Delivery), nargs="+", default=["exactly_once"])
+    parser.add_argument("--partitions", type=int, default=PARTITIONS)
     parser.add_argument("--spread", type=int, default=600, help="seconds that the records' timestamps lie in")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
@@ -257,7 +271,14 @@ def main() -> None:
     try:
         with KafkaServer(folder / "kafka") as kafka:
             topic = f"bench-{uuid.uuid4().hex[:8]}"
-            fill(kafka.bootstrap_servers, topic, options.records, options.spread, options.shape)
+            fill(
+                kafka.bootstrap_servers,
+                topic,
+                options.records,
+                options.spread,
+                options.shape,
+                partitions=options.partitions,
+            )
             for number in range(options.rounds):
                 for delivery in options.delivery:
                     target = folder / f"round-{number}-{delivery}"
@@ -271,8 +292,15 @@ def main() -> None:
                         delivery=delivery,
                     )
                     if len(limits) == number:
-                        limits.append(limit(stream, topic, options.records))
-                    result = measure(kafka.bootstrap_servers, topic, options.records, target, stream)
+                        limits.append(limit(stream, topic, options.records, options.partitions))
+                    result = measure(
+                        kafka.bootstrap_servers,
+                        topic,
+                        options.records,
+                        target,
+                        stream,
+                        partitions=options.partitions,
+                    )
                     rates[delivery].append(result["records_per_second"])
                     print(f"{number}: limit {limits[-1]:,.0f} records/s, {delivery} {result}", file=sys.stderr)
                     shutil.rmtree(target)
@@ -280,6 +308,8 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     by_timestamp = " by timestamp" if options.batch_by == "timestamp" else ""
     name = f"receive a backlog{by_timestamp}, {options.shape} records"
+    if options.partitions != PARTITIONS:
+        name += f", {options.partitions} partitions"
     measures = [
         Measure(f"{name}, {delivery}" if len(rates) > 1 else name, "records/s", tuple(found), LOOP, tuple(limits))
         for delivery, found in rates.items()
