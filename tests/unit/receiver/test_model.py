@@ -63,13 +63,13 @@ class Disk:
         file = self._storage.create_segment(path)
         append = file.append
 
-        def faulty(parts: Any) -> None:
+        def faulty(parts: Any, *, sync: bool = True) -> None:
             if self._faults.failures:
                 self._faults.failures -= 1
                 if self._faults.failures % 2:
-                    append(parts)
+                    append(parts, sync=sync)
                 raise OSError("no space left on device")
-            append(parts)
+            append(parts, sync=sync)
 
         return SimpleNamespace(append=faulty, close=file.close)
 
