@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DRIVER = "driver"
+DRIVER = "driver"
+"""The executor's id of tasks that run in the driver, in local mode."""
 
 
 def executors_of(spark_context: SparkContext) -> list[Executor]:
@@ -26,7 +27,7 @@ def executors_of(spark_context: SparkContext) -> list[Executor]:
     found = []
     while blocks.hasNext():
         manager = blocks.next()
-        if manager.executorId() != _DRIVER:
+        if manager.executorId() != DRIVER:
             found.append(Executor(str(manager.host()), str(manager.executorId())))
     return found
 

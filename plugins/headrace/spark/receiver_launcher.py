@@ -21,6 +21,7 @@ from headrace.receiver.supervisor import ReceiverReport
 from headrace.spark.failures import first_cause, task_cause
 from headrace.spark.process_watch import ProcessWatch, parent_gone
 from headrace.spark.receiver_executors import (
+    DRIVER,
     executor_of_group,
     executors_of,
     first_failure_of_group,
@@ -67,7 +68,7 @@ class SparkReceiverHandle:
         locations: Sequence[Location],
         live: Callable[[], Collection[Executor]],
     ) -> None:
-        """``live`` returns the live executors; none if the driver runs the tasks."""
+        """``live`` returns the live executors; none while they are not known."""
         self._spark_context = spark_context
         self._live = live
         self._is_lost = False
@@ -95,13 +96,17 @@ class SparkReceiverHandle:
     def done(self) -> bool:
         """Whether its job has ended, or its executor is lost. Then Spark repeats the task in vain, which takes many
         seconds while there are few executors."""
-        if not self._is_lost and self._executor is not None and self._thread.is_alive():
-            live = self._live()
-            if live and self._executor not in live:
-                self._is_lost = True
-                self._error = f"{self._executor} was lost"
-                self.cancel()
+        if not self._is_lost and self._thread.is_alive() and self._has_lost_its_executor():
+            self._is_lost = True
+            self._error = f"{self._executor} was lost"
+            self.cancel()
         return self._is_lost or not self._thread.is_alive()
+
+    def _has_lost_its_executor(self) -> bool:
+        if self._executor is None or self._executor.executor_id == DRIVER:
+            return False
+        live = self._live()
+        return bool(live) and self._executor not in live
 
     def error(self) -> str | None:
         return self._error
