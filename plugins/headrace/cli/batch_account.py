@@ -114,7 +114,9 @@ def account(batch: BatchRow, origin: BatchOrigin | None) -> Iterator[str]:
         yield f"Batch {time_text(batch.absorbed_by_ms)} took its blocks over."
     if origin is not None:
         where = "the log" if origin.source == "log" else "Kafka, by its offset ranges: the log no longer has them"
-        yield f"Run again, it is read from {where}. Its manifest is {batch.manifest_uri}."
+        # Nothing but the log has these.
+        lost = "" if origin.source == "log" else " (Records of a custom receiver cannot be read again.)"
+        yield f"Run again, it is read from {where}.{lost} Its manifest is {batch.manifest_uri}."
     if batch.error:
         yield f"Error: {batch.error}"
 

@@ -14,7 +14,7 @@ from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.monitoring.stream_detail import ReceiverJob, StreamDetail
+    from headrace.monitoring.stream_detail import LastError, ReceiverJob, StreamDetail
     from headrace.monitoring.summary import StreamSummary
     from headrace.receiver.definition_adoption import Unadopted
 
@@ -156,7 +156,13 @@ def _job(job: ReceiverJob | None) -> str:
         return "There is no receiver job yet."
     ended = "" if job.ended_at_ms is None else f", until {time_text(job.ended_at_ms)}"
     error = "" if job.error is None else f": {job.error}"
-    return f"Receiver job {job.state}, held by {job.holder} since {time_text(job.since_ms)}{ended}{error}"
+    log = "" if job.log_path is None else f"; its log on {job.host} is {job.log_path}"
+    return f"Receiver job {job.state}, held by {job.holder} since {time_text(job.since_ms)}{ended}{error}{log}"
+
+
+def _last_error(error: LastError) -> str:
+    stack = " (--json has the stack)" if error.stack else ""
+    return f"{time_text(error.at_ms)}: {error.text}{stack}"
 
 
 def _print_receivers(detail: StreamDetail) -> None:
@@ -170,7 +176,7 @@ def _print_receivers(detail: StreamDetail) -> None:
             (
                 *(each.id, each.state, each.lag, each.rate, each.host, each.executor),
                 *(time_text(each.heartbeat_at_ms), time_text(each.sealed_through_ms), each.restarts, each.late_records),
-                None if each.last_error is None else each.last_error.text,
+                None if each.last_error is None else _last_error(each.last_error),
             )
             for each in detail.receivers
         ],

@@ -117,8 +117,9 @@ _SOURCES = {"log": "the log", "kafka": "Kafka"}
 
 
 def _record(record: TracedRecord) -> Iterator[str]:
-    kind = "appended to Kafka's log" if record.timestamp_type == 1 else "created"
-    yield f"Kafka: {kind} at {time_text(record.timestamp_ms)}; read from {_SOURCES[record.read_from]}."
+    # A record of a custom receiver without a timestamp has that of its storing, and this type.
+    kind = "appended to Kafka's log, or stored by a custom receiver," if record.timestamp_type == 1 else "created"
+    yield f"Record: {kind} at {time_text(record.timestamp_ms)}; read from {_SOURCES[record.read_from]}."
     yield f"Key: {_bytes(record.key)}"
     yield f"Value: {_bytes(record.value)}"
     for header in record.headers:

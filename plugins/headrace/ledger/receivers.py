@@ -177,7 +177,7 @@ class Receivers(Repository):
             sealed_through_ms: everything cut up to this time of the ledger's clock is stored.
             stats: replaces the row's stats (JSON values); None leaves them. Numbers in ``totals`` count from the
                 instance's beginning; the ledger keeps their sums when the next instance registers.
-            error: stored as the last error if it is another one; None leaves the previous one.
+            error: stored as the last error, whose stack stays if it is the same one; None leaves the previous one.
             paused_reason: why the receiver is paused; None: it is not.
             drained: for each partition, a time of the ledger's clock at which everything that Kafka had was stored.
 
@@ -202,7 +202,9 @@ class Receivers(Repository):
             }
             if stats is not None:
                 values["stats"] = dict(stats)
-            if error is not None and error != row.last_error:
+            if error is not None and error == row.last_error:
+                values["last_error_at_ms"] = now_ms
+            elif error is not None:
                 values |= _error_values(error, now_ms, None)
             connection.execute(update_receiver(lease.receiver_id).values(**values))
             if drained:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 from headrace.clock import readable_seconds, time_text
@@ -185,7 +186,7 @@ def _receiving(found: Evidence) -> Iterator[Finding]:
             since_ms = found.row.created_at_ms if found.job is None else found.job.acquired_at_ms
             yield Finding(State.STARTING, f"The receiver job starts: {trouble.error}.", None, since_ms)
         else:
-            remedy = _NO_RECEIVER if _overdue(found, trouble) else _restart(found, dag, alive=alive)
+            remedy = _NO_RECEIVER if _overdue(found, trouble) else _restart(found, dag, trouble, alive=alive)
             yield Finding(State.STALLED, _not_received(trouble), remedy, trouble.asked_ms or None)
     if alive and dag is not None and dag.paused:
         yield Finding(
@@ -205,6 +206,13 @@ def _just_begun(found: Evidence, trouble: InputTrouble, dag: DagFacts | None) ->
     return found.late_seconds(found.row.created_at_ms) * 1000 < _STARTING_MS
 
 
+def _is_custom(found: Evidence, input_id: str | None) -> bool:
+    """Whether the input, or every input if it is None, has receivers of the user's."""
+    inputs = json.loads(found.row.definition).get("inputs") or []
+    kinds = [each.get("kind") for each in inputs if input_id in (None, each.get("id"))]
+    return bool(kinds) and all(kind == "receiver" for kind in kinds)
+
+
 def _overdue(found: Evidence, trouble: InputTrouble) -> bool:
     """Whether the receiver job had more than enough time to start its first receiver."""
     if found.job is None or not trouble.starting or trouble.input_id is not None:
@@ -217,7 +225,13 @@ def _not_received(trouble: InputTrouble) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def _restart(found: Evidence, dag: DagFacts | None, *, alive: bool) -> str:
+def _restart(found: Evidence, dag: DagFacts | None, trouble: InputTrouble, *, alive: bool) -> str:
+    if alive and _is_custom(found, trouble.input_id):
+        return (
+            "The receivers' last errors say why, with their stacks in `headrace events list NAME --kind "
+            "receiver_error`. They are started again until it is over; stop and start the stream after a change of "
+            "their code."
+        )
     if alive:
         return (
             "Look whether Kafka runs and the connection's address, credentials and topic are right. Receiving "

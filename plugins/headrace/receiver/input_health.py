@@ -21,6 +21,10 @@ UNASKED = "unasked"
 """The entry of a receiver's stats that lists the topics that it cannot read or query."""
 
 
+_NO_ANSWER_YET = "Kafka has not answered yet"
+_NO_RECEIVER_YET = "its receivers have not started yet"
+
+
 @dataclass(frozen=True, slots=True)
 class InputTrouble:
     """A part of a stream that is not received. ``input_id`` None: the whole stream; ``topic`` None: the whole input.
@@ -38,7 +42,7 @@ class InputTrouble:
     def __str__(self) -> str:
         topic = "" if self.topic is None else f"topic {self.topic} of "
         what = "the stream" if self.input_id is None else f"{topic}input {self.input_id}"
-        since = "ever since the stream began"
+        since = "not since the stream began"
         if self.asked_ms:
             at = datetime.fromtimestamp(self.asked_ms / 1000, UTC)
             since = f"since {at.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
@@ -48,9 +52,11 @@ class InputTrouble:
 class InputHealth:
     """The tracker's view of its inputs."""
 
-    def __init__(self, input_ids: Iterable[str]) -> None:
+    def __init__(self, input_ids: Iterable[str], *, custom: Collection[str] = ()) -> None:
+        """``custom`` are the inputs of custom receivers, about which Kafka is not queried."""
         self._inputs: dict[str, dict[str, Any]] = {
-            input_id: {"asked_ms": 0, "error": "Kafka has not answered yet", "topics": {}} for input_id in input_ids
+            input_id: {"asked_ms": 0, "error": _NO_RECEIVER_YET if input_id in custom else _NO_ANSWER_YET, "topics": {}}
+            for input_id in input_ids
         }
 
     def inherit(self, attributes: Mapping[str, Any]) -> None:
@@ -127,7 +133,8 @@ def _no_job(job: JobRow | None, receivers: list[ReceiverRow]) -> InputTrouble:
 def _of_inputs(job: JobRow) -> Iterable[InputTrouble]:
     for input_id, known in (job.attributes.get(INPUTS) or {}).items():
         if known["error"] is not None:
-            yield InputTrouble(input_id, None, known["error"], known["asked_ms"])
+            starting = known["error"] in (_NO_ANSWER_YET, _NO_RECEIVER_YET)
+            yield InputTrouble(input_id, None, known["error"], known["asked_ms"], starting=starting)
         for topic, trouble in known["topics"].items():
             yield InputTrouble(input_id, topic, trouble["error"], trouble["asked_ms"])
 

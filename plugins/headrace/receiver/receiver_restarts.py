@@ -185,7 +185,7 @@ class TrackedReceiver:
         seconds = min(LONGEST_RESTART_SECONDS, self._restart_seconds * 2 ** min(self._ends_in_a_row - 1, 30))
         self._start_at = now + seconds
         self.last_error = error
-        how = "ended" if error is None else f"ended: {error}"
+        how = "ended" if error is None else f"ended: {error.rstrip('.')}"
         return f"Receiver {self.receiver_id} {how}; it starts again in {seconds:.0f} s."
 
     def _note_end(self, error: str | None, stack: str | None = None) -> None:

@@ -120,7 +120,8 @@ class ReceiverTracker:
         self._rates = RateController(context, job_lease)
         self._sampler = Sampler(context)
         self._sign = JobSignWriter(context, job_lease)
-        self._health = InputHealth(source.id for source in stream.inputs)
+        custom = [source.id for source in stream.inputs if not isinstance(source, KafkaInput)]
+        self._health = InputHealth((source.id for source in stream.inputs), custom=custom)
         self._now_ms = 0
         self._questions: dict[str, Future[Discovery]] = {}
         self._next_question: dict[str, float] = {}

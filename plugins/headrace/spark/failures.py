@@ -33,6 +33,9 @@ _SERVER_AWAY = re.compile(
 )
 # confluent_kafka has one class for all errors; its text contains the error's name.
 _KAFKA_AWAY = re.compile(r"code=_(TRANSPORT|ALL_BROKERS_DOWN|RESOLVE|\w*TIMED_OUT)\b")
+# Spark goes on with advice about its settings.
+_WORKER_GONE = "Python worker exited unexpectedly"
+_WORKER_GONE_TEXT = "the task's Python process was killed or has crashed (if it was killed: for want of memory?)"
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+), in \S+')
 # Files that are not the user's: Python's, Spark's, headrace's, and those of installed packages.
 _LIBRARY = re.compile(
@@ -138,6 +141,8 @@ def first_cause(error: BaseException) -> str:
     remote = _remote_cause(text)
     if remote is not None:
         return remote
+    if _WORKER_GONE in text:
+        return _WORKER_GONE_TEXT
     java = [line.partition("Caused by: ")[2] for line in text.splitlines() if line.startswith("Caused by: ")]
     if not java:
         # py4j's first line names the failed call, its second line the exception.
@@ -151,6 +156,8 @@ def first_cause(error: BaseException) -> str:
 
 def task_cause(text: str) -> str:
     """The reason in the text with which Spark reports that a task failed, in one line."""
+    if _WORKER_GONE in text and _python_cause(text) is None:
+        return _WORKER_GONE_TEXT
     return _remote_cause(text) or next((line for line in text.splitlines() if line.strip()), "")
 
 

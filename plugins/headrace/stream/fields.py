@@ -17,7 +17,7 @@ from headrace.stream.listeners import Listener
 from headrace.stream.model import Duration, Identifier, Part, milliseconds
 from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KafkaOutput, KeyIds, Output
 from headrace.stream.references import check_reference
-from headrace.stream.secrets import url_holds_secret
+from headrace.stream.secrets import url_holds_secret, values_with_secrets
 from headrace.stream.spark import SparkSettings
 from headrace.stream.state import STATE_STEP, State
 from headrace.stream.storage import Storage
@@ -121,6 +121,17 @@ class StreamFields(Part):
     @classmethod
     def _storage_by_its_url(cls, value: object) -> object:
         return {"url": str(value)} if isinstance(value, (str, Path)) else value
+
+    @field_validator("parameters")
+    @classmethod
+    def _parameters_hold_no_secret(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        named = values_with_secrets(value)
+        if named:
+            raise ValueError(
+                f"hold a login or a secret in {', '.join(named)}, and the definition is stored in clear; leave it out, "
+                "and let the transform read it from the environment of its process"
+            )
+        return value
 
     @field_validator("transform")
     @classmethod

@@ -112,7 +112,7 @@ def _delivery_problems(stream: StreamFields) -> Iterator[str]:
     if not stream.storage.is_local or stream.storage.shared:
         yield (
             f"delivery: {stream.delivery} saves only the sync of a local disk, and {stream.storage.url} is a store "
-            "that several hosts reach; leave delivery out"
+            f"that several hosts reach{' (shared=True)' if stream.storage.is_local else ''}; leave delivery out"
         )
     custom = [source.id for source in stream.inputs if isinstance(source, ReceiverInput)]
     if custom and stream.delivery == "at_least_once":

@@ -61,7 +61,9 @@ def load_reference(reference: str, what: str) -> object:
     except ImportError as error:
         raise StreamDefinitionError(
             f"The {what} {reference} cannot be imported: {error}.",
-            remedy="Put its file or package into spark.py_files, or install it where headrace runs.",
+            remedy="Run this where Python finds the module: in its folder, or with PYTHONPATH."
+            if what == "stream"
+            else "Put its file or package into spark.py_files, or install it where headrace runs.",
         ) from error
     except Exception as error:
         raise StreamDefinitionError(

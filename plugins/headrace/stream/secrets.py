@@ -18,6 +18,11 @@ _URL_OPTION = re.compile(
     r"(?i)secret|passw(or)?d|passphrase|\bpwd$|token|credential|signature|^sig$|(access|account|api)[._-]?key"
 )
 
+# Of a text in a definition. A count, such as max_tokens, is no text.
+_SECRET_NAME = re.compile(
+    r"(?i)secret|passw(or)?d|passphrase|^pwd$|(^|[_-])token$|credential|authorization|(access|api|private)[._-]?key"
+)
+
 
 def url_holds_secret(url: str) -> bool:
     """Whether a URL holds a password, or an option in its query with a name like a secret's."""
@@ -49,12 +54,25 @@ def settings_with_secrets(settings: dict[str, str]) -> list[str]:
 
 
 def check_arguments(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return arguments of a class if none is a URL with a login. Raises ValueError, which the definition's error
-    repeats."""
-    named = [name for name, each in value.items() if isinstance(each, str) and url_holds_secret(each)]
+    """Return arguments of a class if none has a secret's name or is a URL with a login. Raises ValueError, which the
+    definition's error repeats."""
+    named = values_with_secrets(value)
     if named:
         raise ValueError(
             f"hold a login or a secret in {', '.join(named)}, and the definition is stored in clear; put it into "
             "an Airflow connection and name that in connection"
         )
     return value
+
+
+def values_with_secrets(value: JsonValue, name: str = "") -> list[str]:
+    """The paths of the texts that have a secret's name, or are a URL with a login, such as "headers.authorization"."""
+    if isinstance(value, dict):
+        inside = [(f"{name}.{key}" if name else key, each) for key, each in value.items()]
+    elif isinstance(value, list):
+        inside = [(f"{name}.{index}", each) for index, each in enumerate(value)]
+    elif isinstance(value, str) and value:
+        return [name] if _SECRET_NAME.search(name.rpartition(".")[2]) or url_holds_secret(value) else []
+    else:
+        return []
+    return [found for path, each in inside for found in values_with_secrets(each, path)]

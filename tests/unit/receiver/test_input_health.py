@@ -20,6 +20,24 @@ def test_an_input_of_which_nothing_was_heard_was_never_asked() -> None:
     assert reported(InputHealth(["records"])) == {"asked_ms": 0, "error": "Kafka has not answered yet", "topics": {}}
 
 
+def test_an_input_of_custom_receivers_does_not_wait_for_kafka() -> None:
+    health = InputHealth(["feed", "clicks"], custom=["feed"])
+    assert health.to_json()["feed"]["error"] == "its receivers have not started yet"
+    assert health.to_json()["clicks"]["error"] == "Kafka has not answered yet"
+
+
+def test_an_input_that_was_not_looked_at_yet_is_starting(rows: Rows) -> None:
+    job = rows.ledger.jobs.acquire("air", holder="test", lease_ms=60_000)
+    health = InputHealth(["feed"], custom=["feed"])
+    scheduled = rows.ledger.receivers.schedule(job, ReceiverId("air", "feed", 0))
+    rows.ledger.receivers.register(scheduled, host="h", lease_ms=60_000)
+    rows.ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
+    assert rows.troubles() == [InputTrouble("feed", None, "its receivers have not started yet", 0, starting=True)]
+    health.failed("feed", "The class cannot be imported")
+    rows.ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
+    assert rows.troubles() == [InputTrouble("feed", None, "The class cannot be imported", 0)]
+
+
 def test_an_answer_ends_the_trouble_and_dates_the_next_one() -> None:
     health = InputHealth(["records"])
     health.answered("records", T, {})

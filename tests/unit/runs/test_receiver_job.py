@@ -162,7 +162,7 @@ def test_an_input_that_cannot_be_asked_is_warned_of_again_and_again(tmp_path) ->
             clock.advance(1_000 * seconds)
         ledger.jobs.renew(job, attributes={"inputs": {"records": {"asked_ms": 1, "error": None, "topics": {}}}})
         watch.look(ledger)
-    assert warned == [f"Trouble: input records is not received: {error} (ever since the stream began)"] * 2
+    assert warned == [f"Trouble: input records is not received: {error} (not since the stream began)"] * 2
     assert reported[1:] == [
         "Receiver shop/records/0 is waiting for its input on h",
         "The trouble is over.",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from headrace.stream import (
     ConsoleOutput,
     ElasticsearchOutput,
     KafkaInput,
+    Listener,
+    ReceiverInput,
     SparkSettings,
     Storage,
     Stream,
@@ -69,6 +74,39 @@ def test_a_credentials_provider_is_no_secret() -> None:
         "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
     }
     assert SparkSettings(conf=conf).conf == conf
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        ({"token": "hunter2"}, "token"),
+        ({"api_key": "hunter2"}, "api_key"),
+        ({"db_password": "hunter2"}, "db_password"),
+        ({"headers": {"Accept": "json", "Authorization": "Bearer hunter2"}}, r"headers\.Authorization"),
+        ({"nodes": [{"clientSecret": "hunter2"}]}, r"nodes\.0\.clientSecret"),
+        ({"nodes": ["https://me:hunter2@h/"]}, r"nodes\.0"),
+    ],
+)
+def test_arguments_and_parameters_take_no_secret(arguments: dict[str, Any], path: str) -> None:
+    def refused(make: Callable[[], object]) -> None:
+        with pytest.raises(StreamDefinitionError, match=rf"a secret in {path}, and the definition is stored") as found:
+            make()
+        assert "hunter2" not in str(found.value)
+
+    refused(lambda: ReceiverInput(id="orders", receiver="shop:Orders", arguments=arguments))
+    refused(lambda: Listener(reference="shop:Pager", arguments=arguments))
+    refused(lambda: Stream(**{**dict(stream("sqlite:////tmp/l.db")), "parameters": arguments}))
+
+
+def test_arguments_that_only_sound_like_secrets_are_taken() -> None:
+    arguments: dict[str, Any] = {
+        "max_tokens": 500,
+        "token": "",
+        "tokenizer": "words",
+        "keys": ["a"],
+        "url": "https://h/",
+    }
+    assert ReceiverInput(id="orders", receiver="shop:Orders", arguments=arguments).arguments == arguments
 
 
 @pytest.mark.parametrize("servers", ["me:hunter2@h:9092", "h:9092,SASL_SSL://me:hunter2@i:9092"])

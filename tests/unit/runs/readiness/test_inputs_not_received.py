@@ -39,7 +39,7 @@ class TestInputsNotReceived:
         assert (found.ready, found.failed, found.troubled) == (False, False, True)
         assert found.reason == (
             "nothing is known of this batch: input records is not received: Kafka at kafka:9092 cannot be asked: "
-            "refused (ever since the stream began); the task fails unless that is over in 60.0 s"
+            "refused (not since the stream began); the task fails unless that is over in 60.0 s"
         )
         for _ in range(6):
             clock.advance(10_000)
