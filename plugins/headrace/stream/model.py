@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from contextvars import ContextVar
 from datetime import timedelta
@@ -32,21 +33,33 @@ class Part(BaseModel):
             # A part within another one leaves the report to it: only the outermost knows the whole path.
             if within.old_value is True:
                 raise
-            raise _definition_error(type(self).__name__, fields, error) from None
+            raise _definition_error(type(self), fields, error) from None
         finally:
             _within_another.reset(within)
 
 
-def _definition_error(part: str, fields: dict[str, Any], error: ValidationError) -> StreamDefinitionError:
+def _definition_error(part: type[Part], fields: dict[str, Any], error: ValidationError) -> StreamDefinitionError:
     """The error with one clause per problem, each with its field. Values are left out, since they may hold a secret."""
     problems = []
     for item in error.errors(include_url=False, include_input=False, include_context=False):
         where = ".".join(str(step) for step in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "is no field" + _suggestion(where, part)
+        elif item["type"] == "missing":
+            message = "is required"
+        elif message.startswith("Input should"):
+            message = f"must {message.removeprefix('Input should ')}"
         problems.append(f"{where} {message}" if where else message)
     name = fields.get("name", fields.get("id"))
-    who = part if name is None else f"{part} {name!r}"
-    return StreamDefinitionError(f"{who} cannot be used as it is defined: " + "; ".join(problems) + ".")
+    who = part.__name__ if name is None else f"{part.__name__} {name!r}"
+    return StreamDefinitionError(f"{who} cannot be used as it is defined: {'; '.join(problems).rstrip('.')}.")
+
+
+def _suggestion(field: str, part: type[Part]) -> str:
+    """What the field was probably to be; "" if it is unlike the fields of ``part``."""
+    close = difflib.get_close_matches(field, part.model_fields, 1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _identifier(value: str) -> str:

@@ -67,7 +67,8 @@ def load_reference(reference: str, what: str) -> object:
         ) from error
     except Exception as error:
         raise StreamDefinitionError(
-            f"The {what} {reference} cannot be imported: its module raises {type(error).__name__}: {error}.",
+            f"The {what} {reference} cannot be imported: its module raises {type(error).__name__}: "
+            f"{str(error).rstrip('.')}.",
             remedy=f"Correct the module: python -c 'import {module_name}' shows where.",
         ) from error
     try:

@@ -149,6 +149,21 @@ def test_a_receiver_is_shown_with_its_pause_and_its_numbers(stream: Stream) -> N
             assert found["receivers"][0]["paused_reason"] == reason  # type: ignore[index]
 
 
+def test_a_receivers_last_error_is_shown_with_its_time_and_its_executor(stream: Stream) -> None:
+    with Ledger.open(stream.ledger) as ledger:
+        scheduled = ledger.receivers.schedule(_job_lease(ledger), ReceiverId("shop", "clicks", 0))
+        assert " scheduled " in run(stream, "streams", "show", "shop").stdout
+        lease = ledger.receivers.register(scheduled, host="here", lease_ms=60_000)
+        ledger.receivers.runs_on(scheduled, "exec-17")
+        ledger.receivers.report_error(lease, "OSError: no route to host", "the stack")
+        (row,) = ledger.receivers.all("shop")
+    shown = run(stream, "streams", "show", "shop").stdout
+    assert f"{time_text(row.last_error_at_ms)}: OSError: no route to host (--json has the stack)" in shown
+    assert "exec-17" in shown
+    (receiver,) = answer(stream, "streams", "show", "shop")["receivers"]  # type: ignore[call-overload, index]
+    assert receiver["last_error"]["stack"] == "the stack"
+
+
 def test_a_trouble_of_the_receiver_job_is_shown(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
         ledger.jobs.renew(_job_lease(ledger), attributes={"troubles": ["Topics of input clicks do not exist: cliks"]})

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
 from headrace.errors import WARNING
 from headrace.ledger import Ledger
 from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import Placed, StreamSummary, summarize
+from headrace.receiver.input_health import INPUTS, InputHealth
 from headrace.testing.seeded_ledger import SITUATIONS, seed
 
 from .conftest import INTERVAL_MS, Shop, T
@@ -162,3 +165,24 @@ def test_a_live_job_that_never_gets_a_receiver_is_stalled_after_five_minutes(tmp
     assert found.state.value == "stalled"
     assert "no receiver has started yet" in found.reason
     assert "log" in (found.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"), [("kafka", "Look whether Kafka runs"), ("receiver", "last errors say why")]
+)
+def test_only_an_input_of_kafka_sends_a_person_to_kafka(tmp_path: Path, kind: str, remedy: str) -> None:
+    definition = json.dumps({"inputs": [{"kind": kind, "id": "feed"}], "outputs": []})
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=ManualClock(1_800_000_000_000)) as ledger:
+        ledger.streams.register("new", definition, batch_interval_ms=1000, block_interval_ms=200)
+        job = ledger.jobs.acquire("new", holder="job", lease_ms=3_600_000)
+        scheduled = ledger.receivers.schedule(job, ReceiverId("new", "feed", 0))
+        ledger.receivers.register(scheduled, host="h", lease_ms=60_000)
+        health = InputHealth(["feed"], custom=["feed"] if kind == "receiver" else [])
+        ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
+        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
+        assert found.state.value == "starting"
+        health.failed("feed", "it does not answer")
+        ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
+        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
+    assert found.state.value == "stalled"
+    assert remedy in (found.remedy or "")

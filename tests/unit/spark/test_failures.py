@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from headrace.errors import Failure
 from headrace.kafka.errors import RangesGoneError
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.spark.failures import failure_of, first_cause, python_account
+from headrace.spark.failures import failure_of, first_cause, python_account, task_cause
 from headrace.spark.termination import Terminated
 from headrace.spark.transforms import TransformError
 
@@ -133,3 +133,23 @@ def raised(error: Exception, *, from_: Exception) -> Exception:
 )
 def test_whose_fault_a_failure_is(error: BaseException, failure: Failure) -> None:
     assert failure_of(error) is failure
+
+
+def test_a_killed_worker_is_named_and_not_sparks_advice() -> None:
+    text = (
+        "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider setting "
+        "'spark.sql.execution.pyspark.udf.faulthandler.enabled' or'spark.python.worker.faulthandler.enabled' "
+        "configuration to 'true' for the better Python traceback.\n\tat org.apache.spark.api.python.PythonRunner"
+    )
+    for found in (task_cause(text), first_cause(RuntimeError(text))):
+        assert found.startswith("the task's Python process was killed or has crashed")
+
+
+def test_the_cause_of_a_task_is_its_python_error_or_its_first_line() -> None:
+    assert task_cause("ExecutorLostFailure (executor 0 exited) Reason: code 137") == (
+        "ExecutorLostFailure (executor 0 exited) Reason: code 137"
+    )
+    traceback = (
+        'PythonException: Traceback (most recent call last):\n  File "a.py", line 3, in b\nheadrace.x.Y: no\n\tat'
+    )
+    assert task_cause(traceback) == "headrace.x.Y: no"

@@ -112,7 +112,7 @@ def test_load_reads_a_file_and_a_module(tmp_path: Path, monkeypatch: pytest.Monk
         ({"spark": {"job": "shared"}}, "spark", 'such as master="local[24]"'),
         ({"spark": {"job": "@shared", "master": "local[9]"}}, "spark.job", "must start with a letter"),
         ({"name": "Flights!"}, "name", "must start with a letter"),
-        ({"surprise": 1}, "surprise", "not permitted"),
+        ({"surprise": 1}, "surprise", "is no field"),
         (
             {
                 "inputs": [
@@ -244,6 +244,28 @@ def test_the_fields_named_for_settings_of_spark_streaming_exist() -> None:
 def test_one_machine_gets_a_slot_for_each_receiver() -> None:
     master = SparkSettings().master_url(receivers=3)
     assert int(master.removeprefix("local[").removesuffix("]")) >= 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"delivry": "at_most_once"}, r"delivry is no field \(did you mean delivery\?\)"),
+        ({"quux": 1}, r"defined: quux is no field\."),
+        ({"name": None}, "name must be a valid string"),
+        ({"delivery": "twice"}, "delivery must be 'exactly_once', 'at_least_once' or 'at_most_once'"),
+        ({"limits": {"max_queued_blocks": 0}}, "limits.max_queued_blocks must be greater than"),
+    ],
+)
+def test_a_wrong_field_has_a_sentence(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=words):
+        Stream(**fields(**changes))
+
+
+def test_a_missing_field_is_required() -> None:
+    given = fields()
+    del given["name"]
+    with pytest.raises(StreamDefinitionError, match="name is required"):
+        Stream(**given)
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
