@@ -55,17 +55,33 @@ class VersionConflicts:
 
     def settle(self, prepared: PreparedRows, retry_budget: RetryBudget) -> None:
         """Fetch the existing documents, a bounded number at a time, and count the conflicts that ``take`` kept."""
-        path = f"/{quote(self._index, safe='')}/_mget?filter_path=docs._version,docs.found,docs._source,docs._id"
         for lines in self._portions(prepared):
+            self._settle(prepared, retry_budget, lines)
+        self._undecided = {}
+
+    def _settle(self, prepared: PreparedRows, retry_budget: RetryBudget, lines: list[int]) -> None:
+        fields = "docs._version,docs.found,docs._source,docs._id,docs.error"
+        path = f"/{quote(self._index, safe='')}/_mget?filter_path={fields}"
+        while lines:
             body = json.dumps({"ids": [prepared.id(line) for line in lines]}).encode()
             response = request_with_retries(self._transport, retry_budget, "POST", path, body)
             parsed = response.json()
             found = parsed.get("docs") if isinstance(parsed, dict) else None
             if response.status != 200 or not isinstance(found, list) or len(found) != len(lines):
                 raise refusal(response.status, Reason(*response.error()), self._index)
+            # With status 200, since other shards may have answered: a shard that is not ready after a restart. Such an
+            # entry does not say that there is no document.
+            failed = [line for line, there in zip(lines, found, strict=True) if "found" not in there]
             for line, there in zip(lines, found, strict=True):
-                self._count(prepared, line, there)
-        self._undecided = {}
+                if "found" in there:
+                    self._count(prepared, line, there)
+            if len(failed) < len(lines):
+                retry_budget.progressed()
+            if failed:
+                error = next(there.get("error") for there in found if "found" not in there)
+                why = f"{error.get('type')}: {error.get('reason')}" if isinstance(error, dict) else str(error)
+                retry_budget.wait(f"{len(failed)} of {len(lines)} documents cannot be fetched: {why}")
+            lines = failed
 
     def _portions(self, prepared: PreparedRows) -> Iterator[list[int]]:
         portion: list[int] = []

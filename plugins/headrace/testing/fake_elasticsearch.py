@@ -59,6 +59,8 @@ class FakeElasticsearch:
     item_fault: ItemFault | None = None
     answer_lost: deque[bool] = field(default_factory=deque)
     """One entry for each of the next bulk requests; True: it is carried out, but its response is lost."""
+    not_fetched: deque[set[str]] = field(default_factory=deque)
+    """One entry for each of the next requests that fetch documents: the ids whose shard is not available."""
     descriptions: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Responses to GET /<name>; they take precedence over ``indices``."""
     bulks: list[tuple[str, list[Action]]] = field(default_factory=list)
@@ -104,8 +106,13 @@ class FakeElasticsearch:
         return _answer(200, {index: {"aliases": {}, "settings": settings}})
 
     def _mget(self, index: str, ids: Sequence[str]) -> Response:
-        docs = []
+        docs: list[dict[str, Any]] = []
+        not_fetched = self.not_fetched.popleft() if self.not_fetched else set()
         for id_ in ids:
+            if id_ in not_fetched:
+                error = {"type": "no_shard_available_action_exception", "reason": "No shard available"}
+                docs.append({"_id": id_, "error": error})
+                continue
             stored = self.indices.get(index, {}).get(id_)
             if stored is None or stored.document is None:
                 docs.append({"_id": id_, "found": False})

@@ -10,11 +10,17 @@ from typing import Any
 
 import pytest
 
+from headrace.clock import SystemClock
 from headrace.devstack.elasticsearch import ElasticsearchServer
+from headrace.elasticsearch.bulk_bodies import prepare_rows
 from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, ElasticsearchUnavailableError
 from headrace.elasticsearch.indexer import Indexer
+from headrace.elasticsearch.retry_budget import RetryBudget
 from headrace.elasticsearch.transport import ElasticsearchTransport
+from headrace.elasticsearch.verdicts import Reason
+from headrace.elasticsearch.version_conflicts import VersionConflicts
 
 # What the mapping or its settings cannot take: (properties, settings, the document's fields).
 CONFLICTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -118,6 +124,27 @@ def test_a_read_only_cluster_is_waited_for(real: Any, rows: Any, block: str) -> 
         timer.join()
     assert (counts.created, counts.dead_lettered) == (1, 1)
     assert counts.retries > 0
+
+
+def test_a_conflict_is_judged_when_the_documents_shard_is_there_again(real: Any, rows: Any) -> None:
+    """As after a restart: the shard is not assigned for a while."""
+    batch = rows([b'{"n": 1}', b'{"n": 2}'])
+    assert real.index(batch).created == 2
+    settings, nowhere = f"/{real.name}/_settings", "index.routing.allocation.require._name"
+    counts = IndexingCounts()
+    conflicts = VersionConflicts(real.transport, real.name, real.options(), counts)
+    prepared = prepare_rows(batch, real.options()).prepared
+    assert prepared is not None
+    for line in range(2):
+        conflicts.take(prepared, line, Reason("version_conflict_engine_exception", ""), may_be_ours=False)
+    real.ask("POST", f"/{real.name}/_close")
+    real.ask("PUT", settings, {nowhere: "no-such-node"})
+    real.ask("POST", f"/{real.name}/_open?wait_for_active_shards=0")
+    timer = lifted(real, "PUT", settings, {nowhere: None}, after_seconds=2.0)
+    budget = RetryBudget("It", max_seconds=60, clock=SystemClock(), cancelled=threading.Event())
+    conflicts.settle(prepared, budget)
+    timer.join()
+    assert (counts.repeated, counts.superseded) == (2, 0)
 
 
 def test_a_circuit_breaker_is_waited_for(real: Any, rows: Any) -> None:

@@ -389,6 +389,27 @@ def test_a_fetch_of_conflicts_is_bounded_in_bytes(send: Send, elasticsearch: Fak
     assert [path for _, path in elasticsearch.requests].count("/clicks/_mget") >= 5
 
 
+def test_a_document_whose_shard_is_not_available_is_fetched_again(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    """Elasticsearch answers with 200 and an error in the entry, which does not say that there is no document."""
+    send(make_rows([{"n": 1}, {"n": 2}, {"n": 3}]))
+    elasticsearch.requests.clear()
+    elasticsearch.not_fetched += [{"t+0+0", "t+0+1", "t+0+2"}, {"t+0+1"}]
+    counts = send(make_rows([{"n": 1}, {"n": 2}, {"n": 3}])).counts
+    assert (counts.repeated, counts.superseded) == (3, 0)
+    assert [path for _, path in elasticsearch.requests].count("/clicks/_mget") == 3
+
+
+def test_documents_that_cannot_be_fetched_for_too_long_fail_the_write(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    send(make_rows([{"n": 1}]))
+    elasticsearch.not_fetched += [{"t+0+0"}] * 100
+    with pytest.raises(ElasticsearchUnavailableError, match="1 of 1 documents cannot be fetched: no_shard_available"):
+        send(make_rows([{"n": 1}]), max_retry_seconds=0)
+
+
 def test_an_unreadable_conflict_is_looked_up(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
     send(make_rows([{"n": 1}, {"n": 2}], keys=[b"a", b"b"], offsets=[5, 9]), **KEY)
     elasticsearch.item_fault = lambda _: (409, "version_conflict_engine_exception", "in other words")
