@@ -37,6 +37,8 @@ from examples.demo.errors import NotAnsweringError
 from examples.demo.producing import create_topic
 
 from headrace.devstack.airflow_api import AirflowApi
+from headrace.devstack.elasticsearch import ElasticsearchServer
+from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.stack import Stack, StackOptions
 from headrace.ledger import Ledger
 
@@ -194,6 +196,18 @@ def empty_run_seconds(api: AirflowApi) -> float:
     return run_seconds(api, "empty")
 
 
+def begin(stack: Stack) -> tuple[KafkaServer, ElasticsearchServer, AirflowApi]:
+    """Start the stack and its stream."""
+    stack.start()
+    assert stack.kafka and stack.elasticsearch and stack.airflow
+    create_topic(stack.kafka.bootstrap_servers, STREAM, 2)
+    api = stack.airflow.api()
+    for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
+        api.wait_for_dag(dag_id)
+        api.unpause(dag_id)
+    return stack.kafka, stack.elasticsearch, api
+
+
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     dags = folder / "dags"
     dags.mkdir()
@@ -202,15 +216,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     stack = Stack(StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins"))
     busy: list[subprocess.Popen[bytes]] = []
     try:
-        stack.start()
-        assert stack.kafka and stack.elasticsearch and stack.airflow
-        create_topic(stack.kafka.bootstrap_servers, STREAM, 2)
-        api = stack.airflow.api()
-        for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
-            api.wait_for_dag(dag_id)
-            api.unpause(dag_id)
-        index = ElasticsearchSide(stack.elasticsearch.url)
-        load = Load(stack.kafka.bootstrap_servers, options.rate)
+        kafka, elasticsearch, api = begin(stack)
+        index = ElasticsearchSide(elasticsearch.url)
+        load = Load(kafka.bootstrap_servers, options.rate)
         until("the first documents", lambda: count(index, 0), 300)
         busy += [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
         counted_from = time.monotonic() + WARM_UP_SECONDS

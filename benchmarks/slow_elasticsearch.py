@@ -20,11 +20,10 @@ from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from benchmarks.latency import DAG_FILE, STREAM, Load, count
+from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count
 from benchmarks.measures import Measure, print_measures
 from benchmarks.warm_batch import until
 from examples.demo.elasticsearch_side import ElasticsearchSide
-from examples.demo.producing import create_topic
 
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.stack import Stack, StackOptions
@@ -139,14 +138,8 @@ def measure(folder: Path, minutes: float) -> tuple[float, float, int]:
     (dags / "orders.py").write_text(text)
     stack = Stack(StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins"))
     try:
-        stack.start()
-        assert stack.kafka and stack.airflow and stack.elasticsearch
-        create_topic(stack.kafka.bootstrap_servers, STREAM, 2)
-        api = stack.airflow.api()
-        for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
-            api.wait_for_dag(dag_id)
-            api.unpause(dag_id)
-        load = Load(stack.kafka.bootstrap_servers, RATE)
+        kafka, elasticsearch, _ = begin(stack)
+        load = Load(kafka.bootstrap_servers, RATE)
         path = folder / STREAM / "ledger.db"
         until("the ledger", path.exists, _FOUND_SECONDS)
         time.sleep(5)
@@ -158,7 +151,7 @@ def measure(folder: Path, minutes: float) -> tuple[float, float, int]:
             with Memory(pid) as before:
                 known = len(completed(ledger))
                 until("steady batches", lambda: len(completed(ledger)) >= known + STEADY_BATCHES, _FOUND_SECONDS)
-            with Memory(pid) as meanwhile, Slowed(stack.elasticsearch):
+            with Memory(pid) as meanwhile, Slowed(elasticsearch):
                 began_ms = time.time() * 1000
                 time.sleep(minutes * 60)
             slow = completed(ledger, began_ms)
@@ -169,7 +162,7 @@ def measure(folder: Path, minutes: float) -> tuple[float, float, int]:
             print(f"batches in the slow time: {sizes}", file=sys.stderr)
             batches = batches_until_full_rate(ledger)
             load.stop()
-            index = ElasticsearchSide(stack.elasticsearch.url)
+            index = ElasticsearchSide(elasticsearch.url)
             until("all records", lambda: count(index, 0) >= len(load.sent), _CAUGHT_UP_SECONDS)
             assert count(index, 0) == len(load.sent), (count(index, 0), len(load.sent))
             assert not failures(ledger), failures(ledger)

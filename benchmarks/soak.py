@@ -23,13 +23,12 @@ from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from benchmarks.latency import DAG_FILE, STREAM, count
+from benchmarks.latency import DAG_FILE, STREAM, begin, count
 from benchmarks.measures import Measure, Unit, print_measures
 from benchmarks.slow_elasticsearch import completed, failures
 from benchmarks.warm_batch import until
 from confluent_kafka import Producer
 from examples.demo.elasticsearch_side import ElasticsearchSide
-from examples.demo.producing import create_topic
 
 from headrace.devstack.stack import Stack, StackOptions
 from headrace.ledger import BatchState, Ledger
@@ -134,15 +133,9 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Measure]:
     (dags / "orders.py").write_text(DAG_FILE.replace("SINGLE_TASK", "False"))
     stack = Stack(StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins"))
     try:
-        stack.start()
-        assert stack.kafka and stack.airflow and stack.elasticsearch
-        create_topic(stack.kafka.bootstrap_servers, STREAM, 2)
-        api = stack.airflow.api()
-        for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
-            api.wait_for_dag(dag_id)
-            api.unpause(dag_id)
-        load = SteadyLoad(stack.kafka.bootstrap_servers, options.rate)
-        index = ElasticsearchSide(stack.elasticsearch.url)
+        kafka, elasticsearch, _ = begin(stack)
+        load = SteadyLoad(kafka.bootstrap_servers, options.rate)
+        index = ElasticsearchSide(elasticsearch.url)
         until("the first documents", lambda: count(index, 0), _FOUND_SECONDS)
         time.sleep(options.warm_up)
         processes = Processes()

@@ -93,7 +93,7 @@ def executor_of_group(spark_context: SparkContext, group: str) -> Executor | Non
 def first_failure_of_group(spark_context: SparkContext, group: str) -> str | None:
     """The text with which Spark reports the first failure of the group's single task; None if it has not failed.
 
-    Spark repeats a failed task. The job's own error tells of the last try only.
+    Spark repeats a failed task. The job's own error is that of the last try.
     """
     store: Any = spark_context._jsc.sc().statusStore()
     tracker = spark_context.statusTracker()

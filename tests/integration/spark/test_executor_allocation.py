@@ -83,7 +83,7 @@ def test_executors_are_released_and_requested_by_how_long_batches_take(
     ((kind, released),) = events()
     assert (kind, released["left"]) == ("executor_released", 2)
     assert released["ratio"] <= 0.3
-    logs = [each.read_text() for each in server_folder.glob(f"*/work/*/{released['executor']}/stderr")]
+    logs = [each.read_text() for each in server_folder.rglob(f"{released['executor']}/stderr")]
     assert len(logs) == 1
     assert ("ecommission" in logs[0]) == (decommission == "true")
     application.until("the slots that are left", lambda: application.job().attributes["batch_slots"] == 1)

@@ -1,4 +1,4 @@
-"""Executors by the batches of a real ledger. Spark's part is in the integration test; here it notes what it is told."""
+"""Executors by the batches of a real ledger. Spark's part is in the integration test; here it records the requests."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Cluster:
         self.end(attempt)
 
     def look(self) -> list[str]:
-        """What Spark is told after a scaling interval."""
+        """What is requested of Spark after a scaling interval."""
         self.calls.clear()
         self.manager.look()
         return self.calls

@@ -1,4 +1,4 @@
-"""What Spark is told about executors. A real cluster is in the integration test of executor allocation."""
+"""What is requested of Spark about executors. A real cluster is in the integration test of executor allocation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sequence:
 
 
 class Context:
-    """A Spark context with executors 1 to 3, of which the second is about to end. It notes what it is told."""
+    """A Spark context with executors 1 to 3, of which the second is about to end. It records the requests."""
 
     def __init__(self, **conf: str) -> None:
         self._conf = conf

@@ -290,7 +290,7 @@ def test_where_the_executors_are_not_known_no_receiver_is_taken_for_lost(monkeyp
     assert handle.join(20)
 
 
-def test_the_error_of_a_receivers_first_task_is_told_and_not_that_spark_repeated_it(
+def test_the_error_of_a_receivers_first_task_is_reported_and_not_that_spark_repeated_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = Endless()
