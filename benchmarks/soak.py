@@ -35,6 +35,8 @@ from headrace.ledger import BatchState, Ledger
 
 WARM_UP_SECONDS = 600.0
 SAMPLE_SECONDS = 20.0
+# The servers beside which headrace runs are not its processes.
+SERVERS = ("postgres", "kafka.Kafka", "org.elasticsearch", "elasticsearch_node")
 FIELDS: tuple[tuple[str, float, Unit], ...] = (
     ("memory", 1 << 20, "MiB"),
     ("files", 1, "files"),
@@ -103,10 +105,12 @@ class Processes:
             self.samples.setdefault(process, []).append(sample)
 
     def that_lived(self) -> Iterator[tuple[str, list[Sample]]]:
-        """The command and the samples of each process that was there every time."""
+        """The command and the samples of each process that was there every time, without the servers."""
         for process, samples in self.samples.items():
             if len(samples) == self._rounds and process.is_running():
-                yield " ".join(process.cmdline())[:160], samples
+                command = " ".join(process.cmdline())
+                if not any(server in command for server in SERVERS):
+                    yield command[:160], samples
 
 
 def quarters(figures: list[float]) -> tuple[float, float]:
