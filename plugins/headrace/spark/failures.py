@@ -141,8 +141,6 @@ def first_cause(error: BaseException) -> str:
     remote = _remote_cause(text)
     if remote is not None:
         return remote
-    if _WORKER_GONE in text:
-        return _WORKER_GONE_TEXT
     java = [line.partition("Caused by: ")[2] for line in text.splitlines() if line.startswith("Caused by: ")]
     if not java:
         # py4j's first line names the failed call, its second line the exception.
@@ -156,14 +154,15 @@ def first_cause(error: BaseException) -> str:
 
 def task_cause(text: str) -> str:
     """The reason in the text with which Spark reports that a task failed, in one line."""
-    if _WORKER_GONE in text and _python_cause(text) is None:
-        return _WORKER_GONE_TEXT
     return _remote_cause(text) or next((line for line in text.splitlines() if line.strip()), "")
 
 
 def _remote_cause(text: str) -> str | None:
+    """The Python error in a task, with its place in the user's code, or that the task's process is gone."""
     remote = _python_cause(text)
-    if remote is None or remote.startswith("headrace."):
+    if remote is None:
+        return _WORKER_GONE_TEXT if _WORKER_GONE in text else None
+    if remote.startswith("headrace."):
         return remote
     return remote + _place(_frames_in(text))
 
