@@ -220,10 +220,10 @@ def check_task_slots(slots: int, receivers: int) -> None:
     """Raise TaskSlotsError if the receivers would take every slot: batches would hang without an error."""
     if slots < receivers + 1:
         raise TaskSlotsError(
-            f"The Spark application has {slots} task slot(s), and each of its {receivers} receiver(s), of all streams "
-            "that share it, occupies one as long as it runs: no batch would ever start.",
-            remedy=f"Use at least {receivers + 1} slots (local[{receivers + 1}], or more cores), fewer receivers, or "
-            "another spark.job.",
+            f"The Spark application has {slots} task slot(s), and each of its {receivers} receiver(s) occupies one as "
+            "long as it runs: no batch would ever start.",
+            remedy=f"Use at least {receivers + 1} slots (local[{receivers + 1}], or more cores), or fewer receivers. "
+            "If several streams share the application, their receivers count together: name another spark.job.",
         )
 
 
