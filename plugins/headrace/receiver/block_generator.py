@@ -41,7 +41,11 @@ class GeneratorState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GeneratedBlock(Generic[T]):
-    """Items in the order in which they were added. ``cut_time_ms`` never goes back from block to block."""
+    """Items in the order in which they were added. ``cut_time_ms`` never goes back from block to block.
+
+    A block that is cut at the end of a block interval has the last millisecond of that interval as its cut time. So if
+    a batch interval ends there too, the block belongs to that batch, not to the next one.
+    """
 
     cut_time_ms: int
     items: tuple[T, ...]
@@ -61,7 +65,7 @@ class BlockGenerator(Generic[T]):
         clock: Clock,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        """``now_ms`` gives the cut times (the ledger's clock); ``clock`` times the cutter."""
+        """``now_ms`` gives block intervals and cut times (the ledger's clock); the threads wait by ``clock``."""
         self._receiver = receiver
         self._max_block_bytes = max_block_bytes
         self._max_queued_blocks = max_queued_blocks
@@ -71,13 +75,17 @@ class BlockGenerator(Generic[T]):
         self._state = GeneratorState.INITIALIZED
         self._filling: list[T] = []
         self._filling_bytes = 0
+        self._filling_since_ms = 0
+        # No block will have an earlier cut time.
         self._last_cut_ms = 0
         self._queue: deque[GeneratedBlock[T] | Callable[[], None]] = deque()
         self._queued_blocks = 0
         self._queued_bytes = 0
         self._pushing: GeneratedBlock[T] | None = None
         self._failure: BaseException | None = None
-        self._timer = RecurringTimer(clock, block_interval_ms, self._on_interval, f"blocks-{receiver.index}")
+        self._timer = RecurringTimer(
+            clock, block_interval_ms, self._on_interval, f"blocks-{receiver.index}", now_ms=self._now_ms
+        )
         self._pusher: threading.Thread | None = None
 
     # -- life cycle ------------------------------------------------------------------------------------------------
@@ -141,6 +149,8 @@ class BlockGenerator(Generic[T]):
                     self._cut()
                     break
                 self._changed.wait(TICK_SECONDS)
+            if not self._filling:
+                self._filling_since_ms = self._now_ms()
             self._filling.append(item)
             self._filling_bytes += nbytes
             if self._filling_bytes >= self._max_block_bytes and self._queued_blocks < self._max_queued_blocks:
@@ -183,7 +193,8 @@ class BlockGenerator(Generic[T]):
             for entry in self._queue:
                 if isinstance(entry, GeneratedBlock):
                     return entry.cut_time_ms
-            return self._cut_time()
+            # What is being filled may still get a cut time that is over: the end of an interval that has just ended.
+            return self._cut_time(self._filling_since_ms if self._filling else self._now_ms())
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -197,15 +208,15 @@ class BlockGenerator(Generic[T]):
     def _has_room(self) -> bool:
         return self._queued_blocks < self._max_queued_blocks or self._filling_bytes < self._max_block_bytes
 
-    def _cut_time(self) -> int:
-        self._last_cut_ms = max(self._last_cut_ms, self._now_ms())
+    def _cut_time(self, at_ms: int) -> int:
+        self._last_cut_ms = max(self._last_cut_ms, at_ms)
         return self._last_cut_ms
 
-    def _cut(self) -> None:
-        """Cut a block, unless nothing was added. Called under the lock."""
+    def _cut(self, at_ms: int | None = None) -> None:
+        """Cut a block, by default with the present time, unless nothing was added. Called under the lock."""
         if not self._filling:
             return
-        cut_time_ms = self._cut_time()
+        cut_time_ms = self._cut_time(self._now_ms() if at_ms is None else at_ms)
         block = GeneratedBlock(cut_time_ms, tuple(self._filling), self._filling_bytes)
         self._filling, self._filling_bytes = [], 0
         self._queue.append(block)
@@ -213,11 +224,12 @@ class BlockGenerator(Generic[T]):
         self._queued_bytes += block.nbytes
         self._changed.notify_all()
 
-    def _on_interval(self, _time_ms: int) -> None:
+    def _on_interval(self, end_ms: int) -> None:
         with self._changed:
             if self._state is GeneratorState.ACTIVE and self._queued_blocks < self._max_queued_blocks:
                 try:
-                    self._cut()
+                    # The timer may be late: what was added after the interval does not belong to it.
+                    self._cut(max(end_ms - 1, self._filling_since_ms))
                 except Exception as error:
                     self._fail(error)
 

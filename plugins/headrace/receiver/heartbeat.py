@@ -69,6 +69,9 @@ class Heartbeat:
         self._collect_garbage = OccasionalCollection()
         self._lock = threading.Lock()
         self._orders: Orders | None = None
+        self._batch_interval_ms = context.stream.batch_interval_ms
+        # The last batch time for which a heartbeat has reported, or tried to report, that all its blocks are stored.
+        self._sealed_batch_ms = 0
         self._next_beat = 0.0
         self._next_commit = 0.0
         self._give_up_at = math.inf
@@ -78,11 +81,12 @@ class Heartbeat:
         self.state = ReceiverState.STARTING
 
     def tick(self) -> bool:
-        """Beat if it is due, or if partitions are drained up to a later time, for which a batch may wait.
+        """Beat if it is due, or if a batch may wait for the news: partitions are drained up to a later time, or by
+        arrival the blocks of a batch interval are all stored.
 
         Returns whether the ledger answered a heartbeat.
         """
-        if self._end_offsets is not None and self._end_offsets.look():
+        if self._end_offsets.look() if self._end_offsets is not None else self._has_sealed_a_batch():
             self._next_beat = 0.0
         return self.beat_if_due()
 
@@ -152,6 +156,12 @@ class Heartbeat:
     def forget_failure(self, partition: TopicPartition) -> None:
         """Note that the partition is read again: another failure is then reported again."""
         self._reported_failed.discard(partition)
+
+    def _has_sealed_a_batch(self) -> bool:
+        """Whether all blocks of another batch time are stored; True once for each."""
+        sealed_ms = self._generator.sealed_through_ms()
+        before_ms, self._sealed_batch_ms = self._sealed_batch_ms, sealed_ms - sealed_ms % self._batch_interval_ms
+        return self._sealed_batch_ms > before_ms
 
     def _beat(self, now: float) -> ReceiverOrders:
         stats = self._stats.collect(now, self._generator.queued)

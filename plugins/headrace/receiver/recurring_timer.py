@@ -9,16 +9,25 @@ from headrace.clock import Clock
 
 
 class RecurringTimer:
-    """Calls ``callback(time_ms)`` at each multiple of ``period_ms`` of its clock.
+    """Calls ``callback(time_ms)`` at each multiple of ``period_ms`` of ``now_ms``, by default its clock's time.
 
     A callback that takes longer than the period delays the next ones. Missed periods are made up for, unless there are
     more than 50. The callback must not raise.
     """
 
-    def __init__(self, clock: Clock, period_ms: int, callback: Callable[[int], None], name: str) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        period_ms: int,
+        callback: Callable[[int], None],
+        name: str,
+        *,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
         if period_ms <= 0:
             raise ValueError(f"a timer's period is positive, got {period_ms} ms")
         self._clock = clock
+        self._now_ms = now_ms or clock.now_ms
         self._period_ms = period_ms
         self._callback = callback
         self._stopped = threading.Event()
@@ -29,7 +38,7 @@ class RecurringTimer:
 
     def start(self) -> int:
         """Start; returns the time of the first callback in ms."""
-        self._next_ms = (self._clock.now_ms() // self._period_ms + 1) * self._period_ms
+        self._next_ms = (self._now_ms() // self._period_ms + 1) * self._period_ms
         first = self._next_ms
         self._thread.start()
         return first
@@ -47,7 +56,7 @@ class RecurringTimer:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            wait_ms = self._next_ms - self._clock.now_ms()
+            wait_ms = self._next_ms - self._now_ms()
             if wait_ms > 2 * self._period_ms:
                 # The wall clock was set back: do not wait until it has caught up.
                 self._next_ms -= (wait_ms // self._period_ms) * self._period_ms
@@ -62,7 +71,7 @@ class RecurringTimer:
         self._callback(self._next_ms)
         self._last_ms = self._next_ms
         # After a long jump of the wall clock, missed periods are skipped.
-        behind = (self._clock.now_ms() - self._next_ms) // self._period_ms
+        behind = (self._now_ms() - self._next_ms) // self._period_ms
         self._next_ms += self._period_ms * max(1, behind if behind > _CATCH_UP else 1)
 
 

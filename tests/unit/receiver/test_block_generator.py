@@ -76,7 +76,39 @@ def test_what_is_added_in_an_interval_becomes_a_block_at_its_end(setting: Settin
     assert pushes.blocks == []
     setting.cut()
     eventually(lambda: pushes.items == ["one", "two", "three"])
-    assert [block.cut_time_ms for block in pushes.blocks] == [10_200]
+    # The last millisecond of the interval: if a batch ends at 10,200, the block is in it.
+    assert [block.cut_time_ms for block in pushes.blocks] == [10_199]
+    generator.stop()
+
+
+def test_what_is_added_after_an_interval_is_not_cut_as_part_of_it_though_the_timer_is_late(setting: Setting) -> None:
+    generator, pushes = setting.generator, setting.pushes
+    generator._state = GeneratorState.ACTIVE
+    setting.clock.advance(230)
+    generator.add_data("next", 1)
+    # The timer should have called at 10,200.
+    generator._on_interval(10_200)
+    generator._state = GeneratorState.INITIALIZED
+    setting.start()
+    eventually(lambda: pushes.items == ["next"])
+    assert [block.cut_time_ms for block in pushes.blocks] == [10_230]
+    generator.stop()
+
+
+def test_sealed_through_does_not_pass_what_is_being_filled(setting: Setting) -> None:
+    """Otherwise a look between the end of an interval and its cut would move the block into the next batch."""
+    generator, pushes = setting.generator, setting.pushes
+    setting.clock.advance(150)
+    generator._state = GeneratorState.ACTIVE
+    generator.add_data("one", 1)
+    setting.clock.advance(51)
+    assert generator.sealed_through_ms() == 10_150
+    generator._on_interval(10_200)
+    assert generator.sealed_through_ms() == 10_199
+    generator._state = GeneratorState.INITIALIZED
+    setting.start()
+    eventually(lambda: generator.sealed_through_ms() == 10_201)
+    assert [block.cut_time_ms for block in pushes.blocks] == [10_199]
     generator.stop()
 
 
@@ -227,7 +259,7 @@ def test_sealed_through_is_the_oldest_block_that_is_not_pushed(setting: Setting)
     generator.add_data("two", 1)
     setting.cut()
     setting.clock.advance(1_000)
-    assert generator.sealed_through_ms() == 10_200
+    assert generator.sealed_through_ms() == 10_199
     pushes.may_push.set()
     eventually(lambda: len(pushes.blocks) == 2)
     eventually(lambda: generator.sealed_through_ms() == 11_400)
@@ -249,7 +281,7 @@ def test_ticks_come_without_data() -> None:
 
 
 def test_cut_times_never_go_back() -> None:
-    times = iter([500, 400, 600])
+    times = [0]
     pushes = Pushes()
     generator: BlockGenerator[str] = BlockGenerator(
         ReceiverId("air", "records", 0),
@@ -257,10 +289,11 @@ def test_cut_times_never_go_back() -> None:
         max_block_bytes=10,
         max_queued_blocks=10,
         clock=ManualClock(),
-        now_ms=lambda: next(times),
+        now_ms=lambda: times[-1],
     )
     generator.start(pushes.push, pushes.tick)
-    for item in "abc":
-        generator.add_data(item, 10)
+    for now_ms in (500, 400, 600):
+        times.append(now_ms)
+        generator.add_data("item", 10)
     generator.stop()
     assert [block.cut_time_ms for block in pushes.blocks] == [500, 500, 600]

@@ -1,12 +1,16 @@
-"""What a heartbeat reports to the ledger beside the receiver's own state."""
+"""When a heartbeat is sent, and what it reports to the ledger beside the receiver's own state."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import ManualClock
+from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ReceiverLease, ReceiverOrders
 from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from headrace.receiver.partition_state import FetchState, PartitionStatus
@@ -14,38 +18,98 @@ from headrace.receiver.partition_state import FetchState, PartitionStatus
 PARTITION = TopicPartition("flights", "topic-id", 0)
 
 
-def test_a_stopped_partition_fails_in_the_ledger_once_its_topic_is_known_not_to_be_created_again() -> None:
-    clock = ManualClock()
-    failed: list[str] = []
-    ledger = SimpleNamespace(
-        receivers=SimpleNamespace(heartbeat=lambda *_, **__: ReceiverOrders({}, frozenset(), False, 0, 0)),
-        positions=SimpleNamespace(fail=lambda _lease, _partition, error: failed.append(error)),
-    )
-    commits = SimpleNamespace(last_error=None, open=0, allow_until=lambda _: None)
-    status = PartitionStatus(PARTITION, 5, FetchState.FAILED, "offsets [5, 9) are gone")
-    kafka: Any = SimpleNamespace(client_error=None, commits=commits, status=lambda: [status], take_errors=lambda: [])
-    stats: Any = SimpleNamespace(collect=lambda *_: {})
-    generator: Any = SimpleNamespace(queued=(0, 0), sealed_through_ms=lambda: 0)
-    pausing: Any = SimpleNamespace(look=lambda: False, report=lambda: None, reason=None)
-    ledger_clock: Any = SimpleNamespace(observe=lambda *_: None)
-    context: Any = SimpleNamespace(ledger=ledger, clock=clock)
+class Setting:
+    """A heartbeat whose ledger, source and generator say what the test sets."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.sealed_ms = 0
+        self.reported_sealed_ms: list[int] = []
+        self.failed: list[str] = []
+        self.is_available = True
+        self.statuses: list[PartitionStatus] = []
+        self.answers: Iterator[bool | None] = iter(())
+        ledger = SimpleNamespace(
+            receivers=SimpleNamespace(heartbeat=self._beat),
+            positions=SimpleNamespace(fail=lambda _lease, _partition, error: self.failed.append(error)),
+        )
+        commits = SimpleNamespace(last_error=None, open=0, allow_until=lambda _: None)
+        source: Any = SimpleNamespace(
+            client_error=None, commits=commits, status=lambda: self.statuses, take_errors=lambda: []
+        )
+        stats: Any = SimpleNamespace(collect=lambda *_: {})
+        generator: Any = SimpleNamespace(queued=(0, 0), sealed_through_ms=lambda: self.sealed_ms)
+        pausing: Any = SimpleNamespace(look=lambda: False, report=lambda: None, reason=None)
+        ledger_clock: Any = SimpleNamespace(observe=lambda *_: None)
+        context: Any = SimpleNamespace(
+            ledger=ledger, clock=self.clock, stream=SimpleNamespace(batch_interval_ms=10_000)
+        )
+        self.heartbeat = Heartbeat(
+            context,
+            ReceiverLease(ReceiverId("air", "records", 0), 1, 1, 10_000, 10_000),
+            source=source,
+            generator=generator,
+            stats=stats,
+            pausing=pausing,
+            end_offsets=None,
+            ledger_clock=ledger_clock,
+            recreated=lambda _: next(self.answers),
+        )
+
+    def _beat(self, *_: object, sealed_through_ms: int, **__: object) -> ReceiverOrders:
+        if not self.is_available:
+            raise LedgerUnavailableError("no answer")
+        self.reported_sealed_ms.append(sealed_through_ms)
+        return ReceiverOrders({}, frozenset(), False, 0, 0)
+
+
+@pytest.fixture
+def setting() -> Setting:
+    return Setting()
+
+
+def test_a_batch_does_not_wait_for_the_next_second_once_its_blocks_are_stored(setting: Setting) -> None:
+    heartbeat = setting.heartbeat
+    setting.sealed_ms = 49_700
+    assert heartbeat.tick()
+    setting.clock.advance(200)
+    setting.sealed_ms = 49_900
+    assert not heartbeat.tick(), "no batch waits for that"
+    setting.clock.advance(200)
+    setting.sealed_ms = 50_100
+    assert heartbeat.tick()
+    assert not heartbeat.tick(), "once for each batch time"
+    setting.clock.advance(200)
+    setting.sealed_ms = 50_300
+    assert not heartbeat.tick()
+    setting.clock.advance(int(HEARTBEAT_SECONDS * 1000))
+    assert heartbeat.tick()
+    assert setting.reported_sealed_ms == [49_700, 50_100, 50_300]
+
+
+def test_a_ledger_that_does_not_answer_is_asked_once_a_second_though_a_batch_waits(setting: Setting) -> None:
+    heartbeat = setting.heartbeat
+    heartbeat.tick()
+    setting.is_available = False
+    setting.sealed_ms = 10_100
+    assert not heartbeat.tick()
+    setting.is_available = True
+    assert not heartbeat.tick()
+    setting.clock.advance(int(HEARTBEAT_SECONDS * 1000))
+    assert heartbeat.tick()
+    assert setting.reported_sealed_ms == [0, 10_100]
+
+
+def test_a_stopped_partition_fails_in_the_ledger_once_its_topic_is_known_not_to_be_created_again(
+    setting: Setting,
+) -> None:
+    setting.statuses = [PartitionStatus(PARTITION, 5, FetchState.FAILED, "offsets [5, 9) are gone")]
     # None: Kafka did not say. True: the tracker ends the partition.
-    answers = iter([None, True, False])
-    heartbeat = Heartbeat(
-        context,
-        ReceiverLease(ReceiverId("air", "records", 0), 1, 1, 10_000, 10_000),
-        source=kafka,
-        generator=generator,
-        stats=stats,
-        pausing=pausing,
-        end_offsets=None,
-        ledger_clock=ledger_clock,
-        recreated=lambda _: next(answers),
-    )
+    setting.answers = iter([None, True, False])
 
     def failures_after_a_beat() -> int:
-        clock.advance(int(HEARTBEAT_SECONDS * 1000))
-        assert heartbeat.beat_if_due()
-        return len(failed)
+        setting.clock.advance(int(HEARTBEAT_SECONDS * 1000))
+        assert setting.heartbeat.beat_if_due()
+        return len(setting.failed)
 
     assert [failures_after_a_beat() for _ in range(4)] == [0, 0, 1, 1]

@@ -152,6 +152,18 @@ def test_a_stream_runs_through_its_life_by_one_clock(
     assert find_sign(folder) is None
 
 
+def test_a_record_of_the_last_block_interval_is_in_the_batch_that_ends_with_it(
+    make_running: Callable[..., StreamOnClock], kafka: FakeKafka
+) -> None:
+    with make_running() as running:
+        times = Times(running)
+        running.advance(9.85)
+        kafka.produce("clicks", 0, b"last")
+        running.receive()
+        (first,) = running.run_due()
+        assert (first.batch_time_ms, values(first)) == (times.at(10), [b"last"])
+
+
 def test_exact_batch_times_are_run_one_after_the_other_after_a_down_time(
     make_running: Callable[..., StreamOnClock], kafka: FakeKafka
 ) -> None:
