@@ -70,8 +70,8 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._orders: Orders | None = None
         self._batch_interval_ms = context.stream.batch_interval_ms
-        # The last batch time for which a heartbeat has reported, or tried to report, that all its blocks are stored.
-        self._sealed_batch_ms = 0
+        # How many batch intervals since the epoch had all their blocks stored when a heartbeat was last sent for that.
+        self._sealed_intervals = 0
         self._next_beat = 0.0
         self._next_commit = 0.0
         self._give_up_at = math.inf
@@ -86,7 +86,8 @@ class Heartbeat:
 
         Returns whether the ledger answered a heartbeat.
         """
-        if self._end_offsets.look() if self._end_offsets is not None else self._has_sealed_a_batch():
+        has_news = self._has_sealed_a_batch() if self._end_offsets is None else self._end_offsets.look()
+        if has_news:
             self._next_beat = 0.0
         return self.beat_if_due()
 
@@ -159,9 +160,9 @@ class Heartbeat:
 
     def _has_sealed_a_batch(self) -> bool:
         """Whether all blocks of another batch time are stored; True once for each."""
-        sealed_ms = self._generator.sealed_through_ms()
-        before_ms, self._sealed_batch_ms = self._sealed_batch_ms, sealed_ms - sealed_ms % self._batch_interval_ms
-        return self._sealed_batch_ms > before_ms
+        before = self._sealed_intervals
+        self._sealed_intervals = self._generator.sealed_through_ms() // self._batch_interval_ms
+        return self._sealed_intervals > before
 
     def _beat(self, now: float) -> ReceiverOrders:
         stats = self._stats.collect(now, self._generator.queued)

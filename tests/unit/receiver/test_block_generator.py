@@ -81,32 +81,34 @@ def test_what_is_added_in_an_interval_becomes_a_block_at_its_end(setting: Settin
     generator.stop()
 
 
-def test_what_is_added_after_an_interval_is_not_cut_as_part_of_it_though_the_timer_is_late(setting: Setting) -> None:
+def test_what_is_added_after_an_interval_is_not_cut_as_part_of_it_though_the_timer_is_late(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator, pushes = setting.generator, setting.pushes
-    generator._state = GeneratorState.ACTIVE
+    monkeypatch.setattr(generator._timer, "start", lambda: 0)
+    setting.start()
     setting.clock.advance(230)
     generator.add_data("next", 1)
     # The timer should have called at 10,200.
     generator._on_interval(10_200)
-    generator._state = GeneratorState.INITIALIZED
-    setting.start()
     eventually(lambda: pushes.items == ["next"])
     assert [block.cut_time_ms for block in pushes.blocks] == [10_230]
     generator.stop()
 
 
-def test_sealed_through_does_not_pass_what_is_being_filled(setting: Setting) -> None:
+def test_sealed_through_does_not_pass_what_is_being_filled(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a look between the end of an interval and its cut would move the block into the next batch."""
     generator, pushes = setting.generator, setting.pushes
+    monkeypatch.setattr(generator._timer, "start", lambda: 0)
+    pushes.may_push.clear()
+    setting.start()
     setting.clock.advance(150)
-    generator._state = GeneratorState.ACTIVE
     generator.add_data("one", 1)
     setting.clock.advance(51)
     assert generator.sealed_through_ms() == 10_150
     generator._on_interval(10_200)
     assert generator.sealed_through_ms() == 10_199
-    generator._state = GeneratorState.INITIALIZED
-    setting.start()
+    pushes.may_push.set()
     eventually(lambda: generator.sealed_through_ms() == 10_201)
     assert [block.cut_time_ms for block in pushes.blocks] == [10_199]
     generator.stop()
