@@ -1,11 +1,13 @@
 """How fast one receiver takes a backlog from Kafka into the synced log and the ledger, beside a bare consume() loop.
 
-    python -m benchmarks.receiver_throughput --records 2000000 --rounds 3 [--shape keyed] [--delivery MODE …] [--json]
+    python -m benchmarks.receiver_throughput --records 2000000 --rounds 3 [--shape keyed] [--delivery MODE …]
+        [--receivers N] [--json]
 
 Starts an embedded Kafka, fills 4 partitions (``--partitions``), then in each round runs a loop that consumes the
-records and forgets them, and one receiver. Each is a process of its own. ``--shape``: JSON records of 190 bytes; the
-same with a key and two headers; records of 10 bytes; records of 100 KB. The records' timestamps are spread over the
-last --spread seconds, as those of a down-time are; by timestamp each batch interval of 10 s has blocks of its own.
+records and forgets them, and one receiver (``--receivers``). Each is a process of its own. ``--shape``: JSON records of
+190 bytes; the same with a key and two headers; records of 10 bytes; records of 100 KB. The records' timestamps are
+spread over the last --spread seconds, as those of a down-time are; by timestamp each batch interval of 10 s has blocks
+of its own.
 
 ``--delivery`` names modes of `Stream.delivery`, each of which runs in each round; without it, only the default does.
 
@@ -183,10 +185,11 @@ def define(
     batch_by: BatchBy,
     *,
     delivery: Delivery = "exactly_once",
+    receivers: int = 1,
 ) -> Stream:
     return Stream(
         name="bench",
-        inputs=(KafkaInput(bootstrap_servers=bootstrap, topics=(topic,)),),
+        inputs=(KafkaInput(bootstrap_servers=bootstrap, topics=(topic,), receivers=receivers),),
         outputs=(ConsoleOutput(id="console"),),
         batch_interval="10 s",
         batch_by=batch_by,
@@ -198,8 +201,16 @@ def define(
 
 
 def measure(
-    bootstrap: str, topic: str, records: int, folder: Path, stream: Stream, *, partitions: int = PARTITIONS
+    bootstrap: str,
+    topic: str,
+    records: int,
+    folder: Path,
+    stream: Stream,
+    *,
+    partitions: int = PARTITIONS,
+    receivers: int = 1,
 ) -> dict[str, Any]:
+    """Receive the backlog with ``receivers`` processes, to which the partitions are assigned in turn."""
     ledger = Ledger.open(stream.ledger)
     ledger.streams.register(
         stream.name,
@@ -216,32 +227,44 @@ def measure(
     ledger.topics.observe(job, "records", [(topic, topic_id, partitions)])
     from_start = {TopicPartition(topic, topic_id, number): 0 for number in range(partitions)}
     ledger.positions.ensure_all(job, "records", from_start)
-    # To the receiver 0.
-    ledger.positions.assign(job, "records", from_start)
-    task = ReceiverTask(stream.model_dump_json(), ledger.receivers.schedule(job, ReceiverId("bench", "records", 0)))
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=receive, args=(task, there))
-    process.start()
+    pipes = []
+    processes = []
+    for index in range(receivers):
+        scheduled = ledger.receivers.schedule(job, ReceiverId("bench", "records", index))
+        here, there = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(
+            target=receive, args=(ReceiverTask(stream.model_dump_json(), scheduled), there)
+        )
+        process.start()
+        pipes.append(here)
+        processes.append(process)
     deadline = time.monotonic() + 300
-    while sum(row.next_offset for row in ledger.positions.all("bench")) < records:
-        assert time.monotonic() < deadline and process.is_alive()
+    while not all(row.host for row in ledger.receivers.all("bench")):
+        assert time.monotonic() < deadline and all(process.is_alive() for process in processes)
         time.sleep(0.05)
-    here.send("stop")
-    report, max_rss, cpu_seconds = here.recv()
-    process.join()
+    # Now that all of them have started: what their imports take is not part of the work.
+    ledger.positions.assign(job, "records", {each: each.partition % receivers for each in from_start})
+    while sum(row.next_offset for row in ledger.positions.all("bench")) < records:
+        assert time.monotonic() < deadline and all(process.is_alive() for process in processes)
+        time.sleep(0.05)
+    for pipe in pipes:
+        pipe.send("stop")
+    reports, max_rss, cpu_seconds = zip(*[pipe.recv() for pipe in pipes], strict=True)
+    for process in processes:
+        process.join()
     blocks = [each.at_ms for each in ledger.events.page("bench", limit=100_000) if each.kind == "block_added"]
     # The first block's own making is part of the work: about one block interval before it was added.
     seconds = (blocks[-1] - blocks[0] + stream.block_interval_ms) / 1000
     log_bytes = sum(path.stat().st_size for path in (folder / "storage").rglob("*") if path.is_file())
     ledger.close()
-    assert report.records == records, report
+    assert sum(report.records for report in reports) == records, reports
     return {
         "records": records,
         "seconds": round(seconds, 3),
         "records_per_second": round(records / seconds),
-        "blocks": report.blocks,
-        "max_rss_mib": round(max_rss / MIB),
-        "cpu_seconds": round(cpu_seconds, 2),
+        "blocks": sum(report.blocks for report in reports),
+        "max_rss_mib": round(max(max_rss) / MIB),
+        "cpu_seconds": round(sum(cpu_seconds), 2),
         "log_mib": round(log_bytes / MIB, 1),
     }
 
@@ -261,6 +284,7 @@ def main() -> None:
     parser.add_argument("--batch-by", choices=get_args(BatchBy), default="arrival")
     parser.add_argument("--delivery", choices=get_args(Delivery), nargs="+", default=["exactly_once"])
     parser.add_argument("--partitions", type=int, default=PARTITIONS)
+    parser.add_argument("--receivers", type=int, default=1)
     parser.add_argument("--spread", type=int, default=600, help="seconds that the records' timestamps lie in")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
@@ -290,6 +314,7 @@ def main() -> None:
                         options.prefetch_mib,
                         options.batch_by,
                         delivery=delivery,
+                        receivers=options.receivers,
                     )
                     if len(limits) == number:
                         limits.append(limit(stream, topic, options.records, options.partitions))
@@ -300,6 +325,7 @@ def main() -> None:
                         target,
                         stream,
                         partitions=options.partitions,
+                        receivers=options.receivers,
                     )
                     rates[delivery].append(result["records_per_second"])
                     print(f"{number}: limit {limits[-1]:,.0f} records/s, {delivery} {result}", file=sys.stderr)
@@ -310,6 +336,8 @@ def main() -> None:
     name = f"receive a backlog{by_timestamp}, {options.shape} records"
     if options.partitions != PARTITIONS:
         name += f", {options.partitions} partitions"
+    if options.receivers > 1:
+        name += f", {options.receivers} receivers"
     measures = [
         Measure(f"{name}, {delivery}" if len(rates) > 1 else name, "records/s", tuple(found), LOOP, tuple(limits))
         for delivery, found in rates.items()
