@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 # Spark's receivers restart after 2 s. The delay doubles, so that a failing receiver does not start a job every 2 s.
 RESTART_SECONDS = 2.0
 LONGEST_RESTART_SECONDS = 60.0
-# After a run of this length the backoff starts again from the beginning.
-_WELL_SECONDS = 60.0
+# After a run of this length, with its start of about 3 s, the backoff begins anew: it has received. What makes a
+# receiver fail at once, as a log that cannot be opened, shows within a few seconds.
+_WELL_SECONDS = 10.0
 # A receiver hangs when its lease has lapsed for this long while its task lives, most likely in a sync that never
 # returns. Usually longer than a disk stall or a Spark task's wait for a slot; other receivers take its partitions long
 # before.

@@ -240,6 +240,30 @@ def test_a_receiver_that_never_starts_is_tried_for_as_long_as_it_takes(setting: 
     assert row.restarts == 0, "it never registered"
 
 
+@pytest.mark.parametrize(("seconds", "waits"), [(9, [2, 4, 8, 16, 32, 60, 60]), (10, [2] * 7)])
+def test_the_backoff_grows_while_a_receiver_fails_soon_after_its_start(
+    setting: Setting, seconds: int, waits: list[int]
+) -> None:
+    handles: list[Handle] = []
+
+    class Launcher:
+        def start(self, task: ReceiverTask) -> Handle:
+            handles.append(Handle(lambda stop: stop.wait(30)))
+            return handles[-1]
+
+    placed = TrackedReceiver("", ReceiverId("air", "records", 0), setting.job, setting.ledger.receivers, Launcher())
+    now = 0
+    for wait in waits:
+        placed.keep_going(now, alive=True)
+        assert placed.running
+        handles[-1].cancel()
+        eventually(handles[-1].done)
+        assert f"starts again in {wait} s" in (placed.keep_going(now + seconds, alive=True) or "")
+        placed.keep_going(now + seconds + wait - 0.1, alive=False)
+        assert not placed.running, "it is not due yet"
+        now += seconds + wait
+
+
 def test_a_receiver_that_waits_for_a_place_is_tried_without_backoff_and_reported_once(setting: Setting) -> None:
     class Full:
         slots = 3
