@@ -2,6 +2,7 @@
 
 A DAG file makes two DAGs of it, if this folder is on its path::
 
+    # For Airflow, which reads only files with the words "airflow" and "dag" in them.
     from headrace.dags import stream_dags
     from network_word_count import stream
 

@@ -39,7 +39,7 @@ def stop(
         typer.Option(help="Instead of --ledger, if the ledger is lost: the storage that the definition names."),
     ] = None,
     reason: Annotated[str, typer.Option(help="The reason; it is kept with the job.")] = "headrace streams stop",
-    wait: Annotated[float, typer.Option(help="Wait this many seconds for the receivers to drain.")] = 0.0,
+    wait: Annotated[float, typer.Option(help="Wait this many seconds for the end of the receiver job.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Stop a stream gracefully: its receivers store what they have read, then end. Batches continue.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import email
 import re
+import shutil
 import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
 
-from tests.integration.package.conftest import ADDRESS, ROOT, Distributions
+from tests.integration.package.conftest import ADDRESS, ROOT, Distributions, uv
 
 PACKAGE = ROOT / "plugins" / "headrace"
 # Given to spark-submit; they travel inside the package.
@@ -52,6 +53,21 @@ def test_the_source_distribution_holds_what_builds_the_wheel_and_the_documentati
     beside = pages | {"pyproject.toml", "hatch_build.py", ".gitignore", "PKG-INFO"}
     folders = ("plugins/headrace", "spark_jobs", "docs")
     assert names == beside | {name for folder in folders for name in sources(ROOT / folder)}
+
+
+def test_the_image_has_what_the_package_is_built_from(tmp_path: Path) -> None:
+    """docker/Dockerfile installs the package from what it has copied until then."""
+    before, install, _ = (ROOT / "docker" / "Dockerfile").read_text().partition("--no-deps .")
+    assert install
+    for line in before.splitlines():
+        for name in line.split()[1:-1] if line.startswith("COPY") else ():
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, tmp_path / name)
+    uv("build", "-q", "--wheel", "--no-build-isolation", "-o", tmp_path / "dist", tmp_path)
+    assert list((tmp_path / "dist").glob("*.whl"))
 
 
 def test_both_have_the_metadata_of_the_release(distributions: Distributions) -> None:

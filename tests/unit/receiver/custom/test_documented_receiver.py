@@ -68,6 +68,14 @@ def test_the_documented_test_of_the_receiver_holds(tmp_path: Path, orders_receiv
     test(str(tmp_path / "shop.db"))
 
 
+def test_the_documented_stream_is_a_dag_file(tmp_path: Path) -> None:
+    pytest.importorskip("airflow")
+    (code,) = [each for each in documented() if "stream_dags" in each]
+    namespace = {"__file__": str(tmp_path / "dags" / "shop.py"), "__name__": "shop"}
+    exec(compile(code, str(PAGE), "exec"), namespace)  # noqa: S102 - our own documentation
+    assert [namespace[name].dag_id for name in ("receiver", "batches")] == ["shop_receiver", "shop_batches"]  # type: ignore[attr-defined]
+
+
 class Failing(Receiver):
     def on_start(self) -> None:
         self.start_thread(self.fail)
