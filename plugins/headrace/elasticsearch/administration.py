@@ -107,12 +107,18 @@ class Administration:
         self._client.close()
 
     def ask(
-        self, purpose: str, index: str, request: Callable[[Elasticsearch], Any], *, missing_is_none: bool = False
+        self,
+        purpose: str,
+        index: str,
+        request: Callable[[Elasticsearch], Any],
+        *,
+        missing_is_none: bool = False,
+        incomplete: Callable[[Any], str | None] = lambda _body: None,
     ) -> Any:
         """Send an idempotent request until it has an answer. Returns its parsed body.
 
         ``purpose`` and ``index`` are for error texts. ``missing_is_none``: return None if what is asked for
-        does not exist (404).
+        does not exist (404). ``incomplete``: why the answer with this body is to be requested again; None if it is not.
         """
         retry_budget = RetryBudget(
             purpose, max_seconds=self._max_retry_seconds, clock=self._clock, cancelled=threading.Event()
@@ -120,7 +126,10 @@ class Administration:
         while True:
             try:
                 answer = request(self._client)
-                return getattr(answer, "body", answer)
+                body = getattr(answer, "body", answer)
+                if (why := incomplete(body)) is None:
+                    return body
+                retry_budget.wait(why)
             except UnsupportedProductError as error:
                 raise ElasticsearchRefusedError(
                     f"The server at {self._where} is not Elasticsearch: {error.message}.",

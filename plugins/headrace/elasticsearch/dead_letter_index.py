@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.elasticsearch.dead_letters import MAPPINGS, OriginalRecord
 from headrace.elasticsearch.errors import DeadLetterMissingError, ElasticsearchRefusedError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.verdicts import Reason, item_reason, refusal
+from headrace.elasticsearch.verdicts import Item, Reason, item_reason, judge_item, refusal
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
@@ -230,15 +230,33 @@ class DeadLetterIndex:
     def _changed_since(
         self, letters: Sequence[StoredLetter], lines: Sequence[dict[str, Any]], *, refresh: bool
     ) -> list[StoredLetter]:
-        """Send one action for each letter. Returns the letters that were rewritten or deleted since they were read."""
-        answer = self._ask(lambda client: client.bulk(index=self._name, operations=lines, refresh=refresh))
-        moved = []
-        for letter, entry in zip(letters, answer["items"], strict=True):
-            (item,) = entry.values()
-            if item["status"] in (404, 409):
-                moved.append(letter)
-            elif item["status"] >= 300:
-                raise refusal(item["status"], item_reason(item), self._name)
+        """Send one action, of as many lines, for each letter. Returns the letters that were rewritten or deleted since
+        they were read."""
+        moved: list[StoredLetter] = []
+        length = len(lines) // len(letters)
+        left = [(letter, lines[number * length : (number + 1) * length]) for number, letter in enumerate(letters)]
+
+        def send(client: Elasticsearch) -> Any:
+            operations = [line for _, of_letter in left for line in of_letter]
+            return client.bulk(index=self._name, operations=operations, refresh=refresh)
+
+        def unanswered(body: Any) -> str | None:
+            """Keep what Elasticsearch cannot do at the moment, and say why."""
+            again, why = [], None
+            for entry, answered in zip(left, body["items"], strict=True):
+                (item,) = answered.values()
+                verdict = judge_item(item["status"], item)
+                if item["status"] in (404, 409):
+                    moved.append(entry[0])
+                elif verdict is Item.NOT_NOW:
+                    again.append(entry)
+                    why = f"{item['status']} {item_reason(item)}"
+                elif item["status"] >= 300:
+                    raise refusal(item["status"], item_reason(item), self._name)
+            left[:] = again
+            return why
+
+        self._ask(send, incomplete=unanswered)
         return moved
 
     def _query(self, letters: LetterFilter) -> dict[str, Any]:
@@ -260,9 +278,9 @@ class DeadLetterIndex:
             missing_is_none=True,
         )
 
-    def _ask(self, request: Callable[[Elasticsearch], Any], *, missing_is_none: bool = False) -> Any:
+    def _ask(self, request: Callable[[Elasticsearch], Any], **how: Any) -> Any:
         purpose = f"Asking for the dead letters in {self._name!r}"
-        return self._administration.ask(purpose, self._name, request, missing_is_none=missing_is_none)
+        return self._administration.ask(purpose, self._name, request, **how)
 
 
 def _decoded(text: Any) -> bytes | None:

@@ -15,7 +15,7 @@ LONG_AGO_MS = 0
 class Beginning:
     """When the stream's first receiver began, in milliseconds since the epoch; None if it has not, with the ``reason``.
 
-    ``LONG_AGO_MS`` if the current receiver job is not the stream's first.
+    ``LONG_AGO_MS`` if the current receiver job is not the stream's first, or one of its receivers has been restarted.
     """
 
     at_ms: int | None
@@ -32,8 +32,9 @@ def find_beginning(ledger: Ledger, stream: str) -> Beginning:
     receivers = ledger.receivers.all(stream)
     if receivers:
         first_ms = min(receiver.registered_at_ms for receiver in receivers)
-        # A receiver's row describes its newest instance.
-        return Beginning(first_ms if job.epoch == 1 else LONG_AGO_MS)
+        # A receiver's row describes its newest instance, and has the time at which that one registered.
+        is_first = job.epoch == 1 and not any(receiver.restarts for receiver in receivers)
+        return Beginning(first_ms if is_first else LONG_AGO_MS)
     if job.alive(ledger.now_ms()):
         return Beginning(None, f"the receiver job (epoch {job.epoch}) is {job.state.value} and has no receivers yet")
     why = f": {job.error}" if job.error else ""

@@ -99,7 +99,8 @@ def failed_batches(stream_context: StreamContext, before_ms: int, steps: Sequenc
             continue
         rows = ledger.attempts.outputs(stream.name, batch.batch_time_ms)
         done = {row.output_id for row in rows if row.state is AttemptState.COMPLETED}
-        required = batch.required or stream.steps
+        # Without those that the stream no longer has. If it has none of them, the batch needs what the stream has now.
+        required = [step for step in stream.steps if step in (batch.required or ())] or stream.steps
         attempts = attempts_without_replays(ledger, batch)
         left = tuple(
             step
@@ -108,6 +109,9 @@ def failed_batches(stream_context: StreamContext, before_ms: int, steps: Sequenc
             and step not in done
             and may_be_tried(stream, [row for row in attempts if step in row.outputs], now_ms)
         )
+        if done.issuperset(required):
+            # What failed is no longer an output of the stream. The next attempt at the others ends the batch.
+            left = tuple(step for step in steps if step in required)
         if left:
             yield FailedBatch(batch, left)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.runs.batch_time import NothingToRun, begin_run
 from headrace.runs.request import run_request
 from headrace.sensors.base import LedgerSensor
+from headrace.timetables.micro_batch import to_ms
 from headrace.triggers.blocks_ready import BlocksReadyTrigger, report_what_was_found
 from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began
 
@@ -72,7 +73,9 @@ class BlocksReadySensor(LedgerSensor):
         if self._batch_time_ms is None:
             self._batch_time_ms = begin_run(context, stream_context)
         if self._waiting_since_ms is None:
-            self._waiting_since_ms = stream_context.ledger.now_ms()
+            # Each look of mode "reschedule" is a process of its own.
+            first = context["ti"].get_first_reschedule_date(context) if self.reschedule else None
+            self._waiting_since_ms = stream_context.ledger.now_ms() if first is None else to_ms(first)
         return BlocksReadyTrigger.of(
             self.stream,
             self._batch_time_ms,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.batch.manifest import Manifest
 from headrace.batch.vanished_blocks import without_vanished
 from headrace.clock import time_text
-from headrace.errors import HeadraceError
+from headrace.errors import Failure, HeadraceError
 from headrace.ledger.states import AttemptState, EventKind
 from headrace.spark.outputs.writer import needs_empty_batches
 from headrace.spark.state.store import StateStore
@@ -37,6 +37,12 @@ _MANIFEST_READERS = 8
 
 class BatchNotReadableError(HeadraceError):
     """The batch is abandoned or absorbed, so its records are not read."""
+
+
+class UndeclaredInputError(HeadraceError):
+    """The batch has records of an input that the stream's definition does not have."""
+
+    failure = Failure.CODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,7 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
     Raises:
         BatchNotReadableError: the batch is abandoned, or another one absorbed it.
         ManifestError: a manifest is missing or damaged, or is not the recorded one.
+        UndeclaredInputError: no output would read some of the batch's own records.
     """
     time_ms = batch.batch_time_ms
     own = origins_of(context, [time_ms]).get(time_ms)
@@ -93,9 +100,25 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
         replace(plan, written_before=plan.output.id in written, tried_before=plan.output.id in tried)
         for plan in plan_outputs(context, time_ms, attempt.outputs)
     )
-    for _ in load_manifests([own, *leaving, *(origin for plan in plans for origin in plan.read)]):
-        pass
+    for manifest in load_manifests([own, *leaving, *(origin for plan in plans for origin in plan.read)]):
+        # Not those of a window's earlier batches: their inputs may have been removed since.
+        if manifest.uri == own.manifest_uri:
+            _check_inputs(context.stream, manifest)
     return AttemptPlan(own, leaving, plans)
+
+
+def _check_inputs(stream: Stream, manifest: Manifest) -> None:
+    """A receiver job keeps the inputs with which it started, so blocks of a renamed or removed input go on to come."""
+    declared = {source.id for source in stream.inputs}
+    for input_id in sorted({*manifest.inputs, *manifest.built} - declared):
+        if records := sum(each.weight for each in manifest.ranges(input_id)):
+            raise UndeclaredInputError(
+                f"Batch {time_text(manifest.batch_time_ms)} of stream {stream.name!r} has {records:,} records of the "
+                f"input {input_id!r}, which the definition no longer has: no output would write them.",
+                remedy=f"Declare the input {input_id!r} again until its batches are done; a run then retries them. Or "
+                "give the batch up with `headrace batches abandon`. To remove or rename an input, stop the stream "
+                "first, and wait until its batches are done.",
+            )
 
 
 def plan_outputs(context: StreamContext, batch_time_ms: int, steps: Iterable[str]) -> list[OutputPlan]:

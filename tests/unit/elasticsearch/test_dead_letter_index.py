@@ -10,6 +10,7 @@ import pytest
 
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.dead_letter_index import IDS_PAGE, PAGE, DeadLetterIndex, LetterFilter
+from headrace.elasticsearch.errors import ElasticsearchUnavailableError
 from headrace.elasticsearch.transport import Response
 from headrace.testing.fake_elasticsearch import official_client
 
@@ -22,6 +23,8 @@ class Searches:
         self.scrolls: dict[str, list[str]] = {}
         self.attempts: dict[str, int] = {}
         self.written_anew: set[str] = set()
+        self.busy: dict[str, int] = {}
+        """How often the deletion of a letter is rejected because the cluster is busy."""
 
     def request(self, method: str, path: str, body: bytes | None = None) -> Response:
         lines = (body or b"{}").splitlines()
@@ -62,8 +65,11 @@ class Searches:
     def _source(self, id_: str) -> dict[str, int]:
         return {"attempt": self.attempts[id_]} if id_ in self.attempts else {}
 
-    def _delete(self, action: dict[str, Any]) -> dict[str, int]:
+    def _delete(self, action: dict[str, Any]) -> dict[str, Any]:
         assert (action["if_seq_no"], action["if_primary_term"]) == (1, 1)
+        if self.busy.get(action["_id"], 0):
+            self.busy[action["_id"]] -= 1
+            return {"status": 429, "error": {"type": "es_rejected_execution_exception", "reason": "the queue is full"}}
         if action["_id"] in self.written_anew:
             return {"status": 409}
         self.ids.remove(action["_id"])
@@ -111,3 +117,15 @@ def test_letters_of_earlier_attempts_are_withdrawn_and_no_others(letters_in: Any
     searches.written_anew = {"letter-3"}
     assert letters_in(searches).withdraw(10_000, 3) == 2
     assert searches.ids == ["letter-2", "letter-3", "letter-4"], "one of this attempt, one just written, one without"
+
+
+def test_a_deletion_that_a_busy_cluster_rejects_is_sent_again_alone(letters_in: Any) -> None:
+    searches = Searches(4)
+    searches.attempts = dict.fromkeys(searches.ids, 1)
+    searches.written_anew = {"letter-3"}
+    searches.busy = {"letter-1": 2}
+    assert letters_in(searches).withdraw(10_000, 3) == 3
+    assert searches.ids == ["letter-3"]
+    searches.busy = {"letter-3": 1_000_000}
+    with pytest.raises(ElasticsearchUnavailableError, match="429 es_rejected_execution_exception: the queue is full"):
+        letters_in(searches).withdraw(10_000, 3)

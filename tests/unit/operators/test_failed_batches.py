@@ -200,6 +200,26 @@ def test_what_failed_by_its_code_is_taken_up_when_the_definition_has_changed(run
     assert runs.written(failed) == {ONE: 2}
 
 
+def test_a_batch_whose_failed_output_was_removed_is_completed_by_the_next_run(runs, toy_batch, ledger):
+    failed, task = runs.fail(toy_batch)
+    runs.write(task, TWO)
+    assert (runs.state(failed), runs.written(failed)) == ("failed", {TWO: 2})
+    runs.stream = runs.stream.model_copy(update={"outputs": runs.stream.outputs[1:]})
+    register(ledger, runs.stream)
+    runs.write(runs.next()[1], TWO)
+    assert (runs.state(failed), runs.written(failed)) == ("completed", {TWO: 2})
+
+
+def test_a_batch_whose_only_output_was_renamed_is_written_under_the_new_name(runs, toy_batch, ledger):
+    runs.stream = runs.stream.model_copy(update={"outputs": runs.stream.outputs[:1]})
+    register(ledger, runs.stream)
+    failed, _ = runs.fail(toy_batch)
+    runs.stream = runs.stream.model_copy(update={"outputs": (ConsoleOutput(id=TWO),)})
+    register(ledger, runs.stream)
+    runs.write(runs.next()[1], TWO)
+    assert (runs.state(failed), runs.written(failed)) == ("completed", {TWO: 2})
+
+
 def test_abandoned_batches_and_batches_with_a_live_attempt_are_not_retried(runs, toy_batch, ledger):
     abandoned, _ = runs.fail(toy_batch)
     ledger.batches.abandon("flights", abandoned, "its index is gone")

@@ -70,6 +70,23 @@ class TestBlocksReadySensor:
         with pytest.raises(AirflowFailException, match="has no receiver job yet"):
             sensor.poke(asking)
 
+    def test_a_sensor_that_is_rescheduled_waits_from_its_first_look(self, stream, ledger, clock):
+        asking = context(from_ms(T))
+        asking["ti"].get_first_reschedule_date = lambda _context: None
+        clock.advance(10_000)
+
+        def look() -> bool:
+            """In a process of its own."""
+            return BlocksReadySensor(task_id="await", stream=stream, deferrable=False, mode="reschedule").poke(asking)
+
+        assert look() is False
+        asking["ti"].get_first_reschedule_date = lambda _context: from_ms(T + 10_000)
+        clock.advance(59_000)
+        assert look() is False
+        clock.advance(1_000)
+        with pytest.raises(AirflowFailException, match="has no receiver job yet"):
+            look()
+
 
 class TestTheBeginningOfARun:
     """The stream's first receiver, then the batch that the run takes."""
@@ -131,6 +148,16 @@ class TestTheBeginningOfARun:
             sensor.execute(context(from_ms(T - 10_000)))
         with pytest.raises(TaskDeferred):
             sensor.execute(context(from_ms(T)))
+
+    def test_a_restarted_receiver_is_not_the_streams_beginning(self, stream, ledger, clock):
+        exact = stream.model_copy(update={"coalesce": False})
+        job = Job(ledger, 1)
+        clock.advance(30_500)
+        scheduled = ledger.receivers.schedule(job.lease, job.leases[0].receiver_id)
+        job.leases = [ledger.receivers.register(scheduled, host="h", lease_ms=20_000)]
+        job.run(sealed=T + 30_000)
+        sensor = BlocksReadySensor(task_id="await", stream=exact)
+        assert sensor.execute(context(from_ms(T + 10_000))) is None, "its time has ended before the restart"
 
     def test_without_deferring_it_waits_in_its_slot(self, stream, ledger, clock, monkeypatch):
         sensor = BlocksReadySensor(task_id="await", stream=stream, deferrable=False)

@@ -15,10 +15,20 @@ from typing import Any
 import pytest
 
 from headrace.batch.allocation import allocate
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.errors import Failure
 from headrace.ledger import Ledger
-from headrace.spark.batch_plan import WRITTEN, plan_outputs, tried_before, written_before
+from headrace.spark.batch_plan import (
+    WRITTEN,
+    UndeclaredInputError,
+    plan_attempt,
+    plan_outputs,
+    tried_before,
+    written_before,
+)
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KafkaInput, State, Stream, Window
 from headrace.stream_context import StreamContext
+from headrace.testing.records import TOPIC_ID
 
 INTERVAL_MS = 10_000
 
@@ -100,6 +110,44 @@ def test_an_empty_batch_needs_spark_if_a_transform_can_make_rows_without_records
     untransformed = stream.model_copy(update={"transform": None})
     plans = plan_outputs(StreamContext(untransformed, ledger), INTERVAL_MS, stream.steps)
     assert not any(plan.needs_spark for plan in plans)
+
+
+@pytest.fixture
+def received(ledger: Ledger, tmp_path: Path) -> Stream:
+    """A stream with a batch of seven records of its input "records"."""
+    stream = registered(ledger, tmp_path, 0)
+    job = ledger.jobs.acquire("clicks", holder="test", lease_ms=600_000)
+    partition = TopicPartition("clicks", TOPIC_ID, 0)
+    ledger.topics.observe(job, "records", [("clicks", TOPIC_ID, 1)])
+    ledger.positions.ensure_all(job, "records", {partition: 0})
+    ledger.positions.assign(job, "records", {partition: 0})
+    receiver = ReceiverId("clicks", "records", 0)
+    lease = ledger.receivers.register(ledger.receivers.schedule(job, receiver), host="h", lease_ms=600_000)
+    handle = BlockHandle("log/records/0.wal", 0, 1)
+    ranges = (OffsetRange(partition, 0, 7, 7),)
+    ledger.blocks.add(lease, BlockInfo(receiver, lease.epoch, 0, INTERVAL_MS - 1, handle, ranges, 7, 1))
+    return stream
+
+
+@pytest.mark.parametrize("ids", [("clicks",), ("clicks", "records")])
+def test_records_of_an_input_that_the_definition_lacks_are_not_left_out_in_silence(
+    ledger: Ledger, tmp_path: Path, received: Stream, ids: tuple[str, ...]
+) -> None:
+    """A receiver job goes on with the inputs with which it started."""
+    inputs = [KafkaInput(id=id, bootstrap_servers="localhost:9092", topics=id) for id in ids]
+    transform = "module:function" if len(ids) > 1 else None
+    stream = registered(ledger, tmp_path, 0, inputs=inputs, transform=transform)
+    context = StreamContext(stream, ledger)
+    at_ms = ledger.blocks.unclaimed("clicks")[0].batch_time_ms
+    allocate(context, at_ms)
+    attempt = ledger.attempts.begin("clicks", at_ms, holder="test", way="connect", lease_ms=60_000)
+    batch = ledger.batches.get("clicks", at_ms)
+    if "records" in ids:
+        assert times(plan_attempt(context, attempt, batch).outputs[0].origins) == [at_ms // INTERVAL_MS]
+    else:
+        with pytest.raises(UndeclaredInputError, match="has 7 records of the input 'records'") as refused:
+            plan_attempt(context, attempt, batch)
+        assert refused.value.failure is Failure.CODE
 
 
 def test_the_state_is_no_output(ledger: Ledger, tmp_path: Path) -> None:
