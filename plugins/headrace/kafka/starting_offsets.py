@@ -28,12 +28,19 @@ class Resolved:
     failures: dict[Partition, Exception]
 
 
-def resolve(admin: Any, source: KafkaInput, partitions: Collection[Partition], *, appeared: bool) -> Resolved:
+def resolve(
+    admin: Any,
+    source: KafkaInput,
+    partitions: Collection[Partition],
+    *,
+    appeared: Collection[Partition] = (),
+    began_ms: int | None = None,
+) -> Resolved:
     """Resolve an offset for each of ``partitions``, by the input's ``starting_offsets``.
 
-    ``appeared``: the partitions were created after the stream was known (a topic has grown, or a new one matches the
-    pattern). "latest" means the latest when the stream began, so these start at their earliest offset: nothing in them
-    is older than the stream.
+    "latest" means the latest when the stream began. So those that ``appeared`` later (a topic has grown, or a new one
+    matches the pattern) start at their earliest offset: nothing in them is older than the stream. And if the stream
+    began at ``began_ms``, because these partitions did not answer then, they start at the first record from that time.
 
     A partition for which Kafka reports no offset, for example without a leader, does not stop the others.
 
@@ -47,8 +54,12 @@ def resolve(admin: Any, source: KafkaInput, partitions: Collection[Partition], *
     elif isinstance(wish, StartingOffsets):
         found = _as_given(asking, partitions, wish.offsets)
     else:
-        latest = wish == "latest" and not appeared
-        found = asking.ask(dict.fromkeys(partitions, LATEST if latest else EARLIEST))
+        latest = [each for each in partitions if wish == "latest" and each not in appeared]
+        found = asking.ask(dict.fromkeys((each for each in partitions if each not in latest), EARLIEST))
+        if began_ms is None:
+            found |= asking.ask(dict.fromkeys(latest, LATEST))
+        else:
+            found |= _at_timestamp(asking, latest, began_ms)
     return Resolved(found, asking.failures)
 
 

@@ -138,23 +138,27 @@ class BlockGenerator(Generic[T]):
 
     # -- adding ----------------------------------------------------------------------------------------------------
 
-    def add_data(self, item: T, nbytes: int) -> None:
-        """Add one item of ``nbytes``; waits while the queue is full. Raises GeneratorStateError outside Active."""
+    def add_data(self, item: T, nbytes: int, *, waiting: Callable[[], None] = lambda: None) -> None:
+        """Add one item of ``nbytes``; waits while the queue is full, and calls ``waiting`` at least every
+        ``TICK_SECONDS`` meanwhile. Raises GeneratorStateError outside Active."""
+        while not self._has_added(item, nbytes):
+            waiting()
+
+    def _has_added(self, item: T, nbytes: int) -> bool:
         with self._changed:
-            while True:
-                self._raise_unless_active()
-                if not self._filling or self._filling_bytes + nbytes <= self._max_block_bytes:
-                    break
-                if self._queued_blocks < self._max_queued_blocks:
-                    self._cut()
-                    break
-                self._changed.wait(TICK_SECONDS)
+            self._raise_unless_active()
+            if self._filling and self._filling_bytes + nbytes > self._max_block_bytes:
+                if self._queued_blocks >= self._max_queued_blocks:
+                    self._changed.wait(TICK_SECONDS)
+                    return False
+                self._cut()
             if not self._filling:
                 self._filling_since_ms = self._now_ms()
             self._filling.append(item)
             self._filling_bytes += nbytes
             if self._filling_bytes >= self._max_block_bytes and self._queued_blocks < self._max_queued_blocks:
                 self._cut()
+            return True
 
     def after_push(self, action: Callable[[], None]) -> None:
         """Have the pushing thread call ``action`` once everything added so far is pushed."""

@@ -29,26 +29,36 @@ PartitionKey = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
+class AtStart:
+    """A topic that existed when the input began: its ``partitions`` then, and the time of the ledger's clock."""
+
+    partitions: int
+    seen_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """What the ledger knows about an input before Kafka is queried.
 
-    ``partitions`` have a position. ``topics`` maps each topic seen (name and id) to whether it existed when the input
-    began. ``began`` is true once the input has been discovered for the first time.
+    ``partitions`` have a position. ``topics`` are the topics seen (name and id), None for those that appeared after the
+    input began. ``began`` is true once the input has been discovered for the first time.
     """
 
     partitions: frozenset[PartitionKey] = frozenset()
-    topics: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+    topics: Mapping[tuple[str, str], AtStart | None] = field(default_factory=dict)
     began: bool = False
 
-    def appeared(self, topic: str, topic_id: str) -> bool:
-        """Return whether new partitions of the topic appeared after the input began.
+    def appeared(self, topic: str, topic_id: str, partition: int) -> bool:
+        """Return whether the partition appeared after the input began."""
+        if (topic, topic_id) not in self.topics:
+            return self.began
+        at_start = self.topics[topic, topic_id]
+        return at_start is None or partition >= at_start.partitions
 
-        Decided by this topic's partitions and ledger entry alone: the starting offsets of another topic may become
-        known later.
-        """
-        if any(key[:2] == (topic, topic_id) for key in self.partitions):
-            return True
-        return not self.topics.get((topic, topic_id), not self.began)
+    def began_ms(self, topic: str, topic_id: str) -> int | None:
+        """When the topic was first seen, if it existed when the input began. None before that."""
+        at_start = self.topics.get((topic, topic_id))
+        return None if at_start is None else at_start.seen_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +118,10 @@ class KafkaDiscoverer:
         for seen in topics:
             new = [(seen.topic, number) for number in range(seen.partitions)]
             new = [each for each in new if (seen.topic, seen.topic_id, each[1]) not in known.partitions]
+            appeared = {each for each in new if known.appeared(seen.topic, seen.topic_id, each[1])}
+            began_ms = known.began_ms(seen.topic, seen.topic_id)
             try:
-                appeared = known.appeared(seen.topic, seen.topic_id)
-                resolved = resolve(asking.admin, self._source, new, appeared=appeared)
+                resolved = resolve(asking.admin, self._source, new, appeared=appeared, began_ms=began_ms)
             except (KafkaException, HeadraceError) as error:
                 problems.append(f"where to begin in {seen.topic} is not known: {error}")
                 continue

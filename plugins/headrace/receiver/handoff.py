@@ -77,7 +77,9 @@ class Handoff:
                 self._position = handed.position
             if handed.records:
                 if handed.position is None:
-                    handed.position, self._without_records = self._without_records, None
+                    handed.position = self._without_records
+                # A position given with records is newer.
+                self._without_records = None
                 self._queue.append(handed)
                 self._queued_bytes += handed.nbytes
             else:

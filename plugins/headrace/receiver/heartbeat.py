@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from headrace.blocks import TopicPartition
@@ -24,7 +25,7 @@ from headrace.receiver.ledger_clock import LedgerClock
 from headrace.receiver.partition_state import FetchState
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.receiver_stats import ReceiverStats
-from headrace.receiver.record_source import RecordSource
+from headrace.receiver.record_source import RecordSource, SourceError
 from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ Orders = tuple[ReceiverOrders, frozenset[TopicPartition]]
 
 
 class Heartbeat:
-    """Used by the pushing thread, except ``state``, ``take_orders``, ``drain_until``, ``forget_failure``, ``end``."""
+    """Used by the pushing thread, except ``state``, ``take_orders``, ``is_stop_ordered``, ``drain_until``,
+    ``forget_failure``, ``end``."""
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class Heartbeat:
         self._had_news = False
         self._reported_failed: set[TopicPartition] = set()
         self._reported_commit_error: str | None = None
+        self._errors: deque[SourceError] = deque()
         self.state = ReceiverState.STARTING
 
     def tick(self) -> bool:
@@ -149,6 +152,12 @@ class Heartbeat:
             orders, self._orders = self._orders, None
             return orders
 
+    @property
+    def is_stop_ordered(self) -> bool:
+        """Whether the newest orders, which nobody has taken yet, are to stop."""
+        with self._lock:
+            return self._orders is not None and self._orders[0].stop
+
     def forget_orders(self) -> None:
         """Drop orders that are out of date."""
         with self._lock:
@@ -190,11 +199,14 @@ class Heartbeat:
         receiver_id = self._lease.receiver_id
         commit_error = self._source.commits.last_error
         if commit_error != self._reported_commit_error:
-            self._reported_commit_error = commit_error
             payload = {"receiver": str(receiver_id), "error": commit_error}
             self._ledger.events.append(receiver_id.stream, EventKind.COMMIT_FAILED, payload)
-        for reported in self._source.take_errors():
-            self._ledger.receivers.report_error(self._lease, reported.error, reported.stack)
+            self._reported_commit_error = commit_error
+        # Kept until the ledger has them: it may go away between two of its transactions.
+        self._errors.extend(self._source.take_errors())
+        while self._errors:
+            self._ledger.receivers.report_error(self._lease, self._errors[0].error, self._errors[0].stack)
+            self._errors.popleft()
         for status in self._source.status():
             if (
                 status.state is FetchState.FAILED

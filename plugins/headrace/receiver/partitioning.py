@@ -10,7 +10,7 @@ from headrace.ledger.errors import LeaseHeldError
 from headrace.ledger.models import JobLease, PositionRow, TopicRow
 from headrace.ledger.states import PartitionState
 from headrace.receiver.assignment import assign
-from headrace.receiver.discovery import Discovery, Known, PartitionKey
+from headrace.receiver.discovery import AtStart, Discovery, Known, PartitionKey
 from headrace.receiver.key_versions import check_key_versions
 from headrace.stream.inputs import Input, ReceiverInput
 from headrace.stream_context import StreamContext
@@ -55,7 +55,10 @@ class Partitioning:
 
     def known(self) -> Known:
         """Return what the ledger knows, for a discoverer."""
-        topics = {(row.topic, row.topic_id): row.at_start for row in self._topics()}
+        topics = {
+            (row.topic, row.topic_id): AtStart(row.first_partitions, row.first_seen_ms) if row.at_start else None
+            for row in self._topics()
+        }
         partitions = frozenset(_key(row.partition) for row in self._rows())
         return Known(partitions, topics, began=self._looked or bool(topics))
 

@@ -74,9 +74,21 @@ class RateController:
         for batch in sorted(fresh, key=lambda each: (each.completed_at_ms or 0, each.batch_time_ms)):
             # Batches that run at the same time process that many times the records.
             at_once = min(slots, ran_at_once(batch, [*batches, *running]))
-            self._learn(batch, waited_ms(batch, batches, slots), at_once)
+            self._learn(batch, waited_ms(batch, batches, slots, since_ms=self._ready_ms(batch)), at_once)
         self._seen_ms = max([self._seen_ms, *(each.batch_time_ms for each in batches)])
         self._send()
+
+    def _ready_ms(self, batch: BatchRow) -> int:
+        """The time from which the batch could run.
+
+        By timestamp, its records may come long after the batch time, and it waits until late records are no longer
+        allowed. Neither is a backlog of batches.
+        """
+        if self._stream.batch_by == "arrival":
+            return batch.batch_time_ms
+        blocks = self._ledger.allocations.blocks_of(self._stream.name, batch.batch_time_ms)
+        cuts = (block.info.cut_time_ms for block in blocks)
+        return max(batch.batch_time_ms + self._stream.allowed_lateness_ms, *cuts, 0)
 
     def _completed(self, limit: int) -> list[BatchRow]:
         return self._ledger.batches.page(self._stream.name, limit, [BatchState.COMPLETED])
@@ -122,8 +134,8 @@ class RateController:
             self._unsent = {}
 
 
-def waited_ms(batch: BatchRow, completed: Sequence[BatchRow], slots: int) -> int:
-    """Return how long the batch waited for earlier batches, of which ``slots`` run at the same time.
+def waited_ms(batch: BatchRow, completed: Sequence[BatchRow], slots: int, *, since_ms: int) -> int:
+    """Return how long the batch waited for earlier batches, of which ``slots`` run at the same time, from ``since_ms``.
 
     This is the backlog. It does not include the start-up cost of a run before Spark begins, which exists without any
     backlog. ``completed`` may hold any batches.
@@ -138,7 +150,7 @@ def waited_ms(batch: BatchRow, completed: Sequence[BatchRow], slots: int) -> int
     )
     if len(ends_ms) < slots or batch.started_at_ms is None:
         return 0
-    return max(0, min(batch.started_at_ms, ends_ms[slots - 1]) - batch.batch_time_ms)
+    return max(0, min(batch.started_at_ms, ends_ms[slots - 1]) - since_ms)
 
 
 def ran_at_once(batch: BatchRow, others: Iterable[BatchRow]) -> int:

@@ -162,7 +162,8 @@ class ReceiverFactory:
             recreated=RecreatedTopics(clients.topic_ids).look,
         )
         guard = IncarnationGuard(clients.topic_ids, heartbeat.wait)
-        unauthorized = UnauthorizedTopics(guard, source, generator, next_offsets)
+        event_times = self._event_times()
+        unauthorized = UnauthorizedTopics(guard, source, generator, next_offsets, event_times)
         store = BlockStore(
             context,
             lease,
@@ -179,7 +180,6 @@ class ReceiverFactory:
         limits = context.stream.limits
         initial_rate = None if limits.backpressure is None else limits.backpressure.initial_rate
         limiter = RateLimiter(self._max_rate(), context.clock, initial_rate=initial_rate)
-        event_times = self._event_times()
         orders = PartitionOrders(
             context,
             lease,

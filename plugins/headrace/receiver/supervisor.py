@@ -108,6 +108,8 @@ class ReceiverSupervisor:
         self._pausing = pausing
         self._lag_watch = lag_watch
         self._unauthorized = unauthorized
+        self._stop = threading.Event()
+        self._drains = False
 
     def run(self, stop: threading.Event) -> ReceiverReport:
         """Receive until ``stop`` is set or the ledger orders a stop. Store what was read, then release the lease.
@@ -115,12 +117,13 @@ class ReceiverSupervisor:
         Always returns a report, also when the lease is lost (then nothing more is stored) or something fails.
         """
         error: BaseException | None = None
+        self._stop = stop
         try:
             self._generator.start(self._push, self._store.tick)
             self._receive(stop)
             if self._generator.failure is None:
                 # A source that still has something must not wait forever for a disk that is full.
-                self._heartbeat.drain_until(self._clock.monotonic() + _DRAIN_TIMEOUT_SECONDS)
+                self._begin_draining()
                 self._take_in(self._source.finish())
         except Exception as failure:
             error = failure
@@ -159,9 +162,25 @@ class ReceiverSupervisor:
             if isinstance(event, RecordChunk):
                 self._limiter.spend(event.records)
                 for chunk in (event,) if self._event_times is None else self._event_times.split(event):
-                    self._generator.add_data(chunk, chunk.nbytes)
+                    self._generator.add_data(chunk, chunk.nbytes, waiting=self._while_full)
             else:
                 self._generator.after_push(partial(self._store_gap, event))
+
+    def _while_full(self) -> None:
+        """Called while records wait because nothing can be stored, which may last: the disk is full, for example."""
+        self._lag_watch.look()
+        if self._pausing.reason is None:
+            self._source.serve()
+        else:
+            self._source.listen()
+        if self._heartbeat.is_stop_ordered or self._stop.is_set():
+            self._begin_draining()
+
+    def _begin_draining(self) -> None:
+        """From now on the thread that stores gives up after a while."""
+        if not self._drains:
+            self._drains = True
+            self._heartbeat.drain_until(self._clock.monotonic() + _DRAIN_TIMEOUT_SECONDS)
 
     # -- the pushing thread ----------------------------------------------------------------------------------------
 
@@ -178,7 +197,7 @@ class ReceiverSupervisor:
 
     def _drain(self, error: BaseException | None) -> BaseException | None:
         """Store what was read, unless the lease or the store is gone. Returns the error that ended the receiver."""
-        self._heartbeat.drain_until(self._clock.monotonic() + _DRAIN_TIMEOUT_SECONDS)
+        self._begin_draining()
         self._generator.stop()
         failure = self._generator.failure
         if failure is not None and (error is None or isinstance(error, GeneratorStateError)):

@@ -325,9 +325,9 @@ class ReceiverTracker:
                 logger.info("over: %s", key)
             return
         if self._reported.get(key) != trouble:
-            self._reported[key] = trouble
             logger.error("%s", trouble)
             self._event({"input": input_id, "error": trouble})
+            self._reported[key] = trouble
 
     def _event(self, payload: Mapping[str, object]) -> None:
         self._ledger.events.append(self._stream.name, EventKind.RECEIVER_ERROR, payload)

@@ -14,6 +14,7 @@ from headrace.blocks import TopicPartition
 from headrace.kafka.record_batches import RecordChunk
 from headrace.kafka.topic_ids import IncarnationGuard
 from headrace.receiver.block_generator import BlockGenerator
+from headrace.receiver.event_times import EventTimes
 from headrace.receiver.record_source import RecordSource
 
 _ERROR = "its topic may not be described, so that its records are not stored; let the connection's user DESCRIBE it"
@@ -29,12 +30,14 @@ class UnauthorizedTopics:
         source: RecordSource,
         generator: BlockGenerator[RecordChunk],
         next_offsets: Mapping[TopicPartition, int],
+        event_times: EventTimes | None = None,
     ) -> None:
-        """``next_offsets`` are the ledger's positions."""
+        """``next_offsets`` are the ledger's positions. ``event_times`` is that of a stream by timestamp."""
         self._guard = guard
         self._source = source
         self._generator = generator
         self._next_offsets = next_offsets
+        self._event_times = event_times
         self._withheld: set[TopicPartition] = set()
         self._found: SimpleQueue[TopicPartition] = SimpleQueue()
 
@@ -57,6 +60,9 @@ class UnauthorizedTopics:
                 return
             next_offset = self._next_offsets.get(partition)
             if next_offset is not None:
+                if self._event_times is not None:
+                    # The records that were read and not stored do not count.
+                    self._event_times.forget(partition)
                 self._source.put_back(partition, next_offset, _ERROR, seconds=_READ_AGAIN_SECONDS)
             # What was read before must be dropped before the partition is stored again.
             self._generator.after_push(partial(self._withheld.discard, partition))

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger.models import StoredBlock
-from headrace.receiver import heartbeat
+from headrace.receiver import heartbeat, unauthorized_topics
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Stream
-from headrace.testing.fake_kafka import FakeEntry
+from headrace.testing.fake_kafka import FakeEntry, FakeTopicIds
 from headrace.wal.reader import read_block
 
 SECOND = 1_000
@@ -182,3 +183,29 @@ def test_the_heartbeat_goes_on_between_the_batches_of_one_cut(
     assert len(made.batches()) == 200
     # One would be that of the time before.
     assert len(beats) >= 3
+
+
+def test_records_that_are_read_again_keep_the_batches_of_their_timestamps(
+    make_timed: Callable[[int], Timed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were read and not stored, because their topic might not be described for a while."""
+    monkeypatch.setattr(unauthorized_topics, "_READ_AGAIN_SECONDS", 0.2)
+    setting = make_timed(1)
+    ask, denied = (
+        FakeTopicIds.ask,
+        KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "told by the test")),
+    )
+
+    def refused(_: float) -> Any:
+        raise denied
+
+    monkeypatch.setattr(FakeTopicIds, "ask", lambda ids, topics: refused if setting.ends.refused else ask(ids, topics))
+    with setting.running():
+        setting.produce(0, 1.5)
+        eventually(lambda: setting.positions() == [1])
+        setting.ends.refused.add("flights")
+        setting.produce(0, 2.5, 3.5, 4.5)
+        eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("dropped", 0) >= 3)
+        setting.ends.refused.clear()
+        eventually(lambda: setting.positions() == [4])
+    assert setting.batches() == {2: [(0, 1.5)], 3: [(0, 2.5)], 4: [(0, 3.5)], 5: [(0, 4.5)]}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.receiver.discovery import KafkaDiscoverer, Known
+from headrace.kafka.offset_questions import EARLIEST
+from headrace.receiver.discovery import AtStart, KafkaDiscoverer, Known
 from headrace.stream import KafkaInput
 
 
@@ -27,11 +28,13 @@ class Admin:
 
     def __init__(self, topics: dict[str, Any], offsets: dict[tuple[str, int], Any]) -> None:
         self._topics, self._offsets = topics, offsets
+        self.asked: dict[tuple[str, int], Any] = {}
 
     def describe_topics(self, topics: Any, **_: object) -> dict[str, Future[Any]]:
         return {topic: answered(self._topics[topic]) for topic in topics.topic_names}
 
     def list_offsets(self, wanted: dict[Any, Any], **_: object) -> dict[Any, Future[Any]]:
+        self.asked |= {(each.topic, each.partition): spec for each, spec in wanted.items()}
         return {each: answered(self._offsets[each.topic, each.partition]) for each in wanted}
 
     def list_groups(self, group: str, **_: object) -> list[SimpleNamespace]:
@@ -68,3 +71,13 @@ def test_a_topic_that_may_not_be_described_keeps_no_other_from_beginning() -> No
     assert (set(found.refused), found.missing) == ({"b"}, ("c",))
     (problem,) = found.problems
     assert "b may not be described" in problem
+
+
+def test_latest_is_that_of_the_streams_beginning_for_a_partition_that_answers_later() -> None:
+    source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a",), starting_offsets="latest")
+    admin = Admin({"a": topic("a", 3)}, {("a", 1): at(70), ("a", 2): at(0)})
+    known = Known(frozenset({("a", "id-a", 0)}), {("a", "id-a"): AtStart(2, 1_700_000_000_000)}, began=True)
+    found = KafkaDiscoverer(source, "group", admin).discover(known)
+    assert found.starting == {("a", "id-a", 1): 70, ("a", "id-a", 2): 0}
+    assert admin.asked["a", 1]._value == 1_700_000_000_000
+    assert admin.asked["a", 2] is EARLIEST, "the topic has grown"

@@ -6,6 +6,7 @@ import errno
 import os
 from collections import deque
 from contextlib import suppress
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,10 @@ from tests.unit.receiver.waiting import eventually
 from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LeaseHeldError
 from headrace.ledger.models import receivers
-from headrace.receiver import block_store, supervisor
+from headrace.receiver import block_store, kafka_receiver, supervisor
 from headrace.receiver.block_store import STORE_TRIES
+from headrace.receiver.supervisor import ReceiverSupervisor
+from headrace.stream import Limits
 from headrace.testing.faulty_storage import FaultyStorage, WriteFault
 
 
@@ -70,11 +73,17 @@ class _Faults(deque[WriteFault | None]):
     full = True
     refused = 0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.found_full = Event()
+        self.found_full.set()
+
     def __bool__(self) -> bool:
         return self.full
 
     def popleft(self) -> WriteFault:
         self.refused += 1
+        self.found_full.wait(60)
         return WriteFault(100, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
@@ -181,6 +190,69 @@ def test_a_stop_does_not_wait_for_a_full_disk(setting: Setting, monkeypatch: pyt
     assert "could not be stored in time" in (report.error or "")
     assert setting.receiver().paused_reason is None
     assert (setting.positions(), setting.stored()) == ([0], [])
+
+
+class SlowDisk(Disk):
+    """Its first write lasts until the test says that the disk is full."""
+
+    def __init__(self, storage: Any) -> None:
+        super().__init__(storage)
+        self.found_full = self.write_faults.found_full  # type: ignore[attr-defined]
+        self.found_full.clear()
+
+
+@pytest.fixture
+def blocked(make_stream: MakeStream, make_setting: MakeSetting, monkeypatch: pytest.MonkeyPatch) -> Setting:
+    """Records that come one by one, of which a block holds one and the queue a block."""
+    monkeypatch.setattr(kafka_receiver, "_FIRST_RECORDS", 1)
+    monkeypatch.setattr(kafka_receiver, "_MOST_RECORDS", 1)
+    made = make_setting(make_stream(limits=Limits(max_block_bytes=1 << 20, max_queued_blocks=1)))
+    made.topic(1)
+    made.assign(0)
+    made.kafka.produce("flights", 0, *[b"x" * 600_000] * 6)
+    return made
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Set when a record that was read waits for room."""
+    waiting = Event()
+    whole = ReceiverSupervisor._while_full
+
+    def while_full(supervisor: ReceiverSupervisor) -> None:
+        whole(supervisor)
+        waiting.set()
+
+    monkeypatch.setattr(ReceiverSupervisor, "_while_full", while_full)
+    return waiting
+
+
+def test_a_stop_does_not_wait_for_a_full_disk_though_a_record_waits_for_room(
+    blocked: Setting, waits: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_DRAIN_TIMEOUT_SECONDS", 0.5)
+    disk = SlowDisk(blocked.storage)
+    running = blocked.start(storage=disk)
+    assert waits.wait(30)
+    disk.found_full.set()
+    eventually(lambda: "disk is full" in blocked.paused_for())
+    blocked.ledger.jobs.request_stop("air", "a person")
+    report = running.join()
+    assert "could not be stored in time" in (report.error or "")
+    assert (blocked.positions(), blocked.stored()) == ([0], [])
+
+
+def test_the_lag_grows_and_receiving_goes_on_though_a_record_waits_for_room(blocked: Setting, waits: Event) -> None:
+    disk = SlowDisk(blocked.storage)
+    with blocked.running(storage=disk):
+        assert waits.wait(30)
+        disk.found_full.set()
+        eventually(lambda: "disk is full" in blocked.paused_for())
+        blocked.kafka.produce("flights", 0, *[b"x"] * 40)
+        eventually(lambda: (blocked.receiver().stats.get("total_lag") or 0) >= 46)
+        disk.full = False
+        eventually(lambda: blocked.positions() == [46])
+    assert [offset for _, offset, _ in blocked.stored()] == list(range(46))
 
 
 def test_a_receiver_that_is_replaced_while_its_disk_is_full_stores_nothing_more(setting: Setting) -> None:

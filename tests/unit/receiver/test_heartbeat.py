@@ -14,6 +14,7 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ReceiverLease, ReceiverOrders
 from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from headrace.receiver.partition_state import FetchState, PartitionStatus
+from headrace.receiver.record_source import SourceError
 
 PARTITION = TopicPartition("flights", "topic-id", 0)
 
@@ -29,13 +30,16 @@ class Setting:
         self.is_available = True
         self.statuses: list[PartitionStatus] = []
         self.answers: Iterator[bool | None] = iter(())
+        self.errors: list[SourceError] = []
+        self.reported: list[str] = []
+        self.takes_errors = True
         ledger = SimpleNamespace(
-            receivers=SimpleNamespace(heartbeat=self._beat),
+            receivers=SimpleNamespace(heartbeat=self._beat, report_error=self._report),
             positions=SimpleNamespace(fail=lambda _lease, _partition, error: self.failed.append(error)),
         )
         commits = SimpleNamespace(last_error=None, open=0, allow_until=lambda _: None)
         source: Any = SimpleNamespace(
-            client_error=None, commits=commits, status=lambda: self.statuses, take_errors=lambda: []
+            client_error=None, commits=commits, status=lambda: self.statuses, take_errors=self._take_errors
         )
         stats: Any = SimpleNamespace(collect=lambda *_: {})
         generator: Any = SimpleNamespace(queued=(0, 0), sealed_through_ms=lambda: self.sealed_ms)
@@ -61,6 +65,15 @@ class Setting:
             raise LedgerUnavailableError("no answer")
         self.reported_sealed_ms.append(sealed_through_ms)
         return ReceiverOrders({}, frozenset(), False, 0, 0)
+
+    def _take_errors(self) -> list[SourceError]:
+        errors, self.errors = self.errors, []
+        return errors
+
+    def _report(self, _lease: object, error: str, _stack: object) -> None:
+        if not self.takes_errors:
+            raise LedgerUnavailableError("no answer")
+        self.reported.append(error)
 
 
 @pytest.fixture
@@ -113,3 +126,14 @@ def test_a_stopped_partition_fails_in_the_ledger_once_its_topic_is_known_not_to_
         return len(setting.failed)
 
     assert [failures_after_a_beat() for _ in range(4)] == [0, 0, 1, 1]
+
+
+def test_errors_of_a_source_are_kept_until_the_ledger_has_them(setting: Setting) -> None:
+    setting.errors = [SourceError("first"), SourceError("second")]
+    setting.takes_errors = False
+    assert not setting.heartbeat.tick()
+    setting.errors = [SourceError("third")]
+    setting.takes_errors = True
+    setting.clock.advance(int(HEARTBEAT_SECONDS * 1000))
+    assert setting.heartbeat.tick()
+    assert setting.reported == ["first", "second", "third"]

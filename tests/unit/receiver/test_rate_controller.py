@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -38,6 +39,8 @@ class Batches:
             block_interval_ms=100,
             outputs=stream.steps,
             max_concurrent_batches=stream.limits.max_concurrent_batches,
+            batch_by=stream.batch_by,
+            allowed_lateness_ms=stream.allowed_lateness_ms,
         )
         self.job = self.ledger.jobs.acquire("air", holder="test", lease_ms=3_600_000)
         (row,) = self.ledger.topics.observe(self.job, "records", [("flights", "id-1", 2)])
@@ -59,7 +62,7 @@ class Batches:
         made.begin()
         return made
 
-    def receive(self, *records: int) -> int:
+    def receive(self, *records: int, event_time_ms: int | None = None) -> int:
         """So many records of each receiver; their batch time, by when the interval has ended."""
         for lease, partition, count in zip(self.leases, self.partitions, records, strict=True):
             if not count:
@@ -68,8 +71,9 @@ class Batches:
             ranges = (OffsetRange(partition, first, first + count, count),)
             handle = BlockHandle(f"s-{lease.receiver_id.index}-{lease.epoch}", self.sequence * 100, 100)
             info = BlockInfo(
-                lease.receiver_id, lease.epoch, self.sequence, self.clock.now_ms(), handle, ranges, count, count * 10
-            )
+                lease.receiver_id, lease.epoch, self.sequence, self.clock.now_ms(), handle, ranges, count, count * 10,
+                event_time_ms,
+            )  # fmt: skip
             added = self.ledger.blocks.add(lease, info)
             self.next_offsets[partition.partition] = first + count
             self.sequence += 1
@@ -104,8 +108,10 @@ class Batches:
 def make_batches(make_stream: Callable[..., Stream]) -> Iterator[Callable[..., Batches]]:
     made: list[Batches] = []
 
-    def make(limits: Limits = ON) -> Batches:
-        made.append(Batches(make_stream(receivers=2, limits=limits)))
+    def make(limits: Limits = ON, *, by_timestamp: bool = False, allowed_lateness_seconds: int = 1) -> Batches:
+        stream = make_stream(receivers=2, limits=limits, batch_by="timestamp" if by_timestamp else "arrival")
+        lateness = timedelta(seconds=allowed_lateness_seconds)
+        made.append(Batches(stream.model_copy(update={"allowed_lateness": lateness})))
         return made[-1]
 
     yield make
@@ -180,6 +186,39 @@ def test_a_backlog_makes_it_slower_than_batches_are(make_batches: Callable[..., 
     assert batches.rates() == [pytest.approx(200 * (1 - 0.2 * 3))] * 2
 
 
+def test_by_timestamp_records_that_come_late_are_no_backlog(make_batches: Callable[..., Batches]) -> None:
+    """After ten minutes down: the batch times are long past, and each batch runs as soon as its records are there."""
+    batches = make_batches(by_timestamp=True)
+    controller = batches.controller()
+    for second in range(4):
+        batches.run(batches.receive(100, 100, event_time_ms=NOW_MS - 600_000 + second * 1_000), 500)
+        controller.follow()
+        batches.clock.advance(1_000)
+    assert batches.rates() == [200.0, 200.0]
+
+
+def test_by_timestamp_the_wait_for_late_records_is_no_backlog(make_batches: Callable[..., Batches]) -> None:
+    batches = make_batches(by_timestamp=True, allowed_lateness_seconds=60)
+    controller = batches.controller()
+    times = [batches.receive(100, 100, event_time_ms=NOW_MS + second * 1_000) for second in range(4)]
+    batches.clock.advance(times[0] + 60_000 - batches.clock.now_ms())
+    for time_ms in times:
+        batches.run(time_ms, 500)
+        controller.follow()
+        batches.clock.advance(500)
+    assert batches.rates() == [200.0, 200.0]
+
+
+def test_by_timestamp_a_backlog_of_batches_counts(make_batches: Callable[..., Batches]) -> None:
+    batches = make_batches(by_timestamp=True)
+    controller = batches.controller()
+    times = [batches.receive(100, 100, event_time_ms=NOW_MS - 600_000 + second * 1_000) for second in range(2)]
+    batches.run(times[0], 3_000)
+    batches.run(times[1], 500)
+    controller.follow()
+    assert batches.rates() == [pytest.approx(200 * (1 - 0.2 * 3))] * 2
+
+
 def test_what_a_run_costs_before_spark_begins_is_no_backlog(make_batches: Callable[..., Batches]) -> None:
     batches = make_batches()
     controller = batches.controller()
@@ -198,10 +237,10 @@ def test_a_batch_waits_for_as_many_as_run_at_once() -> None:
             self.batch_time_ms, self.started_at_ms, self.completed_at_ms = time_ms, started_ms, ended_ms
 
     rows: Any = [Row(1_000, 1_000, 9_000), Row(2_000, 2_000, 6_000), Row(3_000, 6_100, 7_000)]
-    assert waited_ms(rows[2], rows, 1) == 3_100, "no longer than until it began"
-    assert waited_ms(rows[2], rows, 2) == 3_000
-    assert waited_ms(rows[2], rows, 3) == 0
-    assert waited_ms(rows[0], rows, 1) == 0
+    assert waited_ms(rows[2], rows, 1, since_ms=3_000) == 3_100, "no longer than until it began"
+    assert waited_ms(rows[2], rows, 2, since_ms=3_000) == 3_000
+    assert waited_ms(rows[2], rows, 3, since_ms=3_000) == 0
+    assert waited_ms(rows[0], rows, 1, since_ms=1_000) == 0
 
 
 def test_batches_that_run_at_once_keep_up_together(make_batches: Callable[..., Batches]) -> None:

@@ -238,6 +238,17 @@ def test_a_position_without_records_is_stored_with_the_next_ones(make_custom: Ma
     running.end()
 
 
+def test_a_position_without_records_is_forgotten_when_records_bring_a_later_one(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    receiver.store([], position=1)
+    receiver.store("a", position=2, wait=True)
+    receiver.store("b", wait=True)
+    assert setting.position() == "2"
+    running.end()
+
+
 def test_store_waits_while_headrace_can_take_no_more(make_custom: MakeCustom) -> None:
     setting = make_custom(limits=Limits(max_rate=50, max_block_bytes=1 << 20))
     running = setting.start()

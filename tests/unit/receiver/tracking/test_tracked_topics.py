@@ -137,7 +137,7 @@ def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_lat
     )
     flights, weather = SeenTopic("flights", "id-1", 1), SeenTopic("weather", "id-2", 1)
     known = partitioning.known()
-    assert not known.appeared("flights", "id-1")
+    assert not known.appeared("flights", "id-1", 0)
     partitioning.apply(Discovery((flights, weather), starting={("flights", "id-1", 0): 7}))
     delays = SeenTopic("delays", "id-3", 1)
     partitioning.apply(Discovery((flights, weather, delays)))
@@ -147,9 +147,10 @@ def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_lat
         Partitioning(StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=1),
     ):
         known = each.known()
-        appeared = [known.appeared(seen.topic, seen.topic_id) for seen in (flights, weather, delays)]
-        assert appeared == [True, False, True]
-        assert known.appeared("weather", "another id")
+        assert known.appeared("flights", "id-1", 1), "it has grown"
+        assert [known.appeared(seen.topic, seen.topic_id, 0) for seen in (weather, delays)] == [False, True]
+        assert known.began_ms("weather", "id-2") is not None
+        assert known.appeared("weather", "another id", 0)
 
 
 def test_what_comes_after_a_first_look_at_nothing_has_appeared(setting: Setting) -> None:
@@ -157,9 +158,9 @@ def test_what_comes_after_a_first_look_at_nothing_has_appeared(setting: Setting)
         StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=1
     )
     partitioning.apply(Discovery((), missing=("flights",)))
-    assert partitioning.known().appeared("flights", "id-1")
+    assert partitioning.known().appeared("flights", "id-1", 0)
     partitioning.apply(Discovery((SeenTopic("flights", "id-1", 1),)))
-    assert partitioning.known().appeared("flights", "id-1")
+    assert partitioning.known().appeared("flights", "id-1", 0)
 
 
 def test_a_foreign_member_and_a_missing_topic_are_reported_once(setting: Setting) -> None:
