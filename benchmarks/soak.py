@@ -107,8 +107,12 @@ class Processes:
     def that_lived(self) -> Iterator[tuple[str, list[Sample]]]:
         """The command and the samples of each process that was there every time, without the servers."""
         for process, samples in self.samples.items():
-            if len(samples) == self._rounds and process.is_running():
-                command = " ".join(process.cmdline())
+            if len(samples) == self._rounds:
+                try:
+                    command = " ".join(process.cmdline())
+                except psutil.Error:
+                    # It has ended, and nobody has asked for its exit code.
+                    continue
                 if not any(server in command for server in SERVERS):
                     yield command[:160], samples
 
