@@ -39,8 +39,8 @@ def resolve(
     """Resolve an offset for each of ``partitions``, by the input's ``starting_offsets``.
 
     "latest" means the latest when the stream began. So those that ``appeared`` later (a topic has grown, or a new one
-    matches the pattern) start at their earliest offset: nothing in them is older than the stream. And if the stream
-    began at ``began_ms``, because these partitions did not answer then, they start at the first record from that time.
+    matches the pattern) start at their earliest offset: nothing in them is older than the stream. ``began_ms``: the
+    stream began then, and these partitions did not answer; they start at the first record with a later timestamp.
 
     A partition for which Kafka reports no offset, for example without a leader, does not stop the others.
 
@@ -97,10 +97,11 @@ class _Asking:
 
 
 def _at_timestamp(asking: _Asking, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int]:
-    found = asking.ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
+    # First, so that a record that comes between the two questions is not left out.
+    ends = asking.ask(dict.fromkeys(partitions, LATEST))
+    found = asking.ask(dict.fromkeys(ends, OffsetSpec.for_timestamp(timestamp_ms)))
     # -1: no record has this timestamp or a later one, so the partition starts at its end.
-    ends = asking.ask({each: LATEST for each, offset in found.items() if offset < 0})
-    return {**{each: offset for each, offset in found.items() if offset >= 0}, **ends}
+    return {each: ends[each] if offset < 0 else offset for each, offset in found.items()}
 
 
 def _as_given(

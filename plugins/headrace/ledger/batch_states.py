@@ -88,10 +88,12 @@ def required_steps(locked: LockedStream, batch: BatchRow) -> list[str]:
     """Return the stream's steps that the batch needs to complete.
 
     These are the steps with which it completed before; otherwise those that the stream had when the batch was first
-    begun. So outputs added to the stream meanwhile do not prevent its attempts from completing it.
+    begun. So outputs added to the stream meanwhile do not prevent its attempts from completing it. If the stream has
+    none of these any more, and the batch has never completed, it needs all that the stream has now.
     """
     fixed = batch.required if batch.steps is None else batch.steps
-    return [step for step in locked.row.outputs if fixed is None or step in fixed]
+    steps = [step for step in locked.row.outputs if fixed is None or step in fixed]
+    return list(locked.row.outputs) if batch.steps is None and not steps else steps
 
 
 def present_run(connection: Connection, stream: str, batch_time_ms: int) -> Run | None:

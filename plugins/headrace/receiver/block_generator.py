@@ -141,10 +141,10 @@ class BlockGenerator(Generic[T]):
     def add_data(self, item: T, nbytes: int, *, waiting: Callable[[], None] = lambda: None) -> None:
         """Add one item of ``nbytes``; waits while the queue is full, and calls ``waiting`` at least every
         ``TICK_SECONDS`` meanwhile. Raises GeneratorStateError outside Active."""
-        while not self._has_added(item, nbytes):
+        while not self._add_if_room(item, nbytes):
             waiting()
 
-    def _has_added(self, item: T, nbytes: int) -> bool:
+    def _add_if_room(self, item: T, nbytes: int) -> bool:
         with self._changed:
             self._raise_unless_active()
             if self._filling and self._filling_bytes + nbytes > self._max_block_bytes:

@@ -28,6 +28,11 @@ PartitionKey = tuple[str, str, int]
 """Topic, topic id, partition."""
 
 
+# The topics are noted after the first discovery, which may take long if a broker does not answer. Records of that time
+# are received rather than left out.
+_FIRST_DISCOVERY_MS = 60_000
+
+
 @dataclass(frozen=True, slots=True)
 class AtStart:
     """A topic that existed when the input began: its ``partitions`` then, and the time of the ledger's clock."""
@@ -56,9 +61,9 @@ class Known:
         return at_start is None or partition >= at_start.partitions
 
     def began_ms(self, topic: str, topic_id: str) -> int | None:
-        """When the topic was first seen, if it existed when the input began. None before that."""
+        """When the input began, if the topic existed then; None if it did not, or if the input has not begun."""
         at_start = self.topics.get((topic, topic_id))
-        return None if at_start is None else at_start.seen_ms
+        return None if at_start is None else at_start.seen_ms - _FIRST_DISCOVERY_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,9 @@ class PartitionOrders:
                 # New, or reactivated by a person or the tracker.
                 self._heartbeat.forget_failure(partition)
                 self._begin(partition, assigned, mine.get(partition, assigned.next_offset))
+            elif self._event_times is not None:
+                # It is forgotten when records that were not stored are read again.
+                self._event_times.begin(partition, assigned.watermark_ms)
         for partition in set(mine) - set(orders.assigned):
             self._leave(partition)
         revoked = sorted(orders.revoked - self._releasing)

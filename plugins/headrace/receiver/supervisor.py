@@ -120,7 +120,7 @@ class ReceiverSupervisor:
         self._stop = stop
         try:
             self._generator.start(self._push, self._store.tick)
-            self._receive(stop)
+            self._receive()
             if self._generator.failure is None:
                 # A source that still has something must not wait forever for a disk that is full.
                 self._begin_draining()
@@ -131,8 +131,8 @@ class ReceiverSupervisor:
 
     # -- the consuming thread --------------------------------------------------------------------------------------
 
-    def _receive(self, stop: threading.Event) -> None:
-        while not stop.is_set():
+    def _receive(self) -> None:
+        while not self._stop.is_set():
             given = self._heartbeat.take_orders()
             if given is not None:
                 orders, reported_failed = given
@@ -146,14 +146,14 @@ class ReceiverSupervisor:
             self._unauthorized.read_again()
             if self._pausing.reason is not None:
                 self._source.listen()
-                self._clock.wait(stop, _POLL_SECONDS)
+                self._clock.wait(self._stop, _POLL_SECONDS)
                 continue
             if not self._generator.wait_for_room(_POLL_SECONDS):
                 self._source.serve()
                 continue
             granted = self._limiter.grant(_MOST_RECORDS)
             if granted == 0:
-                self._clock.wait(stop, min(_POLL_SECONDS, self._limiter.delay()))
+                self._clock.wait(self._stop, min(_POLL_SECONDS, self._limiter.delay()))
                 continue
             self._take_in(self._source.fetch(_POLL_SECONDS, granted))
 
@@ -197,7 +197,7 @@ class ReceiverSupervisor:
 
     def _drain(self, error: BaseException | None) -> BaseException | None:
         """Store what was read, unless the lease or the store is gone. Returns the error that ended the receiver."""
-        self._begin_draining()
+        self._heartbeat.drain_until(self._clock.monotonic() + _DRAIN_TIMEOUT_SECONDS)
         self._generator.stop()
         failure = self._generator.failure
         if failure is not None and (error is None or isinstance(error, GeneratorStateError)):

@@ -88,7 +88,7 @@ def failed_batches(stream_context: StreamContext, before_ms: int, steps: Sequenc
     from headrace.runs.steps_to_run import attempts_without_replays
 
     stream, ledger = stream_context.stream, stream_context.ledger
-    settled_ms = stream.retry_for_ms
+    settled_ms, newest = stream.retry_for_ms, ledger.streams.get(stream.name).outputs
     for earlier in ledger.batches.earlier_unfinished(stream.name, before_ms, limit=_MOST):
         if earlier.state is None or earlier.alive:
             continue
@@ -99,8 +99,8 @@ def failed_batches(stream_context: StreamContext, before_ms: int, steps: Sequenc
             continue
         rows = ledger.attempts.outputs(stream.name, batch.batch_time_ms)
         done = {row.output_id for row in rows if row.state is AttemptState.COMPLETED}
-        # Without those that the stream no longer has. If it has none of them, the batch needs what the stream has now.
-        required = [step for step in stream.steps if step in (batch.required or ())] or stream.steps
+        # As the ledger: without those that the stream no longer has, or all of its steps if it has none of them.
+        required = [step for step in newest if step in (batch.required or ())] or newest
         attempts = attempts_without_replays(ledger, batch)
         left = tuple(
             step
@@ -110,7 +110,8 @@ def failed_batches(stream_context: StreamContext, before_ms: int, steps: Sequenc
             and may_be_tried(stream, [row for row in attempts if step in row.outputs], now_ms)
         )
         if done.issuperset(required):
-            # What failed is no longer an output of the stream. The next attempt at the others ends the batch.
+            # What failed is no longer an output, or an attempt died after its last record. The ledger notices that the
+            # batch is complete when an attempt is to begin.
             left = tuple(step for step in steps if step in required)
         if left:
             yield FailedBatch(batch, left)

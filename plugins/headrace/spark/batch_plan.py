@@ -5,6 +5,7 @@ A batch may not need Spark at all. Airflow asks for the plans too, so nothing he
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from headrace.ledger.models import Attempt, AttemptRow, BatchOrigin, BatchRow
     from headrace.stream import Output, Stream
     from headrace.stream_context import StreamContext
+
+logger = logging.getLogger(__name__)
 
 WRITTEN = "written"
 """The attribute of a failed attempt with the names of the outputs that may hold its documents. Outputs that it did not
@@ -87,7 +90,7 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
     Raises:
         BatchNotReadableError: the batch is abandoned, or another one absorbed it.
         ManifestError: a manifest is missing or damaged, or is not the recorded one.
-        UndeclaredInputError: no output would read some of the batch's own records.
+        UndeclaredInputError: no output would read some of the batch's own records, and none has read them before.
     """
     time_ms = batch.batch_time_ms
     own = origins_of(context, [time_ms]).get(time_ms)
@@ -102,22 +105,32 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
     )
     for manifest in load_manifests([own, *leaving, *(origin for plan in plans for origin in plan.read)]):
         # Not those of a window's earlier batches: their inputs may have been removed since.
-        if manifest.uri == own.manifest_uri:
-            _check_inputs(context.stream, manifest)
+        if manifest.batch_time_ms == time_ms:
+            _check_inputs(context.stream, manifest, is_repeat=bool(attempt.target) or batch.steps is not None)
     return AttemptPlan(own, leaving, plans)
 
 
-def _check_inputs(stream: Stream, manifest: Manifest) -> None:
-    """A receiver job keeps the inputs with which it started, so blocks of a renamed or removed input go on to come."""
+def _check_inputs(stream: Stream, manifest: Manifest, *, is_repeat: bool) -> None:
+    """A receiver job keeps the inputs with which it started, so blocks of a renamed or removed input go on to come.
+
+    If the batch has been completed before, they were written then, and are only reported.
+    """
+    at = time_text(manifest.batch_time_ms)
     declared = {source.id for source in stream.inputs}
     for input_id in sorted({*manifest.inputs, *manifest.built} - declared):
-        if records := sum(each.weight for each in manifest.ranges(input_id)):
+        records = sum(each.weight for each in manifest.ranges(input_id))
+        if records and is_repeat:
+            logger.warning(
+                "%d records of the input %r are left out of batch %s: the definition no longer has the input",
+                records, input_id, at,
+            )  # fmt: skip
+        elif records:
             raise UndeclaredInputError(
-                f"Batch {time_text(manifest.batch_time_ms)} of stream {stream.name!r} has {records:,} records of the "
-                f"input {input_id!r}, which the definition no longer has: no output would write them.",
+                f"Batch {at} of stream {stream.name!r} has {records:,} records of the input {input_id!r}, which the "
+                "definition no longer has: no output would write them.",
                 remedy=f"Declare the input {input_id!r} again until its batches are done; a run then retries them. Or "
-                "give the batch up with `headrace batches abandon`. To remove or rename an input, stop the stream "
-                "first, and wait until its batches are done.",
+                f"give the batch up: `headrace batches abandon {stream.name} {at} --reason WHY`. To remove or rename "
+                "an input, stop the stream first, and wait until its batches are done.",
             )
 
 

@@ -59,9 +59,11 @@ def test_the_image_has_what_the_package_is_built_from(tmp_path: Path) -> None:
     """docker/Dockerfile installs the package from what it has copied until then."""
     before, install, _ = (ROOT / "docker" / "Dockerfile").read_text().partition("--no-deps .")
     assert install
+    context = (ROOT / ".dockerignore").read_text().splitlines()
     for line in before.splitlines():
         for name in line.split()[1:-1] if line.startswith("COPY") else ():
             source = ROOT / name
+            assert f"!{name}" in context
             if source.is_dir():
                 shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:

@@ -220,6 +220,21 @@ def test_a_batch_whose_only_output_was_renamed_is_written_under_the_new_name(run
     assert (runs.state(failed), runs.written(failed)) == ("completed", {TWO: 2})
 
 
+def test_a_batch_whose_only_output_was_replaced_by_two_needs_both(runs, toy_batch, ledger):
+    runs.stream = runs.stream.model_copy(update={"outputs": runs.stream.outputs[:1]})
+    register(ledger, runs.stream)
+    failed, _ = runs.fail(toy_batch)
+    three = "printed_too"
+    runs.stream = runs.stream.model_copy(update={"outputs": (ConsoleOutput(id=TWO), ConsoleOutput(id=three))})
+    register(ledger, runs.stream)
+    _, task = runs.next()
+    runs.write(task, TWO)
+    assert (runs.state(failed), runs.written(failed)) == ("allocated", {TWO: 2}), "not without the other one"
+    runs.without_pause()
+    runs.write(task, three)
+    assert (runs.state(failed), runs.written(failed)) == ("completed", {TWO: 2, three: 3})
+
+
 def test_abandoned_batches_and_batches_with_a_live_attempt_are_not_retried(runs, toy_batch, ledger):
     abandoned, _ = runs.fail(toy_batch)
     ledger.batches.abandon("flights", abandoned, "its index is gone")

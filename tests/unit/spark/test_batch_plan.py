@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,7 +132,7 @@ def received(ledger: Ledger, tmp_path: Path) -> Stream:
 
 @pytest.mark.parametrize("ids", [("clicks",), ("clicks", "records")])
 def test_records_of_an_input_that_the_definition_lacks_are_not_left_out_in_silence(
-    ledger: Ledger, tmp_path: Path, received: Stream, ids: tuple[str, ...]
+    ledger: Ledger, tmp_path: Path, received: Stream, ids: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A receiver job goes on with the inputs with which it started."""
     inputs = [KafkaInput(id=id, bootstrap_servers="localhost:9092", topics=id) for id in ids]
@@ -148,6 +149,10 @@ def test_records_of_an_input_that_the_definition_lacks_are_not_left_out_in_silen
         with pytest.raises(UndeclaredInputError, match="has 7 records of the input 'records'") as refused:
             plan_attempt(context, attempt, batch)
         assert refused.value.failure is Failure.CODE
+        # Written when the batch was completed; or a replay.
+        for again in ((attempt, replace(batch, steps=("console",))), (replace(attempt, target="v2"), batch)):
+            assert times(plan_attempt(context, *again).outputs[0].origins) == [at_ms // INTERVAL_MS]
+        assert caplog.text.count("7 records of the input 'records' are left out of batch") == 2
 
 
 def test_the_state_is_no_output(ledger: Ledger, tmp_path: Path) -> None:
