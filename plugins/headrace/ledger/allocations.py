@@ -13,7 +13,7 @@ from headrace.clock import time_text, times_text
 from headrace.ledger.batch_states import find_batch, require_batch
 from headrace.ledger.blocks import is_late, stored_blocks
 from headrace.ledger.built_batches import check_ranges, is_empty, replace
-from headrace.ledger.database import LockedStream, Repository, chunks
+from headrace.ledger.database import LockedStream, Repository, chunks, insert_all
 from headrace.ledger.errors import AllocationConflictError, BatchRemovedError, BatchTimeError
 from headrace.ledger.events import record
 from headrace.ledger.models import (
@@ -136,7 +136,8 @@ class Allocations(Repository):
                 )
             else:
                 replace(connection, existing, locked.now_ms, {**base, **sums})
-            insert_inputs(connection, sum_inputs(stream, batch_time_ms, taken) if ranges is None else ranges)
+            taken_ranges = sum_inputs(stream, batch_time_ms, taken) if ranges is None else ranges
+            insert_all(connection, batch_inputs, (row.to_columns() for row in taken_ranges))
             for part in chunks([*absorbed, batch_time_ms]):
                 connection.execute(
                     delete(unclaimed_times).where(
@@ -205,8 +206,7 @@ def insert_absorbed(connection: Connection, base: dict[str, Any], batch_time_ms:
         }
         for time_ms in absorbed
     ]
-    if rows:
-        connection.execute(insert(batches), rows)
+    insert_all(connection, batches, rows)
 
 
 def late_records(stream: StreamRow, taken: Iterable[StoredBlock]) -> int:
@@ -248,10 +248,3 @@ def sum_inputs(stream: str, batch_time_ms: int, taken: Iterable[StoredBlock]) ->
         )
         for (input_id, partition), total in sums.items()
     ]
-
-
-def insert_inputs(connection: Connection, inputs: Iterable[BatchInputRow]) -> None:
-    """Insert the inputs of a batch whose row exists, within the caller's transaction."""
-    rows = [taken.to_columns() for taken in inputs]
-    if rows:
-        connection.execute(insert(batch_inputs), rows)

@@ -9,9 +9,10 @@ before it waited.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import (
@@ -25,6 +26,7 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
+    insert,
     literal,
     or_,
     select,
@@ -45,6 +47,9 @@ from headrace.ledger.models import StreamRow, streams
 
 # The number of values in one statement: far below the limits, 32,766 parameters in SQLite, 65,535 in Postgres.
 CHUNK = 1_000
+# The number of rows inserted at once. psycopg sends them under one wait, which `postgres_engine` bounds, and a rebuilt
+# ledger may have millions: few enough for a slow server, and enough that the calls themselves cost little.
+_ROWS = 5_000
 # SQLite's limit for the depth of an expression is 1,000.
 _CONDITIONS = 200
 # Transient errors: a read-only transaction (25006), or a transaction that was idle (25P03) or took (25P04) too long.
@@ -145,6 +150,13 @@ def chunks(values: Sequence[int]) -> Iterator[Sequence[int]]:
     """Yield the values in order, at most `CHUNK` at a time: databases limit a statement's parameters."""
     for start in range(0, len(values), CHUNK):
         yield values[start : start + CHUNK]
+
+
+def insert_all(connection: Connection, table: Any, rows: Iterable[dict[str, Any]]) -> None:
+    """Insert the rows, if there are any, within the caller's transaction."""
+    remaining = iter(rows)
+    while part := list(islice(remaining, _ROWS)):
+        connection.execute(insert(table), part)
 
 
 def any_of(connection: Connection, query: Select[Any], conditions: Sequence[ColumnElement[bool]]) -> list[Row[Any]]:

@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from headrace.ledger.allocations import insert_inputs
-from headrace.ledger.database import LockedStream
+from headrace.ledger.database import LockedStream, insert_all
 from headrace.ledger.models import (
     batch_attempts,
+    batch_inputs,
     batch_outputs,
     batch_runs,
     batches,
@@ -25,7 +25,6 @@ from headrace.ledger.models import (
     unclaimed_times,
 )
 from headrace.ledger.rebuild_data import FoundBatch, FoundStream
-from headrace.ledger.rebuild_receiving import insert_all
 from headrace.ledger.states import AttemptState, BatchState
 
 HOLDER = "a lost ledger"
@@ -36,7 +35,7 @@ def insert_batches(connection: Connection, locked: LockedStream, found: FoundStr
     """Insert the batches with their inputs, outputs and replays, the runs, and the unclaimed times."""
     stream, now_ms = locked.row.name, locked.now_ms
     insert_all(connection, batches, (_row(batch, found.last_attempt) for batch in found.batches))
-    insert_inputs(connection, [row for batch in found.batches for row in batch.inputs])
+    insert_all(connection, batch_inputs, (row.to_columns() for batch in found.batches for row in batch.inputs))
     definitions = [{"stream": stream, **row.to_columns()} for row in found.replay_definitions]
     insert_all(connection, replay_definitions, definitions)
     for batch in found.batches:

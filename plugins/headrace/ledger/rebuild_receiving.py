@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 
-from headrace.ledger.database import LockedStream
+from headrace.ledger.database import LockedStream, insert_all
 from headrace.ledger.errors import LedgerError
 from headrace.ledger.gaps import add_gap
 from headrace.ledger.models import blocks, gaps, positions, receivers, segments, topics
@@ -136,10 +134,3 @@ def insert_gaps(connection: Connection, locked: LockedStream, found: FoundStream
             until_offset=gap.until_offset,
             reason=gap.reason,
         )
-
-
-def insert_all(connection: Connection, table: Any, rows: Iterable[dict[str, Any]]) -> None:
-    """Insert the rows, if there are any."""
-    values = list(rows)
-    if values:
-        connection.execute(insert(table), values)

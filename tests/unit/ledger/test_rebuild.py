@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger import BatchState, DesiredState, EventKind
+from headrace.ledger import BatchState, DesiredState, EventKind, database
 from headrace.ledger.errors import (
     AlreadyCompletedError,
     LeaseHeldError,
@@ -135,6 +136,23 @@ def test_everything_is_as_it_was_found(restored: Any) -> None:
     assert restored.topics.all("flights") == found().topics
     assert restored.positions.all("flights") == found().positions
     assert restored.runs.assign("flights", "manual") == T1
+
+
+def test_rows_are_inserted_in_parts_so_that_each_statement_ends_in_time(
+    ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_ROWS", 3)
+    inserted: dict[str, list[int]] = defaultdict(list)
+
+    def on_execute(_connection: Any, _cursor: Any, statement: str, rows: Any, _context: Any, many: bool) -> None:
+        if statement.startswith("INSERT INTO "):
+            inserted[statement.split()[2]].append(len(rows) if many else 1)
+
+    inputs = tuple(BatchInputRow("flights", T0, name, OLD, 0, 500, 480, 9) for name in "abcdefg")
+    event.listen(ledger.rebuild._database.engine, "before_cursor_execute", on_execute)
+    ledger.rebuild.restore("flights", found(batches=[FoundBatch(DONE, inputs)]))
+    assert (inserted["blocks"], inserted["batch_inputs"]) == ([3, 1], [3, 3, 1])
+    assert ledger.batches.inputs("flights", T0) == list(inputs)
 
 
 def test_work_goes_on_with_higher_epochs_from_the_same_positions(restored: Any, clock: Any) -> None:
