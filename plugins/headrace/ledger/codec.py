@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,10 +11,21 @@ from headrace.blocks import OffsetRange, TopicPartition
 
 Json = dict[str, Any]
 
+_REPLACEMENT = "\ufffd"
+# In JSON: after an even number of backslashes, which stand for half as many, the next one begins an escape.
+_ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+
+
+def without_nul(text: str) -> str:
+    """Return the text with each NUL character replaced: Postgres refuses them, and texts of errors may quote any
+    data."""
+    return text.replace("\0", _REPLACEMENT)
+
 
 def dump_json(value: Any) -> str:
-    """Return JSON without spaces."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    """Return JSON without spaces, and without NUL characters (`without_nul`)."""
+    dumped = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", dumped) if r"\u0000" in dumped else dumped
 
 
 def dump_ranges(ranges: Iterable[OffsetRange]) -> list[list[Any]]:

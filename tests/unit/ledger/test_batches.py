@@ -284,6 +284,21 @@ def test_an_abandoned_batch_is_a_gap(filled: Any) -> None:
     assert filled.ledger.gaps.page("flights")[0].batch_time_ms == T1
 
 
+def test_nul_characters_in_errors_and_counts_are_replaced(filled: Any) -> None:
+    ledger = filled.ledger
+    filled.allocate(T1)
+    attempt = ledger.attempts.begin("flights", T1, **RUN)
+    # A backslash before "u0000" is no NUL, neither after a backslash nor after a NUL.
+    counts = {"a\0": "\0\0", "path": r"C:\u0000", "both": "\0" + r"\u0000"}
+    failed = ledger.attempts.fail(attempt, "a\0byte", {"index": "no\0"}, {"index": counts})
+    (output,) = ledger.attempts.outputs("flights", T1)
+    assert (failed.error, output.error) == ("a\ufffdbyte", "no\ufffd")
+    assert output.counts == {"a\ufffd": "\ufffd\ufffd", "path": r"C:\u0000", "both": "\ufffd" + r"\u0000"}
+    ledger.positions.fail(filled.receiver, filled.partitions[0], "a\0byte")
+    assert {row.error for row in ledger.positions.all("flights")} == {"a\ufffdbyte", None}
+    assert "a\ufffdbyte" in {event.payload.get("error") for event in ledger.events.page("flights")}
+
+
 def test_a_completed_batch_is_not_abandoned(filled: Any) -> None:
     filled.allocate(T1)
     filled.complete(T1)

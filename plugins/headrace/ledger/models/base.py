@@ -37,7 +37,7 @@ from sqlalchemy.orm import ClassManager, DeclarativeBase, MappedAsDataclass, map
 from sqlalchemy.types import TypeEngine
 
 from headrace.blocks import OffsetRange
-from headrace.ledger.codec import Json, dump_ranges, load_ranges
+from headrace.ledger.codec import Json, dump_ranges, load_ranges, without_nul
 from headrace.ledger.states import AttemptState, BatchState, DesiredState, JobState, PartitionState, ReceiverState
 
 BigInt = Annotated[int, mapped_column(BigInteger)]
@@ -46,6 +46,16 @@ StreamName = Annotated[str, mapped_column(ForeignKey("streams.name"))]
 RowId = Annotated[int, mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)]
 
 Document = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+
+class StorableText(TypeDecorator[str]):
+    """Text. NUL characters in bound values are replaced, so that a text that quotes one is stored on Postgres too."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
+        return None if value is None else without_nul(value)
 
 
 class _DocumentType(TypeDecorator[Any]):
@@ -103,7 +113,7 @@ class Model(MappedAsDataclass, DeclarativeBase):
         }
     )
     type_annotation_map: ClassVar[dict[Any, Any]] = {
-        str: Text,
+        str: StorableText(),
         float: Float,
         Json: Document,
         tuple[str, ...]: TupleDocument(),
