@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headrace.batch.manifest import Manifest, ManifestError
 from headrace.blocks import OffsetRange
 from headrace.clock import time_text
-from headrace.ledger.models import BatchRow, PositionRow, StoredBlock
+from headrace.ledger.models import BatchRow, GapRow, PositionRow, StoredBlock
 from headrace.stream_context import StreamContext
 from headrace.trace.models import RecordPosition, RecordState, TracedBlock
 
@@ -53,6 +53,15 @@ def _in_batch(context: StreamContext, position: RecordPosition) -> Location | No
         return Location(RecordState.IN_BATCH, text, batch, problem=str(error))
     if block is not None:
         return Location(RecordState.IN_BATCH, text, batch, block)
+    return _between_blocks(context, position, batch)
+
+
+def _between_blocks(context: StreamContext, position: RecordPosition, batch: BatchRow) -> Location:
+    """The offset is in the batch's range, which has only its ends, and in none of its blocks."""
+    gap = _gap_at(context, position)
+    # The gap of an abandoned batch is the whole range, and does not say what is between its blocks.
+    if gap is not None and gap.batch_time_ms is None:
+        return Location(RecordState.GAP, _in_gap(gap), batch)
     return Location(
         RecordState.NO_RECORD,
         f"The offset is in the range of batch {time_text(batch.batch_time_ms)}, but in none of its blocks: Kafka has "
@@ -91,13 +100,9 @@ def _block_of(context: StreamContext, position: RecordPosition, batch: BatchRow)
 def _not_in_batch(context: StreamContext, position: RecordPosition, row: PositionRow) -> Location | None:
     if position.offset >= row.next_offset:
         return Location(RecordState.NOT_RECEIVED, _not_received(row))
-    gap = context.ledger.gaps.containing(context.name, position.input_id, position.partition, position.offset)
+    gap = _gap_at(context, position)
     if gap is not None:
-        return Location(
-            RecordState.GAP,
-            f"The offset is in a gap, [{gap.from_offset}, {gap.until_offset}), since {time_text(gap.at_ms)}: "
-            f"{gap.reason}.",
-        )
+        return Location(RecordState.GAP, _in_gap(gap))
     waiting = _waiting(context, position)
     if waiting is not None:
         time_ms = waiting[0].batch_time_ms
@@ -107,6 +112,16 @@ def _not_in_batch(context: StreamContext, position: RecordPosition, row: Positio
             block=_traced(context, *waiting),
         )
     return None
+
+
+def _gap_at(context: StreamContext, position: RecordPosition) -> GapRow | None:
+    return context.ledger.gaps.containing(context.name, position.input_id, position.partition, position.offset)
+
+
+def _in_gap(gap: GapRow) -> str:
+    return (
+        f"The offset is in a gap, [{gap.from_offset}, {gap.until_offset}), since {time_text(gap.at_ms)}: {gap.reason}."
+    )
 
 
 def _not_received(row: PositionRow) -> str:

@@ -110,6 +110,28 @@ def test_an_offset_in_a_gap_has_the_reason_of_the_gap(make_shop: Any) -> None:
     assert trace(shop, 13).state is RecordState.WAITING
 
 
+def test_an_offset_in_a_gap_between_two_blocks_of_a_batch_has_the_reason_of_the_gap(make_shop: Any) -> None:
+    shop: Shop = make_shop()
+    shop.store({0: 3}, skip=1)
+    shop.advance(0, 10, gap="retention")
+    shop.store({0: 1})
+    take(shop)
+    traced = trace(shop, 7)
+    assert (traced.state, traced.record_problem) == (RecordState.GAP, None)
+    assert "[4, 14)" in traced.text and "retention" in traced.text
+    assert traced.batch is not None and traced.batch.batch_time_ms == TIMES[0]
+
+
+def test_a_hole_in_the_offsets_of_an_abandoned_batch_is_no_record_and_no_gap(make_shop: Any) -> None:
+    shop: Shop = make_shop()
+    shop.store({0: 3})
+    shop.advance(0, 4)
+    shop.store({0: 1})
+    take(shop)
+    shop.ledger.batches.abandon(STREAM, TIMES[0], "never mind")
+    assert trace(shop, 5).state is RecordState.NO_RECORD
+
+
 def test_a_hole_in_the_offsets_is_no_record_and_no_gap(make_shop: Any) -> None:
     shop: Shop = make_shop()
     shop.store({0: 3}, skip=2)
