@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 AT_ONCE = 500
 """One run removes about this many batches."""
 
+SEGMENTS_AT_ONCE = 20_000
+"""One run deletes the rows of about this many segments."""
+
 SENT_FOLDER = "sent"
 """Below the stream's folder: what Kafka outputs store of their batches, one file a batch, named by its time."""
 
@@ -60,7 +63,7 @@ def remove_old_batches(context: StreamContext, *, needed_ms: int) -> Removed:
     # its next batch builds on them.
     ends_ms = [ledger.now_ms() - history_ms, needed_ms, *(batch.batch_time_ms - history_ms for batch in newest)]
     batches = _remove_batches(context, min(ends_ms))
-    segments = ledger.removal.remove_segments(stream.name, ledger.now_ms() - history_ms) if batches else 0
+    segments = _remove_segments(context, ledger.now_ms() - history_ms)
     row = ledger.streams.get(stream.name)
     files = _remove_files(row, ledger, context.storage) if row.removed_until_ms > row.removed_files_ms else 0
     return Removed(batches, segments, files)
@@ -77,6 +80,14 @@ def _remove_batches(context: StreamContext, before_ms: int) -> int:
         removed += more
     if removed:
         removal.note_history(context.name)
+    return removed
+
+
+def _remove_segments(context: StreamContext, before_ms: int) -> int:
+    # Whether or not batches were removed: on object storage each block is a segment, far more than there are batches.
+    removed = 0
+    while removed < SEGMENTS_AT_ONCE and (more := context.ledger.removal.remove_segments(context.name, before_ms)):
+        removed += more
     return removed
 
 

@@ -89,9 +89,13 @@ class Removal(Repository):
 
         A segment's name contains its writer's epoch, so no name is used again.
         """
-        with self._database.write_stream(stream) as (connection, _):
-            old = select(segments.c.segment_id).where(segments.c.stream == stream, segments.c.removed_at_ms < before_ms)
+        old = select(segments.c.segment_id).where(segments.c.stream == stream, segments.c.removed_at_ms < before_ms)
+        with self._database.read() as connection:
+            # Nothing changes a removed segment, so only the deletion needs the lock, and mostly there is none.
             ids = connection.execute(old.order_by(segments.c.removed_at_ms).limit(limit)).scalars().all()
+        if not ids:
+            return 0
+        with self._database.write_stream(stream) as (connection, _):
             return connection.execute(delete(segments).where(segments.c.segment_id.in_(ids))).rowcount
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from headrace.batch.checkpoint import KEEP
 from headrace.batch.checkpoint_writer import checkpoint_now
 from headrace.batch.cleanup import clean_up
 from headrace.batch.history_files import history_numbers
+from headrace.batch.old_batches import Removed
 from headrace.batch.recovery.recover import recover
 from headrace.cli.main import app
 from headrace.clock import time_text
@@ -26,7 +28,7 @@ from headrace.fsck.stream_check import check_stream
 from headrace.ledger import Ledger
 from headrace.ledger import removal as ledger_removal
 from headrace.ledger.errors import BatchRemovedError
-from headrace.ledger.models import batch_attempts, batch_inputs, batch_outputs, batches
+from headrace.ledger.models import batch_attempts, batch_inputs, batch_outputs, batches, segments
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream.errors import StreamDefinitionError
 
@@ -193,6 +195,21 @@ def test_one_run_removes_so_many_at_most(receiving: Receiving, monkeypatch: pyte
     cleaned = clean_up(receiving.context_of(limited))
     assert cleaned.removed.batches == 10
     assert len(times(receiving.ledger)) == 30 - cleaned.removed.batches
+
+
+def test_rows_of_deleted_segments_are_removed_in_parts_though_no_batch_is(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = receiving.ledger.removal.remove_segments
+    monkeypatch.setattr(receiving.ledger.removal, "remove_segments", partial(remove, limit=2))
+    run(receiving, range(1, 11))
+    # The stream has stopped, so that its batches stay.
+    receiving.clock.advance(HISTORY // timedelta(milliseconds=1) + 1)
+    removed = rows(receiving.ledger, segments) - receiving.ledger.segments.count("shop")
+    monkeypatch.setattr(old_batches, "SEGMENTS_AT_ONCE", 4)
+    cleaned = [clean_up(receiving.context).removed for _ in range(3)]
+    assert (removed, cleaned) == (7, [Removed(segments=4), Removed(segments=3), Removed()])
+    assert findings(receiving.ledger) == []
 
 
 def test_a_history_that_is_shorter_than_what_the_log_keeps_is_refused(tmp_path: Path) -> None:
