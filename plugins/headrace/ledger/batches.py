@@ -17,7 +17,7 @@ from headrace.ledger.codec import partition_key
 from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import BatchNotFoundError, BatchStateError
 from headrace.ledger.events import record
-from headrace.ledger.gaps import add_gap
+from headrace.ledger.gaps import add_gap, remove_vanished
 from headrace.ledger.models import (
     BatchInputRow,
     BatchOrigin,
@@ -248,6 +248,7 @@ class Batches(Repository):
             fence_attempts(connection, stream, batch_time_ms, locked.now_ms)
             connection.execute(_this(stream, batch_time_ms).values(state=BatchState.ABANDONED, error=reason, history=0))
             _abandon_replays(connection, stream, batch_time_ms, reason)
+            vanished = remove_vanished(connection, stream, batch_time_ms)
             for row in connection.execute(
                 select(batch_inputs).where(
                     batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms
@@ -263,6 +264,7 @@ class Batches(Repository):
                     until_offset=taken.until_offset,
                     reason=f"batch abandoned: {reason}",
                     batch_time_ms=batch_time_ms,
+                    counted=vanished[taken.input_id, taken.partition],
                 )
             payload = {"reason": reason, "records": batch.records, **({} if by is None else {"by": by})}
             _event(connection, locked, EventKind.BATCH_ABANDONED, batch_time_ms, payload)

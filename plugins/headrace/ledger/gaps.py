@@ -3,9 +3,10 @@ event."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.ledger.codec import partition_key
@@ -26,8 +27,10 @@ def add_gap(
     until_offset: int,
     reason: str,
     batch_time_ms: int | None = None,
+    counted: int = 0,
 ) -> None:
-    """Write a gap and its event, within the caller's transaction."""
+    """Write a gap and its event, within the caller's transaction. ``counted`` of its offsets are in the total of lost
+    offsets already."""
     fields = {
         "input_id": input_id,
         **partition_key(partition),
@@ -39,7 +42,7 @@ def add_gap(
     connection.execute(
         insert(gaps).values(stream=locked.row.name, **fields, batch_time_ms=batch_time_ms, at_ms=locked.now_ms)
     )
-    add_totals(connection, locked.row.name, {"gap_offsets": until_offset - from_offset})
+    add_totals(connection, locked.row.name, {"gap_offsets": until_offset - from_offset - counted})
     record(connection, locked.row.name, locked.now_ms, EventKind.GAP, fields, batch_time_ms=batch_time_ms)
 
 
@@ -47,20 +50,32 @@ VANISHED = "the log lost the block before it reached the disk (delivery at_most_
 """The reason of the gaps of `Gaps.add_vanished`."""
 
 
+def remove_vanished(connection: Connection, stream: str, batch_time_ms: int) -> Counter[tuple[str, TopicPartition]]:
+    """Delete the gaps of a batch's vanished blocks, within the caller's transaction. Returns their offsets by input and
+    partition, which stay in the total of lost offsets."""
+    offsets: Counter[tuple[str, TopicPartition]] = Counter()
+    vanished = (gaps.c.stream == stream, gaps.c.batch_time_ms == batch_time_ms, gaps.c.reason == VANISHED)
+    for row in map(GapRow.from_row, connection.execute(select(gaps).where(*vanished))):
+        offsets[row.input_id, row.partition] += row.until_offset - row.from_offset
+    if offsets:
+        connection.execute(delete(gaps).where(*vanished))
+    return offsets
+
+
 class Gaps(Repository):
     """Finds the gaps of streams, and records those of vanished blocks."""
 
     def add_vanished(self, stream: str, batch_time_ms: int, lost: Iterable[tuple[str, OffsetRange]]) -> None:
         """Record the offset ranges of a batch's blocks that the log lost, each once. ``lost`` has the input's id with
-        each range."""
+        each range. An abandoned batch is left as it is."""
         with self._database.write_stream(stream) as (connection, locked):
-            query = select(gaps).where(
-                gaps.c.stream == stream, gaps.c.batch_time_ms == batch_time_ms, gaps.c.reason == VANISHED
-            )
-            known = {
-                (row.input_id, row.partition, row.from_offset)
-                for row in map(GapRow.from_row, connection.execute(query))
-            }
+            query = select(gaps).where(gaps.c.stream == stream, gaps.c.batch_time_ms == batch_time_ms)
+            rows = [GapRow.from_row(row) for row in connection.execute(query)]
+            if any(row.reason != VANISHED for row in rows):
+                # The batch is abandoned, so that its gaps contain those of its blocks. It may still be read for the
+                # stream's state.
+                return
+            known = {(row.input_id, row.partition, row.from_offset) for row in rows}
             for input_id, each in lost:
                 if each.until_offset > each.from_offset and (input_id, each.partition, each.from_offset) not in known:
                     add_gap(

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
+from headrace.blocks import OffsetRange
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, EventKind
 from headrace.ledger.errors import (
@@ -21,6 +23,7 @@ from headrace.ledger.errors import (
     OutputsMissingError,
     SlotBusyError,
 )
+from headrace.ledger.models import totals
 
 NOW_MS = 1_700_000_000_000
 T1, T2, T3 = NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 3000
@@ -282,6 +285,23 @@ def test_an_abandoned_batch_is_a_gap(filled: Any) -> None:
     gaps = {(gap.partition.partition, gap.from_offset, gap.until_offset) for gap in filled.ledger.gaps.page("flights")}
     assert gaps == {(0, 0, 20), (1, 0, 5)}
     assert filled.ledger.gaps.page("flights")[0].batch_time_ms == T1
+
+
+def test_an_abandoned_batch_with_vanished_blocks_is_one_gap_and_counts_each_offset_once(filled: Any) -> None:
+    ledger, first = filled.ledger, OffsetRange(filled.partitions[0], 0, 10, 10)
+    filled.allocate(T1)
+    lost = [("kafka", first)]
+    ledger.gaps.add_vanished("flights", T1, lost)
+    ledger.batches.abandon("flights", T1, "poison")
+    # A later batch may read the abandoned one again, for its state.
+    ledger.gaps.add_vanished("flights", T1, lost)
+    gaps = ledger.gaps.page("flights")
+    assert {(gap.partition.partition, gap.from_offset, gap.until_offset) for gap in gaps} == {(0, 0, 20), (1, 0, 5)}
+    assert len(gaps) == 2
+    assert {gap.reason for gap in gaps} == {"batch abandoned: poison"}
+    with ledger.batches._database.read() as connection:
+        total = connection.execute(select(totals.c.value).where(totals.c.name == "gap_offsets")).scalar_one()
+    assert total == 25
 
 
 def test_nul_characters_in_errors_and_counts_are_replaced(filled: Any) -> None:
