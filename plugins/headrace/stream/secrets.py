@@ -7,20 +7,21 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import JsonValue
 
-# Spark's own spark.redaction.regex: settings that Spark hides in its user interface are visible on a command line.
-_SPARK_REDACTS = re.compile(r"(?i)secret|password|token|access[.]?key")
+# Spark's own spark.redaction.regex, as settings that Spark hides in its user interface are visible on a command line;
+# and the keys of Azure and Google accounts. A keyprovider is a class, a keyfile is a path.
+_SPARK_WORDS = r"secret|password|token|access[.]?key|(?:account|private)[.]?key(?!provider|file)"
+_SPARK_NAME = re.compile(rf"(?i){_SPARK_WORDS}|fs\.azure\.sas\.")
 # The same as an assignment, such as a system property in extraJavaOptions; a class named …TokenProvider is no secret.
-_ASSIGNS_SECRET = re.compile(r"(?i)(?:secret|password|token|access[.]?key)[\w.]*=\S")
+# Azure's shared access signatures have their secret in sig=.
+_ASSIGNS_SECRET = re.compile(rf"(?i)(?:{_SPARK_WORDS})[\w.]*=\S|\bsig=\S")
 # An address as librdkafka accepts it: the protocol before it and the port are optional.
 _SERVER = re.compile(r"(?:\w+://)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+)(?::\d{1,5})?")
 _URL_LOGIN = re.compile(r"//[^/\s@:]*:[^/\s@]+@")
-_URL_OPTION = re.compile(
-    r"(?i)secret|passw(or)?d|passphrase|\bpwd$|token|credential|signature|^sig$|(access|account|api)[._-]?key"
-)
-
-# Of a text in a definition. A count, such as max_tokens, is no text.
+# The name of a text in a definition, or of an option in a URL's query. token_url and signature_version are no secrets;
+# a count, such as max_tokens, is no text.
 _SECRET_NAME = re.compile(
-    r"(?i)secret|passw(or)?d|passphrase|^pwd$|(^|[_-])token$|credential|authorization|(access|api|private)[._-]?key"
+    r"(?i)secret|passw(or)?d|passphrase|(^|[._-])(pwd|sig)$|(token|signature)$|credential|authorization"
+    r"|(access|account|api|private)[._-]?key"
 )
 
 
@@ -29,7 +30,7 @@ def url_holds_secret(url: str) -> bool:
     try:
         parts = urlsplit(url)
         names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
-        return parts.password is not None or any(_URL_OPTION.search(name) for name in names)
+        return parts.password is not None or any(_SECRET_NAME.search(name) for name in names)
     except ValueError:  # no URL: better refused than stored
         return "@" in url
 
@@ -49,7 +50,7 @@ def settings_with_secrets(settings: dict[str, str]) -> list[str]:
     return sorted(
         name
         for name, value in settings.items()
-        if _SPARK_REDACTS.search(name) or _ASSIGNS_SECRET.search(value) or _URL_LOGIN.search(value)
+        if _SPARK_NAME.search(name) or _ASSIGNS_SECRET.search(value) or _URL_LOGIN.search(value)
     )
 
 

@@ -57,6 +57,11 @@ def test_the_ledgers_url_takes_other_options() -> None:
         ("spark.hadoop.fs.s3a.session.token", "hunter2"),
         ("spark.ssl.keyStorePassword", "hunter2"),
         ("spark.driver.extraJavaOptions", "-Xss4m -Djavax.net.ssl.trustStorePassword=hunter2"),
+        ("spark.hadoop.fs.azure.account.key.box.dfs.core.windows.net", "hunter2"),
+        ("spark.hadoop.fs.azure.sas.logs.box.blob.core.windows.net", "hunter2"),
+        ("spark.hadoop.fs.azure.signed.url", "sv=2024-11-04&sr=c&sig=hunter2"),
+        ("spark.hadoop.fs.gs.auth.service.account.private.key", "hunter2"),
+        ("spark.driver.extraJavaOptions", "-Dfs.azure.account.key.box.dfs.core.windows.net=hunter2"),
         ("spark.hadoop.fs.proxy", "http://me:hunter2@proxy:8080"),
     ],
 )
@@ -67,10 +72,13 @@ def test_sparks_settings_take_no_secret(name: str, value: str) -> None:
     assert "memory" not in str(refused.value)
 
 
-def test_a_credentials_provider_is_no_secret() -> None:
+def test_a_credentials_provider_and_the_path_of_a_key_are_no_secrets() -> None:
     provider = "software.amazon.awssdk.auth.credentials.WebIdentityTokenFileCredentialsProvider"
     conf = {
         "spark.hadoop.fs.s3a.aws.credentials.provider": provider,
+        "spark.security.credentials.hive.enabled": "false",
+        "spark.hadoop.fs.azure.account.keyprovider.box": "org.apache.hadoop.fs.azurebfs.services.SimpleKeyProvider",
+        "spark.hadoop.fs.gs.auth.service.account.keyfile": "/etc/key.p12",
         "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
     }
     assert SparkSettings(conf=conf).conf == conf
@@ -82,6 +90,8 @@ def test_a_credentials_provider_is_no_secret() -> None:
         ({"token": "hunter2"}, "token"),
         ({"api_key": "hunter2"}, "api_key"),
         ({"db_password": "hunter2"}, "db_password"),
+        ({"accessToken": "hunter2"}, "accessToken"),
+        ({"account_key": "hunter2"}, "account_key"),
         ({"headers": {"Accept": "json", "Authorization": "Bearer hunter2"}}, r"headers\.Authorization"),
         ({"nodes": [{"clientSecret": "hunter2"}]}, r"nodes\.0\.clientSecret"),
         ({"nodes": ["https://me:hunter2@h/"]}, r"nodes\.0"),
@@ -103,6 +113,8 @@ def test_arguments_that_only_sound_like_secrets_are_taken() -> None:
         "max_tokens": 500,
         "token": "",
         "tokenizer": "words",
+        "token_url": "https://h/token",
+        "signature_version": "s3v4",
         "keys": ["a"],
         "url": "https://h/",
     }
@@ -116,7 +128,9 @@ def test_kafkas_servers_take_no_login(servers: str) -> None:
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize("host", ["https://me:hunter2@h:9200", "https://h:9200/?api_key=hunter2"])
+@pytest.mark.parametrize(
+    "host", ["https://me:hunter2@h:9200", "https://h:9200/?api_key=hunter2", "https://h/?X-Amz-Signature=hunter2"]
+)
 def test_elasticsearchs_hosts_take_no_login(host: str) -> None:
     with pytest.raises(StreamDefinitionError, match=r"hosts hold a login.*Airflow connection") as refused:
         ElasticsearchOutput(hosts=host, index="flights")
