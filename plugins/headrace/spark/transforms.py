@@ -18,14 +18,12 @@ from headrace.stream.references import load_reference
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.stream import Output, Stream
+    from headrace.stream import Output, State, Stream
 
 Transform = Callable[..., Any]
 
 # Parameters of outputs' transforms in a stream with state: the table, and its changed rows.
 STATE_FRAMES = ("state", "changes")
-# Parameters of the state's update: the table before the batch, what leaves the window, and what is timing out.
-UPDATE_FRAMES = ("state", "leaving", "timing_out")
 
 
 class TransformError(HeadraceError):
@@ -123,8 +121,8 @@ def add_py_files(stream: Stream, *, may_be_elsewhere: bool = False) -> list[Path
 def check_transform(stream: Stream) -> None:
     """Load every output's transform as a batch does, with ``spark.py_files``, and check that it takes the inputs.
 
-    The state's update and the functions of ForeachBatchOutputs are checked in the same way. The functions are not
-    called, because there is no Spark session. Raises StreamDefinitionError or TransformError.
+    The state's functions and those of ForeachBatchOutputs are checked in the same way. The functions are not called,
+    because there is no Spark session. Raises StreamDefinitionError or TransformError.
     """
     from headrace.spark.outputs.foreach_batch import load_foreach
 
@@ -132,14 +130,25 @@ def check_transform(stream: Stream) -> None:
     batch = BatchContext.of(stream.name, 0, stream.batch_interval_ms, 1)
     frames = {} if stream.state is None else dict.fromkeys(STATE_FRAMES)
     if stream.state is not None:
-        update = load_function(stream, stream.state.update, "state's update")
-        arguments(update, inputs, batch, dict.fromkeys(UPDATE_FRAMES))
+        _check_state(stream, stream.state, inputs, batch)
     for output in stream.outputs:
         transform = load_transform(stream, output)
         if transform is not None:
             arguments(transform, inputs, batch, frames)
         if isinstance(output, ForeachBatchOutput):
             load_foreach(stream, output)
+
+
+def _check_state(stream: Stream, state: State, inputs: Mapping[str, None], batch: BatchContext) -> None:
+    # The same values as the update gets in a batch, see `headrace.spark.state.updating`.
+    more = {"state": None}
+    if state.window is not None:
+        more["leaving"] = None
+    if state.timeout is not None:
+        more["timing_out"] = None
+    arguments(load_function(stream, state.update, "state's update"), inputs, batch, more)
+    if state.initial is not None:
+        load_function(stream, state.initial, "state's initial table")
 
 
 def apply_transform(
