@@ -55,7 +55,7 @@ def preview(
         changed = StreamContext(with_transform(context.stream, transform, output), context.ledger)
         with _session(local_session("headrace preview", changed.stream.spark.conf)) as open_session:
             shown = preview_batch(changed, at_ms, open_session, output_id=output, limit=limit)
-    print_json(_plain(asdict(shown))) if as_json else _report(shown)
+    print_json(_plain(asdict(shown)), without_times=("rows",)) if as_json else _report(shown)
 
 
 @examples("batches export orders 2026-11-21T14:05Z --to orders.parquet")

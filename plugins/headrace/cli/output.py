@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import typer
@@ -18,12 +18,15 @@ _UNBOUNDED = 10_000
 _FIRST_TIME_MS = 100_000_000_000
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, *, without_times: Collection[str] = ()) -> None:
     """Print ``value`` (rows, lists and dicts of plain values) as JSON on standard output.
 
-    For each time in epoch milliseconds (``batch_time_ms``), adds its ISO 8601 form (``batch_time``).
+    For each time in epoch milliseconds (``batch_time_ms``), adds its ISO 8601 form (``batch_time``), except inside the
+    values of the names in ``without_times``: a user's rows stay as they are.
     """
-    typer.echo(json.dumps(_with_times(json.loads(json.dumps(value, default=_plain))), indent=2))
+    # JSON has no NaN and no infinity: they become text.
+    plain = json.loads(json.dumps(value, default=_plain), parse_constant=str)
+    typer.echo(json.dumps(_with_times(plain, without_times), indent=2))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -65,14 +68,14 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _with_times(value: Any) -> Any:
+def _with_times(value: Any, without: Collection[str]) -> Any:
     if isinstance(value, list):
-        return [_with_times(each) for each in value]
+        return [_with_times(each, without) for each in value]
     if not isinstance(value, dict):
         return value
     found: dict[str, Any] = {}
     for name, each in value.items():
-        found[name] = _with_times(each)
+        found[name] = each if name in without else _with_times(each, without)
         readable = name.removesuffix("_ms")
         if name != readable and readable not in value and isinstance(each, int) and each >= _FIRST_TIME_MS:
             found[readable] = time_text(each)

@@ -56,3 +56,17 @@ def test_json_has_each_time_in_iso_8601_beside_its_milliseconds(capsys: pytest.C
         },
         {"inner": {"at_ms": 0}},
     ]
+
+
+def test_json_has_no_times_added_to_rows_of_a_user(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"event_time_ms": 1_700_000_000_200, "at": {"seen_ms": 1_700_000_000_200}}]
+    print_json({"batch_time_ms": 1_700_000_000_200, "rows": rows}, without_times=("rows",))
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rows"] == rows
+    assert printed["batch_time"] == "2023-11-14T22:13:20.200Z"
+
+
+def test_json_has_numbers_that_are_not_finite_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json([float("nan"), {"inner": float("inf")}, -float("inf"), 0.5])
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert printed == ["NaN", {"inner": "Infinity"}, "-Infinity", 0.5]
