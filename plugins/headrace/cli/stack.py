@@ -65,13 +65,14 @@ def up(
     state = read_state(data)
     if state is not None and state.supervised:
         state = _revive(data, state)
-        _print(state, as_json)
-        if not _all_run(state):
-            raise typer.Exit(1)
     elif detach:
-        _print(_start_detached(options), as_json)
+        state = _start_detached(options)
     else:
         _hold(options, as_json)
+        return
+    _print(state, as_json)
+    if not _all_run(state):
+        raise typer.Exit(1)
 
 
 @examples("stack status --json")
