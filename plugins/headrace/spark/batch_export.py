@@ -70,7 +70,8 @@ def export_batch(
 
     Raises:
         PreviewError: the batch cannot be read, or the input is not given.
-        ExportError: the file exists, and ``overwrite`` is false; it is a folder; or its folder does not exist.
+        ExportError: the file exists, and ``overwrite`` is false; it is a folder; its folder does not exist; or Spark
+            did not write one file.
         ManifestError: the batch's manifest is missing or damaged.
     """
     path = path.absolute()
@@ -87,10 +88,10 @@ def export_batch(
         pass
     spark = open_session()
     rows = exported(read_records(spark, source, [origin]), source)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    folder = Path(tempfile.mkdtemp(prefix=".headrace-export-", dir=path.parent))
     try:
         _write(rows, folder / "rows", spark)
-        (written,) = (folder / "rows").glob("part-*.parquet")
+        written = only_file(folder / "rows")
         reasons = parquet.read_table(written, columns=[REASON]).column(REASON)
         records, undecodable = len(reasons), len(reasons) - reasons.null_count
         written.replace(path)
@@ -115,11 +116,20 @@ def exported(records: DataFrame, source: Input) -> DataFrame:
     return rows.unionByName(bad)
 
 
+def only_file(folder: Path) -> Path:
+    """The one Parquet file that Spark wrote into the folder. Raises ExportError if there is none, or several."""
+    written = sorted(folder.glob("part-*.parquet"))
+    if len(written) != 1:
+        raise ExportError(f"Spark wrote {len(written)} Parquet files into {folder}, not one.")
+    return written[0]
+
+
 def _write(rows: DataFrame, folder: Path, spark: SparkSession) -> None:
     before = spark.conf.get(_TIMESTAMP_TYPE, _SPARKS_DEFAULT)
     spark.conf.set(_TIMESTAMP_TYPE, "TIMESTAMP_MICROS")
     try:
-        rows.coalesce(1).sortWithinPartitions(*_ORDER).write.parquet(folder.as_uri(), compression="zstd")
+        # Not as_uri(): it percent-encodes, and Hadoop's Path does not decode.
+        rows.coalesce(1).sortWithinPartitions(*_ORDER).write.parquet(f"file://{folder}", compression="zstd")
     finally:
         spark.conf.set(_TIMESTAMP_TYPE, before or _SPARKS_DEFAULT)
 

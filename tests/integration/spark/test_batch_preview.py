@@ -209,3 +209,15 @@ def test_an_existing_file_is_replaced_only_on_request(spark: SparkSession, order
     assert refused.exit_code == 1 and path.read_text() == "mine"
     command(batch, "export", "--to", str(path), "--overwrite")
     assert parquet.read_metadata(path).num_rows == 3
+
+
+def test_the_exported_file_and_its_folder_may_have_names_with_characters_that_a_url_encodes(
+    spark: SparkSession, orders: Make, tmp_path: Path
+) -> None:
+    folder = tmp_path / "orders: a + b%20#1?"
+    folder.mkdir()
+    path = folder / "batch 14:05+00 #1?.parquet"
+    command(orders(), "export", "--to", str(path))
+    assert parquet.read_metadata(path).num_rows == 3
+    assert list(folder.iterdir()) == [path]
+    assert not [each for each in tmp_path.iterdir() if each.name.startswith("orders") and each != folder]
