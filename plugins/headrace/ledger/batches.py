@@ -75,9 +75,17 @@ class Batches(Repository):
                 rows += [BatchRow.from_row(row) for row in connection.execute(part.order_by(order).limit(limit))]
         return sorted(rows, key=lambda row: row.batch_time_ms, reverse=not oldest_first)[:limit]
 
-    def uncleaned(self, stream: str, limit: int | None = None) -> list[BatchRow]:
-        """Return the oldest ``limit`` batches that may still have blocks in the log; None means all."""
-        query = select(batches).where(batches.c.stream == stream, batches.c.cleaned_at_ms.is_(None))
+    def uncleaned(self, stream: str, limit: int | None = None, *, with_built: bool = True) -> list[BatchRow]:
+        """Return the oldest ``limit`` batches that cleanup has not marked, without absorbed ones; None means all.
+
+        Args:
+            with_built: also those that were built from Kafka, which never have blocks in the log.
+        """
+        query = select(batches).where(
+            batches.c.stream == stream, batches.c.cleaned_at_ms.is_(None), batches.c.state != BatchState.ABSORBED
+        )
+        if not with_built:
+            query = query.where(batches.c.built.is_(False))
         with self._database.read() as connection:
             return [
                 BatchRow.from_row(row)

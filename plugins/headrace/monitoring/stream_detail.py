@@ -15,6 +15,8 @@ from headrace.listeners.status import ListenerStatus, listener_statuses
 from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import POINTS, Placed, StreamSummary, summarize
 from headrace.receiver.input_health import InputTrouble, input_troubles, receiver_state
+from headrace.stream import Stream
+from headrace.stream.errors import StreamDefinitionError
 
 LEASE_LOST = "lease lost"
 """The state of a job or receiver that should run and no longer renews its lease."""
@@ -246,16 +248,19 @@ def _partition(row: PositionRow, receivers: Sequence[ReceiverRow]) -> Partition:
 
 
 def _log(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any], now_ms: int) -> Log:
-    remember_ms = row.batch_interval_ms
+    try:
+        remember_ms = Stream.from_json(row.definition).remember_ms
+    except StreamDefinitionError:  # another version of headrace wrote it
+        remember_ms = row.batch_interval_ms
+    kept_ms = remember_ms + row.batch_interval_ms  # each batch cleans up once
     waiting = [
         Holder(each.batch_time_ms, "not allocated", "no batch has taken it yet", each.payload_bytes)
         for each in ledger.blocks.unclaimed(row.name, _HOLDERS)
         if each.batch_time_ms <= now_ms
     ]
     allocated = [
-        Holder(each.batch_time_ms, each.state.value, _held(each, now_ms, remember_ms), each.payload_bytes)
-        for each in ledger.batches.uncleaned(row.name, 2 * _HOLDERS)
-        if each.state is not BatchState.ABSORBED and not each.built
+        Holder(each.batch_time_ms, each.state.value, _held(each, now_ms, kept_ms), each.payload_bytes)
+        for each in ledger.batches.uncleaned(row.name, _HOLDERS, with_built=False)
     ]
     return Log(
         bytes=ledger.segments.stored_bytes(row.name),
@@ -265,12 +270,12 @@ def _log(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any], now_ms: 
     )
 
 
-def _held(batch: BatchRow, now_ms: int, remember_ms: int) -> str:
+def _held(batch: BatchRow, now_ms: int, kept_ms: int) -> str:
     if batch.state in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
         return f"it is {batch.state.value}" + (f": {batch.error}" if batch.error else "")
     if batch.state is BatchState.COMPLETED and batch.checkpointed_at_ms is None:
         return "it is not checkpointed yet"
-    if now_ms - batch.batch_time_ms < 2 * remember_ms:
+    if now_ms - batch.batch_time_ms < kept_ms:
         return "it is remembered for a while (Stream.remember)"
     return "the next cleanup deletes it, unless a block in the same segment is still needed"
 

@@ -42,9 +42,10 @@ class Shop:
         numbers = {"total_lag": 0, "lag_unknown": 0, "lag_seconds": 0.0, "rate": 12.5, **stats}
         self.ledger.receivers.heartbeat(self.lease, sealed_through_ms=T, stats=numbers, paused_reason=paused)
 
-    def store(self) -> int:
-        ranges, handle = (OffsetRange(self.partition, 0, 1, 1),), BlockHandle("0.wal", 0, 1)
-        block = BlockInfo(self.receiver, self.lease.epoch, 0, self.clock.now_ms(), handle, ranges, 1, 1)
+    def store(self, number: int = 0) -> int:
+        """Store a block of one record; ``number`` is its sequence number and the record's offset."""
+        ranges, handle = (OffsetRange(self.partition, number, number + 1, 1),), BlockHandle("0.wal", number, 1)
+        block = BlockInfo(self.receiver, self.lease.epoch, number, self.clock.now_ms(), handle, ranges, 1, 1)
         return self.ledger.blocks.add(self.lease, block).batch_time_ms
 
     def begin(self, batch_time_ms: int, *, force: bool = False, stream: str = "shop") -> Attempt:

@@ -232,8 +232,6 @@ def _write_manifests(context: StreamContext, report: Recovered) -> None:
     """Write missing or damaged manifests again from the ledger's blocks, where possible."""
     written = 0
     for batch in context.ledger.batches.uncleaned(context.name):
-        if batch.state is BatchState.ABSORBED:
-            continue
         file = batch.manifest_uri.rpartition("/")[2]
         try:
             Manifest.load(f"{context.storage.url}/{FOLDER}/{file}", sha256=batch.manifest_sha256)
