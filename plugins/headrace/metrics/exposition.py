@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from prometheus_client.exposition import choose_encoder
 
@@ -25,19 +25,23 @@ def render(
     read: Read,
     accept: str = "",
     may_read: Callable[[str, str], bool] = lambda *_: True,
+    declared: Collection[tuple[str, str]] = (),
 ) -> tuple[bytes, str]:
     """Return the exposition and its content type.
 
     A ledger that does not answer has ``headrace_ledger_up`` 0 and no streams; the others are still shown. If two
-    ledgers have a stream of the same name, the first one that may be read is shown: a sample may appear only once.
+    ledgers have a stream of the same name, the first declared one that may be read is shown, or the first one if none
+    is declared: a sample may appear only once.
 
     Args:
         ledgers: their references.
         read: returns the readings of a ledger; it raises a HeadraceError if that does not answer.
         accept: the request's Accept header: the text format, or OpenMetrics.
         may_read: whether a stream, by its ledger's reference and its name, is shown.
+        declared: the streams that DAGs declare, by their ledger's reference and their name. A stream that moved to
+            another ledger has left a row in the first one.
     """
-    families, seen = Families(), set[str]()
+    families, shown, seen = Families(), list[tuple[str, StreamReading]](), set[str]()
     for number, url in enumerate(dict.fromkeys(ledgers)):
         began = time.monotonic()
         try:
@@ -50,14 +54,13 @@ def render(
             continue
         families.add("headrace_ledger_up", (url,), 1)
         families.add("headrace_ledger_scrape_seconds", (url,), time.monotonic() - began)
-        for reading in readings:
-            name = reading.stream.name
-            if not may_read(url, name):
-                continue
-            if name in seen:
-                logger.warning("Stream %s of ledger %s has the name of another ledger's stream.", name, url)
-                continue
-            seen.add(name)
-            add_stream(families, reading)
+        shown += [(url, reading) for reading in readings if may_read(url, reading.stream.name)]
+    for url, reading in sorted(shown, key=lambda each: (each[0], each[1].stream.name) not in declared):
+        name = reading.stream.name
+        if name in seen:
+            logger.warning("Stream %s of ledger %s has the name of another ledger's stream.", name, url)
+            continue
+        seen.add(name)
+        add_stream(families, reading)
     encode, content_type = choose_encoder(accept)
     return encode(families), content_type

@@ -101,6 +101,17 @@ def test_two_streams_of_one_name_each_need_the_right_on_their_own_dag(
     assert 'headrace_log_limit_bytes{stream="flights"} 99.0' in get(user="viewer")[1]
 
 
+def test_a_stream_that_moved_is_measured_in_the_ledger_in_which_its_dags_declare_it(
+    airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]
+) -> None:
+    _, second, *_ = airflow.ledger_urls
+    airflow.streams.append(Placed("flights", second, "flights_batches", "flights_receiver"))
+    text = get(Authorization=f"Bearer {TOKEN}")[1]
+    assert streams_in(text) == {"flights", "clicks", "orders"}
+    # Only the row that it left in the first ledger has a limit of its log.
+    assert 'headrace_log_limit_bytes{stream="flights"}' not in text
+
+
 def test_openmetrics_is_given_if_it_is_asked_for(get: Callable[..., tuple[int, str, str]]) -> None:
     _, text, content_type = get(user="viewer", Accept="application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")

@@ -32,16 +32,16 @@ class Catalogue:
         facts = self._airflow.facts({dag_id for each in flat for dag_id in (each.batch_dag_id, each.receiver_dag_id)})
 
         def of_ledger(reference: str, named: Collection[Placed]) -> Callable[[Ledger], list[StreamSummary]]:
-            def read(ledger: Ledger) -> list[StreamSummary]:
+            def of(ledger: Ledger) -> list[StreamSummary]:
                 places = {each.name: each for each in named}
                 rows = ledger.streams.all()
                 found = [(row, places.get(row.name) or undeclared(row.name, reference, flat)) for row in rows]
                 return summaries(ledger, [each for each in found if may_read(each[1], readable)], facts)
 
-            return read
+            return of
 
         begun = {each: self._ledgers.submit(each, of_ledger(each, named)) for each, named in declared.items()}
-        streams: dict[str, StreamSummary] = {}
+        read: list[StreamSummary] = []
         problems = list(several_batch_dags(flat, readable))
         for reference, future in begun.items():
             shown = [each for each in declared[reference] if may_read(each, readable)]
@@ -51,13 +51,17 @@ class Catalogue:
                 if shown or not declared[reference]:
                     problems.append(refused(reference, shown, error))
                 continue
-            for each in found:
-                if each.name in streams:
-                    problems.append(same_name(each, streams[each.name]))
-                else:
-                    streams[each.name] = each
+            read += found
             there = {each.name for each in found}
             problems += [not_registered(each) for each in shown if each.name not in there]
+        streams: dict[str, StreamSummary] = {}
+        # A stream that moved to another ledger has left a row in the first one, where no DAG declares it any more.
+        places = {(each.ledger, each.name) for each in flat}
+        for each in sorted(read, key=lambda each: (each.ledger, each.name) not in places):
+            if each.name in streams:
+                problems.append(same_name(each, streams[each.name]))
+            else:
+                streams[each.name] = each
         return sorted(streams.values(), key=lambda each: each.name), problems
 
     def find(self, name: str, readable: Callable[[str], bool]) -> Placed | None:

@@ -69,5 +69,9 @@ def render_metrics(airflow: AirflowSide, ledgers: OpenLedgers, caller: Caller | 
     # All at the same time: one that is silent does not delay the others.
     begun = {each: ledgers.submit(each, lambda ledger: ledger.readings.all()) for each in references}
     return render(
-        references, read=lambda each: ledgers.answer(each, begun[each], deadline), accept=accept, may_read=shown
+        references,
+        read=lambda each: ledgers.answer(each, begun[each], deadline),
+        accept=accept,
+        may_read=shown,
+        declared=places,
     )

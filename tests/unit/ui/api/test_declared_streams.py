@@ -153,6 +153,22 @@ def test_a_stream_of_a_second_ledger_with_the_same_name_is_a_problem_of_its_own_
     assert (problem["kind"], problem["ledger"], problem["streams"]) == ("same_name", other, ["orders"])
 
 
+def test_a_stream_that_moved_is_shown_from_the_ledger_in_which_its_dags_declare_it(api: Api, tmp_path: Path) -> None:
+    new = f"sqlite:///{tmp_path}/new.db"
+    with Ledger.open(new) as ledger:
+        ledger.streams.register("orders", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
+    moved = [each for each in api.airflow.streams if each.name == "orders"]
+    # The old ledger comes first: DAGs declare other streams in it.
+    others = [each for each in api.airflow.streams if each.name != "orders"]
+    api.airflow.streams = [*others, *(replace(each, ledger=new) for each in moved)]
+    found = api.get("/streams")
+    (orders,) = (each for each in found["streams"] if each["name"] == "orders")
+    assert (orders["ledger"], orders["batch_dag_id"]) == (new, "orders_batches")
+    (problem,) = found["problems"]
+    assert (problem["kind"], problem["ledger"], problem["streams"]) == ("same_name", api.url, ["orders"])
+    assert new in problem["error"]
+
+
 def test_a_refused_url_is_not_shown_and_names_only_readable_streams(api: Api) -> None:
     url = "postgresql+psycopg://someone:secret@host/db"
     first = api.airflow.streams[0]
