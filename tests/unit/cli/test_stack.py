@@ -1,4 +1,4 @@
-"""The exit codes of `headrace stack`: no server is needed."""
+"""The exit codes of `headrace stack up` and `headrace stack status`: no server is needed."""
 
 from __future__ import annotations
 
