@@ -133,6 +133,11 @@ def preview_letters(
     )
     will += "".join(f" {number:,} are left: {why}." for why, number in plan.left_because.items())
     refused = None if plan.replayable else "There is no dead letter that can be indexed again."
+    if refused is not None and plan.letters == limit:
+        refused = (
+            f"None of the newest {limit:,} dead letters can be indexed again. `headrace dead-letters replay "
+            f"{stream.name}` looks at all of them."
+        )
     return _preview(stream, actions.Intent(will, refused))
 
 
