@@ -54,7 +54,7 @@ def resolve(
     elif isinstance(wish, StartingOffsets):
         found = _as_given(asking, partitions, wish.offsets)
     else:
-        latest = [each for each in partitions if wish == "latest" and each not in appeared]
+        latest = {each for each in partitions if wish == "latest" and each not in appeared}
         found = asking.ask(dict.fromkeys((each for each in partitions if each not in latest), EARLIEST))
         if began_ms is None:
             found |= asking.ask(dict.fromkeys(latest, LATEST))
