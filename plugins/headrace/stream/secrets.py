@@ -17,12 +17,14 @@ _ASSIGNS_SECRET = re.compile(rf"(?i)(?:{_SPARK_WORDS})[\w.]*=\S|\bsig=\S")
 # An address as librdkafka accepts it: the protocol before it and the port are optional.
 _SERVER = re.compile(r"(?:\w+://)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+)(?::\d{1,5})?")
 _URL_LOGIN = re.compile(r"//[^/\s@:]*:[^/\s@]+@")
-# The name of a text in a definition, or of an option in a URL's query. token_url and signature_version are no secrets;
-# a count, such as max_tokens, is no text.
+# The name of a text in a definition, or of an option in a URL's query. As texts, token_url and signature_version are no
+# secrets, and a count, such as max_tokens, is no text. In a URL, whatever is about a token or a signature is refused.
 _SECRET_NAME = re.compile(
     r"(?i)secret|passw(or)?d|passphrase|(^|[._-])(pwd|sig)$|(token|signature)$|credential|authorization"
     r"|(access|account|api|private)[._-]?key"
 )
+
+_URL_WORDS = re.compile(r"(?i)token|signature")
 
 
 def url_holds_secret(url: str) -> bool:
@@ -30,7 +32,7 @@ def url_holds_secret(url: str) -> bool:
     try:
         parts = urlsplit(url)
         names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
-        return parts.password is not None or any(_SECRET_NAME.search(name) for name in names)
+        return parts.password is not None or any(_SECRET_NAME.search(name) or _URL_WORDS.search(name) for name in names)
     except ValueError:  # no URL: better refused than stored
         return "@" in url
 

@@ -51,6 +51,11 @@ class Runs:
         AllocateBlocksOperator(task_id="allocate", stream=self.stream).execute(task.context)
         return at_ms, task
 
+    def define(self, *outputs) -> None:
+        """From now on the stream has these outputs."""
+        self.stream = self.stream.model_copy(update={"outputs": outputs})
+        register(self.ledger, self.stream)
+
     def without_pause(self) -> None:
         """From now on a batch that was allocated is not left to its own run for a while."""
         limits = self.stream.limits.model_copy(update={"retry_for": timedelta(milliseconds=1)})
@@ -193,40 +198,33 @@ def test_what_failed_by_its_code_is_taken_up_when_the_definition_has_changed(run
     for _ in range(2):
         runs.write(runs.next()[1], ONE)
     assert len(ledger.attempts.of_batch("flights", failed)) == 1
-    outputs = (runs.stream.outputs[0].model_copy(update={"refresh": True}), runs.stream.outputs[1])
-    runs.stream = runs.stream.model_copy(update={"outputs": outputs})
-    register(ledger, runs.stream)
+    runs.define(runs.stream.outputs[0].model_copy(update={"refresh": True}), runs.stream.outputs[1])
     runs.write(runs.next()[1], ONE)
     assert runs.written(failed) == {ONE: 2}
 
 
-def test_a_batch_whose_failed_output_was_removed_is_completed_by_the_next_run(runs, toy_batch, ledger):
+def test_a_batch_whose_failed_output_was_removed_is_completed_by_the_next_run(runs, toy_batch):
     failed, task = runs.fail(toy_batch)
     runs.write(task, TWO)
     assert (runs.state(failed), runs.written(failed)) == ("failed", {TWO: 2})
-    runs.stream = runs.stream.model_copy(update={"outputs": runs.stream.outputs[1:]})
-    register(ledger, runs.stream)
+    runs.define(*runs.stream.outputs[1:])
     runs.write(runs.next()[1], TWO)
     assert (runs.state(failed), runs.written(failed)) == ("completed", {TWO: 2})
 
 
-def test_a_batch_whose_only_output_was_renamed_is_written_under_the_new_name(runs, toy_batch, ledger):
-    runs.stream = runs.stream.model_copy(update={"outputs": runs.stream.outputs[:1]})
-    register(ledger, runs.stream)
+def test_a_batch_whose_only_output_was_renamed_is_written_under_the_new_name(runs, toy_batch):
+    runs.define(runs.stream.outputs[0])
     failed, _ = runs.fail(toy_batch)
-    runs.stream = runs.stream.model_copy(update={"outputs": (ConsoleOutput(id=TWO),)})
-    register(ledger, runs.stream)
+    runs.define(ConsoleOutput(id=TWO))
     runs.write(runs.next()[1], TWO)
     assert (runs.state(failed), runs.written(failed)) == ("completed", {TWO: 2})
 
 
-def test_a_batch_whose_only_output_was_replaced_by_two_needs_both(runs, toy_batch, ledger):
-    runs.stream = runs.stream.model_copy(update={"outputs": runs.stream.outputs[:1]})
-    register(ledger, runs.stream)
+def test_a_batch_whose_only_output_was_replaced_by_two_needs_both(runs, toy_batch):
+    runs.define(runs.stream.outputs[0])
     failed, _ = runs.fail(toy_batch)
     three = "printed_too"
-    runs.stream = runs.stream.model_copy(update={"outputs": (ConsoleOutput(id=TWO), ConsoleOutput(id=three))})
-    register(ledger, runs.stream)
+    runs.define(ConsoleOutput(id=TWO), ConsoleOutput(id=three))
     _, task = runs.next()
     runs.write(task, TWO)
     assert (runs.state(failed), runs.written(failed)) == ("allocated", {TWO: 2}), "not without the other one"

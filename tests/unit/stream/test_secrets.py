@@ -138,7 +138,13 @@ def test_elasticsearchs_hosts_take_no_login(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://key:hunter2@bucket/x", "abfs://box@account/x?client_secret=hunter2", "az://b/x?sig=hunter2"]
+    "url",
+    [
+        "s3://key:hunter2@bucket/x",
+        "abfs://box@account/x?client_secret=hunter2",
+        "az://b/x?sig=hunter2",
+        "s3://b/x?token_id=hunter2",
+    ],
 )
 def test_a_stores_url_takes_no_secret(url: str) -> None:
     with pytest.raises(StreamDefinitionError, match=r"url holds a secret.*environment") as refused:
