@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from tests.unit.receiver.waiting import LIMIT_SECONDS
 
 from headrace.blocks import ReceiverId, TopicPartition
@@ -114,6 +115,17 @@ class Setting:
 
 MakeStream = Callable[..., Stream]
 MakeSetting = Callable[[Stream], Setting]
+
+
+def refuse_topic_ids(monkeypatch: pytest.MonkeyPatch, ends: FakeEndOffsets) -> None:
+    """No topic may be described while ``ends`` refuses any."""
+    ask = FakeTopicIds.ask
+    denied = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "from the test"))
+
+    def refused(_: float) -> Any:
+        raise denied
+
+    monkeypatch.setattr(FakeTopicIds, "ask", lambda ids, topics: refused if ends.refused else ask(ids, topics))
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from tests.unit.receiver.conftest import refuse_topic_ids
 from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger.models import StoredBlock
 from headrace.receiver import heartbeat, unauthorized_topics
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Stream
-from headrace.testing.fake_kafka import FakeEntry, FakeTopicIds
+from headrace.testing.fake_kafka import FakeEntry
 from headrace.wal.reader import read_block
 
 SECOND = 1_000
@@ -192,15 +192,7 @@ def test_records_that_are_read_again_keep_the_batches_of_their_timestamps(
     # A heartbeat comes before it, as with the 10 s of every receiver.
     monkeypatch.setattr(unauthorized_topics, "_READ_AGAIN_SECONDS", 2.0)
     setting = make_timed(1)
-    ask, denied = (
-        FakeTopicIds.ask,
-        KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "told by the test")),
-    )
-
-    def refused(_: float) -> Any:
-        raise denied
-
-    monkeypatch.setattr(FakeTopicIds, "ask", lambda ids, topics: refused if setting.ends.refused else ask(ids, topics))
+    refuse_topic_ids(monkeypatch, setting.ends)
     with setting.running():
         setting.produce(0, 1.5)
         eventually(lambda: setting.positions() == [1])

@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
-from tests.unit.receiver.conftest import MakeSetting, MakeStream, Setting
+from tests.unit.receiver.conftest import MakeSetting, MakeStream, Setting, refuse_topic_ids
 from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger import EventKind, PartitionState, ReceiverState
@@ -16,7 +15,7 @@ from headrace.receiver import lag_watch, receiver_factory, unauthorized_topics
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Limits
-from headrace.testing.fake_kafka import FakeKafka, FakeTopicIds
+from headrace.testing.fake_kafka import FakeKafka
 from headrace.testing.faulty_storage import FaultyStorage
 from headrace.wal import log_recovery
 
@@ -234,13 +233,7 @@ def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_a
     monkeypatch.setattr(unauthorized_topics, "_READ_AGAIN_SECONDS", 0.2)
     monkeypatch.setattr(lag_watch, "ASK_SECONDS", 0.1)
     setting.assign(0, 0)
-    ask = FakeTopicIds.ask
-    denied = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "told by the test"))
-
-    def refused(_: float) -> Any:
-        raise denied
-
-    monkeypatch.setattr(FakeTopicIds, "ask", lambda ids, topics: refused if setting.ends.refused else ask(ids, topics))
+    refuse_topic_ids(monkeypatch, setting.ends)
 
     def stats() -> dict[str, Any]:
         (row,) = setting.ledger.receivers.all("air")
