@@ -8,9 +8,9 @@ record k became searchable when that count first reached k, which holds because 
 first two minutes (Spark's start, the first batches) do not count. ``--busy`` has as many processes use up a core each
 meanwhile. At the end every record has to be there, once.
 
-The limit is half the interval and the run of a DAG with as many tasks that do nothing: where a batch begins when its
-interval ends, less cannot be had of this Airflow on this machine. It is measured after the load, while the receiver
-job runs on and no batches are made.
+The limit is half the interval and the run of a DAG with as many tasks that do nothing: what a batch would take that has
+nothing to do, if its run began at the end of its interval. (Runs begin up to a second before.) It is measured after the
+load, while the receiver job runs on and no batches are made.
 """
 
 from __future__ import annotations
@@ -158,12 +158,12 @@ def quantiles(latencies: Sequence[float]) -> dict[str, float]:
 
 
 def run_seconds(api: AirflowApi, dag_id: str) -> float:
-    """The median time of the last runs that succeeded, from when they were due or triggered to their end."""
+    """The median time of the last runs that succeeded, from the end of their interval, or their trigger, on."""
     runs = [run for run in api.runs(dag_id, limit=30) if run["state"] == "success"]
-    took = [
-        (datetime.fromisoformat(run["end_date"]) - datetime.fromisoformat(run["run_after"])).total_seconds()
-        for run in runs
-    ]
+    took = []
+    for run in runs:
+        due = run["run_after"] if run["run_type"] == "manual" else run["data_interval_end"]
+        took.append((datetime.fromisoformat(run["end_date"]) - datetime.fromisoformat(due)).total_seconds())
     return statistics.median(took)
 
 

@@ -24,6 +24,9 @@ from headrace.timetables.micro_batch import MicroBatchTimetable
 if TYPE_CHECKING:
     from headrace.stream import Stream
 
+# Airflow takes about a second until a run's first task works: it looks for runs that are due once a second.
+_AHEAD = timedelta(seconds=1)
+
 _DOC = """\
 # {name}: batches
 
@@ -113,7 +116,9 @@ def _tasks(stream: Stream) -> None:
 def _schedule(stream: Stream, catch_up: bool | timedelta | None) -> Any:
     if stream.trigger is not None:
         return received_schedule(stream)
-    return MicroBatchTimetable(stream.batch_interval, catch_up=not stream.coalesces if catch_up is None else catch_up)
+    interval = stream.batch_interval
+    ahead = min(_AHEAD, interval // timedelta(milliseconds=10) * timedelta(milliseconds=1))
+    return MicroBatchTimetable(interval, catch_up=not stream.coalesces if catch_up is None else catch_up, ahead=ahead)
 
 
 def _max_active_runs(stream: Stream) -> int:

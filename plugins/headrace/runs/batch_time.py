@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,8 @@ def batch_time_of_run(context: Mapping[str, Any], stream_context: StreamContext)
 def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
     """`batch_time_of_run` for a run's first task, which has the ledger assign the run's batch time.
 
+    A scheduled run that began ahead of the end of its interval first waits for this end.
+
     Raises:
         NothingToRun: the run has no batch: another run has taken its batch time over, or the batch time ended before
             the stream began.
@@ -72,6 +75,8 @@ def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
     from headrace.monitoring.slow_runs import slow_runs
 
     stream, ledger = stream_context.stream, stream_context.ledger
+    if of_schedule(context):
+        _wait_for_end_of_interval(context, stream_context)
     if of_schedule(context) and (slow := slow_runs(ledger, stream.name, coalesces=stream.coalesces)):
         log.warning("This stream falls behind: %s.", slow)
     if not takes_over(context, stream):
@@ -85,6 +90,17 @@ def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
         raise NothingToRun("an earlier run has taken this batch time over, and no later one has ended since")
     log.info("This run takes the batch times up to %s that nobody has run.", from_ms(taken).isoformat())
     return taken
+
+
+def _wait_for_end_of_interval(context: Mapping[str, Any], stream_context: StreamContext) -> None:
+    """Wait by the ledger's clock, but no longer than the run began ahead: the clocks may differ."""
+    run = context["dag_run"]
+    if run.data_interval_end is None or run.run_after >= run.data_interval_end:
+        return
+    ends_ms = to_ms(run.data_interval_end)
+    left_ms = ends_ms - stream_context.ledger.now_ms()
+    if left_ms > 0:
+        time.sleep(min(left_ms, ends_ms - to_ms(run.run_after)) / 1000)
 
 
 def _is_before_the_first(stream_context: StreamContext, batch_time_ms: int) -> bool:

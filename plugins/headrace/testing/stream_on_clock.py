@@ -169,6 +169,7 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
                 run_type="scheduled",
                 logical_date=info.logical_date,
                 data_interval_end=info.data_interval.end,
+                run_after=info.run_after,
                 clear_number=0,
             )
             try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.exceptions import AirflowTimetableInvalid
 from airflow.timetables.base import DagRunInfo, DataInterval, Timetable
+from airflow.utils.types import DagRunType
 from pendulum import DateTime
 
 from headrace.clock import Clock, SystemClock
@@ -34,7 +35,8 @@ def from_ms(at_ms: int) -> DateTime:
 
 
 class MicroBatchTimetable(Timetable):
-    """Data intervals ``[start, end)`` of ``interval`` each, aligned to the epoch; a run begins when its interval ends.
+    """Data intervals ``[start, end)`` of ``interval`` each, aligned to the epoch; a run begins when its interval ends,
+    or shortly before (``ahead``).
 
     Requested runs (by API, in the UI, without a schedule) get the interval that their logical date starts or falls
     into.
@@ -53,6 +55,9 @@ class MicroBatchTimetable(Timetable):
     :param automatic: whether the scheduler begins runs by itself. Otherwise runs come only from backfills, people
         and assets. Leave ``catchup=False`` in such a DAG: ``catchup=True`` with an ``end_date`` looks like a backfill
         here.
+    :param ahead: how long before the end of its interval the scheduler begins a run, whole milliseconds and less than
+        the interval. Airflow takes about a second until a run's first task works; `runs.batch_time.begin_run` waits
+        there for the end of the interval. A run's id has the end of its interval all the same.
     """
 
     def __init__(
@@ -61,10 +66,12 @@ class MicroBatchTimetable(Timetable):
         *,
         catch_up: bool | timedelta = False,
         automatic: bool = True,
+        ahead: timedelta = timedelta(0),
         clock: Clock | None = None,
     ) -> None:
         self._interval_ms = interval // _MILLISECOND
         self._interval = interval
+        self.ahead = ahead
         self.catch_up = catch_up
         self.automatic = automatic
         self._clock = clock or SystemClock()
@@ -95,7 +102,7 @@ class MicroBatchTimetable(Timetable):
         return self.serialize() == other.serialize()
 
     def __hash__(self) -> int:
-        return hash((self._interval_ms, self.catch_up, self.automatic))
+        return hash((self._interval_ms, self.catch_up, self.automatic, self.ahead))
 
     def validate(self) -> None:
         if self._interval <= timedelta(0) or self._interval % _MILLISECOND:
@@ -104,12 +111,18 @@ class MicroBatchTimetable(Timetable):
             )
         if isinstance(self.catch_up, timedelta) and self.catch_up < timedelta(0):
             raise AirflowTimetableInvalid(f"catch_up reaches back in time, so it is not negative; got {self.catch_up}.")
+        if not timedelta(0) <= self.ahead < self._interval or self.ahead % _MILLISECOND:
+            raise AirflowTimetableInvalid(
+                f"ahead is whole milliseconds, not negative and less than the interval of {self._interval}; "
+                f"got {self.ahead}."
+            )
 
     def serialize(self) -> dict[str, Any]:
         catch_up = self.catch_up // _MILLISECOND if isinstance(self.catch_up, timedelta) else self.catch_up
         # Two keys, since in one key only the JSON type would distinguish a bool from an int.
         reach = {"catch_up": catch_up} if isinstance(catch_up, bool) else {"catch_up_ms": catch_up}
-        return {"interval_ms": self._interval_ms, "automatic": self.automatic, **reach}
+        ahead_ms = self.ahead // _MILLISECOND
+        return {"interval_ms": self._interval_ms, "automatic": self.automatic, "ahead_ms": ahead_ms, **reach}
 
     @classmethod
     def deserialize(cls, data: dict[str, Any]) -> MicroBatchTimetable:
@@ -117,7 +130,10 @@ class MicroBatchTimetable(Timetable):
         if "catch_up_ms" in data:
             catch_up = timedelta(milliseconds=data["catch_up_ms"])
         return cls(
-            timedelta(milliseconds=data["interval_ms"]), catch_up=catch_up, automatic=data.get("automatic", True)
+            timedelta(milliseconds=data["interval_ms"]),
+            catch_up=catch_up,
+            automatic=data.get("automatic", True),
+            ahead=timedelta(milliseconds=data.get("ahead_ms", 0)),
         )
 
     def containing(self, at: datetime) -> DataInterval:
@@ -150,7 +166,16 @@ class MicroBatchTimetable(Timetable):
         start = from_ms(max(starts))
         if restriction.latest is not None and start > restriction.latest:
             return None
-        return DagRunInfo.interval(start, from_ms(max(starts) + self._interval_ms))
+        end = from_ms(max(starts) + self._interval_ms)
+        return DagRunInfo(run_after=end - self.ahead, data_interval=DataInterval(start, end))
+
+    def generate_run_id(
+        self, *, run_type: DagRunType, run_after: DateTime, data_interval: DataInterval | None, **extra: Any
+    ) -> str:
+        """Name a scheduled run by its batch time, the end of its interval, however far ahead of that it begins."""
+        if run_type == DagRunType.SCHEDULED and data_interval is not None:
+            run_after = data_interval.end
+        return super().generate_run_id(run_type=run_type, run_after=run_after, data_interval=data_interval, **extra)
 
     def _reaching_back(self, last: DataInterval | None) -> int:
         """How far before the current interval's start the next run's interval may start, in milliseconds."""

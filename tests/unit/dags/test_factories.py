@@ -144,13 +144,17 @@ class TestBatchDag:
 
     def test_runs_are_those_of_the_timetable_from_now_on(self, stream):
         dag = batch_dag(stream)
-        assert dag.timetable == MicroBatchTimetable(timedelta(seconds=10))
+        assert dag.timetable == MicroBatchTimetable(timedelta(seconds=10), ahead=timedelta(seconds=1))
         assert dag.catchup is False
         info = dag.timetable.next_dagrun_info(
             last_automated_data_interval=None, restriction=TimeRestriction(dag.start_date, None, catchup=dag.catchup)
         )
         # The latest interval that has ended: the run takes over what came before.
         assert timedelta(0) <= datetime.now(UTC) - info.run_after < timedelta(seconds=11)
+
+    def test_runs_begin_a_tenth_of_a_short_interval_ahead(self, stream):
+        short = stream.model_copy(update={"batch_interval": timedelta(seconds=2)})
+        assert batch_dag(short, dag_id="short").timetable.ahead == timedelta(milliseconds=200)
 
     def test_a_start_date_makes_airflow_catch_up_from_there(self, stream):
         start = datetime(2026, 3, 1, tzinfo=UTC)

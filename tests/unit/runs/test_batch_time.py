@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -101,6 +102,33 @@ def test_a_run_of_the_schedule_is_about_what_the_ledger_gives_it_and_others_abou
         assert begin("scheduled") == NOON_MS + 40_000
         assert [begin(kind) for kind in ("manual", "backfill")] == [own, own]
         assert [begin("scheduled", other) for other in (exact, by_timestamp)] == [own, own]
+
+
+@pytest.mark.parametrize(
+    ("ledger_is_at", "waited"),
+    [
+        pytest.param(9.3, [0.7], id="for the end of its interval"),
+        pytest.param(10.2, [], id="not, because its interval has ended"),
+        pytest.param(4.0, [1.0], id="for a second, because the ledger's clock is 5 s behind"),
+    ],
+)
+def test_a_run_that_began_a_second_ahead_waits(stream, clock, monkeypatch, ledger_is_at, waited):
+    clock.advance(round(ledger_is_at * 1000))
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.advance(round(seconds * 1000))
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with Ledger.open(stream.ledger, clock=clock) as ledger:
+        register(ledger, stream)
+        ahead = Run(NOON, NOON + TEN, NOON + timedelta(seconds=9), run_type="scheduled")
+        # The ledger gives it the batch time of its own interval.
+        assert begin_run({"dag_run": ahead}, StreamContext(stream, ledger)) == NOON_MS + 10_000
+        # A person's run of the same interval does not wait.
+        begin_run({"dag_run": replace(ahead, run_id="manual__2", run_type="manual")}, StreamContext(stream, ledger))
+    assert slept == waited
 
 
 def test_a_run_that_has_no_batch_says_so(stream, clock):

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from airflow.exceptions import AirflowTimetableInvalid
 from airflow.timetables.base import DagRunInfo, DataInterval, TimeRestriction
+from airflow.utils.types import DagRunType
 
 from headrace.clock import SystemClock
 from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
@@ -79,6 +80,21 @@ class TestSchedule:
         assert info.data_interval == interval("12:00:00", "12:00:10")
         assert info.run_after == at("12:00:10")
         assert info.logical_date == at("12:00:00")
+
+    def test_a_run_begins_ahead_and_its_id_has_its_batch_time(self, now):
+        now("12:00:04")
+        timetable = MicroBatchTimetable(TEN, catch_up=True, ahead=timedelta(seconds=1))
+        first, second = runs(timetable, None, UNRESTRICTED, 2)
+        assert [first.data_interval, second.data_interval] == [
+            interval("12:00:00", "12:00:10"), interval("12:00:10", "12:00:20"),
+        ]  # fmt: skip
+        assert [first.run_after, second.run_after] == [at("12:00:09"), at("12:00:19")]
+        names = [
+            timetable.generate_run_id(run_type=kind, run_after=first.run_after, data_interval=first.data_interval)
+            for kind in (DagRunType.SCHEDULED, DagRunType.MANUAL)
+        ]
+        assert names[0] == "scheduled__2026-03-01T12:00:10+00:00"
+        assert names[1].startswith("manual__2026-03-01T12:00:09")
 
     def test_intervals_follow_each_other_without_gap_or_overlap(self, now):
         now("12:00:04")
@@ -156,10 +172,12 @@ class TestSchedule:
 class TestSerialisation:
     @pytest.mark.parametrize("catch_up", [True, False, timedelta(hours=6)])
     def test_survives_the_serialised_dag(self, catch_up):
-        timetable = MicroBatchTimetable(timedelta(milliseconds=1500), catch_up=catch_up)
+        ahead = timedelta(milliseconds=150)
+        timetable = MicroBatchTimetable(timedelta(milliseconds=1500), catch_up=catch_up, ahead=ahead)
         again = MicroBatchTimetable.deserialize(timetable.serialize())
         assert again == timetable
         assert again.interval_ms == 1500
+        assert again.ahead == ahead
         assert again.catch_up == catch_up
         assert again.description == timetable.description
 
@@ -167,6 +185,11 @@ class TestSerialisation:
     def test_no_interval_that_is_not_whole_positive_milliseconds(self, bad):
         with pytest.raises(AirflowTimetableInvalid, match="whole milliseconds"):
             MicroBatchTimetable(bad).validate()
+
+    @pytest.mark.parametrize("bad", [TEN, timedelta(seconds=-1), timedelta(microseconds=1500)])
+    def test_no_run_begins_an_interval_ahead_or_after_its_end(self, bad):
+        with pytest.raises(AirflowTimetableInvalid, match="less than the interval"):
+            MicroBatchTimetable(TEN, ahead=bad).validate()
 
 
 class TestOnRequest:
