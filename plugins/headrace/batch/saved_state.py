@@ -110,9 +110,8 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, FoundBatch
     stream = _stream_row(checkpoint.state["stream"])
     # Older files hold removed batches; they are deleted later than the batches.
     numbers = [number for number in history_numbers(folder) if number >= stream.history_from]
-    places = {number: read_history(folder, number) for number in numbers}
     expected = checkpoint.state["history"]
-    there = [number for number in places if number <= expected["newest"]]
+    there = [number for number in numbers if number <= expected["newest"]]
     if len(there) < expected["files"]:
         raise HistoryError(
             f"{folder.url}/{history_path(0).partition('/')[0]} has {len(there)} of the {expected['files']} files that "
@@ -121,11 +120,11 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, FoundBatch
             "copy.",
         )
     saved: dict[int, FoundBatch] = {}
-    for number in [number for number in places if number < checkpoint.written_at_ms]:
-        saved |= _found_batches(places[number], number)
+    for number in [number for number in numbers if number < checkpoint.written_at_ms]:
+        saved |= _found_batches(read_history(folder, number), number)
     saved |= _found_batches(checkpoint.state["batches"], 0)
-    for number in [number for number in places if number >= checkpoint.written_at_ms]:
-        saved |= _found_batches(places[number], number)
+    for number in [number for number in numbers if number >= checkpoint.written_at_ms]:
+        saved |= _found_batches(read_history(folder, number), number)
     return {batch_time_ms: batch for batch_time_ms, batch in saved.items() if not stream.has_removed(batch_time_ms)}
 
 

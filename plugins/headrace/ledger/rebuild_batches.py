@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import Connection
 
 from headrace.ledger.database import LockedStream, insert_all
 from headrace.ledger.models import (
+    BatchInputRow,
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -35,7 +37,7 @@ def insert_batches(connection: Connection, locked: LockedStream, found: FoundStr
     """Insert the batches with their inputs, outputs and replays, the runs, and the unclaimed times."""
     stream, now_ms = locked.row.name, locked.now_ms
     insert_all(connection, batches, (_row(batch, found.last_attempt) for batch in found.batches))
-    insert_all(connection, batch_inputs, (row.to_columns() for batch in found.batches for row in batch.inputs))
+    insert_all(connection, batch_inputs, (row for batch in found.batches for row in _inputs(batch)))
     definitions = [{"stream": stream, **row.to_columns()} for row in found.replay_definitions]
     insert_all(connection, replay_definitions, definitions)
     for batch in found.batches:
@@ -50,6 +52,12 @@ def insert_batches(connection: Connection, locked: LockedStream, found: FoundStr
         ),
     )
     insert_all(connection, unclaimed_times, _unclaimed(stream, found))
+
+
+def _inputs(batch: FoundBatch) -> Iterator[dict[str, Any]]:
+    for each in batch.inputs:
+        values = {field.name: getattr(each, field.name) for field in fields(each)}
+        yield BatchInputRow(stream=batch.row.stream, batch_time_ms=batch.row.batch_time_ms, **values).to_columns()
 
 
 def _row(batch: FoundBatch, last_attempt: int) -> dict[str, Any]:

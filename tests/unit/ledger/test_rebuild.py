@@ -28,7 +28,7 @@ from headrace.ledger.models import (
     TopicRow,
     totals,
 )
-from headrace.ledger.rebuild_data import FoundBatch, FoundBlock, FoundSegment, FoundStream
+from headrace.ledger.rebuild_data import FoundBatch, FoundBlock, FoundInput, FoundSegment, FoundStream
 from headrace.ledger.states import PartitionState
 
 NOW_MS = 1_700_000_000_000
@@ -94,7 +94,7 @@ REPLAY = FiledReplay("march", BatchState.COMPLETED, 3, 1, ("again",), None, 1, 2
 
 
 def found(**changes: Any) -> FoundStream:
-    inputs = (BatchInputRow("flights", T0, "kafka", OLD, 0, 500, 480, 9),)
+    inputs = (FoundInput("kafka", OLD, 0, 500, 480, 9),)
     fields: dict[str, Any] = {
         "stream": STREAM,
         "revisions": [REVISION],
@@ -148,11 +148,13 @@ def test_rows_are_inserted_in_parts_so_that_each_statement_ends_in_time(
         if statement.startswith("INSERT INTO "):
             inserted[statement.split()[2]].append(len(rows) if many else 1)
 
-    inputs = tuple(BatchInputRow("flights", T0, name, OLD, 0, 500, 480, 9) for name in "abcdefg")
+    inputs = tuple(FoundInput(name, OLD, 0, 500, 480, 9) for name in "abcdefg")
     event.listen(ledger.rebuild._database.engine, "before_cursor_execute", on_execute)
     ledger.rebuild.restore("flights", found(batches=[FoundBatch(DONE, inputs)]))
     assert (inserted["blocks"], inserted["batch_inputs"]) == ([3, 1], [3, 3, 1])
-    assert ledger.batches.inputs("flights", T0) == list(inputs)
+    assert ledger.batches.inputs("flights", T0) == [
+        BatchInputRow("flights", T0, name, OLD, 0, 500, 480, 9) for name in "abcdefg"
+    ]
 
 
 def test_work_goes_on_with_higher_epochs_from_the_same_positions(restored: Any, clock: Any) -> None:

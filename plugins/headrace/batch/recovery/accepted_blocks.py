@@ -12,14 +12,12 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 
-from headrace.batch.recovery.folder_contents import FolderContents, handles_in
-from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
+from headrace.batch.recovery.folder_contents import FolderContents
+from headrace.batch.recovery.found_manifests import Place, listed_spans
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange
 from headrace.errors import HeadraceError
-
-Place = tuple[str, TopicPartition]
-"""An input's id and a partition that it reads."""
 
 
 class ContradictionError(HeadraceError):
@@ -42,7 +40,7 @@ def accepted_blocks(contents: FolderContents) -> AcceptedBlocks:
     Raises:
         ContradictionError: two blocks that count cover the same offsets, or the orders of blocks contradict each other.
     """
-    listed = {handle for found in contents.manifests.values() for handle in handles_in(found)}
+    listed = {handle for of_time in contents.manifests.values() for found in of_time for handle in found.in_log}
     saved = contents.saved
     known = {} if saved is None else {(r.receiver_id, r.epoch): r.last_accepted_sequence for r in saved.receivers}
     accepted: list[BlockInfo] = []
@@ -89,8 +87,8 @@ class _Decision:
         for info in accepted:
             self._take(info)
         # This includes blocks whose segments cleanup has deleted.
-        for place, r in listed_ranges(contents):
-            self._covered[place].append(r)
+        for place, spans in listed_spans(contents.manifests).items():
+            self._covered[place] += [OffsetRange(place[1], start, until, 0) for start, until in spans]
         for gap in () if saved is None else saved.gaps:
             if gap.batch_time_ms is None:
                 lost = OffsetRange(gap.partition, gap.from_offset, gap.until_offset, 0)
@@ -147,14 +145,6 @@ class _Decision:
             max(self._at_checkpoint.get(place, -1), *self._reached[place]) >= r.until_offset
             for place, r in places(info)
         )
-
-
-def listed_ranges(contents: FolderContents) -> Iterable[tuple[Place, OffsetRange]]:
-    """The ranges of each partition that manifests list, block by block: all of them were accepted."""
-    for found in chain.from_iterable(contents.manifests.values()):
-        for input_id, blocks in found.manifest.inputs.items():
-            for r in chain.from_iterable(block.ranges for block in blocks):
-                yield (input_id, r.partition), r
 
 
 def places(info: BlockInfo) -> Iterable[tuple[Place, OffsetRange]]:

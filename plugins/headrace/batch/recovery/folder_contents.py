@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.batch.checkpoint import CheckpointError, CheckpointVersionError
-from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError, manifest_time
+from headrace.batch.manifest import LOG_FOLDER
+from headrace.batch.recovery.found_manifests import FoundManifest, read_manifests
 from headrace.batch.saved_state import SavedState, read_saved_state
-from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.models import BatchRow
 from headrace.ledger.states import BatchState
 from headrace.receiver.job_sign import JobSign, find_sign
@@ -30,15 +30,6 @@ class FoundFrame:
 
     info: BlockInfo
     accepted: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class FoundManifest:
-    """A manifest file. ``path`` is below the stream's folder."""
-
-    path: str
-    sha256: str
-    manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +97,16 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
     """
     notices: list[str] = []
     saved = _read_saved(folder, notices)
-    progress("reading the manifests")
-    manifests, damaged = _read_manifests(folder, saved)
     log = folder.below(LOG_FOLDER)
     names = segments_in(log.paths())
+    manifests = read_manifests(
+        folder,
+        [name.path for name in names],
+        is_removed=lambda time_ms: saved is not None and saved.stream.has_removed(time_ms),
+        progress=progress,
+    )
     progress(f"reading the log, {len(names)} segments")
-    frames, lost = _read_frames(log, mode, notices, _deleted(saved, manifests))
+    frames, lost = _read_frames(log, mode, notices, _deleted(saved, manifests.by_time))
     epochs: dict[ReceiverId, int] = defaultdict(int)
     positions: dict[tuple[str, TopicPartition], list[int]] = defaultdict(list)
     for name in names:
@@ -134,8 +129,8 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
         positions=positions,
         segments={name.path: log.size(name.path) for name in names},
         epochs=epochs,
-        manifests=manifests,
-        damaged_manifests=damaged,
+        manifests=manifests.by_time,
+        damaged_manifests=manifests.damaged,
         lost=lost,
         notices=notices,
         last_sign_ms=max(signs, default=0),
@@ -163,33 +158,6 @@ def _read_saved(folder: LogStorage, notices: list[str]) -> SavedState | None:
     return saved
 
 
-def _read_manifests(
-    folder: LogStorage, saved: SavedState | None
-) -> tuple[dict[int, list[FoundManifest]], dict[str, str]]:
-    """Valid manifests by batch time, and errors of damaged ones by path. Skips manifests of removed batches."""
-    found: dict[int, list[FoundManifest]] = defaultdict(list)
-    damaged: dict[str, str] = {}
-    for path in folder.paths(FOLDER):
-        if not path.endswith(".json") or (saved is not None and _is_removed(path, saved)):
-            continue
-        data = folder.read(path)
-        try:
-            manifest = Manifest.from_bytes(data, f"{folder.url}/{path}")
-        except ManifestError as error:
-            if "version" in str(error.what):
-                raise
-            damaged[path] = error.what
-        else:
-            sha256 = hashlib.sha256(data).hexdigest()
-            found[manifest.batch_time_ms].append(FoundManifest(path, sha256, manifest))
-    return found, damaged
-
-
-def _is_removed(path: str, saved: SavedState) -> bool:
-    batch_time_ms = manifest_time(path)
-    return batch_time_ms is not None and saved.stream.has_removed(batch_time_ms)
-
-
 def _deleted(saved: SavedState | None, manifests: Mapping[int, Sequence[FoundManifest]]) -> Callable[[str], bool]:
     """Returns a function that says whether a missing segment was deleted by cleanup: all its batches are finished.
 
@@ -200,8 +168,8 @@ def _deleted(saved: SavedState | None, manifests: Mapping[int, Sequence[FoundMan
     for batch_time_ms, of_time in manifests.items():
         batch = None if saved is None else saved.batches.get(batch_time_ms)
         is_over = saved is None or batch is None or bool(saved.passed_over) or batch.row.state in _OVER
-        for handle in handles_in(of_time):
-            unfinished[handle.segment] = unfinished.get(handle.segment, False) or not is_over
+        for segment in (segment for found in of_time for segment in found.segments):
+            unfinished[segment] = unfinished.get(segment, False) or not is_over
 
     def deleted(segment: str) -> bool:
         if saved is None or saved.passed_over:
@@ -273,11 +241,3 @@ def _block_info(frame: ScannedFrame) -> BlockInfo:
 def _opening_positions(log: LogStorage, name: SegmentName, mode: RecoveryMode) -> Mapping[TopicPartition, int]:
     header = header_of(log, name.path, blank_unreadable=mode.passes_over)
     return {} if header is None else header.positions
-
-
-def handles_in(manifests: Sequence[FoundManifest]) -> Iterator[BlockHandle]:
-    """The blocks that manifests list."""
-    for found in manifests:
-        for blocks in found.manifest.inputs.values():
-            for block in blocks:
-                yield block.handle

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.batch.manifest import ManifestError
-from headrace.batch.recovery.folder_contents import FolderContents, FoundManifest, handles_in, is_done
+from headrace.batch.recovery.folder_contents import FolderContents, is_done
+from headrace.batch.recovery.found_manifests import FoundManifest, listed_spans
 from headrace.blocks import BlockHandle, BlockInfo
 from headrace.clock import time_text
-from headrace.kafka.offset_ranges import RecordedRange
 from headrace.ledger.allocations import late_records
-from headrace.ledger.models import BatchInputRow, BatchRow, StoredBlock, StreamRow
+from headrace.ledger.models import BatchRow, StoredBlock, StreamRow
 from headrace.ledger.rebuild_data import FoundBatch, FoundBlock
 from headrace.ledger.states import BatchState
 
@@ -93,8 +93,8 @@ class _Finder:
         found = self._manifest_of(batch_time_ms, name)
         if found.sha256 != saved.row.manifest_sha256:
             raise ManifestError(
-                f"The manifest {found.manifest.uri} is not the one by which batch {time_text(batch_time_ms)} was "
-                "allocated.",
+                f"The manifest {self._folder_url}/{found.path} is not the one by which batch "
+                f"{time_text(batch_time_ms)} was allocated.",
                 remedy="Restore it from a copy.",
             )
         taken = self._take(found, batch_time_ms, saved.row.absorbed)
@@ -110,8 +110,7 @@ class _Finder:
             row = dataclasses.replace(row, state=BatchState.ALLOCATED)
         if row.cleaned_at_ms is None and row.blocks > len(taken) == 0 and is_done(row):
             row = dataclasses.replace(row, cleaned_at_ms=self._now_ms, cleanup={})
-        inputs = _inputs(self._stream.name, batch_time_ms, found)
-        self.batches.append(dataclasses.replace(saved, row=row, inputs=inputs))
+        self.batches.append(dataclasses.replace(saved, row=row, inputs=found.inputs))
 
     def unknown(self, batch_time_ms: int) -> None:
         """Add a batch that has only a manifest: allocated since the checkpoint, or without any checkpoint."""
@@ -120,21 +119,18 @@ class _Finder:
         found = self._choose(batch_time_ms)
         absorbed = self._absorbed_by(found, batch_time_ms)
         taken = self._take(found, batch_time_ms, absorbed)
-        inputs = _inputs(self._stream.name, batch_time_ms, found)
-        built = any(found.manifest.built.values())
-        blocks = [block for each in found.manifest.inputs.values() for block in each]
         row = BatchRow(
             stream=self._stream.name,
             batch_time_ms=batch_time_ms,
-            interval_ms=found.manifest.interval_ms,
+            interval_ms=found.interval_ms,
             state=BatchState.ALLOCATED,
             revision=self._stream.revision,
             manifest_uri=f"{self._folder_url}/{found.path}",
             manifest_sha256=found.sha256,
             code_version=None,
-            blocks=len(blocks),
-            records=sum(each.records for each in inputs),
-            payload_bytes=sum(block.payload_bytes for block in blocks),
+            blocks=found.blocks,
+            records=found.records,
+            payload_bytes=found.payload_bytes,
             absorbed=absorbed,
             absorbed_by_ms=None,
             attempt=0,
@@ -149,13 +145,13 @@ class _Finder:
             late_records=late_records(
                 self._stream, [StoredBlock(0, block.batch_time_ms, self._now_ms, block.info) for block in taken]
             ),
-            built=built,
+            built=found.is_built,
         )
         outputs: dict[str, dict[str, object]] = {}
         if self._was_deleted(found):
             row = self._as_over(row, is_cleaned=not taken)
             outputs = {step: {} for step in self._stream.outputs}
-        self.batches.append(FoundBatch(row, inputs, outputs))
+        self.batches.append(FoundBatch(row, found.inputs, outputs))
         for absorbed_ms in absorbed:
             if absorbed_ms not in self._saved:
                 self._absorbed.add(absorbed_ms)
@@ -190,13 +186,11 @@ class _Finder:
         saved = self._contents.saved
         if saved is None or saved.passed_over:
             return True
-        self.notices.append(
-            f"Batch {time_text(found.manifest.batch_time_ms)} is not over, and its log is gone: it reads Kafka."
-        )
+        self.notices.append(f"Batch {time_text(found.batch_time_ms)} is not over, and its log is gone: it reads Kafka.")
         return False
 
     def _is_gone(self, found: FoundManifest) -> bool:
-        return any(handle.segment not in self._contents.segments for handle in handles_in([found]))
+        return any(segment not in self._contents.segments for segment in found.segments)
 
     def _has(self, batch_time_ms: int, name: str) -> bool:
         return any(found.path.rpartition("/")[2] == name for found in self._contents.manifests.get(batch_time_ms, ()))
@@ -220,17 +214,16 @@ class _Finder:
         candidates = self._contents.manifests[batch_time_ms]
         if len(candidates) == 1:
             return candidates[0]
-        others = {
-            handle
-            for other_ms, found in self._contents.manifests.items()
-            if other_ms != batch_time_ms
-            for handle in handles_in(found)
-        }
+        others = listed_spans({ms: found for ms, found in self._contents.manifests.items() if ms != batch_time_ms})
 
         def worth(found: FoundManifest) -> tuple[bool, bool, int, str]:
-            listed = list(handles_in([found]))
-            whole = all(h in self._accepted or h.segment not in self._contents.segments for h in listed)
-            return whole and not others.intersection(listed), found.manifest.records > 0, len(listed), found.path
+            is_whole = all(handle in self._accepted for handle in found.in_log)
+            is_apart = not any(
+                start < other_until and other_start < until
+                for place, (start, until) in found.spans
+                for other_start, other_until in others.get(place, ())
+            )
+            return is_whole and is_apart, found.records > 0, found.blocks, found.path
 
         chosen = max(candidates, key=worth)
         self.notices.append(f"Batch {time_text(batch_time_ms)} has {len(candidates)} manifests: {chosen.path} counts.")
@@ -242,7 +235,7 @@ class _Finder:
             return ()
         times = {
             first_batch_time(self._stream, self._accepted[handle])
-            for handle in handles_in([found])
+            for handle in found.in_log
             if handle in self._accepted
         }
         return tuple(
@@ -254,7 +247,7 @@ class _Finder:
     def _take(self, found: FoundManifest, batch_time_ms: int, absorbed: Sequence[int]) -> list[FoundBlock]:
         """The batch's blocks that are in the log, each with its batch time in the ledger."""
         taken = []
-        for handle in handles_in([found]):
+        for handle in found.in_log:
             info = self._accepted.get(handle)
             if info is not None:
                 first_ms = first_batch_time(self._stream, info)
@@ -289,35 +282,3 @@ def _absorbed_row(row: BatchRow, batch_time_ms: int) -> BatchRow:
         required=None,
         steps=None,
     )
-
-
-def _inputs(stream_name: str, batch_time_ms: int, found: FoundManifest) -> tuple[BatchInputRow, ...]:
-    """The batch's range of each partition from its manifest, also where its log is gone."""
-    sums: dict[tuple[str, object], BatchInputRow] = {}
-    manifest = found.manifest
-    for input_id, blocks in manifest.inputs.items():
-        for block in blocks:
-            for r in block.ranges:
-                before = sums.get((input_id, r.partition))
-                one = BatchInputRow(
-                    stream_name, batch_time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.records, 1
-                )
-                sums[input_id, r.partition] = one if before is None else _add(before, one)
-    built = [
-        _built(stream_name, batch_time_ms, input_id, r) for input_id, ranges in manifest.built.items() for r in ranges
-    ]
-    return (*sums.values(), *built)
-
-
-def _add(one: BatchInputRow, other: BatchInputRow) -> BatchInputRow:
-    return dataclasses.replace(
-        one,
-        from_offset=min(one.from_offset, other.from_offset),
-        until_offset=max(one.until_offset, other.until_offset),
-        records=one.records + other.records,
-        blocks=one.blocks + other.blocks,
-    )
-
-
-def _built(stream_name: str, batch_time_ms: int, input_id: str, r: RecordedRange) -> BatchInputRow:
-    return BatchInputRow(stream_name, batch_time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.weight, 0)

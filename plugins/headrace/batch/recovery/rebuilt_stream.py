@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headrace.batch.recovery.accepted_blocks import AcceptedBlocks, Place, accepted_blocks, in_order, places
+from headrace.batch.recovery.accepted_blocks import AcceptedBlocks, accepted_blocks, in_order, places
 from headrace.batch.recovery.folder_contents import FolderContents
+from headrace.batch.recovery.found_manifests import Place
 from headrace.batch.recovery.rebuilt_batches import RebuiltBatches, first_batch_time, rebuild_batches
 from headrace.batch.recovery.unaccounted_offsets import check_positions
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
@@ -291,7 +292,7 @@ def _positions(
         for taken in () if batch.row.built else batch.inputs:
             place = (taken.input_id, taken.partition)
             # The checkpoint's last batch time is exact; a manifest names the batch that absorbed the block's time.
-            move(place, taken.from_offset, taken.until_offset, taken.batch_time_ms if saved is None else 0)
+            move(place, taken.from_offset, taken.until_offset, batch.row.batch_time_ms if saved is None else 0)
     for block in blocks:
         event_ms = min(block.info.event_time_ms or 0, block.info.cut_time_ms)
         for place, r in places(block.info):

@@ -11,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from headrace.batch.recovery.accepted_blocks import Place, listed_ranges, places
+from headrace.batch.recovery.accepted_blocks import places
 from headrace.batch.recovery.folder_contents import FolderContents, LostPart
+from headrace.batch.recovery.found_manifests import Place, Span, listed_spans
 from headrace.blocks import BlockInfo
 from headrace.ledger.models import GapRow, PositionRow
-
-Span = tuple[int, int]
 
 UNEXPLAINED = "nothing that the rebuild found explains them: control records, or what no checkpoint knows was lost"
 
@@ -63,8 +62,8 @@ class _Finder:
         for info in blocks:
             for place, r in places(info):
                 self._pieces[place].append((r.from_offset, r.until_offset))
-        for place, r in listed_ranges(contents):
-            self._pieces[place].append((r.from_offset, r.until_offset))
+        for place, spans in listed_spans(contents.manifests).items():
+            self._pieces[place] += spans
         saved = contents.saved
         for gap in () if saved is None else saved.gaps:
             if gap.batch_time_ms is None:
