@@ -169,13 +169,14 @@ def run_seconds(api: AirflowApi, dag_id: str) -> float:
 
 def task_seconds(api: AirflowApi, dag_id: str) -> dict[str, tuple[float, float]]:
     """Of the last runs that succeeded, for each task the median seconds from when it could start until its process has
-    started, and from then to its end."""
+    started, and from then to its end. What comes before the batch time does not count."""
     took: dict[str, list[tuple[float, float]]] = {}
     for run in [run for run in api.runs(dag_id, limit=12) if run["state"] == "success"]:
         tasks = [task for task in api.task_instances(dag_id, run["dag_run_id"]) if task["start_date"]]
         for task in tasks:
             scheduled, start, end = (
-                datetime.fromisoformat(task[name]) for name in ("scheduled_when", "start_date", "end_date")
+                max(datetime.fromisoformat(task[name]), datetime.fromisoformat(run["data_interval_end"]))
+                for name in ("scheduled_when", "start_date", "end_date")
             )
             took.setdefault(task["task_id"], []).append(
                 ((start - scheduled).total_seconds(), (end - start).total_seconds())

@@ -42,23 +42,25 @@ class StepTiming:
 
 def timing(batch: BatchRow, tasks: Iterable[Mapping[str, Any]]) -> BatchTiming | None:
     """The timing of a batch from its run's task instances (REST API objects); None until all tasks have ended."""
+    at = batch.batch_time_ms / 1000
     spans: dict[str, tuple[float, float]] = {}
     for task in tasks:
         started, ended = _time(task.get("start_date")), _time(task.get("end_date"))
         if started is None or ended is None:
             return None
+        # A run begins up to a second before its batch time, and waits for it.
+        started, ended = max(started, at), max(ended, at)
         # The group of the outputs' tasks lasts from the first task's start to the last task's end.
         step = task["task_id"].partition(".")[0]
         first, last = spans.get(step, (started, ended))
         spans[step] = (min(first, started), max(last, ended))
     if not all(step in spans for step in STEPS):
         return None
-    at = batch.batch_time_ms / 1000
     first = min(started for started, _ in spans.values())
     last = max(ended for _, ended in spans.values())
-    steps = {WAITING: max(first - at, 0.0)}
+    steps = {WAITING: first - at}
     steps |= {step: spans[step][1] - spans[step][0] for step in STEPS}
-    total = max(last - at, 0.0)
+    total = last - at
     steps[BETWEEN] = max(total - sum(steps.values()), 0.0)
     steps = {step: round(seconds, 3) for step, seconds in steps.items()}
     return BatchTiming(batch.batch_time_ms, batch.records, round(total, 3), steps)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class BlocksReadySensor(LedgerSensor):
-    """Begins a run: determines its batch, and waits until this batch has all the blocks that it can get.
+    """Begins a run: waits for the end of its interval, determines its batch, and waits until this batch has all the
+    blocks that it can get.
 
     If the stream coalesces, a scheduled run takes over all batch times that have ended and have no batch, as one batch;
     if there are none, the tasks after this one are skipped. Other runs process the interval of their logical date. In a

@@ -165,7 +165,7 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
                 return done
             self._last = info.data_interval
             run = SimpleNamespace(
-                run_id=f"scheduled__{info.run_after.isoformat()}",
+                run_id=f"scheduled__{info.data_interval.end.isoformat()}",
                 run_type="scheduled",
                 logical_date=info.logical_date,
                 data_interval_end=info.data_interval.end,

@@ -57,7 +57,7 @@ class MicroBatchTimetable(Timetable):
         here.
     :param ahead: how long before the end of its interval the scheduler begins a run, whole milliseconds and less than
         the interval. Airflow takes about a second until a run's first task works; `runs.batch_time.begin_run` waits
-        there for the end of the interval. A run's id has the end of its interval all the same.
+        there for the end of the interval. A scheduled run's id has the end of its interval all the same.
     """
 
     def __init__(
@@ -148,7 +148,8 @@ class MicroBatchTimetable(Timetable):
         self, *, last_automated_data_interval: DataInterval | None, restriction: TimeRestriction
     ) -> DagRunInfo | None:
         # A backfill passes catchup=True and the end of its range, whatever its DAG's settings; the scheduler does not.
-        if not self.automatic and not (restriction.catchup and restriction.latest is not None):
+        is_backfill = restriction.catchup and restriction.latest is not None
+        if not self.automatic and not is_backfill:
             return None
         starts = []
         if last_automated_data_interval is not None:
@@ -167,7 +168,9 @@ class MicroBatchTimetable(Timetable):
         if restriction.latest is not None and start > restriction.latest:
             return None
         end = from_ms(max(starts) + self._interval_ms)
-        return DagRunInfo(run_after=end - self.ahead, data_interval=DataInterval(start, end))
+        # Airflow names a backfill's run by run_after, and its interval has ended.
+        run_after = end if is_backfill else end - self.ahead
+        return DagRunInfo(run_after=run_after, data_interval=DataInterval(start, end))
 
     def generate_run_id(
         self, *, run_type: DagRunType, run_after: DateTime, data_interval: DataInterval | None, **extra: Any

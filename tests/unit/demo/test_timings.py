@@ -36,6 +36,15 @@ def test_a_batch(make_batch: Any) -> None:
     assert sum(found.steps.values()) == found.total
 
 
+def test_what_a_run_does_before_its_batch_time_does_not_count(make_batch: Any) -> None:
+    found = timing(make_batch(), tasks(8.7))
+    assert found is not None
+    assert found.total == 4.2
+    assert found.steps[WAITING] == 0.0
+    assert found.steps["await_blocks"] == 0.2
+    assert round(sum(found.steps.values()), 3) == found.total
+
+
 def test_a_batch_whose_cleanup_has_not_ended_has_no_timing(make_batch: Any) -> None:
     assert timing(make_batch(), [*tasks(10.0)[:-1], task("cleanup", 15.0, None)]) is None
 

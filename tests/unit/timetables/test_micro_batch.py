@@ -96,6 +96,12 @@ class TestSchedule:
         assert names[0] == "scheduled__2026-03-01T12:00:10+00:00"
         assert names[1].startswith("manual__2026-03-01T12:00:09")
 
+    def test_a_backfills_runs_begin_when_their_intervals_end(self, now):
+        now("18:00:04")
+        timetable = MicroBatchTimetable(TEN, ahead=timedelta(seconds=1))
+        backfill = TimeRestriction(at("12:00:00"), at("12:00:10"), catchup=True)
+        assert [info.run_after for info in runs(timetable, None, backfill, 3)] == [at("12:00:10"), at("12:00:20")]
+
     def test_intervals_follow_each_other_without_gap_or_overlap(self, now):
         now("12:00:04")
         infos = runs(MicroBatchTimetable(TEN, catch_up=True), interval("11:59:50", "12:00:00"), UNRESTRICTED, 5)
