@@ -27,9 +27,11 @@ from headrace.elasticsearch.errors import (
 from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget
 from headrace.elasticsearch.transport import UNTRUSTED, error_of
 from headrace.elasticsearch.verdicts import Reason, refusal
+from headrace.stream.outputs import ElasticsearchOutput
 
-WRITE_PRIVILEGES = ("create_doc", "index", "view_index_metadata")
-"""What the connection's user needs on an output's index and on its dead-letter index."""
+# A conflict is settled by the document that is there, and letters of earlier attempts are found and withdrawn.
+_DOCUMENT_PRIVILEGES = ("create_doc", "index", "read", "view_index_metadata")
+_LETTER_PRIVILEGES = (*_DOCUMENT_PRIVILEGES, "delete")
 
 # A scroll expires after some minutes, or is lost with its node. The search is then started again.
 _LOST_SCROLL = "search_context_missing_exception"
@@ -166,8 +168,9 @@ class Administration:
         )
         return single_index(name, found)
 
-    def check_writable(self, index: str, dead_letter_index: str) -> None:
-        """Raise UnsuitableTargetError or IndexNotWritableError if an output could not write to these indices."""
+    def check_writable(self, output: ElasticsearchOutput) -> None:
+        """Raise UnsuitableTargetError or IndexNotWritableError if the output could not write to its indices."""
+        index = output.index
         purpose = f"Asking about index {index!r}"
         self.concrete_index(index)
         settings = self.ask(
@@ -183,7 +186,7 @@ class Administration:
                     f"Index {name} has the block {', '.join(on)}.",
                     remedy="Remove the block. Elasticsearch sets read_only_allow_delete itself when a disk is full.",
                 )
-        self._check_privileges([index, dead_letter_index])
+        self._check_privileges(output)
 
     def move_alias(self, alias: str, new: str) -> str:
         """Make the alias point to the index ``new`` instead of its index, in one request. Returns the old index.
@@ -225,11 +228,19 @@ class Administration:
         self.ask(purpose, alias, lambda client: client.indices.update_aliases(actions=actions))
         return old
 
-    def _check_privileges(self, indices: list[str]) -> None:
-        asked = [{"names": indices, "privileges": list(WRITE_PRIVILEGES)}]
+    def _check_privileges(self, output: ElasticsearchOutput) -> None:
+        of_documents = [*_DOCUMENT_PRIVILEGES]
+        if output.tombstone_action == "delete":
+            of_documents.append("delete")
+        if output.refresh:
+            of_documents.append("maintenance")
+        asked = [
+            {"names": [output.index], "privileges": of_documents},
+            {"names": [output.dead_letters], "privileges": list(_LETTER_PRIVILEGES)},
+        ]
         try:
-            purpose = f"Asking for the privileges on index {indices[0]!r}"
-            answer = self.ask(purpose, indices[0], lambda client: client.security.has_privileges(index=asked))
+            purpose = f"Asking for the privileges on index {output.index!r}"
+            answer = self.ask(purpose, output.index, lambda client: client.security.has_privileges(index=asked))
         except ElasticsearchRefusedError:
             # A cluster without security does not have this API.
             return

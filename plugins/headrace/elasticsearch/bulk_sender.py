@@ -47,6 +47,9 @@ _TOO_MANY_REQUESTS = 429
 _ANSWER = (
     "filter_path=items.*.status,items.*.result,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
 )
+# How long Elasticsearch waits for a shard or a change of the mapping. By default it answers after a minute, as long as
+# the client waits, and meanwhile nobody knows that a shard is missing.
+_TIMEOUT = "timeout=10s"
 
 
 @lru_cache(maxsize=16)
@@ -92,7 +95,7 @@ class BulkSender:
         self._clock = clock
         self._cancelled = cancelled
         self._jitter = jitter
-        self._path = f"/{quote(index, safe='')}/_bulk?{_ANSWER}"
+        self._path = f"/{quote(index, safe='')}/_bulk?{_TIMEOUT}&{_ANSWER}"
 
     def send(self, prepared: PreparedRows, lines: Any) -> SentRequest:
         """Send these lines (ascending numbers) and return when each has a final outcome.
@@ -229,6 +232,8 @@ class _Sending:
             counts.updated += 1
         elif verdict is Item.DELETED:
             counts.deleted += 1
+        elif verdict is Item.DROPPED:
+            counts.dropped += 1
         elif verdict is Item.CONFLICT:
             self._conflicts.take(self._prepared, line, item_reason(item), may_be_ours=line in self._unknown)
         elif verdict is Item.REJECTED:

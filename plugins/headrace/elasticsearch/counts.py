@@ -35,6 +35,8 @@ class IndexingCounts:
     letters_withdrawn: int = 0
     """Dead letters of earlier attempts that were deleted because their rows were not rejected again."""
     ignored_tombstones: int = 0
+    dropped: int = 0
+    """Dropped by an ingest pipeline of Elasticsearch, which answers with success."""
     requests: int = 0
     """Bulk requests sent, including those to the dead-letter index."""
     retries: int = 0
@@ -69,7 +71,7 @@ class IndexingCounts:
     def check(self) -> None:
         """Raise DocumentsUnaccountedError unless every row has exactly one outcome."""
         outcomes = self.indexed + self.repeated + self.kept + self.foreign + self.superseded + self.deleted
-        outcomes += self.dead_lettered + self.ignored_tombstones
+        outcomes += self.dead_lettered + self.ignored_tombstones + self.dropped
         if outcomes != self.rows:
             raise DocumentsUnaccountedError(
                 f"Of {self.rows} rows {outcomes} have an outcome: {self.to_dict()}.",

@@ -37,6 +37,8 @@ class Item(Enum):
     CREATED = auto()
     UPDATED = auto()
     DELETED = auto()
+    DROPPED = auto()
+    """An ingest pipeline dropped it."""
     CONFLICT = auto()
     """The id exists, in this version or a newer one."""
     NOT_NOW = auto()
@@ -123,6 +125,8 @@ def judge_item(status: int, item: dict[str, Any]) -> Item:
         result = item.get("result")
         if result in ("deleted", _DELETED_WITHOUT_DOCUMENT):
             return Item.DELETED
+        if result == "noop":
+            return Item.DROPPED
         return Item.CREATED if result == "created" else Item.UPDATED
     reason = item_reason(item)
     if status == 409:
@@ -213,7 +217,10 @@ def refusal(status: int, reason: Reason, index: str) -> ElasticsearchRefusedErro
     if status == 401:
         remedy = "Check the connection's login, API key or token."
     elif status == 403 or reason.type == "security_exception":
-        remedy = "Grant the connection's user the privileges create_doc, index, delete and auto_configure on the index."
+        remedy = (
+            "Grant the connection's user the privileges create_doc, index, read, delete, view_index_metadata and "
+            "auto_configure on the index and on its dead-letter index, and maintenance for refresh=True."
+        )
     else:
         remedy = next((remedy for sign, remedy in _REMEDIES if sign.search(str(reason))), _ANY_REMEDY)
     return ElasticsearchRefusedError(

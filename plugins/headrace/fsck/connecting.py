@@ -191,4 +191,4 @@ def _elasticsearch(name: str, output: ElasticsearchOutput) -> Checked:
         return Checked(name, where, error.what, error.remedy)
     where = f"{', '.join(map(str, cluster.nodes))}, index {output.index}"
     with Administration.of(cluster, timeout_seconds=_SECONDS, max_retry_seconds=0) as administration:
-        return _checked(name, where, lambda: administration.check_writable(output.index, output.dead_letters))
+        return _checked(name, where, lambda: administration.check_writable(output))

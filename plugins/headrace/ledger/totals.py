@@ -29,6 +29,7 @@ OUTPUT_COUNTS = (
     "superseded",
     "deleted",
     "ignored_tombstones",
+    "dropped",
     "dead_lettered",
     "undecodable",
     "rows",

@@ -62,6 +62,7 @@ _RESULTS = {
     "superseded": "superseded",
     "deleted": "deleted",
     "ignored_tombstones": "ignored_tombstones",
+    "dropped": "dropped",
     "messages": "sent",
     "printed": "printed",
 }

@@ -102,6 +102,9 @@ def load_function(stream: Stream, reference: str, what: str) -> Callable[..., An
 def add_py_files(stream: Stream, *, may_be_elsewhere: bool = False) -> list[Path]:
     """Put the local files of ``spark.py_files`` on this process's path and return their paths.
 
+    An archive or a folder comes first. The folder of a ``.py`` file comes last: other files in it (it may be the folder
+    of DAGs) must not replace installed modules of their name.
+
     Raises TransformError if one does not exist; not if it ``may_be_elsewhere``, as on an executor of another host,
     which got it with the application and has it on its path.
     """
@@ -112,9 +115,10 @@ def add_py_files(stream: Stream, *, may_be_elsewhere: bool = False) -> list[Path
             continue
         if not path.exists():
             raise TransformError(f"spark.py_files names {path}, which does not exist on this machine.")
-        entry = str(path.parent if path.suffix == ".py" else path)
+        is_file = path.suffix == ".py"
+        entry = str(path.parent if is_file else path)
         if entry not in sys.path:
-            sys.path.insert(1, entry)
+            sys.path.insert(len(sys.path) if is_file else 1, entry)
     return roots
 
 

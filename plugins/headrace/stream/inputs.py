@@ -210,17 +210,18 @@ class KafkaInput(_ReceivedInput):
     def topics_shared_with(self, other: KafkaInput) -> tuple[str, ...]:
         """The topics that both inputs read from the same cluster, by name or by the same pattern. Two different
         patterns are not compared."""
-        if not self._shares_cluster(other):
+        if not self.reads_from(other.connection, other.bootstrap_servers):
             return ()
         if self.topic_pattern is not None and self.topic_pattern == other.topic_pattern:
             return (self.topic_pattern,)
         named = dict.fromkeys((*self.topics, *other.topics))
         return tuple(topic for topic in named if self.matches(topic) and other.matches(topic))
 
-    def _shares_cluster(self, other: KafkaInput) -> bool:
+    def reads_from(self, connection: str | None, bootstrap_servers: str | None) -> bool:
+        """Whether it reads from the cluster of this connection or of these servers, as far as a definition shows it."""
         if self.connection is not None:
-            return self.connection == other.connection
-        ours, theirs = (set((source.bootstrap_servers or "").split(",")) - {""} for source in (self, other))
+            return self.connection == connection
+        ours, theirs = (set((each or "").split(",")) - {""} for each in (self.bootstrap_servers, bootstrap_servers))
         return not ours.isdisjoint(theirs)
 
 

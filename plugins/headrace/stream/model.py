@@ -23,7 +23,7 @@ _within_another: ContextVar[bool] = ContextVar("_within_another", default=False)
 class Part(BaseModel):
     """A part of a stream's definition."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
     def __init__(self, **fields: Any) -> None:
         within = _within_another.set(True)
@@ -71,10 +71,13 @@ def _identifier(value: str) -> str:
 def _parse_duration(value: Any) -> Any:
     if isinstance(value, timedelta):
         return value
-    if isinstance(value, str) and (match := _DURATION.match(value)):
-        return timedelta(milliseconds=float(match[1]) * _UNITS_MS[match[2]])
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return timedelta(seconds=value)
+    try:
+        if isinstance(value, str) and (match := _DURATION.match(value)):
+            return timedelta(milliseconds=float(match[1]) * _UNITS_MS[match[2]])
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return timedelta(seconds=value)
+    except OverflowError:
+        raise ValueError("is too long") from None
     raise ValueError('must be a timedelta, a number of seconds, or a text such as "200 ms", "10 s" or "5 min"')
 
 

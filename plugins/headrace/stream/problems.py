@@ -9,14 +9,29 @@ from itertools import combinations, permutations
 from headrace.stream.fields import StreamFields
 from headrace.stream.inputs import ReceiverInput
 from headrace.stream.model import milliseconds
-from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds, RecordIds
+from headrace.stream.outputs import (
+    ColumnIds,
+    ElasticsearchOutput,
+    KafkaOutput,
+    KeyIds,
+    ParquetOutput,
+    RecordIds,
+)
 from headrace.stream.state import STATE_STEP
+
+RECORD_COLUMNS = frozenset(
+    {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "incarnation"}
+)
+"""The columns of records that no transform has changed."""
 
 
 def problems(stream: StreamFields) -> Iterator[str]:
     """Yields each problem between fields that are valid by themselves, with the field and the remedy."""
     yield from _missing_or_double(stream)
     yield from _shared_index_problems(stream)
+    yield from _shared_folder_problems(stream)
+    yield from _id_column_problems(stream)
+    yield from _own_topic_problems(stream)
     yield from _interval_problems(stream)
     yield from _window_problems(stream)
     yield from _order_problems(stream)
@@ -143,6 +158,49 @@ def _shared_index_problems(stream: StreamFields) -> Iterator[str]:
                 "own, or make one output whose transform returns the rows of both, with ids that differ, such as "
                 'RecordIds(rows="column")'
             )
+
+
+def _shared_folder_problems(stream: StreamFields) -> Iterator[str]:
+    outputs = [output for output in stream.outputs if isinstance(output, ParquetOutput)]
+    for first, second in combinations(outputs, 2):
+        if _folder(first) == _folder(second):
+            yield (
+                f"outputs.{second.id}.path: {second.path} is also the folder of output {first.id}, and each replaces "
+                "a batch's files there; give each a folder of its own"
+            )
+
+
+def _folder(output: ParquetOutput) -> str:
+    return output.path.removeprefix("file://").removeprefix("localhost").rstrip("/")
+
+
+def _id_column_problems(stream: StreamFields) -> Iterator[str]:
+    for output in stream.outputs:
+        if not isinstance(output, ElasticsearchOutput) or stream.transform_of(output) is not None:
+            continue
+        ids = output.document_ids
+        if isinstance(ids, KeyIds):
+            named = [ids.version_from] if ids.version_from else []
+        else:
+            named = list(ids.rows if isinstance(ids, RecordIds) else ids.columns)
+        missing = [name for name in named if name not in RECORD_COLUMNS]
+        if missing:
+            yield (
+                f"outputs.{output.id}.document_ids: names the column {', '.join(missing)}, which records do not have "
+                "as they come, and no transform makes it; give the output a transform"
+            )
+
+
+def _own_topic_problems(stream: StreamFields) -> Iterator[str]:
+    for output in stream.outputs:
+        if not isinstance(output, KafkaOutput):
+            continue
+        for source in stream.kafka_inputs:
+            if source.matches(output.topic) and source.reads_from(output.connection, output.bootstrap_servers):
+                yield (
+                    f"outputs.{output.id}.topic: input {source.id} reads {output.topic}, so the stream would receive "
+                    "what it sends, without end; send to another topic"
+                )
 
 
 def _ids_differ(first: ElasticsearchOutput, second: ElasticsearchOutput) -> bool:

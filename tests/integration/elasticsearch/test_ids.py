@@ -45,7 +45,7 @@ def by_keys(real: Any, ids: KeyIds) -> Stream:
     return Stream(
         name="s",
         inputs=KafkaInput(bootstrap_servers="localhost:9", topics="t"),
-        outputs=ElasticsearchOutput(hosts=real.url, index=real.name, document_ids=ids),
+        outputs=ElasticsearchOutput(hosts=real.url, index=real.name, document_ids=ids, transform="m:f"),
         batch_interval="10 s",
         storage="/nowhere",
         ledger="sqlite:////nowhere/ledger.db",

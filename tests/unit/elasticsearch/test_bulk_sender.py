@@ -355,6 +355,19 @@ def test_a_document_of_a_request_whose_answer_was_lost_is_not_foreign(
     assert (counts.kept, counts.foreign) == (1, 0)
 
 
+def test_a_document_that_a_pipeline_drops_is_not_counted_as_written(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    written = elasticsearch._carry_out
+
+    def dropping(index: str, action: Any) -> Any:
+        return {"_id": action.id, "result": "noop", "status": 200} if action.id == "t+0+1" else written(index, action)
+
+    elasticsearch._carry_out = dropping  # type: ignore[method-assign]
+    counts = send(make_rows([{"n": 1}, {"n": 2}, {"n": 3}])).counts
+    assert (counts.created, counts.updated, counts.dropped) == (2, 0, 1)
+
+
 @pytest.mark.parametrize(("status", "kept"), [(429, 0), (503, 1)])
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_request_rejected_with_429_has_written_nothing(

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from headrace.cli.main import app
 from headrace.fsck.connecting import Checked, check_input, check_ledger, check_output, check_storage
 from headrace.kafka import admin_questions
-from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, ParquetOutput, Stream
+from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KeyIds, ParquetOutput, Stream
 
 CLOSED = "127.0.0.1:1"
 
@@ -39,12 +39,14 @@ class Elasticsearch:
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, Any]] = {}
-        answers = self.answers
+        self.bodies: dict[str, Any] = {}
+        answers, bodies = self.answers, self.bodies
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.rfile.read(int(self.headers.get("content-length") or 0))
-                status, body = answers.get(self.path.partition("?")[0], (404, {"error": {"type": "none"}}))
+                path = self.path.partition("?")[0]
+                bodies[path] = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "null")
+                status, body = answers.get(path, (404, {"error": {"type": "none"}}))
                 data = json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
@@ -62,8 +64,8 @@ class Elasticsearch:
         self.address = f"127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def check(self) -> Checked:
-        (checked,) = check_output(ElasticsearchOutput(hosts=f"http://{self.address}", index="shop"))
+    def check(self, **options: Any) -> Checked:
+        (checked,) = check_output(ElasticsearchOutput(hosts=f"http://{self.address}", index="shop", **options))
         assert self.address in checked.where
         return checked
 
@@ -102,6 +104,22 @@ def test_missing_privileges_are_listed(elasticsearch: Elasticsearch) -> None:
     reported = {"username": "joe", "has_all_requested": False, "index": {"shop": {"index": False, "create_doc": True}}}
     elasticsearch.answers["/_security/user/_has_privileges"] = (200, reported)
     assert elasticsearch.check().error == "The user joe lacks index on shop."
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [({}, []), ({"document_ids": KeyIds()}, ["delete"]), ({"refresh": True}, ["maintenance"])],
+)
+def test_the_privileges_are_those_that_the_output_needs(
+    elasticsearch: Elasticsearch, options: dict[str, Any], more: list[str]
+) -> None:
+    elasticsearch.check(**options)
+    asked = elasticsearch.bodies["/_security/user/_has_privileges"]["index"]
+    needed = ["create_doc", "index", "read", "view_index_metadata"]
+    assert asked == [
+        {"names": ["shop"], "privileges": [*needed, *more]},
+        {"names": ["shop-dead-letters"], "privileges": [*needed, "delete"]},
+    ]
 
 
 def test_an_elasticsearch_that_is_away(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -137,6 +138,19 @@ def test_a_transform_from_py_files_is_pickled_by_value_with_the_modules_it_impor
         cloudpickle.unregister_pickle_by_value(sys.modules.pop(name))
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.startswith(str(tmp_path))])
     assert cloudpickle.loads(pickled)(1) == [1, 1]
+
+
+def test_other_files_beside_a_py_file_replace_no_installed_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("elasticsearch.py", "unit_transform_of_a_file.py"):
+        (tmp_path / name).write_text("def transform(df):\n    return df\n")
+    own = SparkSettings(py_files=(str(tmp_path / "unit_transform_of_a_file.py"),))
+    assert load_transform(stream(tmp_path, transform="unit_transform_of_a_file:transform", spark=own)) is not None
+    found = importlib.util.find_spec("elasticsearch")
+    assert found is not None
+    assert not str(found.origin).startswith(str(tmp_path))
 
 
 def test_missing_py_files_are_refused(tmp_path: Path) -> None:

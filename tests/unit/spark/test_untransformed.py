@@ -64,7 +64,7 @@ def test_an_output_of_records_with_ids_of_the_log_sends_blocks(
         (elasticsearch(), {"origins": (LOG, KAFKA)}),
         (elasticsearch(document_ids=ColumnIds(columns=("key",))), {}),
         (elasticsearch(document_ids=KeyIds(version_from="timestamp")), {}),
-        (elasticsearch(document_ids=RecordIds(rows="part")), {}),
+        (elasticsearch(document_ids=RecordIds(rows="timestamp")), {}),
         (ConsoleOutput(), {}),
     ],
 )

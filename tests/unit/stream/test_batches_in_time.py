@@ -105,8 +105,8 @@ def test_what_cannot_work_is_refused_with_its_field(changes: dict[str, Any], fie
         ({"outputs": elasticsearch(document_ids=RecordIds())}, False),
         ({"outputs": elasticsearch(document_ids=KeyIds())}, True),
         ({"outputs": elasticsearch(document_ids=KeyIds(), tombstones="ignore")}, False),
-        ({"outputs": elasticsearch(document_ids=ColumnIds(columns=("word",)))}, False),
-        ({"outputs": elasticsearch(document_ids=ColumnIds(columns=("word",), with_batch_time=False))}, True),
+        ({"outputs": elasticsearch(document_ids=ColumnIds(columns=("key",)))}, False),
+        ({"outputs": elasticsearch(document_ids=ColumnIds(columns=("key",), with_batch_time=False))}, True),
     ],
 )
 def test_batches_are_ordered_where_a_later_one_builds_on_or_replaces_an_earlier(

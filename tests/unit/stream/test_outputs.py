@@ -10,11 +10,16 @@ from tests.unit.stream.definitions import HOSTS, fields
 from headrace.stream import (
     ColumnIds,
     ElasticsearchOutput,
+    KafkaInput,
+    KafkaOutput,
     KeyIds,
+    ParquetOutput,
     RecordIds,
     Stream,
     StreamDefinitionError,
 )
+from headrace.stream.problems import RECORD_COLUMNS
+from headrace.wal.payload import RECORD_SCHEMA
 
 
 def two_into_one_index(first: Any, second: Any, **more: Any) -> dict[str, Any]:
@@ -41,9 +46,9 @@ def test_two_outputs_do_not_give_documents_of_one_index_the_same_ids(first: Any,
 @pytest.mark.parametrize(
     ("first", "second", "more"),
     [
-        (RecordIds(), RecordIds(rows="line"), {}),
+        (RecordIds(), RecordIds(rows="key"), {}),
         (RecordIds(), KeyIds(), {}),
-        (ColumnIds(columns=("carrier",)), ColumnIds(columns=("carrier", "origin")), {}),
+        (ColumnIds(columns=("key",)), ColumnIds(columns=("key", "topic")), {}),
         (RecordIds(), RecordIds(), {"index": "others"}),
         (RecordIds(), RecordIds(), {"hosts": "http://other:9200"}),
         (RecordIds(), RecordIds(), {"hosts": (), "connection": "es"}),
@@ -51,6 +56,67 @@ def test_two_outputs_do_not_give_documents_of_one_index_the_same_ids(first: Any,
 )
 def test_two_outputs_share_an_index_where_their_ids_differ(first: Any, second: Any, more: dict[str, Any]) -> None:
     Stream(**two_into_one_index(first, second, **more))
+
+
+@pytest.mark.parametrize(
+    "ids", [ColumnIds(columns=("carrier", "topic")), RecordIds(rows="carrier"), KeyIds(version_from="carrier")]
+)
+def test_ids_of_other_columns_than_a_records_need_a_transform(ids: Any) -> None:
+    output = ElasticsearchOutput(hosts=HOSTS, index="flights", document_ids=ids)
+    with pytest.raises(StreamDefinitionError, match=r"document_ids: names the column carrier, .* give the output a tr"):
+        Stream(**fields(outputs=output))
+    assert Stream(**fields(outputs=output, transform="m:f"))
+    assert Stream(**fields(outputs=output.model_copy(update={"transform": "m:f"})))
+
+
+def test_ids_of_a_records_own_columns_need_no_transform() -> None:
+    output = ElasticsearchOutput(hosts=HOSTS, index="flights", document_ids=KeyIds(version_from="timestamp"))
+    assert Stream(**fields(outputs=output))
+    assert set(RECORD_SCHEMA.names) == RECORD_COLUMNS
+
+
+def test_two_outputs_do_not_replace_each_others_files() -> None:
+    first, second, other = (
+        ParquetOutput(id=name, path=path)
+        for name, path in (("a", "/data/flights"), ("b", "file:///data/flights/"), ("c", "/data/flights2"))
+    )
+    assert Stream(**fields(outputs=[first, other]))
+    with pytest.raises(StreamDefinitionError, match=r"outputs\.b\.path: .* is also the folder of output a"):
+        Stream(**fields(outputs=[first, second]))
+
+
+@pytest.mark.parametrize(
+    ("source", "topic", "server", "refused"),
+    [
+        ({"topics": "orders"}, "orders", "h:1", True),
+        ({"topic_pattern": "orders.*"}, "orders-enriched", "g:1,h:1", True),
+        ({"topic_pattern": "orders.*"}, "enriched-orders", "h:1", False),
+        ({"topics": "orders"}, "orders", "other:1", False),
+    ],
+)
+def test_a_stream_does_not_receive_what_it_sends(source: Any, topic: str, server: str, refused: bool) -> None:
+    inputs = KafkaInput(bootstrap_servers="h:1", **source)
+    definition = fields(inputs=inputs, outputs=KafkaOutput(bootstrap_servers=server, topic=topic))
+    if not refused:
+        assert Stream(**definition)
+        return
+    with pytest.raises(StreamDefinitionError, match=f"input records reads {topic}, so the stream would receive what"):
+        Stream(**definition)
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_numbers_are_finite(number: float) -> None:
+    for field in ("max_retry_seconds", "request_timeout_seconds"):
+        with pytest.raises(StreamDefinitionError, match=f"{field} must be a finite number"):
+            ElasticsearchOutput(hosts=HOSTS, index="flights", **{field: number})
+    with pytest.raises(StreamDefinitionError, match="finite number"):
+        Stream(**fields(parameters={"share": number}))
+
+
+@pytest.mark.parametrize("length", [float("inf"), "99999999999999 d"])
+def test_a_duration_has_an_end(length: Any) -> None:
+    with pytest.raises(StreamDefinitionError, match="batch_interval is too long"):
+        Stream(**fields(batch_interval=length))
 
 
 def test_tombstones_follow_the_ids() -> None:

@@ -57,7 +57,9 @@ def test_without_another_transform_the_outputs_keep_their_own() -> None:
 
 def test_what_a_replay_does_not_change_stays_of_its_kind() -> None:
     inputs = KafkaInput(bootstrap_servers="127.0.0.1:9092", topics="flights", value_decoder=Utf8Decoder())
-    index = ElasticsearchOutput(hosts="http://127.0.0.1:9200", index="flights", document_ids=ColumnIds(columns=("a",)))
+    index = ElasticsearchOutput(
+        hosts="http://127.0.0.1:9200", index="flights", document_ids=ColumnIds(columns=("key",))
+    )
     live = stream(inputs=inputs, outputs=index, limits=Limits(max_concurrent_batches=2))
     replay = replayed(live, {"elasticsearch": {"index": "flights-v2"}})
     assert (replay.inputs, replay.limits) == (live.inputs, live.limits)
