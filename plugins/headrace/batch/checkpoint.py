@@ -82,6 +82,11 @@ def written_at(path: str) -> int:
     return int(path.rpartition("/")[2].partition("-")[0])
 
 
+def batch_time_of(path: str) -> int:
+    """The batch time after which the checkpoint at ``path`` was written, in milliseconds since the epoch."""
+    return int(path.rpartition("-")[2].partition(".")[0])
+
+
 def read_newest(storage: LogStorage) -> Checkpoint:
     """The newest valid checkpoint; see `find_newest`."""
     return find_newest(storage).checkpoint

@@ -7,7 +7,7 @@ import logging
 
 import tenacity
 
-from headrace.batch.checkpoint import KEEP, Checkpoint, checkpoint_paths, written_at
+from headrace.batch.checkpoint import KEEP, Checkpoint, batch_time_of, checkpoint_paths, written_at
 from headrace.batch.history_files import batches_to_json, file_batches, history_numbers
 from headrace.clock import time_text
 from headrace.ledger.errors import BatchStateError
@@ -39,15 +39,24 @@ _write_retry = tenacity.retry(
 def write_checkpoint(context: StreamContext, batch_time_ms: int) -> Checkpoint | None:
     """Write the stream's checkpoint if it is due after this batch; see `checkpoint_now`.
 
-    Returns None if the batch time is not a multiple of the stream's checkpoint interval: the next due checkpoint
-    covers it.
+    Returns None if it is not due: the next one covers the batch.
 
     Raises:
         StorageError: it could not be written, in three tries.
     """
-    if batch_time_ms % context.stream.checkpoint_interval_ms:
-        return None
-    return checkpoint_now(context, batch_time_ms)
+    return checkpoint_now(context, batch_time_ms) if checkpoint_is_due(context, batch_time_ms) else None
+
+
+def checkpoint_is_due(context: StreamContext, batch_time_ms: int) -> bool:
+    """Whether the batch ends a checkpoint interval, or the newest checkpoint is of another interval.
+
+    A stream that coalesces may have no batch at the end of an interval, however long it runs.
+    """
+    interval_ms = context.stream.checkpoint_interval_ms
+    if batch_time_ms % interval_ms == 0:
+        return True
+    newest = checkpoint_paths(context.storage)[-1:]
+    return not newest or batch_time_of(newest[0]) // interval_ms != batch_time_ms // interval_ms
 
 
 def checkpoint_now(context: StreamContext, batch_time_ms: int) -> Checkpoint:

@@ -44,6 +44,7 @@ def clean_up_after(run: BatchRun, log: Any) -> None:
     Raises:
         BatchNotCheckpointedError: the batch completed, and its checkpoint was due and is missing.
     """
+    from headrace.batch.checkpoint_writer import checkpoint_is_due
     from headrace.batch.cleanup import clean_up
 
     at, batch = time_text(run.batch_time_ms), run.find_batch()
@@ -51,8 +52,8 @@ def clean_up_after(run: BatchRun, log: Any) -> None:
         log.info("Batch %s was not allocated, so there is nothing to clean up after it.", at)
         return
     log.info("Cleanup after batch %s: %s.", at, _account(clean_up(run.stream_context)))
-    due = run.batch_time_ms % run.stream.checkpoint_interval_ms == 0
-    if due and batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
+    is_missing = batch.completed_at_ms is not None and batch.checkpointed_at_ms is None
+    if is_missing and checkpoint_is_due(run.stream_context, run.batch_time_ms):
         raise BatchNotCheckpointedError(
             f"Batch {at} of stream {run.stream.name!r} completed without a checkpoint, so its log is kept.",
             remedy="See why the checkpoint failed (the task 'checkpoint' has its own log), and clear it.",

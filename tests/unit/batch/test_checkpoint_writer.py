@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -35,12 +36,22 @@ def test_a_failed_batch_is_not_checkpointed_and_the_others_are(receiving: Receiv
     assert receiving.ledger.batches.get("shop", T2).checkpointed_at_ms is not None
 
 
-def test_a_checkpoint_is_due_at_multiples_of_its_interval(receiving: Receiving) -> None:
-    stream = receiving.stream.model_copy(update={"checkpoint_interval": receiving.stream.batch_interval * 2})
-    receiving.clock.advance(30_000)
-    times = [START_MS + 10_000, START_MS + 20_000, START_MS + 30_000]
-    written = [write_checkpoint(receiving.context_of(stream), time) for time in times]
-    assert [checkpoint is not None for checkpoint in written] == [time % 20_000 == 0 for time in times]
+@pytest.mark.parametrize(
+    ("seconds", "due"),
+    [
+        pytest.param([60, 70, 80, 110, 120, 130], [60, 120], id="at multiples of its interval"),
+        pytest.param([50, 70, 90, 110, 130, 150], [50, 70, 130], id="in each interval, if no batch ends one"),
+        pytest.param([10, 610, 620], [10, 610], id="at the first batch, and after a pause"),
+        pytest.param([120, 130, 20, 30, 140], [120, 20, 140], id="when an old batch is run again"),
+        pytest.param([60, 60], [60, 60], id="when the last batch is run again"),
+    ],
+)
+def test_a_checkpoint_is_due(receiving: Receiving, seconds: list[int], due: list[int]) -> None:
+    context = receiving.context_of(receiving.stream.model_copy(update={"checkpoint_interval": timedelta(minutes=1)}))
+    minute_ms = START_MS - START_MS % 60_000
+    receiving.clock.advance(3_600_000)
+    written = [write_checkpoint(context, minute_ms + second * 1_000) for second in seconds]
+    assert [second for second, checkpoint in zip(seconds, written, strict=True) if checkpoint is not None] == due
 
 
 def test_ten_checkpoints_stay_and_a_damaged_one_is_passed_over(receiving: Receiving) -> None:
