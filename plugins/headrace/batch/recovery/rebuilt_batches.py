@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.batch.manifest import ManifestError
 from headrace.batch.recovery.folder_contents import FolderContents, is_done
-from headrace.batch.recovery.found_manifests import FoundManifest, listed_spans
+from headrace.batch.recovery.found_manifests import FoundManifest, Place, Span, listed_spans
 from headrace.blocks import BlockHandle, BlockInfo
 from headrace.clock import time_text
 from headrace.ledger.allocations import late_records
@@ -44,8 +45,15 @@ def rebuild_batches(
     Raises:
         ManifestError: a batch's manifest is missing or damaged. Without it the batch's records would go into another.
     """
-    finder = _Finder(contents, stream, accepted, folder_url=folder_url, coalesces=coalesces, now_ms=now_ms)
     saved = {} if contents.saved is None else contents.saved.batches
+    left = _left_manifests(contents.manifests, saved)
+    counting = {time_ms: found for time_ms, found in contents.manifests.items() if time_ms not in left}
+    contents = dataclasses.replace(contents, manifests=counting)
+    finder = _Finder(contents, stream, accepted, folder_url=folder_url, coalesces=coalesces, now_ms=now_ms)
+    finder.notices += [
+        f"The manifest of batch {time_text(time_ms)} does not count: batch {time_text(by_ms)} took its records over."
+        for time_ms, by_ms in left.items()
+    ]
     for batch_time_ms in sorted({*saved, *contents.manifests}):
         if batch_time_ms in saved:
             finder.known(batch_time_ms)
@@ -255,6 +263,38 @@ class _Finder:
                 taken.append(FoundBlock(info, own_ms))
         self.blocks += taken
         return taken
+
+
+def _left_manifests(
+    manifests: Mapping[int, Sequence[FoundManifest]], saved: Mapping[int, FoundBatch]
+) -> dict[int, int]:
+    """The times whose manifest was written by an allocation that did not get to the ledger, and all whose records are
+    in the batch of a later time, by which they were absorbed; with that time."""
+    listed: dict[Place, list[tuple[Span, int]]] = defaultdict(list)
+    for time_ms, of_time in manifests.items():
+        for place, span in {each for found in of_time for each in found.spans}:
+            listed[place].append((span, time_ms))
+    left: dict[int, int] = {}
+    for spans in listed.values():
+        reached_until, reached_ms = 0, 0
+        for (start, until), time_ms in sorted(spans):
+            if start < reached_until:
+                earlier_ms, later_ms = sorted((time_ms, reached_ms))
+                if earlier_ms not in saved and _holds_all(manifests[later_ms], manifests[earlier_ms]):
+                    left[earlier_ms] = later_ms
+            if until >= reached_until:
+                reached_until, reached_ms = until, time_ms
+    return left
+
+
+def _holds_all(later: Sequence[FoundManifest], earlier: Sequence[FoundManifest]) -> bool:
+    """Whether each manifest of one time lists all that any of another time lists."""
+    return all(
+        any(other_place == place and other[0] <= span[0] and span[1] <= other[1] for other_place, other in found.spans)
+        for found in later
+        for each in earlier
+        for place, span in each.spans
+    )
 
 
 def first_batch_time(stream: StreamRow, info: BlockInfo) -> int:

@@ -159,6 +159,8 @@ def _with_batch_times(
     """
     claimed = {batch.row.batch_time_ms for batch in batches.batches}
     of_batches = {block.info.handle: block.batch_time_ms for block in batches.blocks}
+    # What followed an absorbed time in a partition follows the batch that absorbed it.
+    owners = {batch.row.batch_time_ms: batch.row.absorbed_by_ms or batch.row.batch_time_ms for batch in batches.batches}
     saved = contents.saved
     known = {} if saved is None else {r.receiver_id: (r.epoch, r.last_accepted_sequence) for r in saved.receivers}
     moved = {} if saved is None else {_identity(block): block.batch_time_ms for block in saved.moved_blocks}
@@ -183,7 +185,7 @@ def _with_batch_times(
                 batch_time_ms += stream.batch_interval_ms
             unclaimed.append(FoundBlock(info, batch_time_ms))
         for place in of_block:
-            latest[place] = max(latest[place], batch_time_ms)
+            latest[place] = max(latest[place], owners.get(batch_time_ms, batch_time_ms))
     # Each batch's blocks keep their manifest's order, so that the same manifest can be written again.
     runs: dict[tuple[int, str], list[BlockHandle]] = defaultdict(list)
     for block in batches.blocks:

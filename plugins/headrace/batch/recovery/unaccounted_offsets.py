@@ -73,7 +73,8 @@ class _Finder:
 
     def end(self, place: Place, row: PositionRow) -> int:
         """The offset up to which the folder's contents confirm the partition's position."""
-        reached = max((until for _, until in self._pieces[place]), default=0)
+        # Manifests of batches that were removed from the history are gone.
+        reached = max((until for _, until in self._pieces[place]), default=row.kept_from)
         at_checkpoint = self._at_checkpoint.get(place)
         if at_checkpoint is not None:
             beyond = (max(reached, at_checkpoint.starting_offset), at_checkpoint.next_offset)

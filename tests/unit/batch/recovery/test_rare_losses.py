@@ -1,0 +1,126 @@
+"""Ledgers that were lost soon after something rare, on a stream whose every step is given."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.batch.conftest import PARTITION, START_MS, T1, T2, Receiving
+
+from headrace.batch import history_files, old_batches
+from headrace.batch.allocation import allocate
+from headrace.batch.checkpoint_writer import checkpoint_now
+from headrace.batch.cleanup import clean_up
+from headrace.batch.recovery.recover import Recovered, recover
+from headrace.fsck.coverage import check_coverage
+from headrace.ledger import Ledger
+from headrace.ledger.states import BatchState
+from headrace.stream import Limits
+
+T4 = START_MS + 40_000
+
+
+@pytest.fixture
+def lost(receiving: Receiving, tmp_path: Path) -> Any:
+    """Loses the ledger. Returns the rebuilt one, and what was done."""
+    opened = []
+
+    def lose() -> tuple[Ledger, Recovered]:
+        receiving.writer.close(receiving.accepted)
+        ledger = Ledger.open(f"sqlite:///{tmp_path}/new.db", clock=receiving.clock)
+        opened.append(ledger)
+        return ledger, recover("shop", ledger, receiving.storage.below("shop"), definition=receiving.stream, force=True)
+
+    yield lose
+    for ledger in opened:
+        ledger.close()
+
+
+def batches(ledger: Ledger) -> dict[int, tuple[BatchState, list[tuple[int, int]]]]:
+    return {
+        row.batch_time_ms: (
+            row.state,
+            [(each.from_offset, each.until_offset) for each in ledger.batches.inputs("shop", row.batch_time_ms)],
+        )
+        for row in ledger.batches.page("shop", 100)
+    }
+
+
+class KilledError(BaseException):
+    """The worker is killed."""
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+@pytest.mark.parametrize("more", [True, False])
+def test_the_manifest_of_a_time_that_a_later_batch_took_over_does_not_count(
+    receiving: Receiving, lost: Any, monkeypatch: pytest.MonkeyPatch, more: bool, checkpointed: bool
+) -> None:
+    receiving.store(10)
+    receiving.clock.advance(10_000)
+    if checkpointed:
+        checkpoint_now(receiving.context, T1)
+
+    def killed(*_args: Any, **_options: Any) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(receiving.ledger.allocations, "allocate", killed)
+        with pytest.raises(KilledError):
+            allocate(receiving.context, T1, takes_over=True)
+    if more:
+        receiving.store(10)
+    receiving.clock.advance(10_000)
+    allocate(receiving.context, T2, takes_over=True)
+    before = batches(receiving.ledger)
+    ledger, recovered = lost()
+    assert batches(ledger) == before == {
+        T1: (BatchState.ABSORBED, []), T2: (BatchState.ALLOCATED, [(0, 20 if more else 10)]),
+    }  # fmt: skip
+    assert any("took its records over" in notice for notice in recovered.notices)
+    assert check_coverage(ledger.snapshots.take("shop"))[0] == []
+
+
+def test_a_late_block_follows_the_batch_that_was_sealed_before_it(receiving: Receiving, lost: Any) -> None:
+    checkpoint_now(receiving.context, START_MS)
+    receiving.store(10)
+    receiving.clock.advance(45_000)
+    allocate(receiving.context, T4, takes_over=True)
+    # Cut at 25 s, and stored after that batch's allocation.
+    receiving.store(10, cut_time_ms=START_MS + 25_000)
+    before = [(each.batch_time_ms, each.records) for each in receiving.ledger.blocks.unclaimed("shop")]
+    assert before == [(START_MS + 50_000, 10)]
+    ledger, _ = lost()
+    assert [(each.batch_time_ms, each.records) for each in ledger.blocks.unclaimed("shop")] == before
+
+
+def test_a_partition_whose_batches_left_the_history_keeps_its_position(
+    receiving: Receiving, lost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_files, "FILED", 2)
+    monkeypatch.setattr(old_batches, "_SLACK_BATCHES", 0)
+    limits = Limits(history=timedelta(seconds=60))
+    receiving.stream = receiving.stream.model_copy(update={"limits": limits, "remember": timedelta(seconds=20)})
+    receiving.store(1_000)
+    for number in range(1, 25):
+        for path in receiving.writer.close(receiving.accepted):
+            receiving.ledger.segments.closed(receiving.lease, path)
+        receiving.new_segment()
+        receiving.clock.advance(10_000)
+        time_ms = START_MS + number * 10_000
+        allocate(receiving.context, time_ms)
+        receiving.complete(time_ms)
+        checkpoint_now(receiving.context, time_ms)
+        clean_up(receiving.context)
+    (position,) = receiving.ledger.positions.all("shop")
+    assert (position.next_offset, position.removed_until_offset) == (1_000, 1_000)
+    # The next block was not durable: zeros, which may have held anything.
+    receiving.store(1)
+    receiving.writer.close(receiving.accepted)
+    (segment,) = receiving.segments()
+    path = tmp_path / "storage" / segment
+    path.write_bytes(bytes(path.stat().st_size))
+    ledger, _ = lost()
+    (found,) = ledger.positions.all("shop")
+    assert (found.partition, found.next_offset) == (PARTITION, 1_000)
