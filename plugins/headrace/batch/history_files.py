@@ -2,9 +2,9 @@
 
 A checkpoint is by default written after every batch. It holds only batches that are in no history file, so it does not
 grow with the number of batches in the log or the ledger. A history file is written once, as a document with
-a checksum (`headrace.batch.checksummed_json`), and named by its number, which is the ledger's time. A batch that
-changes later (run again, replayed) is in checkpoints again, and then in a file with a higher number: the newest copy of
-a batch counts.
+a checksum (`headrace.batch.checksummed_json`), and named by its number. This is the ledger's time, or more if the clock
+was set back: numbers always grow. A batch that changes later (run again, replayed) is in checkpoints again, and then in
+a file with a higher number: the newest copy of a batch counts.
 """
 
 from __future__ import annotations

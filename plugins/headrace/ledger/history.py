@@ -49,14 +49,15 @@ class History(Repository):
         """Mark the oldest ``count`` unfiled batches that are completed and checkpointed, abandoned or absorbed.
 
         Returns the number of the file to write and the batches; None while there are fewer. The number is the ledger's
-        time, and above ``after``.
+        time, above ``after``, and not below the stream's ``history_from``: a rebuild ignores files with lower numbers.
         """
         with self._database.write_stream(stream) as (connection, locked):
             query = select(batches).where(batches.c.stream == stream, batches.c.history <= 0, _SETTLED)
             rows = connection.execute(query.order_by(batches.c.batch_time_ms).limit(count)).all()
             if len(rows) < count:
                 return None
-            number = max(locked.now_ms, after + 1)
+            # The clock may have been ahead when ``history_from`` was noted.
+            number = max(locked.now_ms, after + 1, locked.row.history_from)
             for part in chunks([row.batch_time_ms for row in rows]):
                 connection.execute(
                     update(batches)

@@ -74,6 +74,13 @@ def end(receiving: Receiving, time_ms: int) -> None:
     clean_up(receiving.context_of(stream))
 
 
+def remove_before(receiving: Receiving, number: int) -> None:
+    before_ms = START_MS + number * INTERVAL_MS
+    while receiving.ledger.removal.remove_batches("shop", before_ms):
+        pass
+    assert times(receiving.ledger)[0] == before_ms
+
+
 def times(ledger: Ledger, name: str = "shop") -> list[int]:
     return [row.batch_time_ms for row in ledger.batches.page(name, 1_000, oldest_first=True)]
 
@@ -81,6 +88,15 @@ def times(ledger: Ledger, name: str = "shop") -> list[int]:
 def rows(ledger: Ledger, table: Any) -> int:
     with ledger.streams._database.read() as connection:
         return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def rebuilt_times(receiving: Receiving, folder: Path) -> list[int]:
+    """The batch times in a ledger that is rebuilt from a last checkpoint."""
+    checkpoint_now(receiving.context, receiving.clock.now_ms())
+    with Ledger.open(f"sqlite:///{folder}/new.db", clock=receiving.clock) as ledger:
+        recover("shop", ledger, receiving.storage.below("shop"), force=True)
+        assert findings(ledger) == []
+        return times(ledger)
 
 
 def findings(ledger: Ledger, name: str = "shop") -> list[Any]:
@@ -179,6 +195,33 @@ def test_the_last_batches_of_a_stream_that_has_stopped_stay(receiving: Receiving
     left = times(receiving.ledger)
     assert left == before[-len(left) :]
     assert left[0] <= before[-1] - HISTORY // timedelta(milliseconds=1)
+
+
+def test_a_rebuilt_ledger_has_all_batches_although_the_clock_was_ahead_during_a_removal(
+    receiving: Receiving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_files, "FILED", 8)
+    run(receiving, range(1, 12))
+    true_ms = receiving.clock.now_ms
+    with monkeypatch.context() as ahead:
+        ahead.setattr(receiving.clock, "now_ms", lambda: true_ms() + 3_600_000)
+        # All that are in a file: so no file is needed.
+        remove_before(receiving, 9)
+        receiving.ledger.removal.note_history("shop")
+    # The next removal notes the right number again: it comes later.
+    receiving.stream = receiving.stream.model_copy(update={"limits": Limits(history=None)})
+    run(receiving, range(12, 20))
+    assert rebuilt_times(receiving, tmp_path) == times(receiving.ledger)
+
+
+def test_a_file_that_is_written_while_the_files_before_it_become_needless_is_needed(receiving: Receiving) -> None:
+    run(receiving, range(1, 8))
+    history = receiving.ledger.history
+    begun = history.begin_filing("shop", 1)
+    assert begun is not None
+    receiving.clock.advance(1)
+    remove_before(receiving, 5)
+    assert receiving.ledger.removal.note_history("shop") == begun[0]
 
 
 def test_without_a_limit_everything_stays(receiving: Receiving) -> None:
