@@ -102,11 +102,11 @@ def _remove_files(row: StreamRow, ledger: Ledger, folder: LogStorage) -> int:
         # The checkpoint is deleted once there are ten newer ones.
         logger.info("%s: files of removed batches stay: %s", row.name, error)
         return 0
-    until_ms = state.get("removed_until_ms", 0)
+    from_ms, until_ms = state.get("removed_from_ms", 0), state.get("removed_until_ms", 0)
     if until_ms <= row.removed_files_ms:
         return 0
-    gone = [path for path in folder.paths(FOLDER) if _is_of(row, manifest_time(path), until_ms)]
-    gone += [path for path in folder.paths(SENT_FOLDER) if _is_of(row, _sent_time(path), until_ms)]
+    gone = [path for path in folder.paths(FOLDER) if _is_within(from_ms, manifest_time(path), until_ms)]
+    gone += [path for path in folder.paths(SENT_FOLDER) if _is_within(from_ms, _sent_time(path), until_ms)]
     gone += [history_path(number) for number in history_numbers(folder) if number < state.get("history_from", 0)]
     for path in gone:
         folder.delete(path)
@@ -114,8 +114,8 @@ def _remove_files(row: StreamRow, ledger: Ledger, folder: LogStorage) -> int:
     return len(gone)
 
 
-def _is_of(row: StreamRow, batch_time_ms: int | None, until_ms: int) -> bool:
-    return batch_time_ms is not None and batch_time_ms <= until_ms and row.has_removed(batch_time_ms)
+def _is_within(from_ms: int, batch_time_ms: int | None, until_ms: int) -> bool:
+    return batch_time_ms is not None and from_ms <= batch_time_ms <= until_ms
 
 
 def _sent_time(path: str) -> int | None:

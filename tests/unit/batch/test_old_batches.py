@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from typer.testing import CliRunner
 
 from headrace.batch import history_files, old_batches
 from headrace.batch.allocation import allocate
+from headrace.batch.build_from_kafka import build_from_kafka
 from headrace.batch.checkpoint import KEEP
 from headrace.batch.checkpoint_writer import checkpoint_now
 from headrace.batch.cleanup import clean_up
@@ -28,13 +29,14 @@ from headrace.fsck.stream_check import check_stream
 from headrace.ledger import Ledger
 from headrace.ledger import removal as ledger_removal
 from headrace.ledger.errors import BatchRemovedError
-from headrace.ledger.models import batch_attempts, batch_inputs, batch_outputs, batches, segments
+from headrace.ledger.models import batch_attempts, batch_inputs, batch_outputs, batches, positions, segments
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream.errors import StreamDefinitionError
 
-from .conftest import START_MS, Receiving, take
+from .conftest import PARTITION, START_MS, Receiving, take
 from .life import LEASE_MS, NAME, Life
 from .recovery.ledger_contents import contents
+from .test_build_from_kafka import FakeOffsets
 
 INTERVAL_MS = 10_000
 HISTORY = timedelta(seconds=60)
@@ -54,6 +56,36 @@ def receiving(tmp_path: Path) -> Iterator[Receiving]:
     source.stream = source.stream.model_copy(update={"limits": Limits(history=HISTORY)})
     yield source
     source.ledger.close()
+
+
+class Building:
+    """A stream that began at offset 1,000. Kafka has one record for each second before it began."""
+
+    def __init__(self, receiving: Receiving) -> None:
+        self.receiving = receiving
+        receiving.position = 1_000
+        with receiving.ledger.streams._database.write() as connection:
+            connection.execute(update(positions).values(next_offset=1_000, starting_offset=1_000))
+        timestamps = {0: [START_MS - (1_000 - offset) * 1_000 for offset in range(1_000)]}
+        self.offsets = FakeOffsets(timestamps, PARTITION.topic_id)
+
+    def build(self, number: int) -> None:
+        """Build a batch from Kafka, and take it to its end."""
+        time_ms = START_MS + number * INTERVAL_MS
+        batch = build_from_kafka(self.receiving.context, time_ms, offsets_of=lambda _: self.offsets).batch
+        assert (batch.built, batch.records) == (True, 10)
+        self.receiving.complete(time_ms)
+        end(self.receiving, time_ms)
+
+    def times(self) -> list[int]:
+        """The times of the built batches that there are, oldest first."""
+        page = self.receiving.ledger.batches.page("shop", 1_000, oldest_first=True)
+        return [row.batch_time_ms for row in page if row.built]
+
+
+@pytest.fixture
+def built(receiving: Receiving) -> Building:
+    return Building(receiving)
 
 
 def run(receiving: Receiving, numbers: range) -> None:
@@ -222,6 +254,92 @@ def test_a_file_that_is_written_while_the_files_before_it_become_needless_is_nee
     receiving.clock.advance(1)
     remove_before(receiving, 5)
     assert receiving.ledger.removal.note_history("shop") == begun[0]
+
+
+def test_a_backfill_from_kafka_goes_on_after_the_stream_has_removed_batches(built: Building) -> None:
+    receiving = built.receiving
+    run(receiving, range(1, 20))
+    removed = receiving.ledger.streams.get("shop")
+    assert removed.removed_until_ms > START_MS
+    for number in range(-30, 0):
+        built.build(number)
+    assert built.times() == [START_MS + number * INTERVAL_MS for number in range(-30, 0)]
+    after = receiving.ledger.streams.get("shop")
+    assert (after.removed_from_ms, after.removed_until_ms) == (removed.removed_from_ms, removed.removed_until_ms)
+    assert findings(receiving.ledger) == []
+
+
+def test_batches_built_from_kafka_are_removed_when_they_completed_longer_ago_than_the_history(
+    built: Building, tmp_path: Path
+) -> None:
+    receiving = built.receiving
+    run(receiving, range(1, 16))
+    for number in range(-6, 0):
+        built.build(number)
+    run(receiving, range(16, 20))
+    assert len(built.times()) == 6
+    run(receiving, range(20, 36))
+    assert built.times() == []
+    assert receiving.ledger.streams.get("shop").removed_from_ms == START_MS - 6 * INTERVAL_MS
+    kept = [path for path in receiving.storage.below("shop").paths("manifests") if int(path[10:23]) < START_MS]
+    assert kept == []
+    with pytest.raises(BatchRemovedError):
+        built.build(-3)
+    built.build(-7)
+    assert rebuilt_times(receiving, tmp_path) == times(receiving.ledger)
+
+
+def test_a_built_batch_that_is_kept_holds_only_the_built_ones_before_it(built: Building, tmp_path: Path) -> None:
+    receiving = built.receiving
+    run(receiving, range(1, 16))
+    for number in (-1, -4, -3):
+        built.build(number)
+    run(receiving, range(16, 20))
+    # The last one to complete: the batches on both sides of it are old before it is.
+    built.build(-2)
+    run(receiving, range(20, 25))
+    assert built.times() == [START_MS + number * INTERVAL_MS for number in (-4, -3, -2)]
+    row = receiving.ledger.streams.get("shop")
+    assert row.removed_from_ms == START_MS - INTERVAL_MS
+    assert row.removed_until_ms > START_MS + 15 * INTERVAL_MS
+    built.build(-5)
+    assert rebuilt_times(receiving, tmp_path) == times(receiving.ledger)
+
+
+def test_a_built_batch_that_runs_again_is_not_removed(built: Building) -> None:
+    receiving = built.receiving
+    with_slots = Limits(history=HISTORY, max_concurrent_batches=2)
+    receiving.stream = receiving.stream.model_copy(update={"limits": with_slots})
+    receiving.ledger.streams.register(
+        "shop", receiving.stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200, max_concurrent_batches=2
+    )
+    run(receiving, range(1, 16))
+    for number in (-1, -2):
+        built.build(number)
+    again_ms = START_MS - 2 * INTERVAL_MS
+    receiving.ledger.replays.begin(
+        "shop",
+        again_ms,
+        target="again",
+        definition='{"outputs": [{"id": "console"}]}',
+        outputs=["console"],
+        holder="test",
+        way="connect",
+        lease_ms=3_600_000,
+    )
+    run(receiving, range(16, 28))
+    assert built.times() == [again_ms]
+
+
+def test_the_first_batch_to_be_removed_is_one_that_was_received(built: Building) -> None:
+    receiving = built.receiving
+    for number in range(-6, 0):
+        built.build(number)
+    run(receiving, range(1, 5))
+    receiving.clock.advance(1_000_000)
+    assert receiving.ledger.removal.remove_batches("shop", START_MS + 2 * INTERVAL_MS) == 1
+    assert receiving.ledger.streams.get("shop").removed_from_ms == START_MS + INTERVAL_MS
+    assert len(built.times()) == 6
 
 
 def test_without_a_limit_everything_stays(receiving: Receiving) -> None:
