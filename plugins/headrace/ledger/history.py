@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import and_, case, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, update
 
 from headrace.ledger.attempt_statements import wrote_output
 from headrace.ledger.database import Repository, chunks
@@ -28,12 +28,34 @@ from headrace.ledger.models import (
     streams,
     unclaimed_times,
 )
-from headrace.ledger.states import AttemptState, BatchState
+from headrace.ledger.states import UNFINISHED, AttemptState, BatchState
 
-_SETTLED = or_(
-    and_(batches.c.state == BatchState.COMPLETED, batches.c.checkpointed_at_ms.is_not(None)),
-    batches.c.state.in_((BatchState.ABANDONED, BatchState.ABSORBED)),
-)
+
+def _settled(now_ms: int) -> ColumnElement[bool]:
+    """Whether a batch may be filed: completed and checkpointed, abandoned or absorbed; or repeated without success.
+
+    A repetition of a batch whose log was deleted reads Kafka, which may have deleted the records too. Then the batch
+    can neither complete again nor be abandoned, and must not stop the removal of later ones. A live attempt may still
+    complete it.
+    """
+    live = exists().where(
+        batch_attempts.c.stream == batches.c.stream,
+        batch_attempts.c.batch_time_ms == batches.c.batch_time_ms,
+        batch_attempts.c.state == AttemptState.RUNNING,
+        batch_attempts.c.lease_until_ms > now_ms,
+    )
+    checkpointed = batches.c.checkpointed_at_ms.is_not(None)
+    return or_(
+        and_(batches.c.state == BatchState.COMPLETED, checkpointed),
+        batches.c.state.in_((BatchState.ABANDONED, BatchState.ABSORBED)),
+        and_(
+            batches.c.state.in_(UNFINISHED),
+            batches.c.steps.is_not(None),
+            checkpointed,
+            batches.c.cleaned_at_ms.is_not(None),
+            ~live,
+        ),
+    )
 
 
 class History(Repository):
@@ -46,13 +68,13 @@ class History(Repository):
             return [BatchRow.from_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms))]
 
     def begin_filing(self, stream: str, count: int, *, after: int = 0) -> tuple[int, list[BatchRow]] | None:
-        """Mark the oldest ``count`` unfiled batches that are completed and checkpointed, abandoned or absorbed.
+        """Mark the oldest ``count`` unfiled batches that are settled (see `_settled`).
 
         Returns the number of the file to write and the batches; None while there are fewer. The number is the ledger's
         time, above ``after``, and not below the stream's ``history_from``: a rebuild ignores files with lower numbers.
         """
         with self._database.write_stream(stream) as (connection, locked):
-            query = select(batches).where(batches.c.stream == stream, batches.c.history <= 0, _SETTLED)
+            query = select(batches).where(batches.c.stream == stream, batches.c.history <= 0, _settled(locked.now_ms))
             rows = connection.execute(query.order_by(batches.c.batch_time_ms).limit(count)).all()
             if len(rows) < count:
                 return None

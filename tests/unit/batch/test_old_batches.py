@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from headrace.batch import history_files, old_batches
 from headrace.batch.allocation import allocate
 from headrace.batch.build_from_kafka import build_from_kafka
-from headrace.batch.checkpoint import KEEP
+from headrace.batch.checkpoint import KEEP, checkpoint_paths
 from headrace.batch.checkpoint_writer import checkpoint_now
 from headrace.batch.cleanup import clean_up
 from headrace.batch.history_files import history_numbers
@@ -26,10 +26,10 @@ from headrace.clock import time_text
 from headrace.errors import Failure
 from headrace.fsck.findings import Problem
 from headrace.fsck.stream_check import check_stream
-from headrace.ledger import Ledger
+from headrace.ledger import BatchState, Ledger
 from headrace.ledger import removal as ledger_removal
 from headrace.ledger.errors import BatchRemovedError
-from headrace.ledger.models import batch_attempts, batch_inputs, batch_outputs, batches, positions, segments
+from headrace.ledger.models import Attempt, batch_attempts, batch_inputs, batch_outputs, batches, positions, segments
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream.errors import StreamDefinitionError
 
@@ -217,6 +217,66 @@ def test_a_batch_that_runs_again_is_not_removed(receiving: Receiving) -> None:
     run(receiving, range(9, 19))
     assert attempt.number == 2
     assert times(receiving.ledger)[0] == again_ms
+
+
+def repeat(receiving: Receiving, number: int, *, lease_ms: int = 1_000) -> Attempt:
+    """Begin an attempt at a batch that has completed."""
+    time_ms = START_MS + number * INTERVAL_MS
+    return receiving.ledger.attempts.begin(
+        "shop", time_ms, holder="a person", way="connect", lease_ms=lease_ms, force=True
+    )
+
+
+@pytest.mark.parametrize("ending", ["failed", "killed"])
+def test_an_old_batch_that_was_repeated_without_success_does_not_stop_the_removal(
+    receiving: Receiving, tmp_path: Path, ending: str
+) -> None:
+    run(receiving, range(1, 6))
+    attempt = repeat(receiving, 2)
+    if ending == "failed":
+        receiving.ledger.attempts.fail(attempt, "Kafka no longer has [1, 2)")
+    receiving.clock.advance(2_000)
+    run(receiving, range(6, 9))
+    row = receiving.ledger.batches.get("shop", START_MS + 2 * INTERVAL_MS)
+    assert row.state is {"failed": BatchState.FAILED, "killed": BatchState.RUNNING}[ending]
+    assert row.batch_time_ms not in [each.batch_time_ms for each in receiving.ledger.history.unfiled("shop")]
+    assert findings(receiving.ledger) == []
+    assert rebuilt_times(receiving, tmp_path) == times(receiving.ledger)
+    run(receiving, range(9, 16))
+    assert times(receiving.ledger)[0] > row.batch_time_ms
+    assert findings(receiving.ledger) == []
+
+
+def test_an_old_batch_that_was_repeated_without_success_stays_so_in_a_rebuilt_ledger(
+    receiving: Receiving, tmp_path: Path
+) -> None:
+    run(receiving, range(1, 6))
+    receiving.ledger.attempts.fail(repeat(receiving, 2), "Kafka no longer has [1, 2)")
+    run(receiving, range(6, 8))
+    time_ms, folder = START_MS + 2 * INTERVAL_MS, receiving.storage.below("shop")
+    # The newest checkpoint is damaged. The log says nothing of the batch: it was deleted when the batch had completed.
+    path = checkpoint_paths(folder)[-1]
+    folder.delete(path)
+    folder.write_atomically(path, b"damaged")
+    with Ledger.open(f"sqlite:///{tmp_path}/new.db", clock=receiving.clock) as ledger:
+        recover("shop", ledger, folder, force=True)
+        assert ledger.batches.get("shop", time_ms).state is BatchState.FAILED
+        assert findings(ledger) == []
+
+
+def test_a_batch_that_is_being_repeated_is_not_filed_before_the_attempt_ends(receiving: Receiving) -> None:
+    with_slots = Limits(history=HISTORY, max_concurrent_batches=2)
+    receiving.stream = receiving.stream.model_copy(update={"limits": with_slots})
+    receiving.ledger.streams.register(
+        "shop", receiving.stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200, max_concurrent_batches=2
+    )
+    run(receiving, range(1, 6))
+    attempt = repeat(receiving, 2, lease_ms=3_600_000)
+    run(receiving, range(6, 16))
+    time_ms = START_MS + 2 * INTERVAL_MS
+    assert time_ms in [row.batch_time_ms for row in receiving.ledger.history.unfiled("shop")]
+    receiving.ledger.attempts.record_output(attempt, "console", {"printed": 1})
+    assert receiving.ledger.attempts.complete(attempt).state is BatchState.COMPLETED
 
 
 def test_the_last_batches_of_a_stream_that_has_stopped_stay(receiving: Receiving) -> None:

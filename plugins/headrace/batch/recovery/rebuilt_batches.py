@@ -110,7 +110,8 @@ class _Finder:
         if row.state is BatchState.COMPLETED and row.checkpointed_at_ms is None and self._is_gone(found):
             # Its log was deleted, so a checkpoint holds it: this one.
             row = dataclasses.replace(row, checkpointed_at_ms=self._now_ms)
-        if not is_done(row) and self._was_deleted(found):
+        # The log of a cleaned batch was deleted when it had completed; it was repeated since.
+        if not is_done(row) and row.cleaned_at_ms is None and self._was_deleted(found):
             # A newer checkpoint, which is damaged, recorded it as finished.
             row = self._as_over(row, is_cleaned=not taken)
         elif row.state is BatchState.RUNNING:
