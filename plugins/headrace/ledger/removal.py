@@ -87,12 +87,15 @@ class Removal(Repository):
     def note_history(self, stream: str) -> int:
         """Find the oldest history file that still holds a batch, and note its number, which is returned."""
         with self._database.write_stream(stream) as (connection, locked):
+            of_stream = batches.c.stream == stream
             # Below 0: the batch is being written into that file, which is needed as soon as it is there.
-            query = select(func.min(func.abs(batches.c.history))).where(
-                batches.c.stream == stream, batches.c.history != 0
+            queries = (
+                select(func.min(batches.c.history)).where(of_stream, batches.c.history > 0),
+                select(-func.max(batches.c.history)).where(of_stream, batches.c.history < 0),
             )
+            numbers = [number for query in queries if (number := connection.execute(query).scalar_one()) is not None]
             # If no file holds a batch, none is needed: later files do not have lower numbers.
-            number = connection.execute(query).scalar_one() or locked.now_ms
+            number = min(numbers, default=locked.now_ms)
             connection.execute(update(streams).where(streams.c.name == stream).values(history_from=number))
             return int(number)
 
