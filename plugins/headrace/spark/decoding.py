@@ -49,8 +49,9 @@ class DecodedInput:
 def decode_input(records: DataFrame, source: Input) -> DecodedInput:
     """Apply the input's decoders to its records (``wal_source.RECORD_SCHEMA``).
 
-    A null stays null: a tombstone is not a decoding error. JSON must be an object that fits the schema: a field of
-    another type makes the record undecodable, a missing field is null, an additional field is dropped.
+    A null stays null: a tombstone is not a decoding error. JSON must be one object that fits the schema: a field of
+    another type, or text after the object, makes the record undecodable; a missing field is null, an additional field
+    is dropped.
 
     The observation also keeps Spark from copying the decoding into each column and condition that uses it: Spark moves
     neither past it. Without it the JSON of a record was parsed once for each of its fields: 14 s of processor time for
@@ -69,11 +70,8 @@ def decode_input(records: DataFrame, source: Input) -> DecodedInput:
     problems: list[Column] = []
     for name, (decoder, attempt) in attempts.items():
         staged = staged.withColumn(attempt, _attempt(F.col(name), decoder))
-        problems.append(
-            F.when(
-                F.col(name).isNotNull() & _failed(F.col(attempt), decoder), F.lit(f"the {name} is {_wanted(decoder)}")
-            )
-        )
+        failed = F.col(name).isNotNull() & _failed(F.col(name), F.col(attempt), decoder)
+        problems.append(F.when(failed, F.lit(f"the {name} is {_wanted(decoder)}")))
     staged = staged.withColumn(REASON, F.concat_ws("; ", *problems))
     bad = staged.where(F.col(REASON) != "")
     observation = _observation(records)
@@ -131,10 +129,25 @@ def _attempt(column: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:
     return F.from_json(text, StructType(schema.fields).add(_CORRUPT, StringType()), options)
 
 
-def _failed(attempt: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:
+def _failed(column: Column, attempt: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:
     if isinstance(decoder, Utf8Decoder):
         return attempt.isNull()
-    return attempt.isNull() | attempt[_CORRUPT].isNotNull()
+    return attempt.isNull() | attempt[_CORRUPT].isNotNull() | _is_more_than_one(column)
+
+
+def _is_more_than_one(column: Column) -> Column:
+    """Whether something follows the first JSON object of the text, such as another one in a record of several lines.
+
+    `from_json` ignores what follows. Most objects end with their first "}", which costs a tenth of the parsing; others
+    are parsed once more, as the only element of an array.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    text = column.cast("string")
+    ends_at_once = F.octet_length(F.substring_index(text, "}", 1)) + 1 == F.octet_length(text)
+    array = F.concat(F.lit("["), F.try_validate_utf8(text), F.lit("]"))
+    values = F.size(F.from_json(array, f"ARRAY<STRUCT<{_CORRUPT}: STRING>>"))
+    return F.when(ends_at_once, F.lit(False)).otherwise(F.coalesce(values, F.lit(0)) != 1)
 
 
 def _result(attempt: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:

@@ -94,14 +94,6 @@ def test_a_fault_of_the_index_fails_the_batch_and_leaves_no_dead_letter(real: An
     assert not real.ask("GET", f"/{real.name}-dead-letters*/_settings")
 
 
-def test_a_document_that_a_pipeline_drops_is_counted(real: Any, rows: Any) -> None:
-    drop = {"drop": {"if": "ctx.n == 2"}}
-    real.ask("PUT", f"/_ingest/pipeline/{real.name}", {"processors": [drop]})
-    real.ask("PUT", f"/{real.name}", {"settings": {"index.default_pipeline": real.name}})
-    counts = real.index(rows([b'{"n": 1}', b'{"n": 2}', b'{"n": 3}']))
-    assert (counts.created, counts.updated, counts.dropped) == (2, 0, 1)
-
-
 def test_a_missing_shard_is_reported_before_the_client_gives_up(
     real: Any, rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
