@@ -364,9 +364,9 @@ def test_an_id_that_does_not_lead_to_a_record_says_which_form_is_needed(make_sho
 
     url = "http://127.0.0.1:1"
     assert "topic+partition+offset" in refused(make_shop(outputs=ElasticsearchOutput(hosts=url, index="a")), "cup")
-    by_columns = ElasticsearchOutput(hosts=url, index="a", document_ids=ColumnIds(columns=("word",)))
+    by_columns = ElasticsearchOutput(hosts=url, index="a", transform="m:f", document_ids=ColumnIds(columns=("word",)))
     assert "--key" in refused(make_shop(outputs=by_columns), "cup+1700000010000")
-    by_field = ElasticsearchOutput(hosts=url, index="a", document_ids=KeyIds(version_from="n"))
+    by_field = ElasticsearchOutput(hosts=url, index="a", transform="m:f", document_ids=KeyIds(version_from="n"))
     assert "versions in a are those of 'n'" in refused(make_shop(outputs=by_field), "cup")
     assert "no Elasticsearch output" in refused(make_shop(), "clicks+0+1")
 
