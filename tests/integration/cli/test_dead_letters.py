@@ -163,7 +163,8 @@ def test_a_newer_version_of_a_key_is_not_written_over(make_shop: Any) -> None:
 
 
 def test_a_newer_batchs_document_of_column_ids_is_not_written_over(make_shop: Any) -> None:
-    output = {"document_ids": {"kind": "columns", "columns": ["id"], "with_batch_time": False}}
+    ids = {"kind": "columns", "columns": ["id"], "with_batch_time": False}
+    output = {"document_ids": ids, "transform": "shop:with_id"}
     shop = make_shop(output=output)
     shop.write(b'{"n": "a"}', b'{"n": "b"}', id_0=["x", "y"])
     shop.ask("DELETE", f"/{shop.index}")
@@ -175,7 +176,8 @@ def test_a_newer_batchs_document_of_column_ids_is_not_written_over(make_shop: An
 
 
 def test_an_aggregates_document_that_is_there_is_not_written_over(make_shop: Any) -> None:
-    output = {"document_ids": {"kind": "columns", "columns": ["id"]}, "write_method": "index"}
+    ids = {"kind": "columns", "columns": ["id"]}
+    output = {"document_ids": ids, "transform": "shop:with_id", "write_method": "index"}
     shop = make_shop(output=output)
     shop.write(b'{"n": "a"}', id_0=["x"])
     ((id_, letter),) = shop.documents("-dead-letters").items()
