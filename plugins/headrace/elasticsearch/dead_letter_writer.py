@@ -106,6 +106,8 @@ class DeadLetterWriter:
             counts.requests += sent.counts.requests
             counts.retries += sent.counts.retries
             counts.bytes += sent.counts.bytes
+            if sent.counts.dropped:
+                raise self._refused(Reason("dropped", "an ingest pipeline of the index drops it"))
             for line, reason in sent.rejected:
                 if reason.type != DOCUMENT_TOO_LARGE:
                     raise self._refused(reason)

@@ -219,7 +219,7 @@ def refusal(status: int, reason: Reason, index: str) -> ElasticsearchRefusedErro
     elif status == 403 or reason.type == "security_exception":
         remedy = (
             "Grant the connection's user the privileges create_doc, index, read, delete, view_index_metadata and "
-            "auto_configure on the index and on its dead-letter index, and maintenance for refresh=True."
+            "auto_configure on the index, and also create_index and manage on its dead-letter index (docs/security.md)."
         )
     else:
         remedy = next((remedy for sign, remedy in _REMEDIES if sign.search(str(reason))), _ANY_REMEDY)

@@ -88,10 +88,11 @@ class Removal(Repository):
         """Find the oldest history file that still holds a batch, and note its number, which is returned."""
         with self._database.write_stream(stream) as (connection, locked):
             of_stream = batches.c.stream == stream
-            # Below 0: the batch is being written into that file, which is needed as soon as it is there.
+            # Below 0: the batch is being written into that file, which is needed as soon as it is there. The condition
+            # "<= 0" is that of the index.
             queries = (
                 select(func.min(batches.c.history)).where(of_stream, batches.c.history > 0),
-                select(-func.max(batches.c.history)).where(of_stream, batches.c.history < 0),
+                select(-func.max(batches.c.history)).where(of_stream, batches.c.history <= 0, batches.c.history < 0),
             )
             numbers = [number for query in queries if (number := connection.execute(query).scalar_one()) is not None]
             # If no file holds a batch, none is needed: later files do not have lower numbers.

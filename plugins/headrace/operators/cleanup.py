@@ -52,6 +52,8 @@ def clean_up_after(run: BatchRun, log: Any) -> None:
         log.info("Batch %s was not allocated, so there is nothing to clean up after it.", at)
         return
     log.info("Cleanup after batch %s: %s.", at, _account(clean_up(run.stream_context)))
+    # Read again: meanwhile a later batch's checkpoint may have marked this one.
+    batch = run.ledger.batches.get(run.stream.name, run.batch_time_ms)
     is_missing = batch.completed_at_ms is not None and batch.checkpointed_at_ms is None
     if is_missing and checkpoint_is_due(run.stream_context, run.batch_time_ms):
         raise BatchNotCheckpointedError(

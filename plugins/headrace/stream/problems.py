@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import combinations, permutations
+from urllib.parse import urlsplit
 
 from headrace.stream.fields import StreamFields
 from headrace.stream.inputs import ReceiverInput
@@ -171,7 +173,7 @@ def _shared_folder_problems(stream: StreamFields) -> Iterator[str]:
 
 
 def _folder(output: ParquetOutput) -> str:
-    return output.path.removeprefix("file://").removeprefix("localhost").rstrip("/")
+    return posixpath.normpath(urlsplit(output.path).path if output.path.startswith("file:") else output.path)
 
 
 def _id_column_problems(stream: StreamFields) -> Iterator[str]:

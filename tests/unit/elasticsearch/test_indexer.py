@@ -48,6 +48,20 @@ def test_every_row_has_its_outcome(index: Index, elasticsearch: FakeElasticsearc
     assert set(elasticsearch.documents(LETTERS)) == {"clicks/t+0+1", "clicks/t+0+4", "clicks/t+0+5"}
 
 
+def test_a_letter_that_a_pipeline_drops_fails_the_batch(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    written = elasticsearch._carry_out
+
+    def dropping(name: str, action: Any) -> Any:
+        dropped = {"_id": action.id, "result": "noop", "status": 200}
+        return dropped if name == LETTERS else written(name, action)
+
+    elasticsearch._carry_out = dropping  # type: ignore[method-assign]
+    with pytest.raises(DeadLettersRefusedError, match="an ingest pipeline of the index drops it"):
+        index(make_rows([{"n": 1}, b"junk"]))
+
+
 def test_running_again_changes_nothing(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
     rows = make_rows([{"n": 1}, b"junk", None, {"n": 2}])
     index(rows)

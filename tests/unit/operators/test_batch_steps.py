@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.batch import cleanup
 from headrace.batch.allocation import allocate
+from headrace.batch.checkpoint_writer import checkpoint_now
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.operators import allocate_blocks
@@ -168,6 +170,18 @@ class TestCleanup:
         complete(ledger, at_ms)
         with pytest.raises(BatchNotCheckpointedError, match="without a checkpoint"):
             CleanupOperator(task_id="cleanup", stream=stream).execute(task.context)
+
+    def test_a_later_batchs_checkpoint_during_the_cleanup_counts(self, allocated, ledger, stream, monkeypatch):
+        at_ms, task = allocated()
+        complete(ledger, at_ms)
+        clean_up = cleanup.clean_up
+
+        def while_another_checkpoints(context):
+            checkpoint_now(context, at_ms + 10_000)
+            return clean_up(context)
+
+        monkeypatch.setattr(cleanup, "clean_up", while_another_checkpoints)
+        CleanupOperator(task_id="cleanup", stream=stream).execute(task.context)
 
     def test_a_failed_batch_has_failed_already(self, allocated, stream):
         _, task = allocated()

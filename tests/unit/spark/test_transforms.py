@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import importlib.util
+import importlib.machinery
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -148,7 +148,7 @@ def test_other_files_beside_a_py_file_replace_no_installed_module(
         (tmp_path / name).write_text("def transform(df):\n    return df\n")
     own = SparkSettings(py_files=(str(tmp_path / "unit_transform_of_a_file.py"),))
     assert load_transform(stream(tmp_path, transform="unit_transform_of_a_file:transform", spark=own)) is not None
-    found = importlib.util.find_spec("elasticsearch")
+    found = importlib.machinery.PathFinder.find_spec("elasticsearch")
     assert found is not None
     assert not str(found.origin).startswith(str(tmp_path))
 

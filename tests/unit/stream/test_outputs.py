@@ -78,7 +78,7 @@ def test_ids_of_a_records_own_columns_need_no_transform() -> None:
 def test_two_outputs_do_not_replace_each_others_files() -> None:
     first, second, other = (
         ParquetOutput(id=name, path=path)
-        for name, path in (("a", "/data/flights"), ("b", "file:///data/flights/"), ("c", "/data/flights2"))
+        for name, path in (("a", "/data/flights"), ("b", "file:/data//flights/"), ("c", "/data/flights2"))
     )
     assert Stream(**fields(outputs=[first, other]))
     with pytest.raises(StreamDefinitionError, match=r"outputs\.b\.path: .* is also the folder of output a"):

@@ -269,8 +269,8 @@ class _Finder:
 def _left_manifests(
     manifests: Mapping[int, Sequence[FoundManifest]], saved: Mapping[int, FoundBatch]
 ) -> dict[int, int]:
-    """The times whose manifest was written by an allocation that did not get to the ledger, and all whose records are
-    in the batch of a later time, by which they were absorbed; with that time."""
+    """The times whose manifest counts as that of an allocation that did not get to the ledger, with a later time whose
+    manifest lists all its records: most likely that batch absorbed the time."""
     listed: dict[Place, list[tuple[Span, int]]] = defaultdict(list)
     for time_ms, of_time in manifests.items():
         for place, span in {each for found in of_time for each in found.spans}:

@@ -74,7 +74,7 @@ class _Finder:
     def end(self, place: Place, row: PositionRow) -> int:
         """The offset up to which the folder's contents confirm the partition's position."""
         # Manifests of batches that were removed from the history are gone.
-        reached = max((until for _, until in self._pieces[place]), default=row.kept_from)
+        reached = max([row.kept_from, *(until for _, until in self._pieces[place])])
         at_checkpoint = self._at_checkpoint.get(place)
         if at_checkpoint is not None:
             beyond = (max(reached, at_checkpoint.starting_offset), at_checkpoint.next_offset)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import insert
 from tests.unit.batch.conftest import PARTITION, START_MS, T1, T2, Receiving
 
 from headrace.batch import history_files, old_batches
@@ -16,6 +17,7 @@ from headrace.batch.cleanup import clean_up
 from headrace.batch.recovery.recover import Recovered, recover
 from headrace.fsck.coverage import check_coverage
 from headrace.ledger import Ledger
+from headrace.ledger.models import GapRow, gaps
 from headrace.ledger.states import BatchState
 from headrace.stream import Limits
 
@@ -95,14 +97,19 @@ def test_a_late_block_follows_the_batch_that_was_sealed_before_it(receiving: Rec
     assert [(each.batch_time_ms, each.records) for each in ledger.blocks.unclaimed("shop")] == before
 
 
+@pytest.mark.parametrize("with_gap", [False, True])
 def test_a_partition_whose_batches_left_the_history_keeps_its_position(
-    receiving: Receiving, lost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    receiving: Receiving, lost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_gap: bool
 ) -> None:
     monkeypatch.setattr(history_files, "FILED", 2)
     monkeypatch.setattr(old_batches, "_SLACK_BATCHES", 0)
     limits = Limits(history=timedelta(seconds=60))
     receiving.stream = receiving.stream.model_copy(update={"limits": limits, "remember": timedelta(seconds=20)})
     receiving.store(1_000)
+    if with_gap:
+        gap = GapRow(1, "shop", "clicks", PARTITION, 0, 100, "deleted in Kafka", None, START_MS)
+        with receiving.ledger.positions._database.engine.begin() as connection:
+            connection.execute(insert(gaps).values(gap.to_columns()))
     for number in range(1, 25):
         for path in receiving.writer.close(receiving.accepted):
             receiving.ledger.segments.closed(receiving.lease, path)
