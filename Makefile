@@ -41,6 +41,7 @@ bench: $(VENV)/.installed-dev java jars ## Speed beside the limits and a peer (A
 	$(BIN)/python -m benchmarks $(ARGS)
 
 test: chromium lint unit system-and-integration ## All the tests, and the linters
+	@grep -v '^#' tests/flaky.txt | sed 's/^/Known as flaky, see tests\/flaky.txt: /'
 
 unit: $(VENV)/.installed-dev ## Milliseconds each, no server, in four processes (WORKERS=1 for one)
 	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
@@ -51,9 +52,9 @@ integration: $(VENV)/spark.jsa jars chromium ## Real Kafka, Elasticsearch, Postg
 system: $(VENV)/spark.jsa jars ## The DAGs in a real Airflow, through its API
 	$(BIN)/python -m pytest tests/system -q $(IN_FILES) $(ARGS)
 
-# At once, since both mostly wait; the long files of the system tests first.
+# At once, since both mostly wait; the long files of the system tests first. In CI a failed test gets a second try.
 system-and-integration: $(VENV)/spark.jsa jars chromium
-	$(BIN)/python -m pytest tests/system tests/integration -q $(IN_FILES) $(ARGS)
+	$(BIN)/python -m tests.second_try tests/system tests/integration -q $(IN_FILES) $(ARGS)
 
 # Apart from .venv: everything that pyproject.toml names is at its floor, the rest as new as these allow.
 floors: $(VENV)/.uv ## The unit tests with the lowest versions that pyproject.toml allows

@@ -185,13 +185,25 @@ class Clicks:
         return {hit["_id"]: (json.dumps(hit["_source"]).encode(), hit["_version"], hit["_seq_no"]) for hit in hits}
 
     def wait_for_backfill(self, backfill: int, *, seconds: float = 600.0) -> None:
-        """Wait until all runs of the backfill have ended, well or not."""
+        """Wait until all runs of the backfill have ended, well or not: ``seconds`` at most between two changes."""
+        dag_id = f"{STREAM}_batches"
 
         def over() -> bool:
             found: dict[str, Any] = self.api.request("GET", f"/backfills/{backfill}")
             return found["completed_at"] is not None
 
-        wait_until(over, seconds=seconds, poll=0.5)
+        def states() -> dict[str, list[tuple[str, str]]]:
+            runs = [run["dag_run_id"] for run in self.api.runs(dag_id) if run["run_type"] == "backfill"]
+            return {
+                run: [(task["task_id"], task["state"]) for task in self.api.task_instances(dag_id, run)] for run in runs
+            }
+
+        while not over():
+            before = states()
+            try:
+                wait_until(lambda: over() or states() != before, seconds=seconds, poll=0.5)  # noqa: B023
+            except AssertionError as stuck:
+                raise AssertionError(f"backfill {backfill} does not go on, {stuck}: {states()}") from None
 
 
 def sleep_through(intervals: int) -> None:
