@@ -147,6 +147,11 @@ class CustomSource:
             yield from self.fetch(0.0 if is_over else _FINISH_SECONDS)
         while rest := self.fetch(0.0):
             yield from rest
+        if not self._lifecycle.join(0.0):
+            self._lifecycle.note(
+                f"The receiver's on_stop, or its threads, did not end in {STOP_SECONDS:.0f} s. What they still give is "
+                "not stored"
+            )
 
     def close(self, commit_seconds: float = 2.0) -> None:
         """Stop the receiver, and wait up to ``commit_seconds`` for its end."""
@@ -192,7 +197,8 @@ class CustomSource:
         if self._lifecycle is None:
             return
         self._lifecycle.end()
-        self._handoff.close(reason)
+        if lost := self._handoff.close(reason):
+            self._lifecycle.note(f"{lost} records that were given without a position are not stored: {reason}")
         self._lifecycle.join(seconds)
 
     def _chunk(self, partition: TopicPartition, first_offset: int, taken: Taken) -> RecordChunk:

@@ -15,7 +15,7 @@ from headrace.receiver.receiver import Record
 
 @dataclass(slots=True, eq=False)
 class Handed:
-    """Records of one call, or a piece of them. With ``position`` they are never divided.
+    """Records of one call, or a piece of them. With ``position`` they are never divided or extended.
 
     ``until`` is the offset after the last of them, None while they are not all taken.
     """
@@ -88,6 +88,18 @@ class Handoff:
                 handed.until = self._next_offset + sum(len(each.records) for each in self._queue)
             self._changed.notify_all()
 
+    def extend(self, handed: Handed, record: Record, nbytes: int, is_over: Callable[[], bool]) -> bool:
+        """Add a record to the entry that was put last, while nobody has taken it. Returns whether that was possible."""
+        with self._changed:
+            if not self._queue or self._queue[-1] is not handed or self._queued_bytes + nbytes > self._max_bytes:
+                return False
+            if is_over():
+                return False
+            handed.records.append(record)
+            handed.nbytes += nbytes
+            self._queued_bytes += nbytes
+            return True
+
     def wait_stored(self, handed: Handed) -> None:
         """Return when the records are durable. Raises ReceiverStoppedError if that will never be known."""
         with self._changed:
@@ -138,14 +150,18 @@ class Handoff:
             self._changed.notify_all()
             return Taken(records, position)
 
-    def close(self, reason: str) -> None:
-        """Drop what was not taken, and end all that wait, with ``reason``. A second call does nothing."""
+    def close(self, reason: str) -> int:
+        """Drop what was not taken, and end all that wait, with ``reason``. A second call does nothing.
+
+        Returns the number of dropped records that no position brings back.
+        """
         with self._changed:
-            if self._closed is None:
-                self._closed = reason
-                self._queue.clear()
-                self._queued_bytes = 0
+            lost = sum(len(each.records) for each in self._queue if each.position is None)
+            self._closed = self._closed or reason
+            self._queue.clear()
+            self._queued_bytes = 0
             self._changed.notify_all()
+            return lost
 
     open = 0
     failures = 0

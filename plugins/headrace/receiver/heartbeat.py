@@ -142,8 +142,9 @@ class Heartbeat:
         self._give_up_at = monotonic_seconds
 
     def end(self, state: ReceiverState, error: str | None, stack: str | None = None) -> None:
-        """Release the lease, with what the receiver has counted since the last heartbeat. Call it when the pushing
-        thread has ended. Raises LeaseLostError and LedgerUnavailableError."""
+        """Release the lease, with what the receiver has counted and reported since the last heartbeat. Call it when
+        the pushing thread and the source have ended. Raises LeaseLostError and LedgerUnavailableError."""
+        self._report_errors()
         self._ledger.receivers.release(self._lease, state, error, self._stats.totals(), stack=stack)
 
     def take_orders(self) -> Orders | None:
@@ -202,11 +203,7 @@ class Heartbeat:
             payload = {"receiver": str(receiver_id), "error": commit_error}
             self._ledger.events.append(receiver_id.stream, EventKind.COMMIT_FAILED, payload)
             self._reported_commit_error = commit_error
-        # Kept until the ledger has them: it may go away between two of its transactions.
-        self._errors.extend(self._source.take_errors())
-        while self._errors:
-            self._ledger.receivers.report_error(self._lease, self._errors[0].error, self._errors[0].stack)
-            self._errors.popleft()
+        self._report_errors()
         for status in self._source.status():
             if (
                 status.state is FetchState.FAILED
@@ -216,3 +213,10 @@ class Heartbeat:
             ):
                 self._ledger.positions.fail(self._lease, status.partition, status.error or "failed")
                 self._reported_failed.add(status.partition)
+
+    def _report_errors(self) -> None:
+        # Kept until the ledger has them: it may go away between two of its transactions.
+        self._errors.extend(self._source.take_errors())
+        while self._errors:
+            self._ledger.receivers.report_error(self._lease, self._errors[0].error, self._errors[0].stack)
+            self._errors.popleft()

@@ -89,12 +89,14 @@ class Receiver:
         """Give one record, or many, to headrace. Waits while headrace can take no more (a full queue, a rate, a pause).
 
         Without ``wait``, the records are stored some time after it returns, in this order; they are lost if the process
-        dies before. An iterable may be endless; its records are taken piece by piece.
+        dies before. An iterable may be endless; each of its records is taken as soon as it is there. If the iterable
+        raises, or has something that is no record, what it gave before is stored, unless the call has a position.
 
         Args:
             records: bytes, a text or a `Record` for one record; an iterable of these for many.
-            position: where the source stands after these records, as a JSON value of at most 64 KiB. It is stored with
-                them, all or nothing, and after a restart `position` returns the last one that was stored. The
+            position: where the source stands after these records, as a JSON value of at most 64 KiB whose keys are
+                texts and whose lists are no tuples: JSON gives back only these unchanged. It is stored with the
+                records, all or nothing, and after a restart `position` returns the last one that was stored. The
                 records of one call are then held in memory, and must fit into one block (``limits.max_block_bytes``).
                 Without records, the position is stored together with the next ones.
             wait: return only when the records are durable in log and ledger. Then they may be acknowledged to the
@@ -103,9 +105,10 @@ class Receiver:
         Raises:
             ReceiverStoppedError: the receiver has ended, or its records could not be stored. With ``wait``, they may
                 be stored all the same; without it, those not yet taken are not.
-            TypeError, ValueError: a record or the position is not what is described here; no later record was taken.
+            TypeError, ValueError: a record or the position is not what is described here; no later record was taken,
+                and with a position none.
         """
-        self._attached.store(self, _records(records), _position_text(position), wait=wait)
+        self._attached.store(self, _records(records), position_text(position), wait=wait)
 
     def start_thread(self, target: Callable[[], object], name: str | None = None) -> None:
         """Run ``target`` in a thread of this receiver. If it raises, the error is reported and the receiver restarts;
@@ -172,6 +175,9 @@ class Receiver:
 def _records(given: Storable | Iterable[Storable]) -> Iterator[Record]:
     if isinstance(given, bytes | str | Record):
         return iter((_record(given),))
+    if hasattr(given, "keys") or hasattr(given, "_fields"):
+        # Its names would be stored as records: of a dict, a data frame, a row, a named tuple.
+        raise TypeError(f"{_not_storable(given)}, which has fields; give one record as bytes or a text, such as JSON")
     try:
         return map(_record, iter(given))
     except TypeError:
@@ -216,13 +222,31 @@ def _not_storable(given: object) -> str:
     return f"store takes bytes, str, a Record, or an iterable of these, got {type(given).__name__}"
 
 
-def _position_text(position: JsonValue | None) -> str | None:
+def position_text(position: JsonValue | None) -> str | None:
+    """Return a position as JSON. Raises TypeError if that does not give it back unchanged, ValueError if too long."""
     if position is None:
         return None
     try:
         text = json.dumps(position, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
+        changed = _changed_by_json(position, "position")
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"a position is a JSON value: {error}") from None
+    if changed:
+        raise TypeError(f"a position is a JSON value that is read back unchanged: {changed}")
     if len(text) > MAX_POSITION_BYTES:
         raise ValueError(f"a position has at most {MAX_POSITION_BYTES} bytes as JSON, got {len(text)}")
     return text
+
+
+def _changed_by_json(given: JsonValue, where: str) -> str:
+    """Say which part of a JSON value would come back as another one; an empty text if none would."""
+    if isinstance(given, tuple):
+        return f"{where} is a tuple, which would come back as a list"
+    if not isinstance(given, dict | list):
+        return ""
+    for key, part in given.items() if isinstance(given, dict) else enumerate(given):
+        if isinstance(given, dict) and not isinstance(key, str):
+            return f"{where} has the key {key!r}, which would come back as a text"
+        if found := _changed_by_json(part, f"{where}[{key!r}]"):
+            return found
+    return ""

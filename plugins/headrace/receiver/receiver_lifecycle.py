@@ -20,8 +20,7 @@ logger = logging.getLogger(__name__)
 
 # After on_stop, for how long the receiver's threads may go on.
 STOP_SECONDS = 10.0
-# Records of an endless iterable are handed over in pieces of this size.
-_PIECE_RECORDS = 1_000
+# A piece of the records of an iterable is not extended beyond this size.
 _PIECE_BYTES = 256 << 10
 # Beside key, value and headers; about what the fixed-width columns take.
 _RECORD_BYTES = 40
@@ -125,6 +124,11 @@ class ReceiverLifecycle:
                 self._next = (LifecycleState.RESTARTING, 0.0)
                 self._changed.notify_all()
 
+    def note(self, message: str) -> None:
+        """Report an error of which the receiver itself does not know."""
+        with self._changed:
+            self._note(message, None)
+
     def take_errors(self) -> list[SourceError]:
         """Return the errors to be reported since the last call."""
         with self._changed:
@@ -143,13 +147,12 @@ class ReceiverLifecycle:
             return self._receiver is not receiver or self._next is not None
 
     def store(self, receiver: Receiver, records: Iterator[Record], position: str | None, *, wait: bool) -> None:
-        handed = None
+        is_gone = partial(self._is_gone, receiver)
         if position is None:
-            for handed in _pieces(records):
-                self._handoff.put(handed, partial(self._is_gone, receiver))
+            handed = self._hand_over(records, is_gone)
         else:
             handed = _whole(records, position, self._max_call_bytes)
-            self._handoff.put(handed, partial(self._is_gone, receiver))
+            self._handoff.put(handed, is_gone)
         if wait and handed is not None:
             self._handoff.wait_stored(handed)
 
@@ -174,6 +177,21 @@ class ReceiverLifecycle:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    def _hand_over(self, records: Iterator[Record], is_gone: Callable[[], bool]) -> Handed | None:
+        """Hand each record over as soon as it is there: the next may never come, or may be an error. Returns the last
+        piece, None without records."""
+        piece = None
+        for record in records:
+            nbytes = _size(record)
+            if (
+                piece is None
+                or piece.nbytes >= _PIECE_BYTES
+                or not self._handoff.extend(piece, record, nbytes, is_gone)
+            ):
+                piece = Handed([record], nbytes, None)
+                self._handoff.put(piece, is_gone)
+        return piece
+
     def _is_gone(self, receiver: Receiver) -> bool:
         """Whether ``on_stop`` of the receiver and its threads have ended; until then its records are taken."""
         return self._receiver is not receiver
@@ -181,12 +199,11 @@ class ReceiverLifecycle:
     def _receive(self, receiver: Receiver, target: Callable[[], object]) -> None:
         try:
             target()
-        except ReceiverStoppedError as error:
-            if not self.is_stopped(receiver):
-                self.restart(receiver, "A thread of the receiver failed", error, RESTART_DELAY_SECONDS)
         except BaseException as error:
             if self.is_stopped(receiver):
-                logger.info("receiver %s: a thread ended after the receiver's stop: %r", self._name, error)
+                # What was to be stored with it is not.
+                level = logging.WARNING if isinstance(error, ReceiverStoppedError) else logging.INFO
+                logger.log(level, "receiver %s: a thread ended after the receiver's stop: %r", self._name, error)
             else:
                 self.restart(receiver, "A thread of the receiver failed", error, RESTART_DELAY_SECONDS)
 
@@ -293,18 +310,6 @@ class ReceiverLifecycle:
 def _size(record: Record) -> int:
     headers = sum(len(name) + len(value or b"") for name, value in record.headers)
     return len(record.value or b"") + len(record.key or b"") + headers + _RECORD_BYTES
-
-
-def _pieces(records: Iterator[Record]) -> Iterator[Handed]:
-    piece = Handed([], 0, None)
-    for record in records:
-        piece.records.append(record)
-        piece.nbytes += _size(record)
-        if len(piece.records) >= _PIECE_RECORDS or piece.nbytes >= _PIECE_BYTES:
-            yield piece
-            piece = Handed([], 0, None)
-    if piece.records:
-        yield piece
 
 
 def _whole(records: Iterator[Record], position: str, max_bytes: int) -> Handed:

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.errors import HeadraceError
 from headrace.receiver.handoff import Handoff
-from headrace.receiver.receiver import Receiver, Record
+from headrace.receiver.receiver import Receiver, Record, position_text
 from headrace.receiver.receiver_lifecycle import STOP_SECONDS, ReceiverLifecycle
 
 _PARTITION = TopicPartition("test", "test", 0)
@@ -87,7 +87,7 @@ def run_receiver(
         make: called for each start and restart, such as ``lambda: Orders(database="shop.db")``.
         position: where the source stands, as a JSON value; None for a first start.
     """
-    text = None if position is None else json.dumps(position)
+    text = position_text(position)
     handoff = Handoff(_CALL_BYTES, 0, text)
     lifecycle = ReceiverLifecycle(
         make, handoff, name="test-0", index=index, receivers=receivers, max_call_bytes=_CALL_BYTES

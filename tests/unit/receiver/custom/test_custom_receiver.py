@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 from tests.unit.receiver.custom.conftest import RECEIVERS, MakeCustom
@@ -12,8 +15,15 @@ from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger import PartitionState, ReceiverState
 from headrace.receiver import Receiver, ReceiverStoppedError, Record
+from headrace.receiver.custom_source import CustomSource
 from headrace.receiver.errors import ReceivingError
 from headrace.stream import Limits
+from headrace.testing.receivers import run_receiver
+
+
+class NamedRow(NamedTuple):
+    id: str
+    text: str
 
 
 def test_a_custom_receiver_starts_stores_and_stops(make_custom: MakeCustom) -> None:
@@ -178,6 +188,112 @@ def test_a_stop_stores_what_was_given_and_what_on_stop_gives(make_custom: MakeCu
         receiver.store("too late")
 
 
+def failing_after(records: int) -> Iterator[bytes]:
+    for number in range(records):
+        yield b"%d" % number
+    raise ConnectionError("the server has gone")
+
+
+def test_what_an_iterable_gave_before_its_error_is_stored(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    with pytest.raises(ConnectionError):
+        receiver.store(failing_after(900))
+    with pytest.raises(TypeError, match="got int"):
+        receiver.store([b"a", b"b", 7, b"d"])  # type: ignore[list-item]
+    receiver.store("after")
+    running.end()
+    assert setting.values() == [*(b"%d" % number for number in range(900)), b"a", b"b", b"after"]
+
+
+def test_a_call_with_a_position_whose_iterable_fails_moves_nothing(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    receiver.store(["a"], position=1)
+    receiver.store([], position=2)
+    with pytest.raises(ConnectionError):
+        receiver.store(failing_after(900), position=902)
+    assert receiver.position == 2
+    with pytest.raises(ConnectionError):
+        receiver.store(failing_after(3))
+    running.end()
+    # The position 2 came without records, so it is stored with the next ones.
+    assert setting.values() == [b"a", b"0", b"1", b"2"]
+    assert setting.position() == "2"
+
+
+def test_a_record_of_an_endless_iterable_does_not_wait_for_the_next(make_custom: MakeCustom) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    given: queue.Queue[bytes | None] = queue.Queue()
+    receiver.start_thread(lambda: receiver.store(iter(given.get, None)))  # type: ignore[arg-type]
+    for number in range(3):
+        given.put(b"%d" % number)
+        eventually(lambda number=number: len(setting.values()) == number + 1)  # type: ignore[misc]
+    given.put(None)
+    running.end()
+    assert setting.values() == [b"0", b"1", b"2"]
+
+
+def test_a_stop_that_closes_the_source_stores_what_its_iterable_gave(
+    make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    closed, given = threading.Event(), threading.Event()
+
+    def read() -> Iterator[bytes]:
+        for number in range(150):
+            yield b"%d" % number
+        given.set()
+        closed.wait()
+        raise OSError("closed")
+
+    monkeypatch.setattr(receiver, "on_stop", closed.set)
+    receiver.start_thread(lambda: receiver.store(read()))
+    assert given.wait(30)
+    running.end()
+    assert len(setting.values()) == 150
+    assert setting.errors() == []
+
+
+def test_a_stop_that_does_not_wait_longer_for_the_receiver_is_an_event(
+    make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.receiver.custom_source.STOP_SECONDS", -1.0)
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+    go_on = threading.Event()
+    monkeypatch.setattr(receiver, "on_stop", go_on.wait)
+    assert running.end().state is ReceiverState.STOPPED
+    go_on.set()
+    (event,) = setting.errors()
+    assert "did not end in" in event["error"]
+    assert "not stored" in event["error"]
+
+
+def test_records_that_are_dropped_at_the_end_are_counted_in_an_event(
+    make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = make_custom()
+    # The source is closed with records that nobody has taken.
+    monkeypatch.setattr(CustomSource, "fetch", lambda *_: time.sleep(0.01) or [])
+    running = setting.start()
+    receiver = setting.receiver()
+    receiver.store(["a", "b"])
+    receiver.store(["c"], position=1)
+    running.end()
+    # The third comes again, because its position was not stored.
+    assert [event["error"] for event in setting.errors()] == [
+        "2 records that were given without a position are not stored: the receiver ends"
+    ]
+
+
 def test_a_call_that_waits_returns_when_its_block_is_in_the_ledger(make_custom: MakeCustom) -> None:
     setting = make_custom()
     running = setting.start()
@@ -267,7 +383,9 @@ def test_store_waits_while_headrace_can_take_no_more(make_custom: MakeCustom) ->
     ("given", "error"),
     [
         (3, "store takes bytes, str, a Record, or an iterable of these, got int"),
-        ([b"a", {"b": 1}], "got dict"),
+        ([{"b": 1}], "got dict"),
+        ({"b": 1}, "got dict, which has fields; give one record as bytes or a text"),
+        (NamedRow("a", "b"), "got NamedRow, which has fields"),
         (Record(5), "a Record's value is bytes, str or None, got int"),  # type: ignore[arg-type]
         (Record(b"a", headers=[("a",)]), "header is"),  # type: ignore[list-item]
         (Record(b"a", timestamp_ms=-1), "timestamp_ms is from 0"),
@@ -282,6 +400,27 @@ def test_what_is_no_record_is_refused_in_the_callers_thread(make_custom: MakeCus
     receiver.store("good")
     running.end()
     assert setting.values() == [b"good"]
+
+
+@pytest.mark.parametrize(
+    ("position", "changed"),
+    [
+        ({"shards": [{0: 17, 1: 4}]}, r"position\['shards'\]\[0\] has the key 0, which would come back as a text"),
+        ({None: 1}, "position has the key None"),
+        (["a.log", (1, 2)], r"position\[1\] is a tuple, which would come back as a list"),
+    ],
+)
+def test_a_position_that_json_does_not_give_back_is_refused_by_name(
+    make_custom: MakeCustom, position: object, changed: str
+) -> None:
+    setting = make_custom()
+    running = setting.start()
+    with pytest.raises(TypeError, match=changed):
+        setting.receiver().store("a", position=position)
+    with pytest.raises(TypeError, match=changed), run_receiver(Numbers, position=position):
+        pass
+    running.end()
+    assert setting.values() == []
 
 
 def test_a_position_that_is_no_json_or_too_long_is_refused(make_custom: MakeCustom) -> None:
