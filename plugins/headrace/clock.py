@@ -75,6 +75,7 @@ class ManualClock:
 
     def __init__(self, now_ms: int = 0) -> None:
         self._now_ms = now_ms
+        self._set_back_ms = 0
         self._moved = threading.Condition()
 
     def now_ms(self) -> int:
@@ -82,7 +83,14 @@ class ManualClock:
             return self._now_ms
 
     def monotonic(self) -> float:
-        return self.now_ms() / 1000
+        with self._moved:
+            return (self._now_ms + self._set_back_ms) / 1000
+
+    def set_back(self, milliseconds: int) -> None:
+        """Move the wall time back, as when a clock that was ahead is corrected."""
+        with self._moved:
+            self._now_ms -= milliseconds
+            self._set_back_ms += milliseconds
 
     def advance(self, milliseconds: int) -> None:
         """Move the time forward and wake waiting threads."""
@@ -94,8 +102,8 @@ class ManualClock:
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         with self._moved:
-            until = self._now_ms + seconds * 1000
-            while not event.is_set() and self._now_ms < until:
+            until = self._now_ms + self._set_back_ms + seconds * 1000
+            while not event.is_set() and self._now_ms + self._set_back_ms < until:
                 # Other threads set the event without notifying this condition, so the real wait is short.
                 self._moved.wait(0.005)
             return event.is_set()

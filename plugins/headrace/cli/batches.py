@@ -46,7 +46,7 @@ def list_batches(
         found.streams.get(name)
         rows = [replace(row, error=last_error(found, row)) for row in found.batches.page(name, limit)]
         waiting = _waiting(found, name, limit=1000)
-        who = _who_takes(found, name)
+        who, now_ms = _who_takes(found, name), found.now_ms()
     if as_json:
         print_json({"batches": rows, "unclaimed": waiting})
         return
@@ -69,7 +69,7 @@ def list_batches(
         ],
     )
     if waiting:
-        _report_waiting(waiting[:limit], who)
+        _report_waiting(waiting[:limit], who, now_ms)
         if len(waiting) > limit:
             typer.echo(f"And later ones: `headrace batches unclaimed {name}` lists them.")
 
@@ -113,21 +113,26 @@ def unclaimed(
     limit: Annotated[int, typer.Option(help="How many, oldest first.", min=1)] = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """List the unclaimed batch times: they have passed and have blocks, and no batch has taken them."""
+    """List the unclaimed batch times: they have passed, or a clock was ahead, and no batch has taken their blocks."""
     with opened(ledger) as found:
         waiting = _waiting(found, name, limit=limit)
-        who = _who_takes(found, name)
+        who, now_ms = _who_takes(found, name), found.now_ms()
     if as_json:
         print_json(waiting)
     elif waiting:
-        _report_waiting(waiting, who)
+        _report_waiting(waiting, who, now_ms)
     else:
         typer.echo(f"Every batch time of {name} that has passed and has blocks has its batch.")
 
 
 def _waiting(ledger: Ledger, name: str, *, limit: int) -> list[UnclaimedTime]:
-    open_ms = ledger.streams.get(name).batch_time_after(ledger.now_ms())
-    return [time for time in ledger.blocks.unclaimed(name, limit) if time.batch_time_ms < open_ms]
+    """The times that have passed, and those that lie ahead of the clock."""
+    from headrace.ledger.clock_corrections import CLOCK_SKEW_MS
+
+    row, now_ms = ledger.streams.get(name), ledger.now_ms()
+    open_ms, last_ms = row.batch_time_after(now_ms), row.batch_time_after(now_ms + CLOCK_SKEW_MS)
+    found = ledger.blocks.unclaimed(name, limit)
+    return [time for time in found if time.batch_time_ms < open_ms or time.batch_time_ms > last_ms]
 
 
 def _who_takes(ledger: Ledger, name: str) -> str:
@@ -144,8 +149,14 @@ def _who_takes(ledger: Ledger, name: str) -> str:
     return "The next runs of the batch DAG take them."
 
 
-def _report_waiting(waiting: list[UnclaimedTime], who: str) -> None:
+def _report_waiting(waiting: list[UnclaimedTime], who: str, ahead_of_ms: int) -> None:
     typer.echo(f"Unclaimed batch times: blocks that no batch has taken yet. {who}")
+    if waiting[-1].batch_time_ms > ahead_of_ms:
+        typer.echo(
+            f"Some are still to come: it is {time_text(ahead_of_ms)} by the ledger's clock, which was ahead when their "
+            "blocks were stored. The next batch run moves them back, unless a batch was allocated ahead "
+            "(`headrace streams list` says so)."
+        )
     print_table(
         ("batch time", "blocks", "records"), [(time_text(t.batch_time_ms), t.blocks, t.records) for t in waiting]
     )

@@ -19,6 +19,7 @@ class Problem(StrEnum):
     BATCH_TIME_WRONG = "batch_time_wrong"
     BLOCK_WRONG = "block_wrong"
     UNCLAIMED_WRONG = "unclaimed_wrong"
+    CLOCK_WAS_AHEAD = "clock_was_ahead"
     SEGMENT_WRONG = "segment_wrong"
     LEASE_WRONG = "lease_wrong"
     BATCH_BLOCKS_WRONG = "batch_blocks_wrong"
@@ -75,6 +76,12 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
     Problem.TOPIC_WRONG: ("The ledger does not say clearly which incarnation of the topic is received.", _NOT_BY_HAND),
     Problem.BATCH_TIME_WRONG: ("The block is in a batch to which it cannot belong.", _NOT_BY_HAND),
     Problem.BLOCK_WRONG: ("The block was added by a writer that could not have added it.", _NOT_BY_HAND),
+    Problem.CLOCK_WAS_AHEAD: (
+        "Records wait for a batch time that is still to come: the ledger's clock was ahead.",
+        "Nothing is lost. Blocks without a batch move back by themselves at the next batch run, or when the receiver "
+        "job starts; after a batch that was allocated ahead, records wait until its time has come. Keep the clock of "
+        "the ledger's database synchronized.",
+    ),
     Problem.UNCLAIMED_WRONG: (
         "The counts of unclaimed blocks are wrong: a batch time with blocks could be skipped.",
         _NOT_BY_HAND,

@@ -11,6 +11,7 @@ from headrace.blocks import ReceiverId
 from headrace.clock import time_text
 from headrace.fsck.coverage import InputPartition, partition_text
 from headrace.fsck.findings import Finding, Problem
+from headrace.ledger.clock_corrections import CLOCK_SKEW_MS
 from headrace.ledger.models import SegmentRow, StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
@@ -98,6 +99,19 @@ def check_unclaimed(snapshot: StreamSnapshot) -> Iterator[Finding]:
             what = "It has {} blocks without a batch, with {} records and {} bytes".format(*has)
             what += "; {}, {} and {} are counted.".format(*says)
             yield Finding(Problem.UNCLAIMED_WRONG, time_text(batch_time_ms), what)
+
+
+def check_clock(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    """Check that no block waits for a batch time, and no batch was allocated, that lies ahead of the clock."""
+    stream, until_ms = snapshot.stream, snapshot.now_ms + CLOCK_SKEW_MS
+    if stream.sealed_until_ms > until_ms:
+        what = f"It is sealed until then, and it is {time_text(snapshot.now_ms)}: no block can join an earlier time."
+        yield Finding(Problem.CLOCK_WAS_AHEAD, time_text(stream.sealed_until_ms), what)
+    open_ms = stream.batch_time_after(max(until_ms, stream.sealed_until_ms))
+    ahead = [row for row in snapshot.unclaimed if row.batch_time_ms > open_ms]
+    if ahead:
+        what = f"{sum(row.records for row in ahead)} records wait for it and later ones."
+        yield Finding(Problem.CLOCK_WAS_AHEAD, time_text(ahead[0].batch_time_ms), what)
 
 
 def check_segments(snapshot: StreamSnapshot) -> Iterator[Finding]:

@@ -15,7 +15,13 @@ from headrace.fsck.leases import check_jobs, check_topics
 from headrace.fsck.log_files import observe_log
 from headrace.fsck.manifests import observe_manifests
 from headrace.fsck.outcomes import check_replays, check_slots, check_states, check_turns
-from headrace.fsck.received import check_blocks, check_order_of_batch_times, check_segments, check_unclaimed
+from headrace.fsck.received import (
+    check_blocks,
+    check_clock,
+    check_order_of_batch_times,
+    check_segments,
+    check_unclaimed,
+)
 from headrace.ledger import Ledger
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.stream import Stream
@@ -27,6 +33,7 @@ _OF_THE_LEDGER = (
     check_blocks,
     check_order_of_batch_times,
     check_unclaimed,
+    check_clock,
     check_segments,
     check_allocations,
     check_built,

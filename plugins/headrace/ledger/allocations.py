@@ -13,6 +13,7 @@ from headrace.clock import time_text, times_text
 from headrace.ledger.batch_states import find_batch, require_batch
 from headrace.ledger.blocks import is_late, stored_blocks
 from headrace.ledger.built_batches import check_ranges, is_empty, replace
+from headrace.ledger.clock_corrections import CLOCK_SKEW_MS, take_back
 from headrace.ledger.database import LockedStream, Repository, chunks, insert_all
 from headrace.ledger.errors import AllocationConflictError, BatchRemovedError, BatchTimeError
 from headrace.ledger.events import record
@@ -28,10 +29,6 @@ from headrace.ledger.models import (
 )
 from headrace.ledger.states import BatchState, EventKind
 
-# Airflow's clock may be ahead of the ledger's by this much, so a batch time is accepted this long before it ends. Times
-# further ahead are refused: sealing one would leave every block until then without a batch.
-CLOCK_SKEW_MS = 5_000
-
 
 class Allocations(Repository):
     """Seals batch times and allocates their blocks."""
@@ -39,11 +36,14 @@ class Allocations(Repository):
     def seal(self, stream: str, batch_time_ms: int) -> int:
         """Close batch times up to this one for new blocks, in its own transaction. Returns the time sealed until.
 
+        Blocks that a clock ahead has put into times still to come are taken back first.
+
         Raises:
             BatchTimeError: the time is not an interval end, or is in the future.
             BatchRemovedError: it was removed with the stream's history.
         """
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream) as (connection, found):
+            locked, _ = take_back(connection, found)
             return _seal(connection, locked, batch_time_ms)
 
     def blocks_of(self, stream: str, batch_time_ms: int, *, absorb: Iterable[int] = ()) -> list[StoredBlock]:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from headrace.blocks import ReceiverId
 from headrace.clock import time_text
+from headrace.ledger.clock_corrections import take_back
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerError
 from headrace.ledger.events import record, record_all
@@ -55,6 +56,9 @@ class Jobs(Repository):
             LeaseHeldError: a job that has not ended holds a live lease.
             StreamNotFoundError: there is no such stream.
         """
+        with self._database.write_stream(stream) as (connection, locked):
+            # By itself, since a refusal changes nothing: the lease of a job that died while the clock was ahead.
+            take_back(connection, locked)
         with self._database.write_stream(stream) as (connection, locked):
             now_ms, epoch = locked.now_ms, locked.row.job_epoch + 1
             previous = _job(connection, stream, locked.row.job_epoch)

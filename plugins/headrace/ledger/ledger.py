@@ -13,6 +13,7 @@ from headrace.ledger.batch_pages import BatchPages
 from headrace.ledger.batches import Batches
 from headrace.ledger.blocks import Blocks
 from headrace.ledger.cleanup import Cleanup
+from headrace.ledger.clock_corrections import ClockCorrections
 from headrace.ledger.database import Database
 from headrace.ledger.engines import open_engine
 from headrace.ledger.events import Events
@@ -62,6 +63,7 @@ class Ledger:
         self.attempts = Attempts(database)
         self.replays = Replays(database)
         self.runs = RunBatchTimes(database)
+        self.clock_corrections = ClockCorrections(database)
         self.cleanup = Cleanup(database)
         self.history = History(database)
         self.removal = Removal(database)

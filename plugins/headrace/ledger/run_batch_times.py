@@ -5,15 +5,18 @@ The assignment is stored, so all tasks of a run find the same batch, also after 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, exists, insert, select
 
-from headrace.ledger.allocations import CLOCK_SKEW_MS
 from headrace.ledger.batch_states import find_batch
+from headrace.ledger.clock_corrections import CLOCK_SKEW_MS, take_back
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.models import batch_runs, batches, unclaimed_times
 from headrace.ledger.states import BatchState
+
+CLOCKS_DIFFER_MS = 60_000
+"""From this difference on, a clock of the two is wrong, and a run takes no time that is ahead of either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +32,23 @@ class BatchBounds:
 class RunBatchTimes(Repository):
     """Assigns batch times to runs."""
 
-    def assign(self, stream: str, run_id: str) -> int:
+    def assign(self, stream: str, run_id: str, *, host_ms: int | None = None) -> int:
         """Return the batch time of a run without date; repeated calls return the same.
 
         It is the earliest time that has ended and has blocks, no batch and no other run. If there is none, it is the
         end of the latest interval that has ended.
 
+        Args:
+            host_ms: as in `take`.
+
         Raises:
             StreamNotFoundError: there is no such stream.
         """
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream) as (connection, found):
             known = _known(connection, stream, run_id)
             if known is not None:
                 return known
+            locked = _on_time(connection, found, host_ms)
             batch_time_ms = _unassigned(connection, locked)
             return _keep(connection, locked, run_id, _ended(locked) if batch_time_ms is None else batch_time_ms)
 
@@ -53,6 +60,7 @@ class RunBatchTimes(Repository):
         bounds: BatchBounds,
         date_ms: int | None = None,
         keeps_date: bool = False,
+        host_ms: int | None = None,
     ) -> int | None:
         """Return the batch time of a run that takes over all pending batch times; repeated calls return the same.
 
@@ -64,16 +72,20 @@ class RunBatchTimes(Repository):
         Args:
             date_ms: the batch time of the run's date. It has ended by Airflow's clock, which may be ahead.
             keeps_date: use the batch of the run's date if it exists, because a person asked for it.
+            host_ms: the time by the clock of the run's host. If the clocks differ by `CLOCKS_DIFFER_MS` or more, the
+                earlier one counts: a time that is allocated while the ledger's clock is ahead stays sealed, and holds
+                up all records until then.
 
         Raises:
             StreamNotFoundError: there is no such stream.
         """
         if (before := self.find(stream, run_id)) is not None:
             return before
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream) as (connection, found):
             known = _known(connection, stream, run_id)
             if known is not None:
                 return known
+            locked = _on_time(connection, found, host_ms)
             if keeps_date and date_ms is not None and find_batch(connection, stream, date_ms) is not None:
                 return _keep(connection, locked, run_id, date_ms)
             until_ms = _ended(locked)
@@ -120,6 +132,14 @@ def _keep(connection: Connection, locked: LockedStream, run_id: str, batch_time_
     row = {"stream": locked.row.name, "run_id": run_id, "batch_time_ms": batch_time_ms, "at_ms": locked.now_ms}
     connection.execute(insert(batch_runs).values(row))
     return batch_time_ms
+
+
+def _on_time(connection: Connection, found: LockedStream, host_ms: int | None) -> LockedStream:
+    """The stream with the time that counts for a run, after a clock that was ahead is corrected."""
+    locked, _ = take_back(connection, found)
+    if host_ms is None or abs(locked.now_ms - host_ms) < CLOCKS_DIFFER_MS:
+        return locked
+    return replace(locked, now_ms=min(locked.now_ms, host_ms))
 
 
 def _ended(locked: LockedStream) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from headrace.clock import time_text
+from headrace.ledger.clock_corrections import shorten_leases
 from headrace.ledger.database import Repository
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerConflictError
 from headrace.ledger.models import SharedJobRow, shared_jobs
@@ -37,6 +38,9 @@ class SharedJobs(Repository):
             return self._acquire(name, holder, lease_ms, dict(attributes or {}))
 
     def _acquire(self, name: str, holder: str, lease_ms: int, attributes: dict[str, Any]) -> SharedJobRow:
+        with self._database.write() as connection:
+            # By itself, since a refusal changes nothing.
+            shorten_leases(connection, shared_jobs, self._database.now_ms(connection), _named(name))
         with self._database.write() as connection:
             before, now_ms = _locked(connection, name), self._database.now_ms(connection)
             is_ours = before is not None and before.holder == holder and before.ended_at_ms is None

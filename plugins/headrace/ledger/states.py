@@ -106,6 +106,7 @@ class EventKind(StrEnum):
     PARTITION_FAILED = "partition_failed"
     PARTITION_ENDED = "partition_ended"
     BLOCK_ADDED = "block_added"
+    BLOCKS_TAKEN_BACK = "blocks_taken_back"
     GAP = "gap"
     OFFSETS_REUSED = "offsets_reused"
     COMMIT_FAILED = "commit_failed"

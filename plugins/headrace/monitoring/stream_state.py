@@ -30,6 +30,7 @@ def judge(evidence: Evidence) -> list[Finding]:
         *_failing(evidence),
         *_delayed(evidence),
         *_stalled_batches(evidence),
+        *_sealed_ahead(evidence),
         *_receiving(evidence),
         *_behind(evidence),
         *_paused(evidence),
@@ -131,6 +132,17 @@ def _stalled_batches(found: Evidence) -> Iterator[Finding]:
     if oldest is not None and is_standing_still(found):
         completed_ms = None if found.last_completed is None else found.last_completed.completed_at_ms
         yield _nothing_completes(found, dag, oldest, completed_ms)
+
+
+def _sealed_ahead(found: Evidence) -> Iterator[Finding]:
+    ahead_ms = found.row.sealed_until_ms - found.now_ms
+    if ahead_ms / 1000 > found.limit_seconds:
+        yield Finding(
+            State.STALLED,
+            f"Batch {time_text(found.row.sealed_until_ms)} was allocated while the ledger's clock was ahead: records "
+            f"wait for the batch after it, for {readable_seconds(ahead_ms / 1000)}.",
+            "Nothing is lost, and it continues by itself then. Keep the clock of the ledger's database synchronized.",
+        )
 
 
 def is_standing_still(found: Evidence) -> bool:

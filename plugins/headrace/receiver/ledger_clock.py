@@ -11,10 +11,13 @@ from headrace.clock import Clock
 # The sample with the shortest round trip is used: half of it bounds the error. With 16 samples, one per heartbeat, a
 # stepped or drifting clock is corrected within seconds.
 _SAMPLES = 16
+# An estimate that is earlier by more than this is no error of estimation: the ledger's clock was ahead.
+_WAS_AHEAD_MS = 5_000
 
 
 class LedgerClock:
-    """Returns the ledger's time in epoch milliseconds without asking the ledger; it never goes back.
+    """Returns the ledger's time in epoch milliseconds without asking the ledger. It goes back only if the ledger's
+    clock was ahead.
 
     ``sample()`` asks the ledger and notes the difference to the local monotonic clock. The middle of the round trip
     counts as the moment of the answer. Thread-safe.
@@ -45,5 +48,7 @@ class LedgerClock:
             if not self._samples:
                 raise RuntimeError("the ledger's clock was never sampled")
             _, offset_ms = min(self._samples)
-            self._latest_ms = max(self._latest_ms, int(self._clock.monotonic() * 1000.0 + offset_ms))
+            estimate_ms = int(self._clock.monotonic() * 1000.0 + offset_ms)
+            if not 0 < self._latest_ms - estimate_ms <= _WAS_AHEAD_MS:
+                self._latest_ms = estimate_ms
             return self._latest_ms

@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import partial
 
 from headrace.blocks import ReceiverId
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.models import JobLease, JobStatus, ReceiverRow
@@ -188,9 +189,22 @@ class ReceiverTracker:
         except LedgerUnavailableError as error:
             logger.warning("the job's lease was not renewed, the ledger does not answer: %s", error)
             return None
+        if status.now_ms < self._now_ms:
+            # The ledger's clock was ahead.
+            self._tolerantly(self._correct_clock)
         self._now_ms = status.now_ms
         self._sign.write_if_due(status.now_ms)
         return status
+
+    def _correct_clock(self) -> None:
+        moved = self._ledger.clock_corrections.apply(self._stream.name)
+        if moved is not None:
+            logger.warning(
+                "the ledger's clock was ahead: %d blocks with %d records have moved back to batch time %s",
+                moved.blocks,
+                moved.records,
+                time_text(moved.batch_time_ms),
+            )
 
     def _summary(self) -> dict[str, dict[str, object]]:
         return {
@@ -213,6 +227,7 @@ class ReceiverTracker:
         for before in self._ledger.jobs.page(self._stream.name, limit=2):
             if before.epoch != self._lease.epoch:
                 self._health.inherit(before.attributes)
+        self._correct_clock()
         for partitioning in self._partitioning.values():
             partitioning.begin()
         self._rates.begin()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import DownstreamTasksSkipped
 
+from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.runs.first_receiver import find_beginning
 from headrace.runs.identity import of_schedule
@@ -120,10 +121,17 @@ def takes_over(context: Mapping[str, Any], stream: Stream) -> bool:
 
 def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | None:
     stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
-    if not stream.coalesces:
-        return ledger.runs.assign(stream.name, run.run_id)
-    from headrace.ledger.run_batch_times import BatchBounds
+    from headrace.ledger.run_batch_times import CLOCKS_DIFFER_MS, BatchBounds
 
+    host_ms, ledger_ms = stream_context.clock.now_ms(), ledger.now_ms()
+    if abs(host_ms - ledger_ms) >= CLOCKS_DIFFER_MS:
+        log.warning(
+            "The clocks of the ledger (%s) and of this host (%s) differ: the earlier one counts for this run.",
+            time_text(ledger_ms),
+            time_text(host_ms),
+        )
+    if not stream.coalesces:
+        return ledger.runs.assign(stream.name, run.run_id, host_ms=host_ms)
     limits = stream.limits
     return ledger.runs.take(
         stream.name,
@@ -131,6 +139,7 @@ def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | No
         bounds=BatchBounds(limits.max_coalesced_records, limits.max_coalesced_bytes),
         date_ms=None if run.logical_date is None else end_of_interval_ms(context, stream.batch_interval),
         keeps_date=bool(run.clear_number),
+        host_ms=host_ms,
     )
 
 

@@ -81,6 +81,15 @@ def test_a_backlog_without_runs_is_distinguished_from_one_that_runs_will_take(
     assert "wait or fail before they allocate one" in reported
 
 
+def test_batch_times_ahead_of_a_clock_that_was_corrected_are_unclaimed_too(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = SystemClock().now_ms() - 600_000
+    monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
+    assert len(json.loads(run("unclaimed", "shop", "--json").stdout)) == 2
+    assert "Some are still to come" in run("unclaimed", "shop").stdout
+
+
 def test_the_error_of_a_batch_whose_output_failed_is_listed(run: Callable[..., Result], url: str) -> None:
     with Ledger.open(url) as ledger:
         (batch,) = ledger.batches.page("shop")

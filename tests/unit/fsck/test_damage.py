@@ -391,3 +391,21 @@ def test_storage_that_cannot_be_read_is_not_a_clean_bill(shop: Shop) -> None:
     report = shop.check()
     assert report.findings == []
     assert "nosuch" in report.unchecked[0]
+
+
+def test_records_that_wait_ahead_of_the_clock_are_reported_until_they_are_taken_back(shop: Shop) -> None:
+    shop.clock.advance(600_000)
+    shop.store()
+    shop.clock.set_back(600_000)
+    ahead = [finding.problem for finding in shop.check().findings]
+    assert ahead == [Problem.CLOCK_WAS_AHEAD]
+    assert shop.ledger.clock_corrections.apply(STREAM) is not None
+    shop.store()
+    assert shop.check().findings == []
+
+
+def test_a_batch_that_was_allocated_ahead_of_the_clock_is_reported(shop: Shop) -> None:
+    shop.clock.advance(600_000)
+    shop.ledger.allocations.seal(STREAM, shop.clock.now_ms() // INTERVAL_MS * INTERVAL_MS)
+    shop.clock.set_back(600_000)
+    assert [finding.problem for finding in shop.check().findings] == [Problem.CLOCK_WAS_AHEAD]

@@ -186,3 +186,17 @@ def test_only_an_input_of_kafka_sends_a_person_to_kafka(tmp_path: Path, kind: st
         found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
     assert found.state.value == "stalled"
     assert remedy in (found.remedy or "")
+
+
+def test_records_that_wait_behind_a_batch_of_a_clock_that_was_ahead_are_no_silence(shop: Shop) -> None:
+    shop.clock.advance(600_000)
+    shop.complete(shop.begin(shop.latest()))
+    shop.clock.set_back(600_000)
+    shop.beat()
+    shop.store()
+    found = shop.summary()
+    assert found.state == "stalled"
+    assert "was allocated while the ledger's clock was ahead" in found.reason
+    shop.clock.advance(600_000)
+    shop.beat()
+    assert shop.summary().state == "well"

@@ -40,7 +40,7 @@ class TestLedgerClock:
 
     def test_the_best_round_trip_wins_and_time_never_goes_back(self) -> None:
         clock = ManualClock(0)
-        answers = iter([(100, 60_000), (2, 50_100)])
+        answers = iter([(100, 52_000), (2, 50_100)])
 
         def read() -> int:
             took, answer = next(answers)
@@ -54,6 +54,16 @@ class TestLedgerClock:
         assert ledger.now_ms() == first
         clock.advance(20_000)
         assert ledger.now_ms() == 50_100 + 1 + 20_000
+
+    def test_it_follows_a_clock_that_was_ahead(self) -> None:
+        clock, ahead_ms = ManualClock(0), [600_000]
+        ledger = LedgerClock(lambda: 50_000 + ahead_ms[0], clock)
+        ledger.sample()
+        assert ledger.now_ms() == 650_000
+        ahead_ms[0] = 0
+        for _ in range(16):
+            ledger.sample()
+        assert ledger.now_ms() == 50_000
 
 
 class TestRecurringTimer:

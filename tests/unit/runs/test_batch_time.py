@@ -104,6 +104,17 @@ def test_a_run_of_the_schedule_is_about_what_the_ledger_gives_it_and_others_abou
         assert [begin("scheduled", other) for other in (exact, by_timestamp)] == [own, own]
 
 
+def test_a_run_takes_no_time_ahead_of_its_own_host_while_the_clocks_differ(stream, clock, caplog):
+    host = ManualClock(clock.now_ms() + 20_500)
+    clock.advance(600_000)
+    with Ledger.open(stream.ledger, clock=clock) as ledger:
+        register(ledger, stream)
+        run = Run(NOON, NOON + TEN, NOON + TEN, run_id="scheduled__1", run_type="scheduled")
+        with caplog.at_level(logging.WARNING):
+            assert begin_run({"dag_run": run}, StreamContext(stream, ledger, clock=host)) == NOON_MS + 20_000
+    assert "differ: the earlier one counts" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("ledger_is_at", "waited"),
     [

@@ -12,6 +12,7 @@ from tests.unit.receiver.waiting import eventually
 
 from headrace.batch.allocation import allocate
 from headrace.blocks import ReceiverId
+from headrace.clock import SystemClock
 from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ScheduledReceiver
@@ -43,6 +44,33 @@ def test_a_stop_in_the_ledger_is_heard(setting: Setting) -> None:
     setting.ledger.jobs.request_stop("air", "maintenance")
     setting.thread.join(30)
     assert setting.report == TrackerReport(TrackerEnd.STOPPED, "maintenance")
+
+
+class _Wrong(SystemClock):
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+def test_what_was_stored_while_the_ledgers_clock_was_ahead_does_not_wait_for_that_time(setting: Setting) -> None:
+    setting.ledger._database.clock = clock = _Wrong()
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    clock.ahead_ms = 600_000
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: setting.positions() == 1)
+    clock.ahead_ms = 0
+    setting.kafka.produce("flights", 0, b"b")
+    eventually(lambda: setting.positions() == 2)
+    row = setting.ledger.streams.get("air")
+
+    def is_due() -> bool:
+        times = setting.ledger.blocks.unclaimed("air")
+        return times[-1].batch_time_ms <= row.batch_time_after(setting.ledger.now_ms())
+
+    eventually(is_due)
+    assert setting.end().end is TrackerEnd.STOPPED
 
 
 @pytest.mark.parametrize("batch_by", ["arrival", "timestamp"])
