@@ -6,12 +6,13 @@ batches of the range: an index for each order would cost every batch a write.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from headrace.ledger.database import Repository
 from headrace.ledger.models import BatchRow, batches, gaps
@@ -43,6 +44,10 @@ _VALUES: dict[BatchOrder, ColumnElement[Any]] = {
 }
 
 
+# What a part of a timeline is made of.
+_MEASURED = ("interval_ms", "records", "started_at_ms", "completed_at_ms")
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRange:
     """Batches of these states, all if empty, with times in ``[from_ms, until_ms)``."""
@@ -69,6 +74,49 @@ class Page:
     window: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median, the 95th percentile and the maximum of delays, in milliseconds."""
+
+    median: int
+    p95: int
+    maximum: int
+
+    @classmethod
+    def of(cls, values: Iterable[int | None]) -> Spread | None:
+        """The spread of the values that are known; None without any. Percentiles by the nearest rank."""
+        known = sorted(value for value in values if value is not None)
+        if not known:
+            return None
+        return cls(*(known[-(-len(known) * percent // 100) - 1] for percent in (50, 95, 100)))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """All batches of ``[from_ms, until_ms)`` that are not absorbed: their number, records, and delays.
+
+    ``above_interval`` is the number of those whose processing took longer than their batch interval.
+    """
+
+    from_ms: int
+    until_ms: int
+    batches: int
+    records: int
+    scheduling_delay: Spread | None
+    processing_time: Spread | None
+    total_delay: Spread | None
+    above_interval: int
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Batches for a picture, oldest first. If some are left out, ``parts`` and ``whole`` say what all of them were."""
+
+    rows: tuple[BatchRow, ...]
+    parts: tuple[Part, ...] = ()
+    whole: Part | None = None
+
+
 class BatchPages(Repository):
     """Pages and points of a stream's batches."""
 
@@ -89,11 +137,11 @@ class BatchPages(Repository):
                 return Page(tuple(rows[:limit]), end, window)
             return _by_value(connection, stream, of, order=order, limit=limit, after=after)
 
-    def points(self, stream: str, from_ms: int, until_ms: int, *, points: int) -> tuple[list[BatchRow], bool]:
-        """Return batches of ``[from_ms, until_ms)``, oldest first, at most ``points``, and whether some are left out.
+    def points(self, stream: str, from_ms: int, until_ms: int, *, points: int) -> Points:
+        """Return batches of ``[from_ms, until_ms)``, oldest first, at most ``points``.
 
-        If there are more, the range is cut into equal parts, each with its batch of the longest total delay. Absorbed
-        batches are never included.
+        If there are more, the range is cut into equal parts, each with its batch of the longest total delay, and with
+        the numbers of all its batches. Absorbed batches are never included.
         """
         time = batches.c.batch_time_ms
         of_range = (
@@ -106,15 +154,21 @@ class BatchPages(Repository):
             every = select(batches).where(*of_range).order_by(time)
             rows = connection.execute(every.limit(points + 1)).all()
             if len(rows) <= points:
-                return [BatchRow.from_row(row) for row in rows], False
+                return Points(tuple(map(BatchRow.from_row, rows)))
+            narrow = select(time, *(batches.c[name] for name in _MEASURED)).where(*of_range).order_by(time)
+            every_row = connection.execute(narrow).all()
             part_ms = -(-(until_ms - from_ms) // points)
-            rank = func.row_number().over(
-                partition_by=(time - from_ms) // part_ms, order_by=_VALUES[BatchOrder.TOTAL_DELAY].desc()
+            parts = [
+                (from_ms + number * part_ms, list(group))
+                for number, group in groupby(every_row, lambda row: (row.batch_time_ms - from_ms) // part_ms)
+            ]
+            slowest = [max(group, key=_total_delay_ms).batch_time_ms for _, group in parts]
+            thinned = select(batches).where(batches.c.stream == stream, time.in_(slowest)).order_by(time)
+            return Points(
+                tuple(map(BatchRow.from_row, connection.execute(thinned))),
+                tuple(_part(group, start, min(start + part_ms, until_ms)) for start, group in parts),
+                _part(every_row, from_ms, until_ms),
             )
-            ranked = select(time, rank.label("rank")).where(*of_range).subquery()
-            times = select(ranked.c.batch_time_ms).where(ranked.c.rank == 1)
-            thinned = select(batches).where(batches.c.stream == stream, time.in_(times)).order_by(time)
-            return [BatchRow.from_row(row) for row in connection.execute(thinned)], True
 
     def counts(self, stream: str) -> dict[str, int]:
         """Return the number of batches by state, of the states that occur; each up to `WINDOW`."""
@@ -132,6 +186,31 @@ class BatchPages(Repository):
         """Return the number of the stream's gaps, up to `WINDOW`."""
         with self._database.read() as connection:
             return _count(connection, select(gaps.c.gap_id).where(gaps.c.stream == stream))
+
+
+def _total_delay_ms(row: Row[Any]) -> int:
+    """-1 while it is not known: the others are slower."""
+    return -1 if row.completed_at_ms is None else int(row.completed_at_ms - row.batch_time_ms)
+
+
+def _part(rows: Sequence[Row[Any]], from_ms: int, until_ms: int) -> Part:
+    processing = [_between(row.started_at_ms, row.completed_at_ms) for row in rows]
+    return Part(
+        from_ms,
+        until_ms,
+        batches=len(rows),
+        records=sum(row.records for row in rows),
+        scheduling_delay=Spread.of(_between(row.batch_time_ms, row.started_at_ms) for row in rows),
+        processing_time=Spread.of(processing),
+        total_delay=Spread.of(_between(row.batch_time_ms, row.completed_at_ms) for row in rows),
+        above_interval=sum(
+            took is not None and took > row.interval_ms for took, row in zip(processing, rows, strict=True)
+        ),
+    )
+
+
+def _between(from_ms: int | None, until_ms: int | None) -> int | None:
+    return None if from_ms is None or until_ms is None or until_ms < from_ms else until_ms - from_ms
 
 
 def _count(connection: Connection, query: Select[Any]) -> int:

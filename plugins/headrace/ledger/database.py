@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -115,6 +115,22 @@ class Database:
         if row is None:
             raise StreamNotFoundError(stream)
         return LockedStream(StreamRow.from_row(row), self.clock.now_ms() if self.clock else row.now_ms)
+
+    def write_refusal(self, stream: str) -> str | None:
+        """Why a write to the stream cannot begin within a second; None if it can. Nothing is written."""
+        try:
+            if self.is_sqlite:
+                # A connection of its own: those of the engine wait for a lock for longer.
+                path = self.engine.url.database or ""
+                with _translated(), closing(sqlite3.connect(path, timeout=1, isolation_level=None)) as connection:
+                    connection.execute("BEGIN IMMEDIATE")
+            else:
+                with self.write() as connection:
+                    connection.execute(text("SET LOCAL lock_timeout = '1s'"))
+                    self.lock_stream(connection, stream)
+        except LedgerUnavailableError as error:
+            return error.what
+        return None
 
     def now_ms(self, connection: Connection | None = None) -> int:
         """Return the ledger's time, in milliseconds since the Unix epoch."""

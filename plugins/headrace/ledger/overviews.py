@@ -37,6 +37,9 @@ from headrace.ledger.models import (
 )
 from headrace.ledger.states import UNFINISHED, BatchState
 
+MOST_COUNTED = 1_000
+"""Failed batches are counted up to this number."""
+
 
 @dataclass(slots=True)
 class StreamOverview:
@@ -45,20 +48,23 @@ class StreamOverview:
     ``recent`` are its newest batches that are not absorbed, newest first. ``unfinished`` is the unfinished batch with
     the earliest time, leaving out backfilled ones. A batch is backfilled if it had completed before, or its time is
     before the stream began (its zero time): ``backfilled`` is that of the unfinished ones whose newest try began first.
-    ``attempts`` are those at both batches, by batch time and number; ``events`` those of ``backfilled``, oldest first.
-    ``waiting_ms`` is the oldest batch time until now that has blocks and no batch. ``failed_positions`` are partitions
-    that an error has stopped; ``samples`` the newest ones, oldest first. ``dead_letters`` is the number that the newest
-    writes of ``recent`` have counted.
+    ``failed`` is the number of failed batches that are not backfilled, up to `MOST_COUNTED`. ``attempts`` are those at
+    both batches and at the failed ones of ``recent``, by batch time and number; ``events`` those of ``backfilled``,
+    oldest first. ``job_before`` is the receiver job before ``job``. ``waiting_ms`` is the oldest batch time until now
+    that has blocks and no batch. ``failed_positions`` are partitions that an error has stopped; ``samples`` the newest
+    ones, oldest first. ``dead_letters`` is the number that the newest writes of ``recent`` have counted.
     """
 
     stream: StreamRow
     now_ms: int
     job: JobRow | None = None
+    job_before: JobRow | None = None
     receivers: list[ReceiverRow] = field(default_factory=list)
     recent: list[BatchRow] = field(default_factory=list)
     last_completed: BatchRow | None = None
     unfinished: BatchRow | None = None
     backfilled: BatchRow | None = None
+    failed: int = 0
     attempts: list[AttemptRow] = field(default_factory=list)
     events: list[EventRow] = field(default_factory=list)
     waiting_ms: int | None = None
@@ -69,6 +75,10 @@ class StreamOverview:
 
 class Overviews(Repository):
     """Reads overviews of several streams at once."""
+
+    def write_refusal(self, stream: str) -> str | None:
+        """Why the ledger cannot be written at the moment, after a second's wait; None if it can be."""
+        return self._database.write_refusal(stream)
 
     def of(self, rows: Sequence[StreamRow], points: int) -> list[StreamOverview]:
         """Return an overview of each stream in the order of ``rows``, with ``points`` recent batches and samples."""
@@ -92,6 +102,7 @@ def _read_batches(connection: Connection, found: Mapping[str, StreamOverview], n
     parameters = {"streams": list(found), "now_ms": now_ms, "offset": points - 1}
     for row in connection.execute(_EDGES, parameters):
         found[row.name].waiting_ms = row.first_waiting
+        found[row.name].failed = row.failed
         last[row.name] = row.last_completed
         unfinished = (getattr(row, f"first_{state}") for state in UNFINISHED)
         oldest[row.name] = min((each for each in unfinished if each is not None), default=None)
@@ -122,7 +133,9 @@ def _read_batches(connection: Connection, found: Mapping[str, StreamOverview], n
 def _read_attempts(connection: Connection, found: Mapping[str, StreamOverview]) -> None:
     backfilled = [each.backfilled for each in found.values() if each.backfilled is not None]
     unfinished = [each.unfinished for each in found.values() if each.unfinished is not None]
-    attempted = [_of_batch(batch_attempts, batch) for batch in [*unfinished, *backfilled]]
+    failed = [batch for each in found.values() for batch in each.recent if batch.state is BatchState.FAILED]
+    wanted = {(batch.stream, batch.batch_time_ms): batch for batch in [*unfinished, *backfilled, *failed]}
+    attempted = [_of_batch(batch_attempts, batch) for batch in wanted.values()]
     tried = any_of(connection, select_attempts(), attempted)
     for row in sorted(tried, key=lambda row: (row.batch_time_ms, row.number)):
         found[row.stream].attempts.append(AttemptRow.from_row(row))
@@ -153,11 +166,15 @@ def _of_batch(table: Any, batch: BatchRow) -> Any:
 
 def _read_receiving(connection: Connection, found: Mapping[str, StreamOverview]) -> None:
     jobs = [
-        and_(receiver_jobs.c.stream == name, receiver_jobs.c.epoch == each.stream.job_epoch)
+        and_(receiver_jobs.c.stream == name, receiver_jobs.c.epoch >= each.stream.job_epoch - 1)
         for name, each in found.items()
     ]
     for row in any_of(connection, select(receiver_jobs), jobs):
-        found[row.stream].job = JobRow.from_row(row)
+        overview, job = found[row.stream], JobRow.from_row(row)
+        if job.epoch == overview.stream.job_epoch:
+            overview.job = job
+        else:
+            overview.job_before = job
     for row in connection.execute(_RECEIVERS, {"streams": list(found)}):
         found[row.stream].receivers.append(ReceiverRow.from_row(row))
     failing = [name for name, each in found.items() if any(row.stats.get("failed") for row in each.receivers)]
@@ -188,6 +205,7 @@ def _edges_query() -> Any:
         since(samples, samples.c.at_ms).label("sampled_since"),
         edge(func.min, unclaimed_times, waiting).label("first_waiting"),
         edge(func.max, batches, batches.c.state == BatchState.COMPLETED).label("last_completed"),
+        _failed_query().label("failed"),
         *(
             edge(func.min, batches, batches.c.state == each, *_scheduled(batches)).label(f"first_{each}")
             for each in UNFINISHED
@@ -195,6 +213,14 @@ def _edges_query() -> Any:
         edge(func.min, batches, *_backfilled(batches), _begun_ms(batches) == first_begun_ms).label("first_backfilled"),
     ]
     return select(streams.c.name, *columns).where(_these(streams.c.name))
+
+
+def _failed_query() -> Any:
+    rows = select(batches.c.batch_time_ms).where(
+        batches.c.stream == streams.c.name, batches.c.state == BatchState.FAILED, *_scheduled(batches)
+    )
+    counted = rows.limit(MOST_COUNTED).correlate(streams).subquery()
+    return select(func.count()).select_from(counted).scalar_subquery()
 
 
 def _backfilled(table: Any) -> tuple[Any, Any]:

@@ -45,12 +45,18 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about a stream. ``since_ms`` None: not known."""
+    """Something about a stream. ``since_ms`` None: not known.
+
+    ``details`` is the error of which ``reason`` has the line that matters; None if that is all of it. ``newest_ms`` is
+    when its cause was seen last: of failures, the newest one comes first.
+    """
 
     state: State
     reason: str
     remedy: str | None = None
     since_ms: int | None = None
+    details: str | None = None
+    newest_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +64,10 @@ class Evidence:
     """What a stream is judged by.
 
     ``recent`` are the newest batches that are not absorbed, newest first; ``dead_letters`` is the number of theirs.
-    ``unfinished`` are those that `unfinished_of` finds. ``failed_positions`` are partitions that an error has stopped.
-    ``facts`` is what Airflow says of the two DAGs; it lacks a DAG of which nothing is known.
+    ``unfinished`` are those that `unfinished_of` finds, ``failed`` the failed ones of ``recent``; ``number_failed``
+    counts older ones too. ``failed_positions`` are partitions that an error has stopped. ``job_before`` is the receiver
+    job before ``job``. ``write_refusal``: why the ledger cannot be written. ``facts`` is what Airflow says of the two
+    DAGs; it lacks a DAG of which nothing is known.
     """
 
     row: StreamRow
@@ -70,6 +78,10 @@ class Evidence:
     recent: Sequence[BatchRow]
     last_completed: BatchRow | None
     unfinished: Sequence[Unfinished] = ()
+    failed: Sequence[Unfinished] = ()
+    number_failed: int = 0
+    job_before: JobRow | None = None
+    write_refusal: str | None = None
     dead_letters: int = 0
     failed_positions: Sequence[PositionRow] = ()
     lag_seconds: float | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.ledger import Ledger
+from headrace.ledger.batch_pages import Part
 from headrace.ledger.models import EventRow, SampleRow
 from headrace.ledger.states import EventKind
 from headrace.monitoring.batch_lines import BatchLine, batch_line
@@ -121,7 +122,8 @@ def batch_of_run(ledger: Ledger, stream_name: str, run_id: str, ended_ms: int | 
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Batches and samples of ``[from_ms, until_ms)``, oldest first. ``thinned``: some batches are left out, since a
-    picture has no room for them."""
+    picture has no room for them. Then ``batches`` has the slowest one of each of ``parts``; the parts and ``whole``
+    have the numbers of all batches."""
 
     batch_interval: float
     from_ms: int
@@ -129,6 +131,8 @@ class Timeline:
     thinned: bool
     batches: tuple[BatchLine, ...]
     samples: tuple[SampleRow, ...]
+    parts: tuple[Part, ...] = ()
+    whole: Part | None = None
 
 
 def timeline(
@@ -138,12 +142,14 @@ def timeline(
     interval_ms = ledger.streams.get(stream_name).batch_interval_ms
     until_ms = ledger.now_ms() + 1 if until_ms is None else until_ms
     from_ms = until_ms - points * interval_ms if from_ms is None else from_ms
-    rows, thinned = ledger.batch_pages.points(stream_name, from_ms, until_ms, points=points)
+    found = ledger.batch_pages.points(stream_name, from_ms, until_ms, points=points)
     return Timeline(
         batch_interval=interval_ms / 1000,
         from_ms=from_ms,
         until_ms=until_ms,
-        thinned=thinned,
-        batches=tuple(map(batch_line, rows)),
+        thinned=found.whole is not None,
+        batches=tuple(map(batch_line, found.rows)),
         samples=tuple(ledger.samples.between(stream_name, from_ms, until_ms, points=points)),
+        parts=found.parts,
+        whole=found.whole,
     )

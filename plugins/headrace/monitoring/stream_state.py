@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import FAILURE, Failure
-from headrace.ledger.models import AttemptRow
+from headrace.ledger.models import AttemptRow, JobRow
 from headrace.ledger.states import BatchState
 from headrace.monitoring.evidence import DagFacts, Evidence, Finding, State
 from headrace.monitoring.slow_runs import slow_runs_of
 from headrace.monitoring.unfinished import Unfinished
-from headrace.receiver.input_health import InputTrouble, input_troubles
+from headrace.receiver.input_health import InputTrouble, Part, input_troubles
 
 # Starting a receiver job takes Spark half a minute, on a busy machine a few.
 _STARTING_MS = 300_000
@@ -21,12 +22,17 @@ _AGAIN = (
     "cause that the error names, and run it again."
 )
 _NO_RECEIVER = "Look at the receiver job's log, and whether Spark gets the executors that the receivers need."
+_LONGEST_LINE = 300
 
 
 def judge(evidence: Evidence) -> list[Finding]:
-    """Return all findings, the most severe first. There is always one."""
+    """Return all findings, the most severe first, of failures the newest cause first. There is always one.
+
+    An error counts as long as nothing good came after it: it is the stream's state only until then.
+    """
     order = list(State)
     findings = [
+        *_unwritable(evidence),
         *_failing(evidence),
         *_delayed(evidence),
         *_stalled_batches(evidence),
@@ -37,16 +43,55 @@ def judge(evidence: Evidence) -> list[Finding]:
         *_stopped(evidence),
         *_dead_letters(evidence),
     ]
-    findings.sort(key=lambda finding: order.index(finding.state))
+    findings.sort(key=lambda finding: (order.index(finding.state), -finding.newest_ms))
     return findings or [_well(evidence)]
+
+
+def headline(error: str) -> tuple[str, str | None]:
+    """Return the line of an error that matters, and the whole error if it has more.
+
+    Of a Python traceback this is the line after the frames, of other errors the first one.
+    """
+    lines = [line.rstrip() for line in error.splitlines() if line.strip()]
+    if not lines:
+        return error, None
+    first, inside = lines[0], False
+    for line in lines:
+        if line.lstrip().startswith("Traceback (most recent call last)"):
+            inside = True
+        elif inside and not line[0].isspace():
+            first, inside = line, False
+    if len(first) > _LONGEST_LINE:
+        first = first[:_LONGEST_LINE].rstrip() + " …"
+    return first, None if error.strip() == first else error
 
 
 # -- failing -----------------------------------------------------------------------------------------------------------
 
 
+def _unwritable(found: Evidence) -> Iterator[Finding]:
+    if found.write_refusal is not None:
+        # No heartbeat could be written either, so what is older than this is not known to be true any more.
+        yield Finding(
+            State.FAILING,
+            f"The ledger cannot be written: {found.write_refusal}",
+            "End what holds its lock, such as an open transaction in a database shell, or a backup. Receivers and "
+            "batches then go on by themselves.",
+            None if found.job is None else found.job.heartbeat_ms,
+            newest_ms=found.now_ms,
+        )
+
+
 def _failing(found: Evidence) -> Iterator[Finding]:
-    for unfinished in found.unfinished:
-        yield from _failing_batch(unfinished)
+    groups: dict[str, list[Unfinished]] = {}
+    listed = {each.batch_time_ms for each in found.unfinished}
+    for unfinished in [*found.unfinished, *(each for each in found.failed if each.batch_time_ms not in listed)]:
+        if (error := _error(unfinished)) is not None:
+            groups.setdefault(_cause(found, unfinished, error), []).append(unfinished)
+    for group in groups.values():
+        # Of the failed batches between the oldest and the newest ones only the number is known.
+        more = max(found.number_failed - sum(map(len, groups.values())), 0) if len(groups) == 1 else 0
+        yield _failing_batches(found, sorted(group, key=lambda each: each.batch_time_ms), more)
     for each in found.failed_positions:
         partition = f"{each.partition.topic}-{each.partition.partition}"
         yield Finding(
@@ -55,24 +100,106 @@ def _failing(found: Evidence) -> Iterator[Finding]:
             "Correct the cause that the error names; the receiver then has to be started again (stop and start the "
             "stream). Other partitions go on.",
             each.updated_at_ms,
+            newest_ms=each.updated_at_ms,
         )
 
 
-def _failing_batch(unfinished: Unfinished) -> Iterator[Finding]:
+def _cause(found: Evidence, unfinished: Unfinished, error: str) -> str:
+    """What batches that failed for the same reason have in common: the error without numbers and ids, and its kind."""
+    job = _died_with(found, unfinished)
+    if job is not None:
+        return f"job {job.epoch}"
+    passed = _passed(found, unfinished)
+    return f"{unfinished.completed_before} {passed} {re.sub(r'[0-9]+', '0', headline(error)[0])}"
+
+
+def _error(unfinished: Unfinished) -> str | None:
+    """The error of a batch that has failed, also while it is run again; None if it has not failed."""
     batch, failed = unfinished.batch, unfinished.failed
-    error = None if batch is None else batch.error or (failed[-1].error if failed else None)
-    if batch is None or not error:
-        return
-    since_ms = min((each.ended_at_ms or each.started_at_ms for each in failed), default=None)
-    since_ms = max(batch.allocated_at_ms, unfinished.due_ms) if since_ms is None else since_ms
-    tries = f", {len(failed)} times" if len(failed) > 1 else ""
-    doing = "is being run again; before, it failed" if batch.state is BatchState.RUNNING else "failed"
-    known = " had completed before. Begun again, it" if unfinished.completed_before else ""
-    yield Finding(
+    return None if batch is None else batch.error or (failed[-1].error if failed else None)
+
+
+def _failed_ms(unfinished: Unfinished) -> int:
+    """When it failed last."""
+    allocated_ms = 0 if unfinished.batch is None else unfinished.batch.allocated_at_ms
+    times = [each.ended_at_ms or each.started_at_ms for each in unfinished.failed]
+    return max(times, default=max(allocated_ms, unfinished.due_ms))
+
+
+def _died_with(found: Evidence, unfinished: Unfinished) -> JobRow | None:
+    """The receiver job whose application ran the batch's last attempt, if the attempt failed since the job ended."""
+    if not unfinished.failed:
+        return None
+    attempt, job = unfinished.failed[-1], found.job
+    if attempt.way != "connect" or attempt.attributes.get(FAILURE, Failure.PASSING) != Failure.PASSING or job is None:
+        return None
+    before = attempt.started_at_ms < job.acquired_at_ms
+    died = found.job_before if before else job
+    if died is None or (died is job and job.alive(found.now_ms)):
+        return None
+    return died if (attempt.ended_at_ms or found.now_ms) >= died.heartbeat_ms else None
+
+
+def _passed(found: Evidence, unfinished: Unfinished) -> bool:
+    """Whether batches have completed since it failed, so that a later run will most likely complete it too.
+
+    After an error of the user's code that takes another definition or other code: its records may be the only ones
+    that fail.
+    """
+    last, failed = found.last_completed, unfinished.failed
+    if unfinished.completed_before or last is None or (last.completed_at_ms or 0) <= _failed_ms(unfinished):
+        return False
+    kind = failed[-1].attributes.get(FAILURE) if failed else None
+    if kind not in (Failure.CODE, Failure.FINAL):
+        return True
+    before = [
+        batch for batch in found.recent if batch.completed_at_ms and batch.completed_at_ms < _failed_ms(unfinished)
+    ]
+    return (failed[-1].revision or last.revision) < last.revision or (
+        bool(before) and before[0].code_version != last.code_version
+    )
+
+
+def _failing_batches(found: Evidence, group: Sequence[Unfinished], more: int) -> Finding:
+    """One finding for batches that failed for the same reason, ``more`` of which were not read."""
+    first, newest = group[0], max(group, key=_failed_ms)
+    since_ms = min((each.ended_at_ms or each.started_at_ms for each in first.failed), default=_failed_ms(first))
+    batch = f"Batch {time_text(first.batch_time_ms)}"
+    others = len(group) - 1 + more
+    batches = f"{batch} and {others:,} more" if others else batch
+    error, details = headline(_error(newest) or "")
+    job = _died_with(found, first)
+    if job is not None:
+        died = headline(job.error)[0] if job.error else f"it last renewed its lease at {time_text(job.heartbeat_ms)}"
+        return Finding(
+            State.FALLING_BEHIND,
+            f"{batches} failed with the receiver job (epoch {job.epoch}), in which it ran: {died}",
+            "Nothing: later runs run it again as soon as the next receiver job runs.",
+            since_ms,
+            details or error,
+            _failed_ms(newest),
+        )
+    if _passed(found, first):
+        return Finding(
+            State.FALLING_BEHIND,
+            f"{batches} failed, last at {time_text(_failed_ms(newest))}. Later batches have completed since, so later "
+            f"runs run {'them' if others else 'it'} again. The error was: {error}",
+            None,
+            since_ms,
+            details,
+            _failed_ms(newest),
+        )
+    tries = f", {len(first.failed)} times" if len(first.failed) > 1 else ""
+    running = first.batch is not None and first.batch.state is BatchState.RUNNING
+    doing = "is being run again; before, it failed" if running and not others else "failed"
+    known = " had completed before. Begun again, it" if first.completed_before else ""
+    return Finding(
         State.FAILING,
-        f"Batch {time_text(batch.batch_time_ms)}{known} {doing}{tries}, first at {time_text(since_ms)}: {error}",
-        _AGAIN if unfinished.completed_before else _remedy_of(failed),
+        f"{batches}{known} {doing}{tries}, first at {time_text(since_ms)}: {error}",
+        _AGAIN if first.completed_before else _remedy_of(newest.failed),
         since_ms,
+        details,
+        _failed_ms(newest),
     )
 
 
@@ -238,11 +365,13 @@ def _not_received(trouble: InputTrouble) -> str:
 
 
 def _restart(found: Evidence, dag: DagFacts | None, trouble: InputTrouble, *, alive: bool) -> str:
-    if alive and _is_custom(found, trouble.input_id):
+    custom = _is_custom(found, trouble.input_id)
+    if alive and (custom or trouble.part is Part.RECEIVER):
+        after_change = "; stop and start the stream after a change of their code" if custom else ""
         return (
-            "The receivers' last errors say why, with their stacks in `headrace events list NAME --kind "
-            "receiver_error`. They are started again until it is over; stop and start the stream after a change of "
-            "their code."
+            f"The receivers' last errors say why, with their stacks in `headrace events list {found.row.name} --kind "
+            "receiver_error`. One that writes nothing has lost its executor, hangs, or cannot reach the ledger. They "
+            f"are started again until it is over{after_change}."
         )
     if alive:
         return (

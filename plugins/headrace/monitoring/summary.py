@@ -12,7 +12,7 @@ from headrace.ledger.overviews import StreamOverview
 from headrace.monitoring.batch_lines import BatchLine, batch_line
 from headrace.monitoring.evidence import DagFacts, Evidence, State
 from headrace.monitoring.stream_state import judge
-from headrace.monitoring.unfinished import unfinished_of
+from headrace.monitoring.unfinished import failed_of, unfinished_of
 from headrace.receiver.sampling import numbers
 from headrace.stream import Stream
 from headrace.stream.errors import StreamDefinitionError
@@ -70,12 +70,16 @@ def default_place(stream_name: str, ledger: str) -> Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSummary(Placed):
-    """A stream. ``state`` follows from the most severe finding, ``also`` are the reasons of the others."""
+    """A stream. ``state`` follows from the most severe finding, ``also`` are the reasons of the others.
+
+    ``details`` is the whole error if ``reason`` has only the line of it that matters.
+    """
 
     state: State
     reason: str
     remedy: str | None
     since_ms: int | None
+    details: str | None
     also: tuple[str, ...]
     desired_state: str
     batch_interval: float
@@ -99,11 +103,24 @@ def summaries(
 ) -> list[StreamSummary]:
     """Judge several streams of a ledger, with as many queries as for one."""
     overviews = ledger.overviews.of([row for row, _ in found], POINTS)
-    return [_summary(overview, place, facts) for overview, (_, place) in zip(overviews, found, strict=True)]
+    refusals = [ledger.overviews.write_refusal(each.stream.name) if _is_silent(each) else None for each in overviews]
+    return [
+        _summary(overview, place, facts, refusal)
+        for overview, (_, place), refusal in zip(overviews, found, refusals, strict=True)
+    ]
 
 
-def _summary(found: StreamOverview, place: Placed, facts: Mapping[str, DagFacts]) -> StreamSummary:
+def _is_silent(found: StreamOverview) -> bool:
+    """Whether what should write to the ledger does not: its writer may be dead, or the ledger not be writable."""
+    job = found.job
+    return job is not None and not job.state.ended and not job.alive(found.now_ms)
+
+
+def _summary(
+    found: StreamOverview, place: Placed, facts: Mapping[str, DagFacts], write_refusal: str | None
+) -> StreamSummary:
     now = numbers(found.receivers, found.now_ms)
+    unfinished = [*unfinished_of(found)]
     evidence = Evidence(
         row=found.stream,
         coalesces=_coalesces(found.stream),
@@ -112,7 +129,11 @@ def _summary(found: StreamOverview, place: Placed, facts: Mapping[str, DagFacts]
         receivers=found.receivers,
         recent=found.recent,
         last_completed=found.last_completed,
-        unfinished=[*unfinished_of(found)],
+        unfinished=unfinished,
+        failed=[*failed_of(found)],
+        number_failed=found.failed,
+        job_before=found.job_before,
+        write_refusal=write_refusal,
         dead_letters=found.dead_letters,
         failed_positions=found.failed_positions,
         lag_seconds=now.lag_seconds,
@@ -128,6 +149,7 @@ def _summary(found: StreamOverview, place: Placed, facts: Mapping[str, DagFacts]
         reason=first.reason,
         remedy=first.remedy,
         since_ms=first.since_ms,
+        details=first.details,
         also=tuple(each.reason for each in others),
         desired_state=found.stream.desired_state.value,
         batch_interval=found.stream.batch_interval_ms / 1000,

@@ -9,7 +9,7 @@ from headrace.errors import WARNING
 from headrace.ledger import Ledger
 from headrace.ledger.models import AttemptRow, BatchRow, EventRow
 from headrace.ledger.overviews import StreamOverview
-from headrace.ledger.states import UNFINISHED, AttemptState, EventKind
+from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, EventKind
 
 NOT_ALLOCATED = "not allocated"
 """The state of a batch time that has blocks and no batch."""
@@ -72,6 +72,14 @@ def unfinished_of(found: StreamOverview) -> Iterator[Unfinished]:
             batch=found.backfilled,
             attempts=_attempts(found.backfilled, found.attempts, begun_ms),
         )
+
+
+def failed_of(found: StreamOverview) -> Iterator[Unfinished]:
+    """Yield the newest failed batches, but for backfilled ones, newest first."""
+    for batch in found.recent:
+        if batch.state is BatchState.FAILED and batch.steps is None and batch.batch_time_ms > found.stream.zero_time_ms:
+            time_ms = batch.batch_time_ms
+            yield Unfinished(time_ms, time_ms, batch, _attempts(batch, found.attempts))
 
 
 def last_error(ledger: Ledger, batch: BatchRow) -> str | None:

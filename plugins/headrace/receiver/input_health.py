@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.ledger.models import JobRow, ReceiverRow
@@ -23,6 +25,15 @@ UNASKED = "unasked"
 
 _NO_ANSWER_YET = "Kafka has not answered yet"
 _NO_RECEIVER_YET = "its receivers have not started yet"
+
+
+class Part(StrEnum):
+    """The part of headrace or beside it that an error is about, which decides where to look."""
+
+    JOB = "job"
+    RECEIVER = "receiver"
+    INPUT = "input"
+    """Kafka, or what a custom receiver reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +49,14 @@ class InputTrouble:
     error: str
     asked_ms: int
     starting: bool = False
+    part: Part = Part.INPUT
 
     def __str__(self) -> str:
         topic = "" if self.topic is None else f"topic {self.topic} of "
         what = "the stream" if self.input_id is None else f"{topic}input {self.input_id}"
         since = "not since the stream began"
         if self.asked_ms:
-            at = datetime.fromtimestamp(self.asked_ms / 1000, UTC)
-            since = f"since {at.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
+            since = f"since {time_text(self.asked_ms // 1000 * 1000)}"
         return f"{what} is not received: {self.error.rstrip('.')} ({since})"
 
 
@@ -99,7 +110,7 @@ def input_troubles(job: JobRow | None, receivers: Iterable[ReceiverRow], now_ms:
     mine = [row for row in rows if row.job_epoch == job.epoch]
     if not mine:
         sealed_ms = max((row.sealed_through_ms for row in rows), default=0)
-        return [InputTrouble(None, None, "no receiver has started yet", sealed_ms, starting=True)]
+        return [InputTrouble(None, None, "no receiver has started yet", sealed_ms, starting=True, part=Part.JOB)]
     troubles = [*_of_inputs(job), *_of_receivers(mine, now_ms), *_of_topics(mine, now_ms)]
     found: dict[tuple[str | None, str | None], InputTrouble] = {}
     for trouble in troubles:
@@ -122,12 +133,17 @@ def receiver_state(receiver: ReceiverRow, troubles: Collection[InputTrouble]) ->
 def _no_job(job: JobRow | None, receivers: list[ReceiverRow]) -> InputTrouble:
     sealed_ms = max((row.sealed_through_ms for row in receivers), default=0)
     if job is None:
-        return InputTrouble(None, None, "the stream has no receiver job yet", sealed_ms)
-    if not job.state.ended:
-        error = f"no receiver is alive: the lease of the receiver job (epoch {job.epoch}) has run out"
+        error = "the stream has no receiver job yet"
+    elif not job.state.ended:
+        # Its error is not named: the job went on after it.
+        error = (
+            f"no receiver is alive: the lease of the receiver job (epoch {job.epoch}) has run out, which it last "
+            f"renewed at {time_text(job.heartbeat_ms)}"
+        )
     else:
         error = f"no receiver is alive: the receiver job (epoch {job.epoch}) {job.state.value}"
-    return InputTrouble(None, None, error + (f": {job.error}" if job.error else ""), sealed_ms)
+        error += f": {job.error}" if job.error else ""
+    return InputTrouble(None, None, error, sealed_ms, part=Part.JOB)
 
 
 def _of_inputs(job: JobRow) -> Iterable[InputTrouble]:
@@ -145,10 +161,19 @@ def _of_receivers(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTr
         rows = [row for row in receivers if row.receiver_id.input_id == input_id]
         if any(row.alive(now_ms) and row.state.value != "starting" for row in rows):
             continue
-        errors = "; ".join(f"{row.receiver_id}: {row.last_error}" for row in rows if row.last_error)
+        reports = "; ".join(report for row in rows if (report := _why_not_reading(row, now_ms)))
         sealed_ms = max(row.sealed_through_ms for row in rows)
-        reported = f"no receiver reads it ({errors or 'they are starting'})"
-        yield InputTrouble(input_id, None, reported, sealed_ms, starting=not errors)
+        reported = f"no receiver reads it ({reports or 'they are starting'})"
+        yield InputTrouble(input_id, None, reported, sealed_ms, starting=not reports, part=Part.RECEIVER)
+
+
+def _why_not_reading(row: ReceiverRow, now_ms: int) -> str | None:
+    """The receiver's last error if it has stored nothing since, or since when it is silent; None while it starts."""
+    if row.last_error and row.sealed_through_ms <= (row.last_error_at_ms or row.heartbeat_ms):
+        return f"{row.receiver_id}: {row.last_error}"
+    if not row.state.ended and not row.alive(now_ms):
+        return f"{row.receiver_id} has written nothing to the ledger since {time_text(row.heartbeat_ms)}"
+    return None
 
 
 def _of_topics(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTrouble]:

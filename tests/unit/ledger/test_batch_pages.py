@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.ledger import BatchState, Ledger
-from headrace.ledger.batch_pages import BatchOrder, BatchRange
+from headrace.ledger.batch_pages import BatchOrder, BatchRange, Spread
 from headrace.ledger.models import BatchRow
 
 from .conftest import NOW_MS, STREAM, World
@@ -78,11 +78,29 @@ def test_a_page_has_the_batches_of_some_states_and_of_a_range(pages: Ledger, ord
 
 
 def test_points_leave_out_absorbed_batches_and_keep_the_longest_delay_of_each_part(pages: Ledger) -> None:
-    rows, thinned = pages.batch_pages.points(STREAM, T1, T6 + 1, points=5)
-    assert (times(rows), thinned) == ([T1, T2, T3, T4, T6], False)
-    rows, thinned = pages.batch_pages.points(STREAM, T1, T6 + 1_000, points=2)
-    assert (times(rows), thinned) == ([T2, T4], True)
+    every = pages.batch_pages.points(STREAM, T1, T6 + 1, points=5)
+    assert (times(every.rows), every.whole) == ([T1, T2, T3, T4, T6], None)
+    thinned = pages.batch_pages.points(STREAM, T1, T6 + 1_000, points=2)
+    assert times(thinned.rows) == [T2, T4]
     assert times(pages.batch_pages.newest(STREAM, 3)) == [T6, T4, T3]
+
+
+def test_thinned_points_have_the_numbers_of_all_batches(pages: Ledger) -> None:
+    found = pages.batch_pages.points(STREAM, T1, T6 + 1_000, points=2)
+    whole, (first, second) = found.whole, found.parts
+    assert whole is not None
+    assert (whole.batches, whole.records, whole.above_interval) == (5, sum(RECORDS.values()), 2)
+    assert whole.processing_time == Spread(2_000, 4_000, 4_000)
+    assert first.processing_time == Spread(1_000, 2_000, 2_000)
+    assert second.processing_time == Spread(4_000, 4_000, 4_000)
+    assert (first.batches, second.batches) == (3, 2)
+    assert (first.from_ms, first.until_ms, second.until_ms) == (T1, second.from_ms, T6 + 1_000)
+
+
+def test_a_spread_is_of_what_is_known_by_the_nearest_rank() -> None:
+    assert Spread.of([]) is None
+    assert Spread.of([None, 7]) == Spread(7, 7, 7)
+    assert Spread.of([*range(100, 0, -1), None]) == Spread(50, 95, 100)
 
 
 def test_batches_are_counted_by_state_and_gaps_together(pages: Ledger) -> None:

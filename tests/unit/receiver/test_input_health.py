@@ -7,7 +7,7 @@ import pytest
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.receiver.input_health import INPUTS, UNASKED, InputHealth, InputTrouble, input_troubles
+from headrace.receiver.input_health import INPUTS, UNASKED, InputHealth, InputTrouble, Part, input_troubles
 
 T = 1_700_000_000_000
 
@@ -90,19 +90,24 @@ def rows(tmp_path) -> Rows:  # type: ignore[no-untyped-def]
 
 
 def test_without_a_job_nothing_is_received(rows: Rows) -> None:
-    assert rows.troubles() == [InputTrouble(None, None, "the stream has no receiver job yet", 0)]
+    assert rows.troubles() == [InputTrouble(None, None, "the stream has no receiver job yet", 0, part=Part.JOB)]
     job = rows.ledger.jobs.acquire("air", holder="test", lease_ms=5_000)
-    assert rows.troubles() == [InputTrouble(None, None, "no receiver has started yet", 0, starting=True)]
+    no_receiver = "no receiver has started yet"
+    assert rows.troubles() == [InputTrouble(None, None, no_receiver, 0, starting=True, part=Part.JOB)]
     lease = rows.ledger.receivers.register(
         rows.ledger.receivers.schedule(job, ReceiverId("air", "records", 0)), host="h", lease_ms=5_000
     )
-    starting = InputTrouble("records", None, "no receiver reads it (they are starting)", 0, starting=True)
+    no_reader = "no receiver reads it (they are starting)"
+    starting = InputTrouble("records", None, no_reader, 0, starting=True, part=Part.RECEIVER)
     assert rows.troubles() == [starting]
     rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T)
     assert rows.troubles() == []
     rows.clock.advance(6_000)
     (trouble,) = rows.troubles()
-    expected = "no receiver is alive: the lease of the receiver job (epoch 1) has run out"
+    expected = (
+        "no receiver is alive: the lease of the receiver job (epoch 1) has run out, which it last renewed at "
+        "2023-11-14T22:13:20Z"
+    )
     assert (trouble.asked_ms, trouble.error) == (T, expected)
 
 
@@ -117,7 +122,7 @@ def test_a_receiver_that_ends_again_and_again_reads_nothing(rows: Rows) -> None:
         rows.ledger.receivers.release(lease, "failed", "/data/air is read-only")
     rows.ledger.receivers.register(rows.ledger.receivers.schedule(job, receiver), host="h", lease_ms=5_000)
     expected = "no receiver reads it (air/records/0: /data/air is read-only)"
-    assert rows.troubles() == [InputTrouble("records", None, expected, T)]
+    assert rows.troubles() == [InputTrouble("records", None, expected, T, part=Part.RECEIVER)]
 
 
 def test_what_tracker_and_receivers_note_is_put_together(rows: Rows) -> None:

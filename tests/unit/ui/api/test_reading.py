@@ -114,6 +114,12 @@ def test_a_thinned_timeline_keeps_the_slowest_batches(api: Api) -> None:
     assert len(found["batches"]) <= 10
     slowest = max(batch["total_delay"] for batch in every["batches"])
     assert max(batch["total_delay"] for batch in found["batches"]) == slowest
+    assert len(found["parts"]) == len(found["batches"])
+    delays = sorted(batch["total_delay"] for batch in every["batches"])
+    whole = found["whole"]
+    assert whole["total_delay"]["median"] == delays[(len(delays) - 1) // 2]
+    assert whole["total_delay"]["maximum"] == slowest
+    assert whole["batches"] == sum(part["batches"] for part in found["parts"]) == BATCHES
     assert len(found["samples"]) <= 10
 
 

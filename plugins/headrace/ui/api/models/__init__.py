@@ -10,7 +10,8 @@ Fields that need an explanation:
 - ``total_by_state`` stops at 10,000 per state: an exact number would cost a read of all batches.
 - An order other than by time sorts the newest 10,000 batches of the range; ``window`` says how many that were.
 - ``timeline.thinned``: each point is then the batch with the longest total delay of its part of the range, so that no
-  late batch disappears between two points.
+  late batch disappears between two points. ``parts`` and ``whole`` have the median, the 95th percentile and the maximum
+  of all batches.
 - ``dead_letters`` of a stream are the sums of the batches of its sparkline, by output: Elasticsearch is asked only by
   ``/dead-letters``.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 
 def iso(time_ms: int) -> str:
@@ -20,6 +20,10 @@ Time = Annotated[
     WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-23T06:30:00.000Z"]}),
 ]
 """Epoch milliseconds in Python, ISO 8601 in JSON."""
+
+
+Seconds = Annotated[float, BeforeValidator(lambda milliseconds: milliseconds / 1000)]
+"""Seconds, of a value in milliseconds."""
 
 
 def ms(name: str, **options: Any) -> Any:

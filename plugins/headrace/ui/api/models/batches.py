@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.ui.api.models.base import Answer, Time, ms
+from headrace.ui.api.models.base import Answer, Seconds, Time, ms
 from headrace.ui.api.models.history import Event
 
 
@@ -45,6 +45,27 @@ class Sample(Answer):
     log_bytes: int | None
 
 
+class Spread(Answer):
+    """Delays of several batches, in seconds."""
+
+    median: Seconds
+    p95: Seconds
+    maximum: Seconds
+
+
+class TimelinePart(Answer):
+    """The numbers of all batches of a range of time, but for absorbed ones."""
+
+    from_time: Time = Field(validation_alias="from_ms", serialization_alias="from")
+    until: Time = ms("until")
+    batches: int
+    records: int
+    scheduling_delay: Spread | None
+    processing_time: Spread | None
+    total_delay: Spread | None
+    above_interval: int = Field(description="Batches whose processing took longer than their batch interval.")
+
+
 class Timeline(Answer):
     """Batches and samples of a range of time, oldest first, at most ``points`` of each."""
 
@@ -54,6 +75,10 @@ class Timeline(Answer):
     thinned: bool
     batches: tuple[BatchPoint, ...]
     samples: tuple[Sample, ...]
+    parts: tuple[TimelinePart, ...] = Field(
+        default=(), description="In a thinned timeline one for each of ``batches``, which are their slowest ones."
+    )
+    whole: TimelinePart | None = Field(default=None, description="In a thinned timeline the numbers of all batches.")
 
 
 class BatchLine(BatchPoint):

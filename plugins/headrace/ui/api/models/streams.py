@@ -83,6 +83,9 @@ class StreamSummary(Answer):
     reason: str = Field(description="Why it is in this state, and since when, in words.")
     remedy: str | None = Field(description="What a person can do about it, in words.")
     since: Time | None = ms("since", description="Since when it is in this state, as far as is known.")
+    details: str | None = Field(
+        default=None, description="The whole error, if the reason has only the line of it that matters."
+    )
     also: tuple[str, ...] = Field(default=(), description="Other problems, less severe than the reason.")
     ledger: str
     batch_dag_id: str

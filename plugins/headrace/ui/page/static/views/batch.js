@@ -45,10 +45,12 @@ function Head({ stream, batch, refresh }) {
         <${Action} label="Replay into another index" title="Replay this batch by another DAG" path=${of("replay")} done=${refresh} permitted=${permitted && Boolean(stream.replay_dag_ids?.length)}
           notPermitted=${permitted ? "There is no replay DAG of this stream: make one with replay_dag()." : undefined}
           fields=${[{ name: "target", label: "Replay DAG", choices: stream.replay_dag_ids ?? [] }]} />
-        <${Action} label="Abandon" title="Abandon this batch" path=${of("abandon")} done=${refresh} permitted=${permitted} fields=${[{ name: "reason", label: "Reason", required: true }]} danger />
+        <${Action} label="Abandon" title="Abandon this batch" path=${of("abandon")} done=${refresh} permitted=${permitted && batch.state !== "completed"}
+          notPermitted=${permitted ? "This batch has completed: there is nothing to give up." : undefined}
+          fields=${[{ name: "reason", label: "Reason", required: true }]} danger />
       </div>
     </div>
-    ${batch.error ? html`<div class="verdict failing"><p class="reason">${batch.error}</p></div>` : null}
+    ${batch.error ? html`<div class="verdict failing"><${Folded} text=${batch.error} /></div>` : null}
     <p class="links"><${OutsideLink} url=${links.run}>Run in Airflow</${OutsideLink}> <${OutsideLink} url=${links.logs}>Logs</${OutsideLink}>
       <${OutsideLink} url=${links.grid}>Grid</${OutsideLink}> <${OutsideLink} url=${links.spark_ui}>Spark's page</${OutsideLink}></p>
     <${Facts} facts=${[
@@ -62,6 +64,14 @@ function Head({ stream, batch, refresh }) {
       ["A new run reads its records from", batch.where === "removed" ? "nowhere: they are removed" : batch.where], ["Code", batch.code_version], ["Definition", batch.revision == null ? null : html`revision ${batch.revision}`],
       ["Manifest", batch.manifest ? html`<code>${batch.manifest}</code>` : null],
     ]} />`;
+}
+
+/** A long error: its first two lines, the rest folded. @param {{text: string}} props */
+function Folded({ text }) {
+  const lines = text.split("\n");
+  const first = lines.slice(0, 2).join("\n");
+  if (lines.length <= 2) return html`<p class="reason">${text}</p>`;
+  return html`<p class="reason">${first}</p><details class="whole"><summary>The whole error</summary><pre>${text}</pre></details>`;
 }
 
 /** @param {{batch: any}} props */

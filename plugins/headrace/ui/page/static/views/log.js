@@ -1,6 +1,6 @@
 /** The size of the log, and which batches keep it from being deleted. */
 
-import { bytes, count, words } from "../core/format.js";
+import { bytes, count } from "../core/format.js";
 import { html } from "../core/html.js";
 import { Facts } from "../parts/facts.js";
 import { Link } from "../parts/link.js";
@@ -8,6 +8,7 @@ import { Empty } from "../parts/messages.js";
 import { StateBadge } from "../parts/state_badge.js";
 import { Table } from "../parts/table.js";
 import { Time } from "../parts/time.js";
+import { Words } from "../parts/words.js";
 
 /** @param {{stream: any}} props */
 export function Log({ stream }) {
@@ -32,6 +33,6 @@ function columns(name) {
     { name: "Batch time", cell: (each) => html`<${Link} to=${["streams", name, "batches", each.batch_time]}><${Time} at=${each.batch_time} /></${Link}>` },
     { name: "State", cell: (each) => html`<${StateBadge} state=${each.state} />` },
     { name: "Size", number: true, cell: (each) => bytes(each.bytes) },
-    { name: "Why", wide: true, cell: (each) => words(each.reason) },
+    { name: "Why", wide: true, cell: (each) => html`<${Words} text=${each.reason} />` },
   ];
 }

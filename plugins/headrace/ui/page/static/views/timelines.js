@@ -32,8 +32,10 @@ function Charts({ stream, data }) {
     const batches = [...data.batches].sort((a, b) => a.batch_time.localeCompare(b.batch_time));
     const samples = [...data.samples].sort((a, b) => a.at.localeCompare(b.at));
     const of = (rows, at, name) => rows.map((each) => ({ at: each[at], value: each[name] }));
+    const spreads = (name) => (data.whole ? { whole: data.whole, of: data.whole[name], parts: data.parts.map((each) => each[name]) } : null);
     return {
       batches,
+      spreads: { scheduling: spreads("scheduling_delay"), processing: spreads("processing_time"), total: spreads("total_delay") },
       input: of(batches, "batch_time", "input_rate"), scheduling: of(batches, "batch_time", "scheduling_delay"),
       processing: of(batches, "batch_time", "processing_time"), total: of(batches, "batch_time", "total_delay"),
       lag: of(samples, "at", "lag"), lagSeconds: of(samples, "at", "lag_seconds"), queue: of(samples, "at", "queue_bytes"), log: of(samples, "at", "log_bytes"),
@@ -44,12 +46,15 @@ function Charts({ stream, data }) {
   }
   const pick = (at) => { location.hash = href(["streams", stream.name, "batches", at]); };
   const limit = { value: data.batch_interval, name: "batch interval" };
-  return html`<p class="quiet note">A click on a point opens its batch. Beside each timeline: how often which value occurs.</p>
+  const note = data.whole
+    ? `${count(data.whole.batches)} batches in ${count(data.parts.length)} parts: the median (line), the 95th percentile (dotted) and the slowest batch (area) of each. A click opens the slowest one.`
+    : "A click on a point opens its batch. Beside each timeline: how often which value occurs.";
+  return html`<p class="quiet note">${note}</p>
     <div class="charts">
       <${Timeline} title="Input rate" hint="records a second, of each batch" points=${series.input} show=${rate} onPick=${pick} />
-      <${Timeline} title="Scheduling delay" hint="from the batch time to the start of the work" points=${series.scheduling} show=${duration} tone="delay" onPick=${pick} />
-      <${Timeline} title="Processing time" hint="dashed: the batch interval" points=${series.processing} show=${duration} limit=${limit} onPick=${pick} />
-      <${Timeline} title="Total delay" hint="from the batch time to completion" points=${series.total} show=${duration} tone="delay" onPick=${pick} />
+      <${Timeline} title="Scheduling delay" hint="from the batch time to the start of the work" points=${series.scheduling} spreads=${series.spreads.scheduling} show=${duration} tone="delay" onPick=${pick} />
+      <${Timeline} title="Processing time" hint="dashed: the batch interval" points=${series.processing} spreads=${series.spreads.processing} show=${duration} limit=${limit} onPick=${pick} />
+      <${Timeline} title="Total delay" hint="from the batch time to completion" points=${series.total} spreads=${series.spreads.total} show=${duration} tone="delay" onPick=${pick} />
       <${Phases} batches=${series.batches} interval=${data.batch_interval} onPick=${pick} />
       <${Timeline} title="Lag" hint="records in Kafka that are not in the log" points=${series.lag} show=${count} tone="lag" />
       <${Timeline} title="Lag in seconds" hint="all that Kafka had this long ago is in the log" points=${series.lagSeconds} show=${duration} tone="lag" />
