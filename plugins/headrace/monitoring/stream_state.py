@@ -189,7 +189,8 @@ def _failing_batches(found: Evidence, group: Sequence[Unfinished], more: int) ->
             details,
             _failed_ms(newest),
         )
-    tries = f", {len(first.failed)} times" if len(first.failed) > 1 else ""
+    times = f"{len(first.failed)} times" if len(first.failed) > 1 else ""
+    tries = "" if not times else f" (the first one {times})" if others else f", {times}"
     running = first.batch is not None and first.batch.state is BatchState.RUNNING
     doing = "is being run again; before, it failed" if running and not others else "failed"
     known = " had completed before. Begun again, it" if first.completed_before else ""

@@ -63,8 +63,15 @@ def test_a_person_goes_by_keyboard_from_the_list_to_a_failed_batch(view: View) -
     expect(page.get_by_role("table", name="Attempts").locator("tbody tr").first).to_be_visible()
 
 
-def test_times_are_local_with_utc_in_the_title(view: View) -> None:
-    page = view("#/streams/orders-3/batches", zone="Asia/Tokyo")
+@pytest.mark.parametrize(("browser", "airflow"), [("Asia/Tokyo", None), ("America/New_York", "Asia/Tokyo")])
+def test_times_are_in_the_zone_chosen_in_airflow_with_utc_in_the_title(
+    view: View, browser: str, airflow: str | None
+) -> None:
+    page = view("#/streams/orders-3/batches", zone=browser)
+    if airflow is not None:
+        page.evaluate("zone => localStorage.setItem('timezone', JSON.stringify(zone))", airflow)
+        page.reload()
+    expect(page.locator("main .zone")).to_have_text("Times are in Asia/Tokyo.")
     shown = page.locator("tbody tr time").first
     at = shown.get_attribute("datetime")
     assert at is not None

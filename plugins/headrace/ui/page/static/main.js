@@ -2,6 +2,7 @@
 
 import { Announcements } from "./core/announce.js";
 import { followTheme, mirrorAddress } from "./core/airflow_frame.js";
+import { ZONE } from "./core/format.js";
 import { html, render, useEffect, useRef } from "./core/html.js";
 import { useRoute } from "./core/router.js";
 import { Link } from "./parts/link.js";
@@ -26,7 +27,7 @@ function Page() {
   const skip = (event) => { event.preventDefault(); main.current?.focus(); };
   return html`
     <a class="skip" href="#content" onClick=${skip}>Skip to the content</a>
-    <main id="content" tabindex="-1" ref=${main}>${view(parts, query)}</main>
+    <main id="content" tabindex="-1" ref=${main}>${view(parts, query)}<p class="quiet zone">Times are in ${ZONE}.</p></main>
     <${Announcements} />`;
 }
 

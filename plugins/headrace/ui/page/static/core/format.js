@@ -4,10 +4,29 @@ export const UNKNOWN = "–";
 
 const whole = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
-const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
-const dayAndClock = new Intl.DateTimeFormat(undefined, {
-  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23",
-});
+
+/** The zone of all times on the page: the one chosen in Airflow, which keeps it in this origin's storage, else the browser's. */
+export const ZONE = chosenZone() ?? Intl.DateTimeFormat().resolvedOptions().timeZone;
+
+/** @returns {string | null} */
+function chosenZone() {
+  try {
+    const zone = JSON.parse(localStorage.getItem("timezone") ?? "null");
+    return zone && new Intl.DateTimeFormat(undefined, { timeZone: zone }).resolvedOptions().timeZone;
+  } catch {
+    return null;
+  }
+}
+
+/** @param {Intl.DateTimeFormatOptions} fields */
+function inZone(fields) {
+  return new Intl.DateTimeFormat(undefined, { ...fields, hourCycle: "h23", timeZone: ZONE });
+}
+
+const clock = inZone({ hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const day = inZone({ year: "numeric", month: "short", day: "numeric" });
+const dayAndClock = inZone({ year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const axisDay = inZone({ month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
 
 /** @param {number | null | undefined} value */
 export function count(value) {
@@ -42,14 +61,38 @@ export function bytes(value) {
 }
 
 /**
- * Local time; with the day if it is not today.
+ * The time in `ZONE`; with the day if it is not today.
  *
  * @param {string | number} time  ISO 8601, or milliseconds since the epoch
  * @param {number} nowMs
  */
 export function localTime(time, nowMs) {
   const at = new Date(time);
-  return at.toDateString() === new Date(nowMs).toDateString() ? clock.format(at) : dayAndClock.format(at);
+  return day.format(at) === day.format(new Date(nowMs)) ? clock.format(at) : dayAndClock.format(at);
+}
+
+/** A time on an axis; with the day if the axis is longer than half a day. @param {number} seconds @param {number} length  seconds */
+export function axisTime(seconds, length) {
+  return (length > 43_200 ? axisDay : clock).format(new Date(seconds * 1000));
+}
+
+const FIELDS = new Intl.DateTimeFormat("en-CA", {
+  timeZone: ZONE, hourCycle: "h23", year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit",
+});
+
+/** The value of a field of date and time, in `ZONE`. @param {Date} at */
+export function toField(at) {
+  const part = Object.fromEntries(FIELDS.formatToParts(at).map((each) => [each.type, each.value]));
+  return `${part.year}-${part.month}-${part.day}T${part.hour}:${part.minute}`;
+}
+
+/** The time that such a value means; "" if it is none. @param {string} value */
+export function fromField(value) {
+  const asUtc = Date.parse(`${value}Z`);
+  if (Number.isNaN(asUtc)) return "";
+  // The zone's distance from UTC at about that time; the second step is for a change of it in between.
+  const offset = (ms) => Date.parse(`${toField(new Date(ms))}Z`) - Math.floor(ms / 60_000) * 60_000;
+  return new Date(asUtc - offset(asUtc - offset(asUtc))).toISOString();
 }
 
 /** @param {string | number} time */

@@ -15,8 +15,8 @@ export const PHASES = [
   ["checkpointing", "writing the checkpoint"],
 ];
 
-/** @param {{batches: any[], interval: number, onPick: (at: string) => void}} props  batches: oldest first */
-export function Phases({ batches, interval, onPick }) {
+/** @param {{title: string, batches: any[], interval: number, onPick: (at: string) => void}} props  batches: oldest first */
+export function Phases({ title, batches, interval, onPick }) {
   const readout = useRef(/** @type {HTMLElement | null} */ (null));
   const measured = useMemo(() => batches.filter((each) => each.phases && PHASES.some(([name]) => each.phases[name] != null)), [batches]);
   const data = useMemo(() => {
@@ -47,7 +47,7 @@ export function Phases({ batches, interval, onPick }) {
     }
   };
   if (!measured.length) return null;
-  return html`<${ChartFigure} title="Where each batch's time went" summary=${inWords(measured)} readout=${readout} columns=${PHASES.map(([name]) => name)}
+  return html`<${ChartFigure} title=${title} summary=${inWords(measured)} readout=${readout} columns=${PHASES.map(([name]) => name)}
       rows=${() => measured.map((each) => ({ at: each.batch_time, cells: PHASES.map(([name]) => duration(each.phases[name])) }))}>
     <${UplotChart} options=${options} data=${data} remake="phases" onCursor=${onCursor} onPick=${(index) => onPick(measured[index].batch_time)} />
     <ul class="legend">${PHASES.map(([name, meaning]) => html`<li key=${name}><span class=${`swatch ${name}`} aria-hidden="true"></span>${meaning}</li>`)}</ul>

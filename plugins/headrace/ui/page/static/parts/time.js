@@ -1,4 +1,4 @@
-/** Times: local, with UTC in the title. */
+/** Times: in the zone chosen in Airflow, with UTC in the title. */
 
 import { now } from "../core/api.js";
 import { UNKNOWN, duration, localTime, utc } from "../core/format.js";

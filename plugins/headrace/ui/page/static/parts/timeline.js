@@ -1,7 +1,7 @@
 /** One value over time, with its histogram beside it, as on Spark's Streaming page. */
 
 import { html, useMemo, useRef } from "../core/html.js";
-import { localTime } from "../core/format.js";
+import { ZONE, axisTime, localTime } from "../core/format.js";
 import { now } from "../core/api.js";
 import { colour } from "../core/theme_colours.js";
 import { ChartFigure } from "./chart_figure.js";
@@ -14,6 +14,7 @@ const uPlot = /** @type {any} */ (globalThis).uPlot;
 export function sharedOptions(show) {
   const axis = { stroke: colour("quiet"), grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false }, font: "11px Inter, system-ui, sans-serif" };
   return {
+    tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), ZONE),
     cursor: { sync: { key: "timelines" }, y: false, points: { size: 6 }, drag: { x: false, y: false } },
     axes: [
       { ...axis, size: X_AXIS, space: 90, values: (self, ticks) => ticks.map((tick) => axisTime(tick, self.scales.x.max - self.scales.x.min)), grid: { show: false } },
@@ -21,14 +22,6 @@ export function sharedOptions(show) {
       { ...axis, size: (_self, labels) => Math.max(62, 12 + 6.2 * Math.max(0, ...(labels ?? []).map((each) => each.length))), space: 26, values: (_self, ticks) => ticks.map(show) },
     ],
   };
-}
-
-const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
-const dayAndClock = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-
-/** With the day if the axis is longer than half a day. @param {number} seconds @param {number} length */
-function axisTime(seconds, length) {
-  return (length > 43_200 ? dayAndClock : clock).format(new Date(seconds * 1000));
 }
 
 /** The top of the vertical axis. @param {number[]} values */

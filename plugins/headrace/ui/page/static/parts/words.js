@@ -1,4 +1,4 @@
-/** A text of the API. The times in it are UTC; they are shown as all others, in local time. */
+/** A text of the API. The times in it are UTC; they are shown as all others. */
 
 import { html } from "../core/html.js";
 import { Time } from "./time.js";

@@ -1,7 +1,7 @@
 /** The batches of a stream, a page at a time. The API sorts, filters and pages. */
 
 import { streamPath, withQuery } from "../core/api.js";
-import { count, duration, words } from "../core/format.js";
+import { ZONE, count, duration, fromField, toField, words } from "../core/format.js";
 import { html } from "../core/html.js";
 import { usePolled } from "../core/polling.js";
 import { href, replaceQuery } from "../core/router.js";
@@ -59,13 +59,9 @@ function columns(name) {
   ];
 }
 
-/** A field of local time. @param {{label: string, iso?: string, change: (iso: string) => void}} props */
+/** A field of date and time. @param {{label: string, iso?: string, change: (iso: string) => void}} props */
 function Moment({ label, iso, change }) {
   const at = iso ? new Date(iso) : null;
-  const local = at && !Number.isNaN(at.getTime()) ? new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16) : "";
-  const follow = (event) => {
-    const given = new Date(event.currentTarget.value);
-    change(Number.isNaN(given.getTime()) ? "" : given.toISOString());
-  };
-  return html`<label class="field"><span>${label} (local time)</span><input type="datetime-local" value=${local} onChange=${follow} /></label>`;
+  const value = at && !Number.isNaN(at.getTime()) ? toField(at) : "";
+  return html`<label class="field"><span>${label} (${ZONE})</span><input type="datetime-local" value=${value} onChange=${(event) => change(fromField(event.currentTarget.value))} /></label>`;
 }

@@ -26,6 +26,11 @@ export function Timelines({ stream, query }) {
     <${WithData} polled=${polled} what="the timelines">${(data) => html`<${Charts} stream=${stream} data=${data} />`}</${WithData}>`;
 }
 
+/** @param {{from: string, until: string}} part */
+function seconds(part) {
+  return (Date.parse(part.until) - Date.parse(part.from)) / 1000;
+}
+
 /** @param {{stream: any, data: any}} props */
 function Charts({ stream, data }) {
   const series = useMemo(() => {
@@ -36,7 +41,7 @@ function Charts({ stream, data }) {
     return {
       batches,
       spreads: { scheduling: spreads("scheduling_delay"), processing: spreads("processing_time"), total: spreads("total_delay") },
-      input: of(batches, "batch_time", "input_rate"), scheduling: of(batches, "batch_time", "scheduling_delay"),
+      input: data.whole ? data.parts.map((each) => ({ at: each.from, value: each.records / seconds(each) })) : of(batches, "batch_time", "input_rate"), scheduling: of(batches, "batch_time", "scheduling_delay"),
       processing: of(batches, "batch_time", "processing_time"), total: of(batches, "batch_time", "total_delay"),
       lag: of(samples, "at", "lag"), lagSeconds: of(samples, "at", "lag_seconds"), queue: of(samples, "at", "queue_bytes"), log: of(samples, "at", "log_bytes"),
     };
@@ -51,11 +56,12 @@ function Charts({ stream, data }) {
     : "A click on a point opens its batch. Beside each timeline: how often which value occurs.";
   return html`<p class="quiet note">${note}</p>
     <div class="charts">
-      <${Timeline} title="Input rate" hint="records a second, of each batch" points=${series.input} show=${rate} onPick=${pick} />
+      <${Timeline} title="Input rate" hint=${data.whole ? "records a second, the mean of each part" : "records a second, of each batch"} points=${series.input} show=${rate}
+        onPick=${data.whole ? undefined : pick} />
       <${Timeline} title="Scheduling delay" hint="from the batch time to the start of the work" points=${series.scheduling} spreads=${series.spreads.scheduling} show=${duration} tone="delay" onPick=${pick} />
       <${Timeline} title="Processing time" hint="dashed: the batch interval" points=${series.processing} spreads=${series.spreads.processing} show=${duration} limit=${limit} onPick=${pick} />
       <${Timeline} title="Total delay" hint="from the batch time to completion" points=${series.total} spreads=${series.spreads.total} show=${duration} tone="delay" onPick=${pick} />
-      <${Phases} batches=${series.batches} interval=${data.batch_interval} onPick=${pick} />
+      <${Phases} title=${data.whole ? "Where the time of each part's slowest batch went" : "Where each batch's time went"} batches=${series.batches} interval=${data.batch_interval} onPick=${pick} />
       <${Timeline} title="Lag" hint="records in Kafka that are not in the log" points=${series.lag} show=${count} tone="lag" />
       <${Timeline} title="Lag in seconds" hint="all that Kafka had this long ago is in the log" points=${series.lagSeconds} show=${duration} tone="lag" />
       <${Timeline} title="Queue" hint="received, not yet in the log" points=${series.queue} show=${bytes} />
