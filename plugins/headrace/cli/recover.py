@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from headrace.cli.commands import examples
 from headrace.cli.options import AsJson, LedgerUrl, StreamName
-from headrace.cli.output import print_json
+from headrace.cli.output import print_json, printable
 from headrace.wal.scan import RecoveryMode
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def recover(
     storage: Annotated[str | None, typer.Option(help="The stream's storage, if the ledger is lost.")] = None,
     definition: Annotated[
         str | None,
-        typer.Option(help="The stream's definition if no checkpoint has it: a JSON file, or module:attribute."),
+        typer.Option(help="The stream's definition in the rebuilt ledger: a JSON file, or module:attribute."),
     ] = None,
     mode: Annotated[RecoveryMode, typer.Option(help="What to do about a damaged log.")] = (
         RecoveryMode.TOLERATE_CORRUPTED_TAIL_RECORDS
@@ -36,6 +37,12 @@ def recover(
     dry_run: Annotated[bool, typer.Option("--dry-run", "--check", help="Only report what would be done.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Recover although a receiver job or a batch may still run; both are fenced.")
+    ] = False,
+    accept_code: Annotated[
+        bool,
+        typer.Option(
+            "--accept-code", help="Without --definition: use the code that the checkpoint names, without a question."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -54,12 +61,23 @@ def recover(
             mode=mode,
             dry_run=dry_run,
             force=force,
+            accept_code=lambda named: accept_code or _accepts(named),
             progress=lambda what: typer.echo(f"{name}: {what}", err=True),
         )
     if as_json:
         print_json(recovered.as_dict())
     else:
         _report(recovered)
+
+
+def _accepts(named: Sequence[str]) -> bool:
+    """Ask whether the definition of the checkpoint may be used; no, if nobody can answer."""
+    if not sys.stdin.isatty():
+        return False
+    typer.echo("The definition in the checkpoint chooses the code that runs:", err=True)
+    for each in named:
+        typer.echo(f"  {printable(each)}", err=True)
+    return typer.confirm("Is all of this the stream's own?", err=True)
 
 
 @contextmanager
@@ -112,4 +130,4 @@ def _report(recovered: Recovered) -> None:
     if recovered.counts:
         typer.echo(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in recovered.counts.items()))
     for notice in recovered.notices:
-        typer.echo(f"Note: {notice}")
+        typer.echo(f"Note: {printable(notice)}")

@@ -14,7 +14,8 @@ from headrace.stream.errors import StreamDefinitionError
 from headrace.stream.fields import StreamFields
 from headrace.stream.outputs import Output
 from headrace.stream.problems import problems
-from headrace.stream.references import is_reference, load_reference
+from headrace.stream.references import is_reference, load_reference, references_in
+from headrace.stream.spark import SparkSettings
 
 
 class Stream(StreamFields):
@@ -46,6 +47,17 @@ class Stream(StreamFields):
     def to_json(self) -> str:
         """The definition as JSON, for `from_json` on any machine."""
         return self.model_dump_json()
+
+    @property
+    def named_code(self) -> list[str]:
+        """What chooses the code that runs, as "field: value": each reference, and Spark's settings that were given."""
+        fields = self.model_dump(mode="json")
+        given = fields.pop("spark")
+        default = SparkSettings().model_dump(mode="json")
+        return [
+            *references_in(fields),
+            *(f"spark.{name}: {json.dumps(value)}" for name, value in given.items() if value != default[name]),
+        ]
 
     @property
     def digest(self) -> str:

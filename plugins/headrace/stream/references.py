@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterator
 
 from pydantic import Field, JsonValue, field_validator
 
@@ -47,6 +48,20 @@ def check_reference(text: str) -> str:
     if not is_reference(text):
         raise ValueError('must be "module:function"')
     return text
+
+
+def references_in(value: JsonValue, name: str = "") -> Iterator[str]:
+    """Yields each text in ``value`` that has the form of a reference, as "outputs.0.transform: module:function"."""
+    if isinstance(value, dict):
+        inside = [(f"{name}.{key}" if name else key, each) for key, each in value.items()]
+    elif isinstance(value, list):
+        inside = [(f"{name}.{index}", each) for index, each in enumerate(value)]
+    else:
+        if isinstance(value, str) and is_reference(value):
+            yield f"{name}: {value}"
+        return
+    for path, each in inside:
+        yield from references_in(each, path)
 
 
 def load_reference(reference: str, what: str) -> object:

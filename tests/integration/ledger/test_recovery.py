@@ -31,7 +31,7 @@ def test_a_rebuilt_ledger_is_the_lost_one_table_by_table(
     assert all_blocks(life.ledger)
     life.clock.advance(LEASE_MS + 1_000)
     with Ledger.open(new, clock=life.clock) as ledger:
-        recover(NAME, ledger, life.storage.below(NAME))
+        recover(NAME, ledger, life.storage.below(NAME), definition=life.stream)
         found = contents(ledger)
     life.ledger.close()
     assert {name: rows for name, rows in found.items() if rows != expected[name]} == {}

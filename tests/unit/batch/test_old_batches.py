@@ -126,7 +126,7 @@ def rebuilt_times(receiving: Receiving, folder: Path) -> list[int]:
     """The batch times in a ledger that is rebuilt from a last checkpoint."""
     checkpoint_now(receiving.context, receiving.clock.now_ms())
     with Ledger.open(f"sqlite:///{folder}/new.db", clock=receiving.clock) as ledger:
-        recover("shop", ledger, receiving.storage.below("shop"), force=True)
+        recover("shop", ledger, receiving.storage.below("shop"), definition=receiving.stream, force=True)
         assert findings(ledger) == []
         return times(ledger)
 
@@ -259,7 +259,7 @@ def test_an_old_batch_that_was_repeated_without_success_stays_so_in_a_rebuilt_le
     folder.delete(path)
     folder.write_atomically(path, b"damaged")
     with Ledger.open(f"sqlite:///{tmp_path}/new.db", clock=receiving.clock) as ledger:
-        recover("shop", ledger, folder, force=True)
+        recover("shop", ledger, folder, definition=receiving.stream, force=True)
         assert ledger.batches.get("shop", time_ms).state is BatchState.FAILED
         assert findings(ledger) == []
 
@@ -499,7 +499,7 @@ def test_after_any_history_fsck_finds_nothing_and_a_lost_ledger_is_rebuilt_as_it
     before = contents(life.ledger)
     life.clock.advance(LEASE_MS + 1_000)
     with Ledger.open(f"sqlite:///{tmp_path}/new.db", clock=life.clock) as ledger:
-        recover(NAME, ledger, life.storage.below(NAME))
+        recover(NAME, ledger, life.storage.below(NAME), definition=life.stream)
         assert contents(ledger) == before
         assert without_topics(findings(ledger, NAME)) == []
         with pytest.raises(BatchRemovedError):

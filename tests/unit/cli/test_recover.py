@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.batch.allocation import allocate
+from headrace.batch.checkpoint import read_newest
 from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream import ConsoleOutput, KafkaInput, Listener, SparkSettings, Stream
 from headrace.stream_context import StreamContext
+from headrace.wal.storage import open_storage
 
 LONG_AGO_MS = 1_700_000_000_000
 
@@ -77,17 +80,74 @@ def test_a_refused_recovery_is_explained_in_a_sentence(stream: Stream, tmp_path:
     assert run(stream, "--storage", stream.storage.url, "--mode", "hope").exit_code == 2
 
 
-def test_a_recorded_definition_counts_and_a_note_says_that_another_was_given(stream: Stream, tmp_path: Path) -> None:
+def test_a_ledger_that_is_not_lost_keeps_its_definition_and_a_note_says_so(stream: Stream, tmp_path: Path) -> None:
     same, other = tmp_path / "same.json", tmp_path / "other.json"
     same.write_text(stream.to_json())
     other.write_text(stream.model_copy(update={"transform": "operator:itemgetter"}).to_json())
-    note = "Note: the given definition differs from the recorded one"
-    by_checkpoint = run(stream, "--definition", str(other), "--dry-run")
-    assert note in by_checkpoint.stdout
+    note = "Note: the given definition differs from"
     assert note not in run(stream, "--definition", str(same)).stdout
+    assert note in run(stream, "--definition", str(other)).stdout
     with Ledger.open(stream.ledger, create=False) as ledger:
         assert ledger.streams.get("shop").definition == stream.to_json()
-    by_ledger = run(stream, "--definition", str(other))
-    assert note in by_ledger.stdout
+
+
+def forge(stream: Stream, **changed: object) -> Stream:
+    """A checkpoint of somebody who can write into the stream's folder: another definition, newer than any DAG's."""
+    folder = open_storage(stream.storage.url).below("shop")
+    forged = stream.model_copy(update=changed)
+    found = read_newest(folder)
+    row = found.state["stream"] | {"definition": forged.to_json(), "declared_at_ms": 9_000_000_000_000}
+    revisions = [{**each, "definition": forged.to_json()} for each in found.state["revisions"]]
+    written_at_ms, state = found.written_at_ms + 1, {**found.state, "stream": row, "revisions": revisions}
+    replace(found, written_at_ms=written_at_ms, state=state).write(folder)
+    return forged
+
+
+def test_the_given_definition_counts_and_not_the_one_in_the_folder(stream: Stream, tmp_path: Path) -> None:
+    forge(stream, transform="evil:run", spark=SparkSettings(py_files=("/stream/evil.py",)))
+    own = tmp_path / "own.json"
+    own.write_text(stream.to_json())
+    done = run(stream, "--storage", stream.storage.url, "--definition", str(own))
+    assert done.exit_code == 0, done.output
+    assert "the given definition differs from that of the checkpoint; the given one is used" in done.stdout
     with Ledger.open(stream.ledger, create=False) as ledger:
-        assert ledger.streams.get("shop").definition == stream.to_json()
+        row = ledger.streams.get("shop")
+        assert row.definition == stream.to_json()
+        assert ledger.streams.at_revision("shop", row.revision).definition == stream.to_json()
+        # What the file says of its own age would keep the DAG's definition from becoming the newest.
+        assert row.declared_at_ms == 0
+
+
+def test_code_that_the_folder_names_is_shown_and_asked_for(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    forged = forge(
+        stream,
+        transform="evil:run",
+        listeners=(Listener(reference="evil:Listener"),),
+        spark=SparkSettings(py_files=("/stream/evil.py",), conf={"spark.jars": "/stream/evil.jar"}),
+    )
+    named = (
+        "transform: evil:run",
+        "listeners.0.reference: evil:Listener",
+        'spark.py_files: ["/stream/evil.py"]',
+        'spark.conf: {"spark.jars": "/stream/evil.jar"}',
+    )
+    storage = ("--storage", stream.storage.url)
+    tried = run(stream, *storage, "--dry-run")
+    assert tried.exit_code == 0, tried.output
+    assert all(each in tried.stdout for each in named)
+    refused = run(stream, *storage)
+    assert refused.exit_code == 1
+    assert all(each in refused.stderr for each in named)
+    assert "--accept-code" in refused.stderr
+    with Ledger.open(stream.ledger, create=False) as ledger:
+        assert ledger.streams.all() == []
+    monkeypatch.setattr("headrace.cli.recover._accepts", lambda code: set(code) == set(named))
+    assert run(stream, *storage).exit_code == 0
+    with Ledger.open(stream.ledger, create=False) as ledger:
+        row = ledger.streams.get("shop")
+        assert (row.definition, row.declared_at_ms) == (forged.to_json(), 0)
+
+
+def test_code_is_accepted_without_a_question(stream: Stream) -> None:
+    forge(stream, transform="evil:run")
+    assert run(stream, "--storage", stream.storage.url, "--accept-code").exit_code == 0

@@ -13,7 +13,7 @@ from headrace.batch.recovery.found_manifests import Place
 from headrace.batch.recovery.rebuilt_batches import RebuiltBatches, first_batch_time, rebuild_batches
 from headrace.batch.recovery.unaccounted_offsets import check_positions
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
-from headrace.ledger.models import MovedBlock, PositionRow, StreamRevision, StreamRow, TopicRow
+from headrace.ledger.models import Declared, MovedBlock, PositionRow, StreamRevision, StreamRow, TopicRow
 from headrace.ledger.rebuild_data import FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.states import DesiredState, PartitionState
 from headrace.stream import Stream
@@ -39,8 +39,8 @@ def rebuild_stream(
     """Derive the stream's state from the contents of its folder.
 
     Args:
-        definition: needed if there is no checkpoint; otherwise the checkpoint's definition counts, until the stream is
-            registered again.
+        definition: becomes the stream's definition. Without it that of the checkpoint does, so it is needed if there is
+            no checkpoint.
         folder_url: the stream's folder for the manifests' URIs; None: the definition's folder.
 
     Raises:
@@ -49,10 +49,11 @@ def rebuild_stream(
     """
     saved = contents.saved
     if saved is not None:
-        stream = saved.stream
-        definition = Stream.from_json(stream.definition)
+        # The DAG's definition is the newer one, whatever the file says of its own age.
+        stream = dataclasses.replace(saved.stream, declared_at_ms=0)
+        recorded = Stream.from_json(stream.definition)
     elif definition is not None:
-        stream = _declared(definition, now_ms)
+        stream, recorded = _declared(definition, now_ms), definition
     else:
         raise ValueError("A stream of which no checkpoint can be read needs its definition.")
     blocks = accepted_blocks(contents)
@@ -60,8 +61,8 @@ def rebuild_stream(
         contents,
         stream,
         {info.handle: info for info in blocks.blocks},
-        folder_url=folder_url or definition.folder_url,
-        coalesces=definition.coalesces,
+        folder_url=folder_url or (definition or recorded).folder_url,
+        coalesces=recorded.coalesces,
         now_ms=now_ms,
     )
     listed = _with_batch_times(contents, stream, blocks, batches)
@@ -75,9 +76,12 @@ def rebuild_stream(
     accounted = check_positions(contents, blocks.blocks, _positions(contents, listed, batches, now_ms), now_ms)
     positions = _with_source_positions(contents, blocks.blocks, accounted.positions)
     known = [batch.row.attempt for batch in batches.batches]
+    revisions = [_only_revision(stream)] if saved is None else list(saved.revisions)
+    if saved is not None and definition is not None:
+        stream, revisions = _redefined(stream, revisions, definition, now_ms)
     found = FoundStream(
         stream=stream,
-        revisions=[_only_revision(stream)] if saved is None else saved.revisions,
+        revisions=revisions,
         receiver_epochs={receiver_id: epoch + EPOCH_JUMP for receiver_id, epoch in _epochs(contents).items()},
         last_attempt=max((now_ms - _FIRST_ATTEMPT_AT_MS) // 1_000, *(number + EPOCH_JUMP for number in known), 1),
         topics=_topics(contents, blocks.blocks, now_ms),
@@ -142,6 +146,19 @@ def _declared(stream: Stream, now_ms: int) -> StreamRow:
         batch_by=stream.batch_by,
         allowed_lateness_ms=stream.allowed_lateness_ms,
     )
+
+
+def _redefined(
+    stream: StreamRow, revisions: list[StreamRevision], definition: Stream, now_ms: int
+) -> tuple[StreamRow, list[StreamRevision]]:
+    """The stream with the given definition, as a registration would leave it. The batches keep their revisions."""
+    declared = Declared.of(_declared(definition, now_ms))
+    if declared == Declared.of(stream):
+        return stream, revisions
+    known = next((each.revision for each in revisions if Declared.of(each) == declared), None)
+    number = known or 1 + max([stream.revision, *(each.revision for each in revisions)])
+    stream = dataclasses.replace(stream, **declared.columns(), revision=number, updated_at_ms=now_ms)
+    return stream, revisions if known else [*revisions, _only_revision(stream)]
 
 
 def _only_revision(stream: StreamRow) -> StreamRevision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -77,6 +77,7 @@ def recover(
     dry_run: bool = False,
     force: bool = False,
     check: Callable[[FolderContents], None] = lambda _: None,
+    accept_code: Callable[[Sequence[str]], bool] = lambda _: False,
     progress: Progress = lambda _: None,
 ) -> Recovered:
     """Rebuild the stream's ledger if it is lost; otherwise restore its lost checkpoints, history files and manifests.
@@ -85,15 +86,19 @@ def recover(
 
     Args:
         folder: the stream's folder in its storage.
-        definition: needed if the ledger and all checkpoints are lost. Otherwise theirs counts; a notice says so if this
+        definition: the stream's definition in a rebuilt ledger. Without it that of the checkpoint is used, so it is
+            needed if all checkpoints are lost too. A ledger that is not lost keeps its own; a notice says so if this
             one is another.
         mode: what to do about a damaged log.
         dry_run: report what would be done, and change nothing.
         force: recover even while a receiver job or a batch of the lost ledger could still run. Both are fenced.
         check: gets the contents of the folder before the ledger is rebuilt, and raises to refuse them.
+        accept_code: gets what chooses the code that runs (`Stream.named_code`) in the definition of the checkpoint, if
+            that is to be used, and returns whether to use it. A checkpoint's checksum detects damage, not forgery.
 
     Raises:
-        RecoveryRefusedError: there is nothing to recover from, or the folder is another stream's.
+        RecoveryRefusedError: there is nothing to recover from, the folder is another stream's, its definition does not
+            fit the given one, or names code that is not accepted.
         MayStillRunError: a receiver job or a batch could still run.
         WalError: the log is damaged, and the mode does not skip damage.
         ManifestError, HistoryError, CheckpointVersionError: a file that is needed cannot be read.
@@ -109,6 +114,8 @@ def recover(
         check(contents)
         if not force:
             _refuse_while_alive(contents, now_ms)
+        if contents.saved is not None:
+            _check_definition(contents.saved, definition, accept_code, report)
         progress("putting the ledger together")
         _rebuild(contents, ledger, definition, force=force, report=report, progress=progress)
     else:
@@ -157,10 +164,38 @@ def _rebuild(
 ) -> None:
     concluded = rebuild_stream(contents, definition, folder_url=None, now_ms=ledger.now_ms())
     _report(concluded, report)
-    _note_other_definition(concluded.found.stream.definition, definition, report)
     if not report.dry_run:
         progress("writing the ledger")
         ledger.rebuild.restore(contents.stream, concluded.found, force=force)
+
+
+def _check_definition(
+    saved: SavedState, given: Stream | None, accept_code: Callable[[Sequence[str]], bool], report: Recovered
+) -> None:
+    """Refuse a given definition of another batch interval, and, without one, the checkpoint's code unless accepted."""
+    name, interval_ms = saved.stream.name, saved.stream.batch_interval_ms
+    if given is not None:
+        if given.batch_interval_ms != interval_ms:
+            raise RecoveryRefusedError(
+                f"The batches of stream {name!r} are of {interval_ms} ms by its checkpoint, and of "
+                f"{given.batch_interval_ms} ms by the given definition.",
+                remedy="Give the definition the batch interval that the stream had. A stream with another name can "
+                "have another.",
+            )
+        if Stream.from_json(saved.stream.definition).to_json() != given.to_json():
+            report.notices.append("the given definition differs from that of the checkpoint; the given one is used")
+        return
+    code = Stream.from_json(saved.stream.definition).named_code
+    report.notices += [
+        f"The definition is that of the checkpoint, which chooses the code that runs: {each}" for each in code
+    ]
+    if code and not report.dry_run and not accept_code(code):
+        raise RecoveryRefusedError(
+            f"The checkpoint {saved.checkpoint.path} of stream {name!r} chooses the code that runs, and whoever can "
+            f"write into the folder can have written it: {'; '.join(code)}.",
+            remedy="Give the stream's own definition (--definition module:attribute); or, if all of this is the "
+            "stream's, say --accept-code.",
+        )
 
 
 def _note_other_definition(used: str, given: Stream | None, report: Recovered) -> None:

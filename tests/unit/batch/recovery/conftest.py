@@ -42,5 +42,5 @@ def rebuild(life: Life, new_url: str) -> Ledger:
     """Lose the ledger, and rebuild it once nothing of it lives."""
     life.clock.advance(LEASE_MS + 1_000)
     ledger = Ledger.open(new_url, clock=life.clock)
-    recover(NAME, ledger, life.storage.below(NAME))
+    recover(NAME, ledger, life.storage.below(NAME), definition=life.stream)
     return ledger

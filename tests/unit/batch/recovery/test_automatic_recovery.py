@@ -95,7 +95,7 @@ def test_a_task_that_comes_second_finds_the_ledger_rebuilt(automatic: Callable[.
     life = automatic(5)
     with Ledger.open(new_url, clock=life.clock) as ledger:
         folder = life.storage.below(NAME)
-        wait = Waits(life, lambda: recover(NAME, ledger, folder, force=True))
+        wait = Waits(life, lambda: recover(NAME, ledger, folder, definition=life.stream, force=True))
         assert recover_if_lost(life.context_in(ledger), wait=wait) is None
         assert len(wait.seconds) == 1
 

@@ -44,7 +44,7 @@ def test_manifests_and_history_files_of_another_version_are_refused(live: Callab
     folder, path = life.context.storage, life.context.storage.paths("manifests")[0]
     folder.write_atomically(path, encode_document({**decode_document(folder.read(path)), "version": 9}))
     with Ledger.open(new_url, clock=life.clock) as ledger, pytest.raises(ManifestError, match="version 9"):
-        recover(NAME, ledger, folder)
+        recover(NAME, ledger, folder, definition=life.stream)
     folder.write_atomically(
         "history/0000000000007.json", encode_document({"version": 2, "stream": NAME, "batches": []})
     )
@@ -80,7 +80,7 @@ def test_lost_history_and_manifests_are_written_from_the_ledger(
     with Ledger.open(new_url, clock=life.clock) as ledger:
         break_it(folder.paths("history")[0])
         with pytest.raises(HistoryError, match="the checkpoint" if harm == "missing" else "is damaged"):
-            recover(NAME, ledger, folder)
+            recover(NAME, ledger, folder, definition=life.stream)
         break_it(manifest)
     report = recover(NAME, life.ledger, folder)
     assert set(report.steps) == {Step.HISTORY_WRITTEN, Step.MANIFESTS_WRITTEN, Step.CHECKPOINT_WRITTEN}
@@ -89,7 +89,7 @@ def test_lost_history_and_manifests_are_written_from_the_ledger(
     break_it(manifest)
     life.clock.advance(LEASE_MS + 1_000)
     with Ledger.open(new_url, clock=life.clock) as ledger, pytest.raises(ManifestError, match=harm):
-        recover(NAME, ledger, folder)
+        recover(NAME, ledger, folder, definition=life.stream)
     folder.write_atomically(manifest, whole)
     expected = contents(life.ledger)
     found = contents(rebuild(life, new_url))

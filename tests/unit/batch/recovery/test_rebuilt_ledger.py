@@ -124,7 +124,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(live: Callable
     expected = contents(life.ledger)
     life.clock.advance(LEASE_MS + 1_000)
     with Ledger.open(new_url, clock=life.clock) as ledger:
-        report = recover(NAME, ledger, folder)
+        report = recover(NAME, ledger, folder, definition=life.stream)
         assert contents(ledger) == expected
     assert [notice for notice in report.notices if newest in notice]
     assert Step.CHECKPOINT_WRITTEN in report.steps

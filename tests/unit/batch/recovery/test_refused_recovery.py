@@ -21,15 +21,15 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(live: Callable[..., Li
     before = {path: folder.read(path) for path in folder.paths()}
     life.clock.advance(LEASE_MS + 1_000)
     with Ledger.open(new_url, clock=life.clock) as ledger:
-        report = recover(NAME, ledger, folder, dry_run=True)
+        report = recover(NAME, ledger, folder, definition=life.stream, dry_run=True)
         assert ledger.rebuild.is_new(NAME)
         assert ledger.streams.all() == []
         assert set(report.steps) == {Step.LEDGER_REBUILT, Step.CHECKPOINT_WRITTEN}
         assert report.counts["batches"] == len(life.ledger.batches.page(NAME, 1000))
         assert {path: folder.read(path) for path in folder.paths()} == before
-        done = recover(NAME, ledger, folder)
+        done = recover(NAME, ledger, folder, definition=life.stream)
         assert done.counts == report.counts
-        assert recover(NAME, ledger, folder).steps == {}
+        assert recover(NAME, ledger, folder, definition=life.stream).steps == {}
 
 
 def test_a_recovery_is_refused_while_a_process_could_still_live(live: Callable[..., Life], new_url: str) -> None:
@@ -37,12 +37,12 @@ def test_a_recovery_is_refused_while_a_process_could_still_live(live: Callable[.
     life.checkpoint()
     with Ledger.open(new_url, clock=life.clock) as ledger:
         with pytest.raises(RecoveryRefusedError, match="could still live"):
-            recover(NAME, ledger, life.storage.below(NAME))
+            recover(NAME, ledger, life.storage.below(NAME), definition=life.stream)
         life.clock.advance(LEASE_MS - 1)
         with pytest.raises(RecoveryRefusedError, match="again in 1 seconds"):
-            recover(NAME, ledger, life.storage.below(NAME))
+            recover(NAME, ledger, life.storage.below(NAME), definition=life.stream)
         assert ledger.streams.all() == []
-        recover(NAME, ledger, life.storage.below(NAME), force=True)
+        recover(NAME, ledger, life.storage.below(NAME), definition=life.stream, force=True)
         assert not ledger.rebuild.is_new(NAME)
 
 
