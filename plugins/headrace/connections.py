@@ -38,6 +38,10 @@ class ConnectionFormatError(HeadraceError):
     """The environment variable holds neither Airflow's JSON nor a URI."""
 
 
+class ConnectionTypeError(HeadraceError):
+    """The connection is of a type that leads to another kind of server."""
+
+
 @dataclass(frozen=True)
 class Connection:
     """A server's address and credentials. ``password`` and ``extra`` are not in ``repr``."""
@@ -50,6 +54,18 @@ class Connection:
     password: str | None = field(default=None, repr=False)
     schema: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def check_type(self, *types: str) -> None:
+        """Refuse a connection of a type that is none of these; one without a type is accepted.
+
+        Raises:
+            ConnectionTypeError: it is of another type.
+        """
+        if self.conn_type not in ("", *types):
+            raise ConnectionTypeError(
+                f"Connection {self.id!r} is of type {self.conn_type!r}, and its server is to be of type {types[0]!r}.",
+                remedy=f"Name another connection, or give this one a type of {', '.join(types)}.",
+            )
 
     def to_json(self) -> str:
         """The connection as JSON, which `from_text` and Airflow read."""
@@ -108,7 +124,11 @@ def _of_file(path: str | None) -> Mapping[str, str]:
 
 
 def from_text(conn_id: str, text: str) -> Connection:
-    """Parse Airflow's JSON (``{"conn_type": …}``) or URI (``type://login:password@host:port/schema?…``) form."""
+    """Parse Airflow's JSON (``{"conn_type": …}``) or URI (``type://login:password@host:port/schema?…``) form.
+
+    Raises:
+        ConnectionFormatError: it is neither.
+    """
     try:
         return _from_json(conn_id, text) if text.lstrip().startswith("{") else _from_uri(conn_id, text)
     except (ValueError, TypeError, AttributeError):
@@ -138,8 +158,13 @@ def _from_json(conn_id: str, text: str) -> Connection:
 
 
 def _from_uri(conn_id: str, text: str) -> Connection:
-    parts = urlsplit(text)
-    if not parts.scheme:
+    conn_type, separator, rest = text.partition("://")
+    # As in Airflow: type://protocol://login:password@host. The protocol is then part of the host.
+    protocol, second, after = rest.partition("://")
+    if not second or not protocol.isalpha():
+        protocol, after = "", rest
+    parts = urlsplit(f"//{after}")
+    if not separator or not conn_type:
         raise ValueError("no scheme")
     query: dict[str, Any] = dict(parse_qsl(parts.query))
     extra = query.pop("__extra__", None)
@@ -147,8 +172,8 @@ def _from_uri(conn_id: str, text: str) -> Connection:
         query = json.loads(extra)
     return Connection(
         id=conn_id,
-        conn_type=parts.scheme.replace("-", "_"),
-        host=unquote(parts.hostname) if parts.hostname else None,
+        conn_type=conn_type.lower().replace("-", "_"),
+        host=(f"{protocol}://" if protocol else "") + unquote(parts.hostname) if parts.hostname else None,
         port=parts.port,
         login=unquote(parts.username) if parts.username else None,
         password=unquote(parts.password) if parts.password else None,

@@ -83,9 +83,12 @@ class Cluster:
     def from_connection(cls, connection: Connection) -> Self:
         """Build a cluster from an Airflow connection.
 
-        Raises IndexingOptionsError if the connection has no host, more than one credential, or an unknown or invalid
-        setting.
+        Of type ``https`` (as a URI ``https://login:password@host`` is) it connects by TLS, as with ``schema`` https.
+
+        Raises IndexingOptionsError if the connection has no host, more than one credential, an unknown or invalid
+        setting, or asks for both http and https; ConnectionTypeError if it is of another type.
         """
+        connection.check_type("elasticsearch", "https", "http")
         extra: Mapping[str, Any] = connection.extra or {}
         unknown = sorted(set(extra) - ALLOWED_EXTRA)
         if unknown:
@@ -98,16 +101,17 @@ class Cluster:
                 f"Connection {connection.id!r} has no host.",
                 remedy="Give the host of Elasticsearch, or several separated by commas.",
             )
-        scheme = connection.schema or "http"
-        if scheme not in ("http", "https"):
-            raise IndexingOptionsError(
-                f"The schema of connection {connection.id!r} is neither http nor https.", remedy="Set it to https."
-            )
+        scheme = _scheme(connection)
         prefix = str(extra.get("path_prefix") or "").rstrip("/")
         nodes = tuple(
             _node(host.strip(), default_scheme=scheme, default_port=connection.port or DEFAULT_PORT, prefix=prefix)
             for host in connection.host.split(",")
         )
+        if scheme == "https" and any(node.scheme != "https" for node in nodes):
+            # Its credentials would go over the network in clear, although it asks for TLS.
+            raise IndexingOptionsError(
+                f"Connection {connection.id!r} asks for https, and one of its hosts for http.", remedy="Keep one."
+            )
         return cls(
             nodes=nodes,
             authorization=_authorization(connection, extra),
@@ -118,6 +122,21 @@ class Cluster:
             ssl_assert_fingerprint=extra.get("ssl_assert_fingerprint"),
             http_compress=_boolean(extra.get("http_compress", False), "http_compress", connection.id),
         )
+
+
+def _scheme(connection: Connection) -> str:
+    by_type = connection.conn_type if connection.conn_type in ("http", "https") else None
+    scheme = (connection.schema or by_type or "http").lower()
+    if scheme not in ("http", "https"):
+        raise IndexingOptionsError(
+            f"The schema of connection {connection.id!r} is neither http nor https.",
+            remedy="Set it to https. A path belongs into path_prefix in its extra.",
+        )
+    if by_type == "https" != scheme:
+        raise IndexingOptionsError(
+            f"Connection {connection.id!r} is of type https, and its schema is http.", remedy="Keep one."
+        )
+    return scheme
 
 
 def _node(text: str, *, default_scheme: str, default_port: int = DEFAULT_PORT, prefix: str = "") -> Node:

@@ -198,7 +198,9 @@ def _connection_config(source: KafkaInput, environ: Mapping[str, str] | None = N
 
 def connection_config(connection: Connection) -> ClientConfig:
     """The client settings in a connection of type ``kafka``. ``extra`` uses librdkafka's names, as in Airflow's
-    provider; host, port, login and password are used for what ``extra`` does not set. Raises ClientSettingError."""
+    provider; host, port, login and password are used for what ``extra`` does not set. Raises ClientSettingError, and
+    ConnectionTypeError if it is of another type."""
+    connection.check_type("kafka")
     extra = {name: value for name, value in connection.extra.items() if value is not None}
     if str(extra.pop("enable.auto.commit", False)).lower() in ("true", "1"):
         logger.warning(

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from headrace.connections import Connection
+from headrace.connections import Connection, ConnectionTypeError, from_text
 from headrace.elasticsearch.cluster import Cluster, Node
 from headrace.elasticsearch.errors import IndexingOptionsError
 from headrace.stream import ElasticsearchOutput
@@ -55,10 +55,39 @@ def test_secrets_are_pickled_but_not_in_the_repr() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("https://me:hunter2@es.example:9243", Node("https", "es.example", 9243)),
+        ("https://me:hunter2@es.example:9243/https", Node("https", "es.example", 9243)),
+        ("elasticsearch://me:hunter2@es.example:9243/HTTPS", Node("https", "es.example", 9243)),
+        ("elasticsearch://https://me:hunter2@es.example:9243", Node("https", "es.example", 9243)),
+        ("HTTPS://me:hunter2@es.example:9243", Node("https", "es.example", 9243)),
+        ("http://me:hunter2@es.example:9243", Node("http", "es.example", 9243)),
+        ('{"conn_type": "https", "host": "es.example", "login": "me"}', Node("https", "es.example", 9200)),
+        ('{"conn_type": "elasticsearch", "host": "es.example", "schema": "HTTPS"}', Node("https", "es.example", 9200)),
+        ('{"host": "es.example", "schema": "https"}', Node("https", "es.example", 9200)),
+    ],
+)
+def test_who_asks_for_https_gets_it(text: str, node: Node) -> None:
+    found = from_text("es", text)
+    assert Cluster.from_connection(found).nodes == (node,)
+    assert found.login in ("me", None)
+
+
+@pytest.mark.parametrize("conn_type", ["kafka", "postgres", "aws"])
+def test_a_connection_of_another_type_is_noticed(conn_type: str) -> None:
+    with pytest.raises(ConnectionTypeError, match=f"'es' is of type '{conn_type}'"):
+        Cluster.from_connection(connection(conn_type=conn_type, password="hunter2"))
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         connection(host=None),
         connection(schema="ftp"),
+        connection(conn_type="https", schema="http"),
+        connection(conn_type="https", host="a,http://b"),
+        connection(schema="https", host="http://a"),
         connection(extra={"sniff_on_start": True}),
         connection(extra={"verify_certs": "perhaps"}),
         connection(login="me", extra={"api_key": "k"}),

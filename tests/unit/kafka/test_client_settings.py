@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import IsolationLevel
 
+from headrace.connections import ConnectionTypeError
 from headrace.kafka.client_settings import admin_config, consumer_config, isolation_level
 from headrace.kafka.errors import ClientSettingError
 from headrace.stream import KafkaInput, Limits
@@ -85,6 +86,11 @@ def test_kafka_is_asked_for_what_the_inputs_consumer_sees(
     monkeypatch.setenv("AIRFLOW_CONN_BROKERS", json.dumps({"conn_type": "kafka", "extra": setting}))
     own = {} if client is None else {"isolation.level": client}
     assert isolation_level(KafkaInput(connection="brokers", topics=("a",), client=own)) is level
+
+
+def test_a_connection_of_another_type_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConnectionTypeError, match="'brokers' is of type 'elasticsearch'"):
+        config(monkeypatch, {"bootstrap.servers": "b:1"}, conn_type="elasticsearch")
 
 
 @pytest.mark.parametrize("name", ["plugin.library.paths", "transactional.id", "debug"])
