@@ -42,7 +42,7 @@ def socket_path(ledger: str, stream: str) -> Path:
     """Where a stream's batch server listens, for callers with the same ledger URL, Python environment and headrace."""
     digest = hashlib.sha256("\n".join((ledger, stream, sys.prefix, sys.version, __version__)).encode()).hexdigest()
     # Short, because the path of a socket may have 107 characters.
-    return Path(tempfile.gettempdir()) / f"headrace-{os.geteuid()}" / digest[:16]
+    return own_folder() / digest[:16]
 
 
 def run_in_server(arguments: Sequence[str]) -> int | None:
@@ -126,6 +126,11 @@ def _connected(path: Path) -> socket.socket | None:
         connection.close()
         return None
     return connection
+
+
+def own_folder() -> Path:
+    """The folder of this user alone below the temporary folder; see `is_own_folder`."""
+    return Path(tempfile.gettempdir()) / f"headrace-{os.geteuid()}"
 
 
 def is_own_folder(path: Path) -> bool:

@@ -18,13 +18,14 @@ from headrace.spark.process_watch import under_spark_submit
 from headrace.spark.receiver_executors import task_slots
 from headrace.spark.sessions import (
     CONNECT_PLUGIN,
-    LOCAL_CONF,
+    default_conf,
     given_conf,
     is_local_master,
     prepare_environment,
     remote_session,
 )
 from headrace.spark.versions import current_versions
+from headrace.stream.secrets import HIDDEN_NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +44,8 @@ _MASTER_SECONDS = 10.0
 SLOTS_SECONDS = 60.0
 """How long to wait for enough executors of a cluster, after the first one has registered."""
 # Spark's own pattern, extended with more names of secrets.
-_REDACTION = "(?i)secret|password|passwd|token|access[.]?key|api[.]?key|AIRFLOW_CONN"
+# Spark's own list, and that of definitions.
+_REDACTION = f"(?i)token|{HIDDEN_NAMES}"
 
 
 class TaskSlotsError(HeadraceError):
@@ -163,9 +165,7 @@ def receiver_conf(
     local = is_local_master(master)
     conf = {
         "spark.master": master,
-        "spark.sql.session.timeZone": "UTC",
-        "spark.ui.showConsoleProgress": "false",
-        **(LOCAL_CONF if local else {}),
+        **default_conf(master),
         **stream.spark.conf,
         **given,
     }

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from headrace.errors import HeadraceError
+from headrace.spark.batch_client import is_own_folder, own_folder
 from headrace.spark.process_watch import under_spark_submit
 
 if TYPE_CHECKING:
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
 
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 USER_ID = "headrace"
-# Batches are small: with Spark's default of 200 partitions most tasks would be empty and take 10 ms each.
-LOCAL_CONF = {"spark.sql.shuffle.partitions": "8"}
-
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _SESSIONS = uuid.UUID("6f1c3d0a-7e0f-5d0b-9a55-0f6f9d6f2c11")
 # 0.2 s doubled eight times gives 50 s of retries with a server that is busy or gone. pyspark's default is ten minutes,
@@ -70,17 +69,44 @@ def classic_session(name: str, *, master: str | None = None, conf: Mapping[str, 
     from pyspark.sql import SparkSession
 
     prepare_environment(master)
-    settings = {"spark.app.name": name, "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+    given = given_conf()
+    settings = {"spark.app.name": name, **default_conf(given.get("spark.master") or master)}
     if master is not None:
         settings["spark.master"] = master
-        settings.update(LOCAL_CONF if is_local_master(master) else {})
     settings.update(conf or {})
-    given = given_conf()
     builder = SparkSession.builder
     for key, value in settings.items():
         if key not in given or key == "spark.app.name":
             builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def default_conf(master: str | None) -> dict[str, str]:
+    """The settings that headrace gives every application, unless the stream or spark-submit sets them.
+
+    With a local master Spark makes the secret of ``spark.authenticate`` by itself, another for each application.
+    Without it, the driver's port hands the bytes of any local user to Java's deserialisation. Spark's folders of
+    blocks, which other users could read, are in a folder of this user alone.
+    """
+    conf = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
+        # Spark's pages accept such a request from any page that is open in the browser.
+        "spark.ui.killEnabled": "false",
+    }
+    if master is None or not is_local_master(master):
+        return conf
+    # Batches are small: with Spark's default of 200 partitions most tasks would be empty and take 10 ms each.
+    conf |= {"spark.sql.shuffle.partitions": "8", "spark.local.dir": _private_folder()}
+    # Spark makes no secret for "local-cluster", which starts executors as processes.
+    return conf | ({} if master.startswith("local-cluster") else {"spark.authenticate": "true"})
+
+
+def _private_folder() -> str:
+    folder = own_folder()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    # Somebody else may have made it, to keep this user from it.
+    return str(folder) if is_own_folder(folder) else tempfile.mkdtemp(prefix="headrace-")
 
 
 def given_conf() -> dict[str, str]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -64,6 +68,46 @@ def application(application_of: Callable[[str], Any]) -> Any:
     made = application_of(TRANSFORM, listener="Heard")
     made.running_job(made.start_job())
     return made
+
+
+def test_sparks_own_ports_and_folders_are_closed_to_other_users(application: Any) -> None:
+    """Beside the Connect server: the driver's port, the block manager's, the pages, and the folder of the blocks."""
+    job = application.ledger.jobs.current("clicks")
+    pages = job.attributes["ui_url"]
+    api = f"{pages}/api/v1/applications/{job.attributes['application_id']}"
+    settings = dict(_json(f"{api}/environment")["sparkProperties"])
+    (driver,) = _json(f"{api}/allexecutors")
+    for port in (settings["spark.driver.port"], driver["hostPort"].rpartition(":")[2]):
+        assert b"Expected SaslMessage" in _unauthenticated(int(port)), (
+            "it read the request of a client without a secret"
+        )
+    folder = Path(settings["spark.local.dir"])
+    assert folder.stat().st_mode & 0o077 == 0
+    assert list(folder.glob("blockmgr-*")), "Spark's blocks are there"
+    running = [each["jobId"] for each in _json(f"{api}/jobs?status=running")]
+    assert running, "the receivers' jobs"
+    with urllib.request.urlopen(f"{pages}/jobs/") as answer:  # noqa: S310 - Spark's own page
+        assert b"/jobs/job/kill" not in answer.read()
+    for job_id in running:
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{pages}/jobs/job/kill/?id={job_id}", data=b"").close()  # noqa: S310
+    application.produce("still", "received")
+    application.run_batch(application.allocate_next())
+    assert {*running} <= {each["jobId"] for each in _json(f"{api}/jobs?status=running")}
+
+
+def _json(url: str) -> Any:
+    with urllib.request.urlopen(url) as answer:  # noqa: S310 - Spark's own address
+        return json.load(answer)
+
+
+def _unauthenticated(port: int) -> bytes:
+    """The answer to a request of Spark's network protocol (``MessageEncoder``) by a client that has no secret."""
+    body = b"\x00" * 16
+    request = struct.pack(">BQI", 3, 1, len(body)) + body
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall(struct.pack(">Q", 8 + len(request)) + request)
+        return client.recv(65_536)
 
 
 def test_a_batch_runs_in_the_receivers_application(application: Any) -> None:
