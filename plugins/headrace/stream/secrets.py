@@ -1,38 +1,51 @@
-"""Finds secrets in a definition. It must hold none: it is stored in the ledger in clear and put on command lines."""
+"""Finds secrets in a definition. It must hold none: it is stored in the ledger in clear and put on command lines.
+
+The one list of what a secret looks like: names (`HIDDEN_NAMES`), forms of values, and URLs with a login. A definition
+names a secret instead: by an Airflow connection, or by a variable of the environment that the code reads.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import JsonValue
 
-# Spark's own spark.redaction.regex, as settings that Spark hides in its user interface are visible on a command line;
-# and the keys of Azure and Google accounts. A keyprovider is a class, a keyfile is a path.
-_SPARK_WORDS = r"secret|password|token|access[.]?key|(?:account|private)[.]?key(?!provider|file)"
-_SPARK_NAME = re.compile(rf"(?i){_SPARK_WORDS}|fs\.azure\.sas\.")
-# The same as an assignment, such as a system property in extraJavaOptions; a class named …TokenProvider is no secret.
-# Azure's shared access signatures have their secret in sig=.
-_ASSIGNS_SECRET = re.compile(rf"(?i)(?:{_SPARK_WORDS})[\w.]*=\S|\bsig=\S")
+HIDDEN_NAMES = (
+    r"secret|passw(?:or)?d|pass(?:phrase|code)|pwd$|(?:^|[._-])(?:pass|sig|sas)$|fs\.azure\.sas\.|credentials?$"
+    r"|authorization|(?:access|account|api|private|shared)[._-]?key(?!provider|file)|(?:encryption|signing)[._-]?key$"
+    r"|(?:token|signature)$|AIRFLOW_CONN_"
+)
+"""What is in the name of a secret, as a regular expression of Python and of Java. A keyprovider is a class and a
+keyfile a path; token_url and signature_version are no secrets."""
+
+_NAME = re.compile(rf"(?i){HIDDEN_NAMES}")
+# In a URL's query and among Spark's settings, whatever is about a token or a signature is refused.
+_ANYWHERE = re.compile(r"(?i)token|signature")
+# On Kubernetes these name a secret of the cluster, or where one is mounted.
+_REFERENCE = re.compile(r"spark\.kubernetes\.(?:driver|executor)\.(?:secretKeyRef|secrets)\.")
+_CREDENTIALS_FILE = re.compile(r"(?:file:)?(?:/[\w.@-]+)+\.\w+")
+# An assignment, such as a system property in extraJavaOptions or a part of a connection string. A class named
+# …TokenProvider is no secret.
+_ASSIGNMENT = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*["']?[^\s"']""")
+# What is a secret whatever its name: a header, a key in PEM, a JSON web token, keys of AWS and GitHub.
+_VALUE = re.compile(
+    r"(?i:\b(?:bearer|basic)\s+[\w+/=.-]{6,})|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\."
+    r"|\bA(?:KIA|SIA)[0-9A-Z]{16}\b|\bgh[pousr]_\w{20,}"
+)
 # An address as librdkafka accepts it: the protocol before it and the port are optional.
 _SERVER = re.compile(r"(?:\w+://)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+)(?::\d{1,5})?")
 _URL_LOGIN = re.compile(r"//[^/\s@:]*:[^/\s@]+@")
-# The name of a text in a definition, or of an option in a URL's query. As texts, token_url and signature_version are no
-# secrets, and a count, such as max_tokens, is no text. In a URL, whatever is about a token or a signature is refused.
-_SECRET_NAME = re.compile(
-    r"(?i)secret|passw(or)?d|passphrase|(^|[._-])(pwd|sig)$|(token|signature)$|credential|authorization"
-    r"|(access|account|api|private)[._-]?key"
-)
-
-_URL_WORDS = re.compile(r"(?i)token|signature")
 
 
 def url_holds_secret(url: str) -> bool:
-    """Whether a URL holds a password, or an option in its query with a name like a secret's."""
+    """Whether a URL holds a password, a login of HTTP, or an option in its query with a name like a secret's."""
     try:
         parts = urlsplit(url)
         names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
-        return parts.password is not None or any(_SECRET_NAME.search(name) or _URL_WORDS.search(name) for name in names)
+        is_login = parts.password is not None or (parts.username is not None and parts.scheme in ("http", "https"))
+        return is_login or any(_NAME.search(name) or _ANYWHERE.search(name) for name in names)
     except ValueError:  # no URL: better refused than stored
         return "@" in url
 
@@ -52,7 +65,8 @@ def settings_with_secrets(settings: dict[str, str]) -> list[str]:
     return sorted(
         name
         for name, value in settings.items()
-        if _SPARK_NAME.search(name) or _ASSIGNS_SECRET.search(value) or _URL_LOGIN.search(value)
+        if not _REFERENCE.match(name)
+        and (_names_secret(name, value) or _ANYWHERE.search(name) or _is_secret(value) or _assigns_secret(value))
     )
 
 
@@ -69,13 +83,36 @@ def check_arguments(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def values_with_secrets(value: JsonValue, name: str = "") -> list[str]:
-    """The paths of the texts that have a secret's name, or are a URL with a login, such as "headers.authorization"."""
+    """The paths of the texts that have a secret's name or form, or are a URL with a login, such as
+    "headers.authorization"."""
     if isinstance(value, dict):
         inside = [(f"{name}.{key}" if name else key, each) for key, each in value.items()]
     elif isinstance(value, list):
         inside = [(f"{name}.{index}", each) for index, each in enumerate(value)]
     elif isinstance(value, str) and value:
-        return [name] if _SECRET_NAME.search(name.rpartition(".")[2]) or url_holds_secret(value) else []
+        return [name] if _names_secret(name.rpartition(".")[2], value) or _is_secret(value) else []
     else:
         return []
     return [found for path, each in inside for found in values_with_secrets(each, path)]
+
+
+def _names_secret(name: str, value: str) -> bool:
+    found = _NAME.search(name)
+    # Google's libraries take the path of a file in GOOGLE_APPLICATION_CREDENTIALS.
+    is_path = found is not None and found[0].lower().startswith("credential") and _CREDENTIALS_FILE.fullmatch(value)
+    return found is not None and not is_path
+
+
+def _is_secret(value: str) -> bool:
+    """Whether a text is a secret by its form, a URL with a login, or JSON with a secret in it."""
+    if _VALUE.search(value) or _URL_LOGIN.search(value) or url_holds_secret(value):
+        return True
+    try:
+        inside = json.loads(value) if value.lstrip().startswith(("{", "[")) else None
+    except ValueError:
+        return False
+    return bool(values_with_secrets(inside))
+
+
+def _assigns_secret(value: str) -> bool:
+    return any(_NAME.search(name) for name in _ASSIGNMENT.findall(value))

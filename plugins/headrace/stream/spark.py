@@ -117,8 +117,9 @@ class SparkSettings(Part):
         if secret:
             raise ValueError(
                 f"{', '.join(secret)} holds a secret by its name or value; the definition is stored in clear, and its "
-                "settings are on spark-submit's command line; put it into the cluster's spark-defaults.conf, or give "
-                "it through the environment or a credentials provider"
+                "settings are on spark-submit's command line; put it into an Airflow connection that the stream names "
+                "(executors get AIRFLOW_CONN_… from headrace), into the cluster's spark-defaults.conf, or into the "
+                "environment where Spark runs; on Kubernetes name it by spark.kubernetes.executor.secretKeyRef.…"
             )
         return value
 
@@ -134,6 +135,12 @@ class SparkSettings(Part):
     @field_validator("py_files")
     @classmethod
     def _py_files_are_absolute(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        secret = [str(index) for index, name in enumerate(value) if url_holds_secret(name)]
+        if secret:
+            raise ValueError(
+                f"hold a login or a signature in entry {', '.join(secret)}, and the definition is stored in clear; use "
+                "a URL without one, or a path on the hosts, and give the store's credentials through the environment"
+            )
         relative = [name for name in value if not _FILE.fullmatch(name)]
         if relative:
             raise ValueError(

@@ -63,6 +63,22 @@ def test_the_ledgers_url_takes_other_options() -> None:
         ("spark.hadoop.fs.gs.auth.service.account.private.key", "hunter2"),
         ("spark.driver.extraJavaOptions", "-Dfs.azure.account.key.box.dfs.core.windows.net=hunter2"),
         ("spark.hadoop.fs.proxy", "http://me:hunter2@proxy:8080"),
+        ("spark.executorEnv.API_KEY", "hunter2"),
+        ("spark.executorEnv.DB_PWD", "hunter2"),
+        ("spark.executorEnv.LDAP_PASS", "hunter2"),
+        ("spark.executorEnv.PASSPHRASE", "hunter2"),
+        ("spark.executorEnv.CREDENTIALS", "hunter2"),
+        ("spark.executorEnv.AUTHORIZATION", "hunter2"),
+        ("spark.executorEnv.AIRFLOW_CONN_DB", "postgres://me:hunter2@h/db"),
+        ("spark.executorEnv.AIRFLOW_CONN_DB", '{"conn_type": "postgres", "password": "hunter2"}'),
+        ("spark.executorEnv.DB", '{"host": "h", "login": {"pwd": "hunter2"}}'),
+        ("spark.executorEnv.DB", "host=h user=me password=hunter2"),
+        ("spark.executorEnv.QUEUE", "Endpoint=sb://h/;SharedAccessKeyName=n;SharedAccessKey=hunter2"),
+        ("spark.executorEnv.HEADER", "Bearer hunter2"),
+        ("spark.executorEnv.PEM", "-----BEGIN RSA PRIVATE KEY-----hunter2"),
+        ("spark.executorEnv.GOOGLE_APPLICATION_CREDENTIALS", "hunter2"),
+        ("spark.jars", "https://h/a.jar?X-Amz-Signature=hunter2"),
+        ("spark.jars", "https://hunter2@h/a.jar"),
     ],
 )
 def test_sparks_settings_take_no_secret(name: str, value: str) -> None:
@@ -80,8 +96,22 @@ def test_a_credentials_provider_and_the_path_of_a_key_are_no_secrets() -> None:
         "spark.hadoop.fs.azure.account.keyprovider.box": "org.apache.hadoop.fs.azurebfs.services.SimpleKeyProvider",
         "spark.hadoop.fs.gs.auth.service.account.keyfile": "/etc/key.p12",
         "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
+        "spark.executorEnv.GOOGLE_APPLICATION_CREDENTIALS": "/etc/headrace/key.json",
+        "spark.kubernetes.executor.secretKeyRef.DB_PWD": "shop:password",
+        "spark.io.encryption.keySizeBits": "256",
+        "spark.authenticate": "true",
+        "spark.jars": "abfss://box@account.dfs.core.windows.net/a.jar",
     }
     assert SparkSettings(conf=conf).conf == conf
+
+
+@pytest.mark.parametrize(
+    "url", ["https://me:hunter2@h/a.zip", "https://hunter2@h/a.zip", "https://h/a.zip?X-Amz-Signature=hunter2"]
+)
+def test_the_url_of_a_python_file_takes_no_login_and_no_signature(url: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=r"py_files hold a login or a signature in entry 1") as refused:
+        SparkSettings(py_files=("/stream/a.py", url))
+    assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +125,8 @@ def test_a_credentials_provider_and_the_path_of_a_key_are_no_secrets() -> None:
         ({"headers": {"Accept": "json", "Authorization": "Bearer hunter2"}}, r"headers\.Authorization"),
         ({"nodes": [{"clientSecret": "hunter2"}]}, r"nodes\.0\.clientSecret"),
         ({"nodes": ["https://me:hunter2@h/"]}, r"nodes\.0"),
+        ({"db": '{"login": "me", "pwd": "hunter2"}'}, "db"),
+        ({"header": "Bearer hunter2"}, "header"),
     ],
 )
 def test_arguments_and_parameters_take_no_secret(arguments: dict[str, Any], path: str) -> None:
