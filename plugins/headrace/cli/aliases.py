@@ -10,7 +10,7 @@ import typer
 from headrace.cli.commands import examples
 from headrace.cli.elasticsearch_outputs import administration_of, elasticsearch_outputs, registered
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, milliseconds, opened
-from headrace.cli.output import print_json
+from headrace.cli.output import echo, print_json
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger.states import BatchState
@@ -70,14 +70,14 @@ def swap(
     if as_json:
         print_json({"alias": declared.index, "old_index": old, "new_index": to, **batches})
         return
-    typer.echo(f"{declared.index} points to {to}" + (" already." if old == to else f"; it pointed to {old}."))
+    echo(f"{declared.index} points to {to}" + (" already." if old == to else f"; it pointed to {old}."))
     for kind, explanation in (
         ("not_replayed", f"are older than the replay, so their documents are not in {to}"),
         ("abandoned", f"were abandoned after they were written, so their documents are not in {to}"),
         ("run_again", f"are not in {to}, or may not be. Run them again: backfill the batch DAG over completed runs"),
     ):
         if batches[kind]:
-            typer.echo(f"{len(batches[kind])} batch(es) {explanation}: {_times(batches[kind])}.")
+            echo(f"{len(batches[kind])} batch(es) {explanation}: {_times(batches[kind])}.")
 
 
 def _first_ms(ledger: Ledger, stream_name: str, replay: str) -> int:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from headrace.cli.output import duration_text, print_json, print_table
+from headrace.cli.output import duration_text, echo, print_json, print_table
 from headrace.clock import time_text
 from headrace.errors import TAKEN_UP
 
@@ -44,7 +42,7 @@ def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json:
         print_json({**parts, "attempts": attempts})
         return
     for line in account(batch, origin):
-        typer.echo(line)
+        echo(line)
     print_table(
         ("input", "topic", "partition", "from", "until", "records"),
         [
@@ -72,7 +70,7 @@ def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json:
         named = ", ".join(
             "unknown" if number is None else str(number) for number in sorted(known, key=lambda n: n or 0)
         )
-        typer.echo(f"The outputs of this batch were written under different definitions of the stream: {named}.")
+        echo(f"The outputs of this batch were written under different definitions of the stream: {named}.")
     print_table(
         ("attempt", "at", "replay", "definition", "outputs", "read from", "way", "state", "took", "holder", "error"),
         [_attempt(attempt) for attempt in attempts],
@@ -86,15 +84,15 @@ def _show_waiting(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_js
         return
     row = ledger.streams.get(stream_name)
     if row.has_removed(batch_time_ms):
-        typer.echo(
+        echo(
             f"Batch {time_text(batch_time_ms)} of {stream_name} was removed, with all batches up to "
             f"{time_text(row.removed_until_ms)}: the stream keeps its batches for limits.history."
         )
         return
     held = "nothing" if waiting is None else f"{waiting.records:,} records in {waiting.blocks:,} blocks"
-    typer.echo(f"Batch {time_text(batch_time_ms)} of {stream_name} is not allocated yet; the log holds {held} for it.")
+    echo(f"Batch {time_text(batch_time_ms)} of {stream_name} is not allocated yet; the log holds {held} for it.")
     if waiting is not None and batch_time_ms <= ledger.now_ms():
-        typer.echo("Its DAG run allocates it, or else the next scheduled run; a backfill of its interval does too.")
+        echo("Its DAG run allocates it, or else the next scheduled run; a backfill of its interval does too.")
 
 
 def account(batch: BatchRow, origin: BatchOrigin | None) -> Iterator[str]:

@@ -17,7 +17,7 @@ from headrace.cli.commands import examples
 from headrace.cli.elasticsearch_outputs import registered
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.options import batch_time as batch_time_ms
-from headrace.cli.output import print_json, print_table, printable
+from headrace.cli.output import echo, print_json, print_table
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def export(
         print_json(done)
         return
     bad = f", {done.undecodable:,} of them undecodable," if done.undecodable else ""
-    typer.echo(f"{done.records:,} records{bad} of batch {time_text(at_ms)} are in {done.path} ({done.bytes:,} bytes).")
+    echo(f"{done.records:,} records{bad} of batch {time_text(at_ms)} are in {done.path} ({done.bytes:,} bytes).")
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def _session(opening: Any) -> Iterator[Any]:
 
 def _report(shown: BatchPreview) -> None:
     where = "the log" if shown.source == "log" else "Kafka"
-    typer.echo(
+    echo(
         f"Batch {time_text(shown.batch_time_ms)} of {shown.stream}: {shown.records:,} records, read from {where}. "
         "Nothing was written."
     )
@@ -121,15 +121,15 @@ def _report(shown: BatchPreview) -> None:
 
 def _report_output(output: OutputPreview) -> None:
     by = "no transform" if output.transform is None else output.transform
-    typer.echo(f"\nOutput {output.output_id} ({output.kind}, {by}):")
+    echo(f"\nOutput {output.output_id} ({output.kind}, {by}):")
     if output.skipped is not None:
-        typer.echo(f"It would write nothing: {output.skipped}.")
+        echo(f"It would write nothing: {output.skipped}.")
         return
     if output.undecodable:
         first = output.undecodable_records[0]
-        typer.echo(
+        echo(
             f"{output.undecodable:,} records do not decode, the first is {first.topic} {first.partition} "
-            f"{first.offset}: {printable(first.reason)}"
+            f"{first.offset}: {first.reason}"
         )
     if output.documents is not None:
         print_table(
@@ -148,9 +148,9 @@ def _report_output(output: OutputPreview) -> None:
         names = list(output.rows[0]) if output.rows else []
         print_table(names, [[_cell(row[name]) for name in names] for row in output.rows]) if names else None
     if output.more:
-        typer.echo("There are more rows: --limit shows more.")
+        echo("There are more rows: --limit shows more.")
     elif not output.rows:
-        typer.echo("No rows.")
+        echo("No rows.")
 
 
 def _cell(value: Any) -> object:

@@ -11,7 +11,7 @@ from headrace.cli.batch_account import show_batch
 from headrace.cli.commands import examples
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, milliseconds, opened
 from headrace.cli.options import batch_time as batch_time_ms
-from headrace.cli.output import duration_text, print_json, print_table
+from headrace.cli.output import duration_text, echo, print_json, print_table
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def list_batches(
     if waiting:
         _report_waiting(waiting[:limit], who, now_ms)
         if len(waiting) > limit:
-            typer.echo(f"And later ones: `headrace batches unclaimed {name}` lists them.")
+            echo(f"And later ones: `headrace batches unclaimed {name}` lists them.")
 
 
 @examples("batches show orders 2026-11-21T14:05Z")
@@ -102,7 +102,7 @@ def abandon(
         reported = (
             f"Batch {time_text(batch.batch_time_ms)} of {name} is abandoned: {batch.records:,} records are now a gap."
         )
-        typer.echo(reported)
+        echo(reported)
 
 
 @examples("batches unclaimed orders")
@@ -122,7 +122,7 @@ def unclaimed(
     elif waiting:
         _report_waiting(waiting, who, now_ms)
     else:
-        typer.echo(f"Every batch time of {name} that has passed and has blocks has its batch.")
+        echo(f"Every batch time of {name} that has passed and has blocks has its batch.")
 
 
 def _waiting(ledger: Ledger, name: str, *, limit: int) -> list[UnclaimedTime]:
@@ -150,9 +150,9 @@ def _who_takes(ledger: Ledger, name: str) -> str:
 
 
 def _report_waiting(waiting: list[UnclaimedTime], who: str, ahead_of_ms: int) -> None:
-    typer.echo(f"Unclaimed batch times: blocks that no batch has taken yet. {who}")
+    echo(f"Unclaimed batch times: blocks that no batch has taken yet. {who}")
     if waiting[-1].batch_time_ms > ahead_of_ms:
-        typer.echo(
+        echo(
             f"Some are still to come: it is {time_text(ahead_of_ms)} by the ledger's clock, which was ahead when their "
             "blocks were stored. The next batch run moves them back, unless a batch was allocated ahead "
             "(`headrace streams list` says so)."

@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli.commands import examples
 from headrace.cli.options import AsJson
-from headrace.cli.output import print_json
+from headrace.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from headrace.stream import Stream
@@ -50,7 +50,7 @@ def check(
     elif as_json:
         typer.echo(stream.to_json())
     else:
-        typer.echo(f"Stream {stream.name} can run.")
+        echo(f"Stream {stream.name} can run.")
 
 
 def _check_connections(stream: Stream, *, as_json: bool) -> None:
@@ -60,12 +60,12 @@ def _check_connections(stream: Stream, *, as_json: bool) -> None:
     for each in check_connections(stream):
         found.append(each)
         if not as_json:
-            typer.echo(f"{'ok    ' if each.error is None else 'FAILED'} {each}")
+            echo(f"{'ok    ' if each.error is None else 'FAILED'} {each}")
     failed = [each for each in found if each.error is not None]
     if as_json:
         print_json({"stream": stream.name, "ok": not failed, "checks": found})
     else:
         wrong = f"{len(failed)} of {len(found)} checks failed" if failed else "can run, and all that it needs answers"
-        typer.echo(f"Stream {stream.name}: {wrong}.")
+        echo(f"Stream {stream.name}: {wrong}.")
     if failed:
         raise typer.Exit(1)

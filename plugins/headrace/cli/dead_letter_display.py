@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from headrace.cli.output import print_table, printable
+from headrace.cli.output import echo, print_table, printable
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
@@ -21,14 +19,14 @@ _TEXT_SHOWN = 100
 def report_list(output: str, index: str, reasons: Mapping[str, int], letters: list[StoredLetter]) -> None:
     """Print the letters of one output; ``reasons`` counts all of them, also those not listed."""
     total = sum(reasons.values())
-    typer.echo(f"{total:,} dead letters of output {output}, in {index}{': ' if total else ''}{_counted(reasons)}")
+    echo(f"{total:,} dead letters of output {output}, in {index}{': ' if total else ''}{_counted(reasons)}")
     if not letters:
         return
     print_table(
         ("id", "batch time", "reason", "text", "replayed"),
         [
             (
-                printable(letter.id),
+                letter.id,
                 time_text(letter.fields.get("batch_time")),
                 letter.reason.type,
                 _short(letter.reason.text),
@@ -38,7 +36,7 @@ def report_list(output: str, index: str, reasons: Mapping[str, int], letters: li
         ],
     )
     if len(letters) < total:
-        typer.echo(f"These are {len(letters):,} of them; --limit lists more.")
+        echo(f"These are {len(letters):,} of them; --limit lists more.")
 
 
 def report_letter(letter: StoredLetter) -> None:
@@ -56,7 +54,7 @@ def report_letter(letter: StoredLetter) -> None:
     reason = letter.reason
     for name, value in {"id": letter.id, **fields, "reason": f"{reason.type}: {reason.text}"}.items():
         if value is not None:
-            typer.echo(f"{name:>18}  {printable(str(value))}")
+            echo(f"{name:>18}  {value}")
 
 
 def plan(letters: Iterable[StoredLetter], cannot: Callable[[StoredLetter], str | None]) -> dict[str, Any]:
@@ -72,9 +70,9 @@ def plan(letters: Iterable[StoredLetter], cannot: Callable[[StoredLetter], str |
 
 def report_plan(planned: Mapping[str, Any]) -> None:
     """Print the result of `plan`."""
-    typer.echo(f"{planned['to_replay']:,} dead letters would be replayed.")
+    echo(f"{planned['to_replay']:,} dead letters would be replayed.")
     _report_left(planned["left_because"])
-    typer.echo("Nothing is changed yet; --yes replays them.")
+    echo("Nothing is changed yet; --yes replays them.")
 
 
 def report_counts(counts: ReplayCounts) -> None:
@@ -89,20 +87,20 @@ def report_counts(counts: ReplayCounts) -> None:
         "without a value and ignored": documents.ignored_tombstones,
         "dropped by a pipeline of Elasticsearch": documents.dropped,
     }
-    typer.echo(f"{counts.replayed:,} of {counts.letters:,} dead letters are replayed.")
+    echo(f"{counts.replayed:,} of {counts.letters:,} dead letters are replayed.")
     reported = ", ".join(f"{number:,} {what}" for what, number in outcomes.items() if number)
     if reported:
-        typer.echo(f"Documents: {reported}.")
+        echo(f"Documents: {reported}.")
     if counts.refused:
-        typer.echo(f"{counts.refused:,} were refused again: {_counted(counts.refused_because)}")
+        echo(f"{counts.refused:,} were refused again: {_counted(counts.refused_because)}")
     if counts.written_anew:
-        typer.echo(f"{counts.written_anew:,} were rewritten by a batch meanwhile, and were not changed.")
+        echo(f"{counts.written_anew:,} were rewritten by a batch meanwhile, and were not changed.")
     _report_left(counts.left_because)
 
 
 def _report_left(reasons: Mapping[str, int]) -> None:
     for why, number in reasons.items():
-        typer.echo(f"{number:,} cannot be replayed: {why}.")
+        echo(f"{number:,} cannot be replayed: {why}.")
 
 
 def _counted(reasons: Mapping[str, int]) -> str:

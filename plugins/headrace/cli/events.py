@@ -9,6 +9,7 @@ import typer
 
 from headrace.cli.commands import examples
 from headrace.cli.options import LedgerUrl, StreamName, opened
+from headrace.cli.output import echo
 from headrace.clock import time_text
 from headrace.ledger import EventKind
 
@@ -53,8 +54,8 @@ def _print_event(row: EventRow, *, as_json: bool) -> None:
         import json
 
         fields = {"id": row.event_id, "at_ms": row.at_ms, "kind": row.kind, "batch_time_ms": row.batch_time_ms}
-        typer.echo(json.dumps({**fields, "payload": row.payload}))
+        echo(json.dumps({**fields, "payload": row.payload}))
         return
     batch = f" [{time_text(row.batch_time_ms)}]" if row.batch_time_ms else ""
     reported = ", ".join(f"{key}={value}" for key, value in row.payload.items() if value not in (None, [], {}))
-    typer.echo(f"{time_text(row.at_ms)} {row.kind}{batch} {reported}")
+    echo(f"{time_text(row.at_ms)} {row.kind}{batch} {reported}")

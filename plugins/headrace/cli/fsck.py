@@ -8,7 +8,7 @@ import typer
 
 from headrace.cli.commands import examples
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, opened
-from headrace.cli.output import print_json
+from headrace.cli.output import echo, print_json
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def fsck(
         with opened(ledger) as found:
             report = check_stream(found, name, kafka=kafka)
     except HeadraceError as error:
-        typer.echo(f"Error: {error}", err=True)
+        echo(f"Error: {error}", err=True)
         raise typer.Exit(CANNOT_CHECK) from None
     if as_json:
         print_json({**_plain(report), "clean": not (report.findings or report.unchecked)})
@@ -76,16 +76,16 @@ def _report(report: Report) -> None:
     for finding in report.findings:
         by_problem.setdefault(finding.problem.value, []).append(finding)
     for problem, findings in by_problem.items():
-        typer.echo(f"{problem}: {findings[0].meaning}")
+        echo(f"{problem}: {findings[0].meaning}")
         for finding in findings[:_REPORTED]:
-            typer.echo(f"  {finding.subject}: {finding.detail}")
+            echo(f"  {finding.subject}: {finding.detail}")
         if len(findings) > _REPORTED:
-            typer.echo(f"  and {len(findings) - _REPORTED} more (--json lists them all)")
-        typer.echo(f"  What to do: {findings[0].remedy}")
+            echo(f"  and {len(findings) - _REPORTED} more (--json lists them all)")
+        echo(f"  What to do: {findings[0].remedy}")
     for note in report.notes:
-        typer.echo(f"Note: {note}")
+        echo(f"Note: {note}")
     for what in report.unchecked:
-        typer.echo(f"Not checked: {what}")
+        echo(f"Not checked: {what}")
     looked_at = ", ".join(f"{count:,} {what}" for what, count in report.checked.items())
     verdict = f"{len(report.findings)} findings" if report.findings else "nothing wrong"
-    typer.echo(f"Stream {report.stream}: {verdict}, in {looked_at}.")
+    echo(f"Stream {report.stream}: {verdict}, in {looked_at}.")

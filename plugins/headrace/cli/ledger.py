@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import typer
-
 from headrace.cli.commands import examples
 from headrace.cli.options import AsJson, LedgerUrl
-from headrace.cli.output import print_json
+from headrace.cli.output import echo, print_json
 
 
 @examples("ledger migrate --ledger sqlite:////srv/orders/ledger.db")
@@ -23,8 +21,8 @@ def migrate(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"ledger": ledger, **dataclasses.asdict(done)})
     elif done.before == done.after:
-        typer.echo(f"The ledger's schema is {done.after} already.")
+        echo(f"The ledger's schema is {done.after} already.")
     elif done.before is None:
-        typer.echo(f"Made a ledger of schema {done.after}.")
+        echo(f"Made a ledger of schema {done.after}.")
     else:
-        typer.echo(f"Migrated the ledger from schema {done.before} to {done.after}.")
+        echo(f"Migrated the ledger from schema {done.before} to {done.after}.")

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from headrace import __version__
 from headrace.cli.commands import Nouns
+from headrace.cli.output import echo
 from headrace.errors import HeadraceError
 
 
@@ -21,7 +22,7 @@ def errors_as_one_line() -> Iterator[None]:
     try:
         yield
     except HeadraceError as error:
-        typer.echo(f"Error: {error}", err=True)
+        echo(f"Error: {error}", err=True)
         sys.exit(1)
 
 
@@ -47,7 +48,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"headrace {__version__}")
+        echo(f"headrace {__version__}")
         raise typer.Exit
 
 

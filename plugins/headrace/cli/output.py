@@ -29,6 +29,11 @@ def print_json(value: Any, *, without_times: Collection[str] = ()) -> None:
     typer.echo(json.dumps(_with_times(plain, without_times), indent=2))
 
 
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a line. Text of others in it, such as an error or a topic's name, cannot control the terminal."""
+    typer.echo(printable(text), err=err)
+
+
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under headings; columns of numbers are right-aligned."""
     from rich.box import SIMPLE_HEAD
@@ -83,7 +88,7 @@ def _with_times(value: Any, without: Collection[str]) -> Any:
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else printable(str(value))
 
 
 def _is_number(text: str) -> bool:

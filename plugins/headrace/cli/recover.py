@@ -12,7 +12,7 @@ import typer
 
 from headrace.cli.commands import examples
 from headrace.cli.options import AsJson, LedgerUrl, StreamName
-from headrace.cli.output import print_json, printable
+from headrace.cli.output import echo, print_json
 from headrace.wal.scan import RecoveryMode
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def recover(
             dry_run=dry_run,
             force=force,
             accept_code=lambda named: accept_code or _accepts(named),
-            progress=lambda what: typer.echo(f"{name}: {what}", err=True),
+            progress=lambda what: echo(f"{name}: {what}", err=True),
         )
     if as_json:
         print_json(recovered.as_dict())
@@ -74,9 +74,9 @@ def _accepts(named: Sequence[str]) -> bool:
     """Ask whether the definition of the checkpoint may be used; no, if nobody can answer."""
     if not sys.stdin.isatty():
         return False
-    typer.echo("The definition in the checkpoint chooses the code that runs:", err=True)
+    echo("The definition in the checkpoint chooses the code that runs:", err=True)
     for each in named:
-        typer.echo(f"  {printable(each)}", err=True)
+        echo(f"  {each}", err=True)
     return typer.confirm("Is all of this the stream's own?", err=True)
 
 
@@ -124,10 +124,10 @@ def _storage_url(ledger: Ledger, name: str, storage: str | None, definition: Str
 def _report(recovered: Recovered) -> None:
     for step, what in recovered.steps.items():
         done = ("Would delete" if recovered.dry_run else "Deleted") if step.endswith("deleted") else None
-        typer.echo(f"{done or ('Would write' if recovered.dry_run else 'Wrote')} {what}.")
+        echo(f"{done or ('Would write' if recovered.dry_run else 'Wrote')} {what}.")
     if not recovered.steps:
-        typer.echo(f"Nothing of stream {recovered.stream} is lost.")
+        echo(f"Nothing of stream {recovered.stream} is lost.")
     if recovered.counts:
-        typer.echo(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in recovered.counts.items()))
+        echo(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in recovered.counts.items()))
     for notice in recovered.notices:
-        typer.echo(f"Note: {printable(notice)}")
+        echo(f"Note: {notice}")

@@ -12,7 +12,7 @@ from headrace.cli.batch_preview import stream_context
 from headrace.cli.commands import examples
 from headrace.cli.options import AsJson, LedgerUrl, StreamName
 from headrace.cli.options import batch_time as batch_time_ms
-from headrace.cli.output import print_json, print_table
+from headrace.cli.output import echo, print_json, print_table
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
@@ -61,25 +61,25 @@ def diff(
                 to_ms=to_ms,
                 output_id=output,
                 limit=limit,
-                progress=lambda what: typer.echo(f"{name}: {what}", err=True),
+                progress=lambda what: echo(f"{name}: {what}", err=True),
             )
     print_json(found) if as_json else _report(found)
 
 
 def _report(found: ReplayDiff) -> None:
-    typer.echo(
+    echo(
         f"{found.batches:,} batches of {found.stream} from {time_text(found.from_ms)} to {time_text(found.to_ms)}: "
         f"{found.records:,} records. Nothing was written."
     )
     for unread in found.not_read:
-        typer.echo(f"Not read: {unread}")
+        echo(f"Not read: {unread}")
     for output in found.outputs:
         _report_output(output)
 
 
 def _report_output(output: OutputDiff) -> None:
     before, after = (each or "no transform" for each in (output.transform_before, output.transform_after))
-    typer.echo(f"\nOutput {output.output_id}, {before} and {after}:")
+    echo(f"\nOutput {output.output_id}, {before} and {after}:")
     fields = ", ".join(f"{name} {number:,}" for name, number in output.changed_fields.items())
     print_table(
         ("documents", "number", "fields"),
@@ -91,10 +91,10 @@ def _report_output(output: OutputDiff) -> None:
         ],
     )
     if output.rejected_before or output.rejected_after:
-        typer.echo(f"Rows that would be dead letters: {output.rejected_before:,}, and {output.rejected_after:,}.")
+        echo(f"Rows that would be dead letters: {output.rejected_before:,}, and {output.rejected_after:,}.")
     _report_collisions(output)
     if output.examples:
-        typer.echo("Examples:")
+        echo("Examples:")
         print_table(
             ("document id", "fields", "before", "after"),
             [(each.id, ", ".join(each.fields) or None, each.before, each.after) for each in output.examples],
@@ -106,7 +106,7 @@ def _report_collisions(output: OutputDiff) -> None:
     if not any(each.number for each in of_versions.values()):
         return
     numbers = " and ".join(f"{each.number:,} {version}" for version, each in of_versions.items())
-    typer.echo(f"Ids that several rows of one batch have, so that its run fails: {numbers}.")
+    echo(f"Ids that several rows of one batch have, so that its run fails: {numbers}.")
     rows = [(version, each) for version, collisions in of_versions.items() for each in collisions.examples]
     if rows:
         print_table(

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from headrace.cli.commands import examples
+from headrace.cli.output import echo
 from headrace.cli.stack_display import Progress, login_line, stack_table
 from headrace.devstack.errors import LocalStackError, StackRunningError
 from headrace.devstack.stack import SERVICES, StackOptions
@@ -81,7 +82,7 @@ def status(*, data: Data = Path(".headrace"), as_json: AsJson = False) -> None:
     state = read_state(data.absolute())
     if state is None:
         error = LocalStackError(f"There is no stack in {data.absolute()}.", remedy="`headrace stack up` makes one.")
-        typer.echo(f"Error: {error}", err=True)
+        echo(f"Error: {error}", err=True)
         raise typer.Exit(_NOT_RUNNING)
     state = state.as_found()
     _print(state, as_json)
@@ -103,9 +104,9 @@ def down(
     state = read_state(data)
     if state is None:
         if as_json:
-            typer.echo("null")
+            echo("null")
         else:
-            typer.echo(f"There is no stack in {data}: nothing to stop.", err=True)
+            echo(f"There is no stack in {data}: nothing to stop.", err=True)
         return
     supervisor = state.supervisor.find() if state.supervisor else None
     if supervisor is not None:
@@ -114,9 +115,9 @@ def down(
         _wait_until_gone(data, state)
     left = end_stack_processes(state.id, state.recorded_processes())
     if left:
-        typer.echo(f"Ended {len(left)} processes that the stack had left behind:", err=True)
+        echo(f"Ended {len(left)} processes that the stack had left behind:", err=True)
         for process in left:
-            typer.echo(f"  {process}", err=True)
+            echo(f"  {process}", err=True)
     state = read_state(data) or state
     state.phase, state.supervisor = Phase.STOPPED, None
     for service in state.services.values():
@@ -129,9 +130,9 @@ def down(
         PostgresServer(data / "postgres").wipe()
         shutil.rmtree(data)
     if as_json:
-        typer.echo(state.model_dump_json(indent=2))
+        echo(state.model_dump_json(indent=2))
     else:
-        typer.echo(f"Stopped{' and deleted' if wipe else ''}: {data}", err=True)
+        echo(f"Stopped{' and deleted' if wipe else ''}: {data}", err=True)
 
 
 def _hold(options: StackOptions, as_json: bool) -> None:
@@ -145,11 +146,11 @@ def _hold(options: StackOptions, as_json: bool) -> None:
                 shown = True
                 progress.close()
                 _print(state, as_json)
-                typer.echo("Ctrl-C stops it.", err=True)
+                echo("Ctrl-C stops it.", err=True)
             elif shown:
                 for service in state.services.values():
                     if service.phase is Phase.FAILED and state.phase is Phase.RUNNING:
-                        typer.echo(f"{service.name} has failed: {service.error}", err=True)
+                        echo(f"{service.name} has failed: {service.error}", err=True)
 
         supervise(options, on_change)
 
@@ -219,7 +220,7 @@ def _states(data: Path) -> Iterator[StackState | None]:
 
 def _print(state: StackState, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(state.model_dump(mode="json"), indent=2))
+        echo(json.dumps(state.model_dump(mode="json"), indent=2))
         return
     console = Console()
     if not console.is_terminal:

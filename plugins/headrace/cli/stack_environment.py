@@ -6,10 +6,9 @@ import json
 import shlex
 from pathlib import Path
 
-import typer
-
 from headrace.cli.commands import examples
 from headrace.cli.options import LEDGER_VARIABLE, AsJson
+from headrace.cli.output import echo
 from headrace.cli.stack import Data
 from headrace.connections import CONNECTION_PREFIX, variable_name
 from headrace.devstack.errors import LocalStackError
@@ -30,10 +29,10 @@ def env(*, data: Data = Path(".headrace"), as_json: AsJson = False) -> None:
         raise LocalStackError(f"No stack runs in {data}.", remedy=f"Start it: `headrace stack up --data {data}`.")
     variables = environment(state)
     if as_json:
-        typer.echo(json.dumps(variables, indent=2))
+        echo(json.dumps(variables, indent=2))
         return
     for name, value in variables.items():
-        typer.echo(f"export {name}={shlex.quote(value)}")
+        echo(f"export {name}={shlex.quote(value)}")
 
 
 def environment(state: StackState) -> dict[str, str]:

@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli.commands import examples
 from headrace.cli.options import AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, opened
-from headrace.cli.output import print_json
+from headrace.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
@@ -26,7 +26,7 @@ def start(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> No
     if as_json:
         print_json({"stream": name, "desired_state": "running"})
     else:
-        typer.echo(f"Stream {name} is to run; its receiver DAG starts the receiver job.")
+        echo(f"Stream {name} is to run; its receiver DAG starts the receiver job.")
 
 
 @examples("streams stop orders --wait 60", "streams stop orders --storage /srv/headrace --reason 'the ledger is lost'")
@@ -62,7 +62,7 @@ def stop(
     if as_json:
         print_json({"stream": name, "desired_state": "stopped", "running": running})
     else:
-        typer.echo(f"Stream {name} is asked to stop." if running else f"Stream {name} is stopped.")
+        echo(f"Stream {name} is asked to stop." if running else f"Stream {name} is stopped.")
     if running and wait:
         raise typer.Exit(_NOT_STOPPED)
 
@@ -79,7 +79,7 @@ def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool)
     if as_json:
         print_json({"stream": name, "requested_in": folder.url})
     else:
-        typer.echo(
+        echo(
             f"A receiver job of stream {name} whose ledger does not answer ends within a minute. One whose ledger "
             "answers goes on: stop that with --ledger."
         )

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from headrace.cli.commands import examples
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, opened
-from headrace.cli.output import print_json, print_table, printable
+from headrace.cli.output import echo, print_json, print_table
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
@@ -104,7 +102,7 @@ def _words(state: str) -> str:
 
 def _print_line(text: str) -> None:
     """Print text of others, such as an error of several lines, as one line."""
-    typer.echo(printable(" ".join(text.split())))
+    echo(" ".join(text.split()))
 
 
 def _lag(summary: StreamSummary) -> str | None:

@@ -9,7 +9,7 @@ import typer
 from headrace.cli.commands import examples
 from headrace.cli.elasticsearch_outputs import registered
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, opened
-from headrace.cli.output import print_json
+from headrace.cli.output import echo, print_json
 from headrace.cli.trace_display import report_search, report_trace, search_fields, trace_fields
 
 if TYPE_CHECKING:
@@ -87,6 +87,6 @@ def _search(context: StreamContext, key: str, **bounds: Any) -> KeySearch:
     from headrace.trace.key_search import search_key
 
     def progress(line: str) -> None:
-        typer.echo(line, err=True)
+        echo(line, err=True)
 
     return search_key(context, key.encode(), progress=progress, **bounds)

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from headrace.cli.output import duration_text, print_table, printable
+from headrace.cli.output import duration_text, echo, print_table
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ def search_fields(search: KeySearch) -> dict[str, Any]:
 def report_trace(trace: RecordTrace) -> None:
     """Print the trace in sentences and tables."""
     for line in _account(trace):
-        typer.echo(printable(line))
+        echo(line)
     if trace.attempts:
         print_table(
             ("attempt", "at", "replay", "definition", "outputs", "read from", "state", "took", "run", "code", "error"),
@@ -53,7 +51,7 @@ def report_trace(trace: RecordTrace) -> None:
             ],
         )
     for output in trace.outputs:
-        typer.echo(printable(_output(output)))
+        echo(_output(output))
 
 
 def report_search(search: KeySearch) -> None:
@@ -75,7 +73,7 @@ def report_search(search: KeySearch) -> None:
             ],
         )
     times = "" if search.from_ms is None else f", from {time_text(search.until_ms)} back to {time_text(search.from_ms)}"
-    typer.echo(
+    echo(
         f"{len(search.matches)} record(s) with this key. Searched {search.searched_records:,} records in "
         f"{search.searched_batches:,} batch times{times}. {search.ended}"
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from headrace.cli.output import duration_text, print_json
+import headrace.cli
+from headrace.cli.output import duration_text, echo, print_json, print_table
 from headrace.clock import time_text
 
 
@@ -70,3 +72,21 @@ def test_json_has_numbers_that_are_not_finite_as_text(capsys: pytest.CaptureFixt
     print_json([float("nan"), {"inner": float("inf")}, -float("inf"), 0.5])
     printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert printed == ["NaN", {"inner": "Infinity"}, "-Infinity", 0.5]
+
+
+def test_text_of_others_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = "a\x1b]0;title\x07b\x9b2Jc\u202ed"
+    echo(f"Stream {bad}")
+    echo(f"Error: {bad}", err=True)
+    print_table(["error"], [[bad]])
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
+        assert not [each for each in text if not each.isprintable() and each != "\n"]
+        assert r"a\x1b]0;title\x07b\x9b2Jc\u202ed" in text
+
+
+def test_commands_print_by_no_other_way() -> None:
+    folder = Path(headrace.cli.__file__).parent
+    others = [path.name for path in folder.glob("*.py") if "typer.echo(" in path.read_text()]
+    # A definition in JSON is for a file.
+    assert sorted(others) == ["check.py", "output.py"]
