@@ -103,7 +103,7 @@ def read_frame(data: pa.Buffer, *, segment: int, offset: int) -> Frame:
 def decode_block(handle: BlockHandle, header: FrameHeader, payload: pa.Buffer) -> pa.RecordBatch:
     """The block's records; DamagedFrameError when the payload does not fit the header."""
     try:
-        batch = decode(payload)
+        batch = decode(payload, header.raw_bytes)
     except PayloadError as error:
         raise DamagedFrameError(handle.segment, handle.offset, error.what, header.ranges) from error
     if batch.num_rows != header.records:

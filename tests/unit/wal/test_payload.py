@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 
 import pyarrow as pa
@@ -88,3 +89,36 @@ def test_a_cut_stream_is_an_error() -> None:
     encoded = encode(make_block([b"a" * 100])[0])
     with pytest.raises(PayloadError):
         decode(encoded[: encoded.size // 2])
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+@pytest.mark.parametrize("as_dictionary", [False, True])
+def test_a_payload_that_decompresses_to_more_than_its_records_is_refused_before(
+    codec: Codec, as_dictionary: bool
+) -> None:
+    batch, _ = make_block([b"\x00" * (64 << 20)])
+    if as_dictionary:
+        batch = batch.set_column(2, "topic", batch.column("topic").dictionary_encode())
+    bomb = encode(batch, codec)
+    assert bomb.size < 1 << 20
+    before = pa.total_allocated_bytes()
+    with pytest.raises(PayloadError, match=r"would take 67,\d{3},\d{3} bytes, and its records have 24,000"):
+        decode(bomb, 24_000)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert decode(bomb, batch.nbytes).num_rows == 1
+
+
+def test_a_topic_in_a_dictionary_that_each_record_would_repeat_is_short() -> None:
+    batch, _ = make_block([b"a", b"b"])
+    topics = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array(["t" * 10_000]))
+    with pytest.raises(PayloadError, match="a topic of more than 1,000 characters"):
+        decode(encode(batch.set_column(2, "topic", topics)))
+
+
+def test_bytes_that_only_begin_like_a_payload_are_refused() -> None:
+    batch, _ = make_block([b"value"] * 100)
+    whole = bytearray(encode(batch).to_pybytes())
+    for at in range(8, len(whole), 7):
+        damaged = bytes([*whole[:at], 0xFF, 0xFF, 0xFF, 0x7F, *whole[at + 4 :]])
+        with contextlib.suppress(PayloadError):
+            decode(damaged, batch.nbytes)
