@@ -26,6 +26,7 @@ def render(
     accept: str = "",
     may_read: Callable[[str, str], bool] = lambda *_: True,
     declared: Collection[tuple[str, str]] = (),
+    shows_ledger: Callable[[str], bool] = lambda _: True,
 ) -> tuple[bytes, str]:
     """Return the exposition and its content type.
 
@@ -40,6 +41,7 @@ def render(
         may_read: whether a stream, by its ledger's reference and its name, is shown.
         declared: the streams that DAGs declare, by their ledger's reference and their name. A stream that moved to
             another ledger has left a row in the first one.
+        shows_ledger: whether a ledger, by its reference, is shown even if none of its streams may be read.
     """
     families, shown, seen = Families(), list[tuple[str, StreamReading]](), set[str]()
     for number, url in enumerate(dict.fromkeys(ledgers)):
@@ -48,13 +50,16 @@ def render(
             readings = read(url)
         except HeadraceError as error:
             # A reference that is refused may hold a password.
-            label = f"invalid {number}" if isinstance(error, LedgerUrlError) else url
+            label = f"invalid {number}" if isinstance(error, LedgerUrlError) else _without_login(url)
             logger.warning("The metrics of ledger %s cannot be read: %s", label, error)
-            families.add("headrace_ledger_up", (label,), 0)
+            if shows_ledger(url):
+                families.add("headrace_ledger_up", (label,), 0)
             continue
-        families.add("headrace_ledger_up", (url,), 1)
-        families.add("headrace_ledger_scrape_seconds", (url,), time.monotonic() - began)
-        shown += [(url, reading) for reading in readings if may_read(url, reading.stream.name)]
+        readable = [(url, reading) for reading in readings if may_read(url, reading.stream.name)]
+        if readable or shows_ledger(url):
+            families.add("headrace_ledger_up", (_without_login(url),), 1)
+            families.add("headrace_ledger_scrape_seconds", (_without_login(url),), time.monotonic() - began)
+        shown += readable
     for url, reading in sorted(shown, key=lambda each: (each[0], each[1].stream.name) not in declared):
         name = reading.stream.name
         if name in seen:
@@ -64,3 +69,11 @@ def render(
         add_stream(families, reading)
     encode, content_type = choose_encoder(accept)
     return encode(families), content_type
+
+
+def _without_login(reference: str) -> str:
+    """A ledger's label: its reference, without the login and the options of a URL."""
+    scheme, separator, rest = reference.partition("://")
+    if not separator or scheme.startswith("sqlite"):
+        return reference
+    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"

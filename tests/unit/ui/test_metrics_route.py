@@ -75,6 +75,21 @@ def test_a_ledger_that_does_not_answer_is_named_and_a_password_is_not(get: Calla
     assert "secret" not in text
 
 
+def test_a_user_learns_nothing_of_ledgers_of_which_they_may_read_no_stream(
+    airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]
+) -> None:
+    airflow.hidden = {"clicks_in_batches", "flights_batches"}
+    ledgers = {line.split('"')[1] for line in get("viewer")[1].splitlines() if line.startswith("headrace_ledger_up")}
+    assert [each.rpartition("/")[2] for each in ledgers] == ["two.db"]
+
+
+def test_no_login_of_a_ledger_is_in_a_label(airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]) -> None:
+    airflow.ledger_urls = ["postgresql+psycopg://someone@127.0.0.1:1/db?connect_timeout=2"]
+    text = get(Authorization=f"Bearer {TOKEN}")[1]
+    assert 'headrace_ledger_up{ledger="postgresql+psycopg://127.0.0.1:1/db"} 0.0' in text
+    assert "someone" not in text
+
+
 def test_a_user_gets_the_streams_whose_batch_dag_they_may_read(
     airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]
 ) -> None:

@@ -7,7 +7,8 @@ An action needs the right to change the batch DAG's runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
@@ -21,6 +22,10 @@ from headrace.ui.api.ledgers import OpenLedgers
 
 T = TypeVar("T")
 _OWN = ("same-origin", "none")
+SLOW_AT_ONCE = 8
+"""How many requests that ask Kafka or Elasticsearch run at once. Each holds a thread for as long as that takes, of the
+40 that the API server has for all of Airflow, its execution API too."""
+_AGAIN_SECONDS = 5
 
 
 async def known_caller(request: Request) -> Caller:
@@ -111,5 +116,23 @@ def refuse_forgery(request: Request) -> None:
         raise HTTPException(403, "The request comes from a page of another origin.")
 
 
+def slow_request(request: Request) -> Iterator[None]:
+    """Hold one of the places for requests that ask other servers than the ledger; 503 if all are taken."""
+    places: threading.BoundedSemaphore = request.app.state.slow_requests
+    if not places.acquire(blocking=False):
+        raise HTTPException(
+            503,
+            f"As many requests that ask Kafka or Elasticsearch as may run at once are running: {SLOW_AT_ONCE}. Try "
+            "again.",
+            headers={"Retry-After": str(_AGAIN_SECONDS)},
+        )
+    try:
+        yield
+    finally:
+        places.release()
+
+
 StreamDep = Annotated[KnownStream, Depends(readable_stream)]
 OperableDep = Annotated[KnownStream, Depends(operable_stream)]
+SLOW = [Depends(slow_request)]
+"""The dependencies of a route that asks Kafka or Elasticsearch."""

@@ -11,7 +11,7 @@ from headrace.connections import CONNECTION_PREFIX
 from headrace.monitoring.dead_letters import DeadLettersOf, NoSuchOutputError
 from headrace.stream import Stream
 from headrace.ui.api import actions, models
-from headrace.ui.api.access import KnownStream, OperableDep, StreamDep, refuse_forgery
+from headrace.ui.api.access import SLOW, KnownStream, OperableDep, StreamDep, refuse_forgery
 from headrace.ui.api.errors import ACTION_RESPONSES
 from headrace.ui.api.parameters import BatchTime, time_ms
 
@@ -112,7 +112,7 @@ async def replay(request: Request, stream: OperableDep, batch_time: BatchTime, b
     return models.Done(done=done)
 
 
-@reads.get("/streams/{name}/dead-letters", summary="List an output's dead letters")
+@reads.get("/streams/{name}/dead-letters", summary="List an output's dead letters", dependencies=SLOW)
 def list_dead_letters(
     stream: StreamDep, output: OutputId = None, limit: Annotated[int, Query(ge=1, le=500)] = 50
 ) -> models.DeadLetterPage:
@@ -120,7 +120,9 @@ def list_dead_letters(
     return models.DeadLetterPage.model_validate(_letters(stream, output).page(limit))
 
 
-@reads.get("/streams/{name}/dead-letters/replay/preview", summary="Say what replaying dead letters will do")
+@reads.get(
+    "/streams/{name}/dead-letters/replay/preview", summary="Say what replaying dead letters will do", dependencies=SLOW
+)
 def preview_letters(
     stream: StreamDep, output: OutputId = None, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
 ) -> models.Preview:
@@ -141,7 +143,7 @@ def preview_letters(
     return _preview(stream, actions.Intent(will, refused))
 
 
-@writes.post("/streams/{name}/dead-letters/replay", summary="Index dead letters again")
+@writes.post("/streams/{name}/dead-letters/replay", summary="Index dead letters again", dependencies=SLOW)
 def replay_letters(stream: OperableDep, body: models.DeadLetterReplayBody) -> models.Done:
     """After the index was corrected. After the transform was corrected, run the batches again instead."""
     counts = _letters(stream, body.output).replay(body.limit)

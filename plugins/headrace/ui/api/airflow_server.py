@@ -23,6 +23,7 @@ from fastapi import HTTPException, Request
 from sqlalchemy import func, select
 
 from headrace.connections import CONNECTION_PREFIX, ConnectionNotFoundError, variable_name
+from headrace.errors import HeadraceError
 from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import Placed
 from headrace.ui.api.airflow_side import Caller, Interval, Run
@@ -32,6 +33,10 @@ from headrace.ui.lazy_app import ROOT_APP
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LEDGER_TYPE = "headrace_ledger"
 _CREDENTIALS = ("authorization", "cookie")
+
+
+class LedgerNotAllowedError(HeadraceError):
+    """The API server does not open a ledger of which only a DAG's file has the address."""
 
 
 class AirflowServer:
@@ -60,20 +65,17 @@ class AirflowServer:
         return self._declared.all()
 
     def ledgers(self) -> Collection[str]:
-        named = [part.strip() for part in conf.get("headrace", "ledgers", fallback="").split(",") if part.strip()]
         with create_session() as session:
             of_type = select(Connection.conn_id).where(Connection.conn_type == _LEDGER_TYPE)
             ids = session.scalars(of_type.order_by(Connection.conn_id)).all()
-        references = [
-            part if "://" in part or part.startswith(CONNECTION_PREFIX) else _reference(part) for part in named
-        ]
-        return list(dict.fromkeys([*references, *map(_reference, ids)]))
+        return list(dict.fromkeys([*_configured(), *map(_reference, ids)]))
 
     def metrics_token(self) -> str:
         return conf.get("headrace", "metrics_token", fallback="").strip()
 
     def environ(self, reference: str) -> Mapping[str, str] | None:
         if not reference.startswith(CONNECTION_PREFIX):
+            _refuse_another_server(reference)
             return None
         conn_id = reference.removeprefix(CONNECTION_PREFIX)
         try:
@@ -140,6 +142,26 @@ class AirflowServer:
         with create_session() as session:
             ended = session.scalar(query)
         return None if ended is None else (ended - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _configured() -> list[str]:
+    """The references of the ledgers that Airflow's configuration names."""
+    named = conf.get("headrace", "ledgers", fallback="").split(",")
+    return [_reference(part.strip()) for part in named if part.strip()]
+
+
+def _refuse_another_server(url: str) -> None:
+    """Refuse the URL of a server, unless Airflow's configuration names it.
+
+    The author of any DAG chooses the ledger's reference in it, and this process may have a password in its environment
+    (PGPASSWORD, a pgpass file), which the server would get.
+    """
+    if not url.startswith("sqlite") and url not in _configured():
+        raise LedgerNotAllowedError(
+            "A DAG names a ledger by the URL of a server, which the API server does not open.",
+            remedy="Name it by an Airflow connection (connection:<its id>), or add the URL, exactly as it is in the "
+            "stream's definition, to [headrace] ledgers in Airflow's configuration.",
+        )
 
 
 def _last_line(trace: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 from headrace import __version__
-from headrace.ui.api.access import known_caller
+from headrace.ui.api.access import SLOW_AT_ONCE, known_caller
 from headrace.ui.api.action_routes import reads, writes
 from headrace.ui.api.airflow_side import AirflowSide
 from headrace.ui.api.batch_routes import batches
@@ -67,6 +68,7 @@ def create_app(airflow: AirflowSide | None = None, *, ledger_seconds: float = SE
     app.state.ledgers = OpenLedgers(airflow.environ, seconds=ledger_seconds)
     app.state.catalogue = Catalogue(airflow, app.state.ledgers)
     app.state.key_searches = KeySearches()
+    app.state.slow_requests = threading.BoundedSemaphore(SLOW_AT_ONCE)
     for router in (streams, batches, traces, reads, writes):
         # Beside what each route asks for: no route is open by accident.
         app.include_router(router, prefix=API, dependencies=[Depends(known_caller)], responses=RESPONSES)

@@ -114,10 +114,12 @@ def declaration_in(dag_id: str, data: Mapping[str, Any]) -> Declaration | None:
 def combined(declarations: Iterable[Declaration]) -> Iterator[Placed]:
     """Yield each stream with its DAGs. A stream without a batch DAG gets the default id, by which access is decided.
 
-    Any DAG can declare any stream. So all that declare themselves its batch DAG are kept, and access needs the right on
-    each of them. Only the name counts: a ledger can have several references, such as two spellings of a URL or two
-    connections, and whether they lead to the same database cannot be seen from them. A stale DAG declares nothing, but
-    still decides: otherwise another one would decide alone as soon as the stream's own file is missing for a moment.
+    Any DAG can declare any stream. Where the DAG with the factories' default id declares it in the same ledger, it
+    decides alone: a DAG's id belongs to one DAG in an Airflow, so no other DAG can hide the stream from its users.
+    Otherwise all that declare themselves its batch DAG are kept, and access needs the right on each of them. Only the
+    name counts then: a ledger can have several references, such as two spellings of a URL or two connections, and
+    whether they lead to the same database cannot be seen from them. A stale DAG declares nothing, but still decides:
+    otherwise another one would decide alone as soon as the stream's own file is missing for a moment.
     """
     streams: dict[tuple[str, str], list[Declaration]] = {}
     of_name: dict[str, list[Declaration]] = {}
@@ -126,8 +128,9 @@ def combined(declarations: Iterable[Declaration]) -> Iterator[Placed]:
         if not each.stale:
             streams.setdefault((each.stream, each.ledger), []).append(each)
     for (name, ledger), found in sorted(streams.items()):
-        claiming = (*_dag_ids(found, "batches"), *_dag_ids(of_name[name], "batches"))
-        batch_dag_id, *others = dict.fromkeys(claiming or (f"{name}_batches",))
+        here, default = _dag_ids(found, "batches"), f"{name}_batches"
+        claiming = (default,) if default in here else (*here, *_dag_ids(of_name[name], "batches"))
+        batch_dag_id, *others = dict.fromkeys(claiming or (default,))
         yield Placed(
             name,
             ledger,

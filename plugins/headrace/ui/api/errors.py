@@ -54,4 +54,5 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HeadraceError)
     async def answer(_request: Request, error: HeadraceError) -> JSONResponse:
         status = next((code for kind, code in _STATUSES if isinstance(error, kind)), 502)
-        return JSONResponse({"detail": error.what, "remedy": error.remedy}, status_code=status)
+        again = {"Retry-After": "15"} if isinstance(error, SearchesBusyError) else None
+        return JSONResponse({"detail": error.what, "remedy": error.remedy}, status_code=status, headers=again)

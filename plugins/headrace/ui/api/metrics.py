@@ -74,4 +74,5 @@ def render_metrics(airflow: AirflowSide, ledgers: OpenLedgers, caller: Caller | 
         accept=accept,
         may_read=shown,
         declared=places,
+        shows_ledger=lambda ledger: caller is None or any(shown(*place) for place in places if place[0] == ledger),
     )

@@ -9,22 +9,34 @@ from fastapi import HTTPException, Path, Query
 
 from headrace.ledger.batch_pages import Place
 
+MAX_ID = 2**63 - 1
+"""The largest number of the ledger's columns."""
+# The years 1653 to 9998: what is reckoned from a time, such as the start of its interval, is in the calendar too.
+_FIRST_MS, _LAST_MS = -10_000_000_000_000, 253_370_764_800_000
+
 FromTime = Annotated[
     str | None, Query(alias="from", description="The first batch time.", examples=["2026-11-23T06:00:00Z"])
 ]
 UntilTime = Annotated[str | None, Query(description="The first batch time that is left out.")]
+BeforeId = Annotated[int | None, Query(ge=1, le=MAX_ID, description="The ``next_before_id`` of the page before.")]
 BatchTime = Annotated[str, Path(description="ISO 8601, or epoch milliseconds.", examples=["2026-11-23T06:30:00.000Z"])]
 
 
 def time_ms(text: str, name: str) -> int:
-    """Epoch milliseconds of an ISO 8601 time (UTC if it names no zone) or of a number; 422 if it is neither."""
-    if text.isascii() and text.isdigit() and len(text) <= 15:
-        return int(text)
+    """Epoch milliseconds of an ISO 8601 time (UTC if it names no zone) or of a number; 422 if it is neither, or far
+    outside of the times of batches."""
     try:
-        # A "+" that was not encoded arrives as a space.
-        at = datetime.fromisoformat(text.replace(" 0", "+0") if text.count(":") > 2 else text)
-    except ValueError:
-        raise HTTPException(422, f"{name} is neither ISO 8601 nor epoch milliseconds: {text!r}.") from None
+        found = int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else _of_iso(text)
+    except (ValueError, OverflowError):
+        raise HTTPException(422, f"{name} is neither ISO 8601 nor epoch milliseconds: {text[:100]!r}.") from None
+    if not _FIRST_MS <= found <= _LAST_MS:
+        raise HTTPException(422, f"{name} is outside the years 1653 to 9998: {text!r}.")
+    return found
+
+
+def _of_iso(text: str) -> int:
+    # A "+" that was not encoded arrives as a space.
+    at = datetime.fromisoformat(text.replace(" 0", "+0") if text.count(":") > 2 else text)
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
@@ -46,6 +58,9 @@ def place_of(cursor: str | None) -> Place | None:
         return None
     value, _, time = cursor.rpartition(".")
     try:
-        return Place(int(time), int(value) if value else None)
+        place = Place(int(time), int(value) if value else None)
     except ValueError:
-        raise HTTPException(422, f"{cursor!r} is no cursor: pass the next_cursor of a page.") from None
+        place = None
+    if place is None or abs(place.batch_time_ms) > MAX_ID or abs(place.value or 0) > MAX_ID:
+        raise HTTPException(422, f"{cursor[:100]!r} is no cursor: pass the next_cursor of a page.")
+    return place

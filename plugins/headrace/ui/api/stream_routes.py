@@ -14,7 +14,7 @@ from headrace.ui.api import models
 from headrace.ui.api.access import CallerDep, StreamDep, may_operate
 from headrace.ui.api.airflow_side import AirflowSide
 from headrace.ui.api.catalogue import Catalogue, may_read
-from headrace.ui.api.parameters import FromTime, UntilTime, optional_ms
+from headrace.ui.api.parameters import BeforeId, FromTime, UntilTime, optional_ms
 
 streams = APIRouter(tags=["streams"])
 
@@ -75,7 +75,7 @@ def show_timeline(
 def list_events(
     stream: StreamDep,
     kind: Annotated[list[str] | None, Query(description="Only these kinds; may be repeated.")] = None,
-    before_id: Annotated[int | None, Query(description="The ``next_before_id`` of the page before.")] = None,
+    before_id: BeforeId = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> models.EventPage:
     """Newest first. Events of blocks are left out unless their kind is asked for."""
@@ -91,7 +91,7 @@ def list_events(
 @streams.get("/streams/{name}/gaps", summary="List a stream's gaps")
 def list_gaps(
     stream: StreamDep,
-    before_id: Annotated[int | None, Query(description="The ``next_before_id`` of the page before.")] = None,
+    before_id: BeforeId = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> models.GapPage:
     """Offsets that were given up, newest first."""

@@ -15,7 +15,7 @@ from headrace.trace.errors import UnknownRecordError
 from headrace.trace.positions import Coordinates
 from headrace.trace.trace import trace_document, trace_record
 from headrace.ui.api import models
-from headrace.ui.api.access import KnownStream, StreamDep
+from headrace.ui.api.access import SLOW, KnownStream, StreamDep
 from headrace.ui.api.key_searches import KeySearches
 from headrace.ui.api.models.trace import Trace, search_answer, trace_answer
 
@@ -29,7 +29,12 @@ _UNAVAILABLE: dict[int | str, dict[str, Any]] = {
 }
 
 
-@traces.get("/streams/{name}/trace", summary="Trace one record, or find records by their key", responses=_UNAVAILABLE)
+@traces.get(
+    "/streams/{name}/trace",
+    summary="Trace one record, or find records by their key",
+    responses=_UNAVAILABLE,
+    dependencies=SLOW,
+)
 def show_trace(
     request: Request,
     stream: StreamDep,

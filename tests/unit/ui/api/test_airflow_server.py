@@ -20,9 +20,10 @@ from sqlalchemy.orm import Session
 
 from headrace.connections import ConnectionNotFoundError
 from headrace.ui.api import airflow_server, declared_streams
-from headrace.ui.api.airflow_server import AirflowServer
+from headrace.ui.api.airflow_server import AirflowServer, LedgerNotAllowedError
 from headrace.ui.api.airflow_side import Caller
 from headrace.ui.api.declared_streams import DeclaredStreams
+from headrace.ui.api.ledgers import OpenLedgers
 
 
 def test_nobody_has_a_right_on_a_dag_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +108,20 @@ def test_a_stream_whose_file_cannot_be_imported_stays_and_has_the_error(database
     facts = AirflowServer().facts(["orders_batches", "mine"])
     assert facts["orders_batches"].import_error == "NameError: name 'x' is not defined"
     assert facts["mine"].import_error is None
+
+
+def test_the_server_of_a_ledger_that_only_a_dag_names_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgresql+psycopg://me@elsewhere.example/db"
+    ledgers = OpenLedgers(AirflowServer().environ)
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    monkeypatch.setattr("headrace.ledger.Ledger.open", lambda *_, **__: pytest.fail("it was opened"))
+    with pytest.raises(LedgerNotAllowedError, match="names a ledger by the URL of a server") as refused:
+        ledgers.ask(url, lambda _: None)
+    assert "[headrace] ledgers" in str(refused.value)
+    monkeypatch.setenv("AIRFLOW__HEADRACE__LEDGERS", f"headrace_ledger_default, {url}")
+    assert AirflowServer().environ(url) is None
+    assert AirflowServer().environ("sqlite:////data/ledger.db") is None
+    ledgers.close()
 
 
 def test_a_missing_connection_is_an_error_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,15 @@ from headrace.ui.api.declared_streams import Declaration, combined
 from .conftest import Api
 
 
-def test_all_dags_that_declare_themselves_the_batch_dag_are_kept_the_default_id_first() -> None:
+def test_all_dags_that_declare_themselves_the_batch_dag_are_kept_without_one_with_the_default_id() -> None:
+    (found,) = combined(Declaration(each, "orders", "ledger", "batches") for each in ("a_copy", "z_copy"))
+    assert found.batch_dag_ids == ("a_copy", "z_copy")
+
+
+def test_no_dag_hides_a_stream_from_the_users_of_the_dag_with_the_default_id() -> None:
     ids = ("a_copy", "orders_batches", "z_copy")
     (found,) = combined(Declaration(each, "orders", "ledger", "batches") for each in ids)
-    assert found.batch_dag_id == "orders_batches"
-    assert found.batch_dag_ids == ("orders_batches", "a_copy", "z_copy")
+    assert found.batch_dag_ids == ("orders_batches",)
 
 
 def test_a_stream_without_a_batch_dag_gets_the_default_id() -> None:
@@ -26,7 +30,7 @@ def test_a_stream_without_a_batch_dag_gets_the_default_id() -> None:
     assert (found.batch_dag_ids, found.receiver_dag_id) == (("orders_batches",), "mine")
 
 
-def test_batch_dags_that_write_the_ledgers_reference_differently_all_decide() -> None:
+def test_a_batch_dag_that_writes_the_ledgers_reference_differently_does_not_decide_alone() -> None:
     places = {
         each.ledger: each
         for each in combined(
@@ -40,7 +44,7 @@ def test_batch_dags_that_write_the_ledgers_reference_differently_all_decide() ->
         if each.name == "orders"
     }
     assert {reference: set(each.batch_dag_ids) for reference, each in places.items()} == {
-        "sqlite:////data/ledger.db": {"orders_batches", "mine"},
+        "sqlite:////data/ledger.db": {"orders_batches"},
         "sqlite:////data//ledger.db": {"orders_batches", "mine"},
         "connection:the_same_database": {"orders_batches", "mine"},
     }

@@ -161,10 +161,26 @@ def test_batches_are_filtered_by_state_and_time(api: Api) -> None:
         ("/streams/orders/batches", {"limit": 0}),
         ("/streams/orders/timeline", {"from": "2026-11-23T07:00Z", "until": "2026-11-23T06:00Z"}),
         ("/streams/orders/events", {"kind": "nothing"}),
+        ("/streams/orders/events", {"before_id": "9" * 40}),
+        ("/streams/orders/events", {"before_id": -1}),
+        ("/streams/orders/gaps", {"before_id": "9" * 40}),
+        ("/streams/orders/batches", {"cursor": "9" * 40}),
+        ("/streams/orders/batches", {"cursor": f"{'9' * 40}.5", "order": "records"}),
+        ("/streams/orders/batches", {"cursor": "9" * 5_000}),
+        ("/streams/orders/batches", {"from": "999999999999999"}),
+        ("/streams/orders/batches/999999999999999", {}),
+        ("/streams/orders/timeline", {"until": "999999999999999"}),
+        ("/streams/orders/timeline", {"until": "0001-01-01"}),
+        ("/streams/orders/timeline", {"until": "9999-12-31T23:59:59-12:00"}),
     ],
 )
 def test_bad_parameters_are_422(api: Api, path: str, params: dict[str, Any]) -> None:
     assert api.get(path, 422, **params)["detail"]
+
+
+@pytest.mark.parametrize("until", ["1654-01-01", "100000000000000", "9998-12-31"])
+def test_a_timeline_of_any_time_that_is_accepted_is_answered(api: Api, until: str) -> None:
+    assert api.get("/streams/orders/timeline", until=until, points=1000)["batches"] is not None
 
 
 def test_a_failed_batch_in_detail(api: Api) -> None:

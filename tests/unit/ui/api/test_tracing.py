@@ -15,6 +15,7 @@ from headrace.monitoring.summary import Placed
 from headrace.trace import record_reader
 from headrace.trace.key_search import search_key
 from headrace.ui.api import key_searches
+from headrace.ui.api.access import SLOW_AT_ONCE
 from headrace.ui.api.app import create_app
 from headrace.ui.api.key_searches import KeySearches
 
@@ -87,6 +88,24 @@ def test_searches_for_a_key_have_an_end_and_few_run_at_once(
         "As many searches for keys as may run at once in this API server are running: 1."
     ] * 2
     assert "within 15 s" in refused[0]["remedy"]
+
+
+@pytest.mark.parametrize("path", ["trace", "dead-letters", "dead-letters/replay/preview"])
+def test_requests_that_ask_other_servers_are_few_at_once(shop_api: tuple[Shop, Api], path: str) -> None:
+    """Else they take all threads of the server, which answers Airflow's tasks too."""
+    _, api = shop_api
+    places = api.app.state.slow_requests
+    for _ in range(SLOW_AT_ONCE):
+        assert places.acquire(blocking=False)
+    try:
+        answer = api.client.get(f"/headrace/api/v1/streams/{STREAM}/{path}")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+        assert api.get(f"/streams/{STREAM}")["name"] == STREAM
+    finally:
+        for _ in range(SLOW_AT_ONCE):
+            places.release()
+    for _ in range(2 * SLOW_AT_ONCE):
+        assert api.client.get(f"/headrace/api/v1/streams/{STREAM}/trace").status_code == 422, "its place is free again"
 
 
 def test_a_record_that_the_stream_does_not_have_is_404_and_another_form_422(shop_api: tuple[Shop, Api]) -> None:
