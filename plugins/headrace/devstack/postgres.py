@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, LiteralString
+from urllib.parse import quote
 
 from headrace.devstack.errors import LocalStackError
 from headrace.devstack.guarded_process import ProcessSpec, child_environment
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from psycopg import sql
 
 USER = "headrace"
-"""The superuser; it needs no password on loopback connections."""
+"""The superuser. Its password is generated, and is in `PostgresServer.passfile`."""
 
 
 class PostgresServer(Server):
@@ -36,6 +37,9 @@ class PostgresServer(Server):
     Postgres refuses to run as root, so root starts it as `nobody`. If `nobody` cannot reach ``folder`` (for example
     below /root), its data is in a separate folder below /var/tmp; `data` is its path. Call `wipe` before deleting
     ``folder``: only ``folder`` holds the name of that separate folder.
+
+    Every user of this machine can reach its port, and the superuser can run programs (COPY … FROM PROGRAM). So each
+    connection needs the password (SCRAM). There is no socket file.
     """
 
     name = "postgres"
@@ -55,8 +59,21 @@ class PostgresServer(Server):
         return Path("/var/tmp") / f"headrace-postgres-{self._token()}"  # noqa: S108
 
     def url(self, database: str = "postgres") -> str:
-        """The SQLAlchemy URL of a database."""
-        return f"postgresql+psycopg://{USER}@{LOOPBACK}:{self.port}/{database}"
+        """The SQLAlchemy URL of a database. It names the file with the password, and does not hold it."""
+        return f"postgresql+psycopg://{USER}@{LOOPBACK}:{self.port}/{database}?passfile={quote(str(self.passfile))}"
+
+    @property
+    def passfile(self) -> Path:
+        """The file with the superuser's password in libpq's form, which only its owner can read."""
+        return self.folder / "pgpass"
+
+    @property
+    def password(self) -> str:
+        """The superuser's password; generated once."""
+        if not self.passfile.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.passfile, f"{LOOPBACK}:*:*:{USER}:{secrets.token_hex(24)}\n")
+        return self.passfile.read_text().strip().rpartition(":")[2]
 
     def create_database(
         self, name: str, *, template: str = "template1", settings: Mapping[str, str] | None = None
@@ -84,10 +101,15 @@ class PostgresServer(Server):
         binaries = _unpacked(self._user is not None)
         if not (self.data / "PG_VERSION").exists():
             self._initialise(binaries)
+        elif not self.passfile.exists():
+            raise LocalStackError(
+                f"The password of the database in {self.data} is lost: {self.passfile} is not there.",
+                remedy=f"Restore the file, or delete {self.data}, which deletes its databases.",
+            )
         settings = {
             "listen_addresses": LOOPBACK,
             "port": str(self.port),
-            # No socket file, because its path may be longer than the 107 bytes that the system allows.
+            # No socket file: other users could connect to it, and its path may be longer than the 107 bytes allowed.
             "unix_socket_directories": "",
             "dynamic_shared_memory_type": "mmap",  # containers often have next to no /dev/shm
             "max_connections": "200",
@@ -136,11 +158,16 @@ class PostgresServer(Server):
         if self._user is not None:
             os.chown(self.data, *self._user)
             user = {"user": self._user[0], "group": self._user[1], "extra_groups": []}
-        command = [str(binaries / "bin" / "initdb"), "-D", str(self.data), "-U", USER, "--auth=trust"]
-        command += ["--encoding=UTF8", "--no-locale", "--no-sync"]
-        done = subprocess.run(
-            command, cwd="/", capture_output=True, text=True, check=False, env=child_environment(), **user
-        )
+        with tempfile.NamedTemporaryFile("w", prefix="headrace-") as password:
+            password.write(self.password)
+            password.flush()
+            if self._user is not None:
+                os.chown(password.name, *self._user)
+            command = [str(binaries / "bin" / "initdb"), "-D", str(self.data), "-U", USER, "--auth=scram-sha-256"]
+            command += [f"--pwfile={password.name}", "--encoding=UTF8", "--no-locale", "--no-sync"]
+            done = subprocess.run(
+                command, cwd="/", capture_output=True, text=True, check=False, env=child_environment(), **user
+            )
         if done.returncode != 0:
             raise LocalStackError(f"initdb failed in {self.data}:\n{(done.stdout + done.stderr)[-3000:]}")
 
@@ -148,7 +175,13 @@ class PostgresServer(Server):
         import psycopg
 
         return psycopg.connect(
-            host=LOOPBACK, port=self.port, user=USER, dbname="postgres", autocommit=True, connect_timeout=2
+            host=LOOPBACK,
+            port=self.port,
+            user=USER,
+            passfile=str(self.passfile),
+            dbname="postgres",
+            autocommit=True,
+            connect_timeout=2,
         )
 
     def _execute(self, statement: LiteralString, *parts: sql.Composable) -> None:

@@ -191,6 +191,7 @@ class Stack:
                 "host": LOOPBACK,
                 "port": self.postgres.port,
                 "login": "headrace",
+                "password": self.postgres.password,
                 "schema": LEDGER_DATABASE,
             }
         return found

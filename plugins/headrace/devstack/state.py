@@ -62,7 +62,7 @@ class StackState(BaseModel):
     services: dict[str, ServiceState] = {}
     login: Login | None = None
     connections: dict[str, dict[str, Any]] = {}
-    """The Airflow connections to the servers, by id. They have no passwords: the servers listen on loopback."""
+    """The Airflow connections to the servers, by id. Only the owner of the data folder may read them."""
     error: str | None = None
 
     @property

@@ -46,7 +46,7 @@ def _connection(kind: str, url: str) -> dict[str, object]:
         "host": parts.host,
         "port": parts.port,
         "login": parts.username,
-        "password": parts.password or "",
+        "password": Path(str(parts.query["passfile"])).read_text().strip().rpartition(":")[2],
         "schema": parts.database,
     }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -20,7 +21,7 @@ from headrace.devstack.airflow import DATABASE_SETTINGS
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.errors import LocalStackError, ServerDiedError
 from headrace.devstack.kafka import KafkaServer
-from headrace.devstack.postgres import PostgresServer
+from headrace.devstack.postgres import USER, PostgresServer
 
 
 def _create_topic(admin: AdminClient, topic: str, **config: str) -> None:
@@ -105,6 +106,21 @@ def test_postgres_gives_a_fresh_database(postgres: str) -> None:
         connection.execute(text("create table fresh (a int)"))
         assert connection.execute(text("select count(*) from fresh")).scalar() == 0
     engine.dispose()
+
+
+def test_postgres_needs_its_password(postgres_server: PostgresServer) -> None:
+    """Every user of the machine reaches its port, and its superuser can run programs."""
+    assert postgres_server.passfile.stat().st_mode & 0o077 == 0
+    login = {"host": "127.0.0.1", "port": postgres_server.port, "user": USER, "dbname": "postgres"}
+    for password in ({"passfile": "/dev/null"}, {"password": "wrong"}):
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(**login, **password)
+    engine = create_engine(postgres_server.url())
+    with engine.connect() as connection:
+        assert connection.execute(text("show unix_socket_directories")).scalar() == ""
+        kinds = connection.execute(text("select distinct auth_method from pg_hba_file_rules")).scalars().all()
+    engine.dispose()
+    assert kinds == ["scram-sha-256"]
 
 
 def test_postgres_gives_every_test_its_own(postgres: str) -> None:

@@ -215,7 +215,12 @@ def test_ctrl_c_while_starting_leaves_nothing(headrace: _Headrace) -> None:
 def test_ctrl_c_while_a_database_is_made_is_a_stop_and_no_error(headrace: _Headrace) -> None:
     """A server that is stopped under its client makes that client fail, in its own way."""
     postgres = PostgresServer(headrace.data / "postgres", settings={"max_prepared_transactions": "1"})
-    with postgres, psycopg.connect(host="127.0.0.1", port=postgres.port, user=USER, dbname="postgres") as connection:
+    with (
+        postgres,
+        psycopg.connect(
+            host="127.0.0.1", port=postgres.port, user=USER, passfile=str(postgres.passfile), dbname="postgres"
+        ) as connection,
+    ):
         connection.autocommit = True
         connection.execute("ALTER SYSTEM SET max_prepared_transactions = 1")
         connection.autocommit = False
