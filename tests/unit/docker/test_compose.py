@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import runpy
 import shlex
@@ -17,6 +18,7 @@ import yaml
 
 from headrace.connections import from_text, variable_name
 from headrace.devstack import jars
+from headrace.stream.index_names import dead_letters_of
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
@@ -189,6 +191,26 @@ def test_the_dags_connections_are_given_to_all_that_run_their_streams(
     for name, service in STREAMING.items():
         missing = {variable_name(conn_id) for conn_id in stream.connection_ids} - service["environment"].keys()
         assert not missing, name
+
+
+def test_streams_use_elasticsearch_as_a_user_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the privileges that docs/security.md lists, on the indices of the streams, and not as its superuser."""
+    for name, service in STREAMING.items():
+        connection = from_text("es", service["environment"]["AIRFLOW_CONN_ELASTICSEARCH_DEFAULT"])
+        assert connection.login == "headrace", name
+        waits = service["depends_on"]
+        assert "elasticsearch-user" in waits or "init" in name, name
+    script = (ROOT / "docker" / "make_elasticsearch_user.sh").read_text()
+    role = json.loads(script.partition("<<'JSON'\n")[2].partition("\nJSON\n")[0])
+    assert role["cluster"] == ["monitor"]
+    granted = {name: set(each["privileges"]) for each in role["indices"] for name in each["names"]}
+    written = set(re.findall(r'ElasticsearchOutput\(.*index="([^"]+)"', (ROOT / "dags" / "flights.py").read_text()))
+    assert granted.keys() == {*written, *map(dead_letters_of, written)}
+    security = (
+        (ROOT / "docs" / "security.md").read_text().partition("## Elasticsearch's privileges")[2].partition("## ")[0]
+    )
+    listed = {name for row in re.findall(r"^\| (`.+?) \|", security, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert set().union(*granted.values()) == listed
 
 
 def test_airflows_components_share_their_keys() -> None:
