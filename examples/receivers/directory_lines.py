@@ -11,18 +11,25 @@ stay as they are, and a file that is replaced needs another name. With several r
 files; their number cannot change later.
 
 The position names every file in the directory, and has room for about a thousand: delete files, or move them away,
-once they are read.
+once they are read. A file that comes back is not read again, except after so many others that the position had to
+forget it; an event says that it forgets.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import zlib
 from pathlib import Path
 
 from headrace.receiver import Receiver, Record
 
-_MOST_BYTES_AT_ONCE = 1 << 20
+# One call's records, with their names and headers, fit into the smallest block that a stream may have.
+_LINES_AT_ONCE = 1_000
+_BYTES_AT_ONCE = 256 << 10
+_MOST_LINE_BYTES = 1 << 20
+# Below headrace's 64 KiB.
+_MOST_POSITION_BYTES = 60 << 10
 
 
 class DirectoryLines(Receiver):
@@ -46,10 +53,16 @@ class DirectoryLines(Receiver):
         read: dict[str, int] = self.position or {}
         while not self.is_stopped:
             files = self._mine()
-            # Files that are gone need no position any more.
-            read = {each.name: read[each.name] for each in files if each.name in read}
+            self._make_room(read, {each.name for each in files})
             if not any([self._read(path, read) for path in files]):
                 time.sleep(self._look_seconds)
+
+    def _make_room(self, read: dict[str, int], present: set[str]) -> None:
+        """Forget files that are gone, those first that were read first, if the position gets too long."""
+        gone = [name for name in read if name not in present]
+        while gone and len(json.dumps(read)) > _MOST_POSITION_BYTES:
+            del read[gone.pop(0)]
+            self.report_error("The position is full: files that are gone are forgotten, and are read if they come back")
 
     def _mine(self) -> list[Path]:
         """The files that this receiver reads, by name."""
@@ -58,19 +71,19 @@ class DirectoryLines(Receiver):
 
     def _read(self, path: Path, read: dict[str, int]) -> bool:
         """Store what is new in the file, up to its last line feed. Returns whether there was anything."""
-        begin = read.get(path.name, 0)
+        byte = read.get(path.name, 0)
+        records: list[Record] = []
         with path.open("rb") as file:
-            file.seek(begin)
-            data = file.read(_MOST_BYTES_AT_ONCE)
-        end = data.rfind(b"\n") + 1
-        if end == 0:
-            if len(data) == _MOST_BYTES_AT_ONCE:
-                raise ValueError(f"{path} has a line of more than {_MOST_BYTES_AT_ONCE} bytes at byte {begin}")
+            last = file.seek(byte) + _BYTES_AT_ONCE
+            while len(records) < _LINES_AT_ONCE and (line := file.readline(_MOST_LINE_BYTES)).endswith(b"\n"):
+                if records and byte + len(line) > last:
+                    break
+                records.append(Record(line[:-1], key=path.name, headers=[("byte", str(byte).encode())]))
+                byte += len(line)
+        if not records:
+            if len(line) == _MOST_LINE_BYTES:
+                raise ValueError(f"{path} has a line of more than {_MOST_LINE_BYTES} bytes at byte {byte}")
             return False
-        records, byte = [], begin
-        for line in data[:end].split(b"\n")[:-1]:
-            records.append(Record(line, key=path.name, headers=[("byte", str(byte).encode())]))
-            byte += len(line) + 1
         read[path.name] = byte
         self.store(records, position=read)
         return True
