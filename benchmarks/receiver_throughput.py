@@ -113,6 +113,8 @@ def fill(
             "batch.size": 1_000_000,
             "queue.buffering.max.messages": 500_000,
             "compression.type": "lz4",
+            # On a new topic a first request may fail, and its retry would come after later ones.
+            "enable.idempotence": True,
         }
     )
     value, is_keyed = SHAPES[shape]

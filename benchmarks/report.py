@@ -13,7 +13,7 @@ from rich.table import Table
 
 BEGIN, END = "<!-- made by `make bench`: begin -->", "<!-- made by `make bench`: end -->"
 PLOT = Path("images") / "performance.svg"
-HEADINGS = ("what", "headrace", "beside it", "", "ratio", "spread", "goal")
+HEADINGS = ("what", "headrace", "beside it", "", "ratio", "spread", "goal", "the machine")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Row:
             f"{measure.ratio:.2f}",
             f"{min(measure.ratios):.2f} to {max(measure.ratios):.2f}" if len(measure.ratios) > 1 else "one round",
             f"{most} {self.goal:g}" if self.goal is not None else "",
+            "" if measure.speed is None else str(measure.speed),
         )
 
 

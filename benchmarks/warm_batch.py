@@ -9,7 +9,8 @@ The first batch warms the application up and is measured apart.
 
 After each batch the same documents go into another index as ready-made bulk bodies, four requests at a time: the limit
 of what any program can do with this Elasticsearch on this machine. With ``--peer`` a warm Spark Structured Streaming
-indexes them from Kafka into a third. All end when the documents can be searched. Their number is checked each time.
+indexes them from Kafka into a third. Each of the three indices grows from round to round, and begins a round with as
+many documents. All end when the documents can be searched. Their number is checked each time.
 Of small batches the first is compared with the later ones, and these with one second.
 """
 
@@ -152,9 +153,13 @@ def receive(stream: Stream, ledger: Ledger, bootstrap: str, records: int) -> Non
     until("the records to be in the log", lambda: received(ledger) >= before + records)
 
 
-def ready_made(url: str, index: str, records: int) -> float:
-    """The seconds in which Elasticsearch takes the records as bulk bodies that are already made."""
-    lines = [b'{"create":{"_id":"bench+%d+%d"}}\n%b\n' % (n % PARTITIONS, n, record(n)) for n in range(records)]
+def ready_made(url: str, index: str, records: int, before: int = 0) -> float:
+    """The seconds in which Elasticsearch takes the records as bulk bodies that are already made, into an index that has
+    ``before`` documents."""
+    lines = [
+        b'{"create":{"_id":"bench+%d+%d"}}\n%b\n' % (n % PARTITIONS, (before + n) // PARTITIONS, record(n))
+        for n in range(records)
+    ]
     bodies = [b"".join(lines[first : first + 5_000]) for first in range(0, records, 5_000)]
     host = url.removeprefix("http://")
     local = threading.local()
@@ -169,7 +174,7 @@ def ready_made(url: str, index: str, records: int) -> float:
     started = time.monotonic()
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(send, bodies))
-    assert count(url, index) == records
+    assert count(url, index) == before + records
     return time.monotonic() - started
 
 
@@ -220,10 +225,10 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]
                 result = one_batch(stream, ledger, env, options.records)
                 result["cpu_seconds"] = cpu_seconds(job) + ended_cpu_seconds() - used
                 assert count(elasticsearch.url, "bench") == (number + 1) * options.records
-                result["limit"] = ready_made(elasticsearch.url, f"limit-{number}", options.records)
+                result["limit"] = ready_made(elasticsearch.url, "limit", options.records, number * options.records)
                 if peer is not None:
-                    answer = peer.index(f"peer-{number}", transform=options.transform)
-                    assert count(elasticsearch.url, f"peer-{number}") == options.records
+                    answer = peer.index("peer", transform=options.transform)
+                    assert count(elasticsearch.url, "peer") == (number + 1) * options.records
                     result |= {"peer": answer["seconds"], "peer_cpu_seconds": answer["cpu_seconds"]}
                 rounds.append(result)
                 print(f"{number}: { {name: round(value, 2) for name, value in result.items()} }", file=sys.stderr)

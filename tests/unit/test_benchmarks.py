@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from benchmarks.measures import Measure, Unit
+from benchmarks.measures import Measure, Speed, Unit, print_measures
 from benchmarks.report import BEGIN, END, Row, write_page
 
 
@@ -18,6 +19,19 @@ def test_the_ratio_is_the_median_of_the_rounds() -> None:
     assert measure.ratio == 0.5
     assert measure.ratios == [0.1, 0.5, 0.6]
     assert Measure.from_dict({"name": "w", "unit": "s", "figures": [1.0], "other": "o", "others": [2.0]}).ratio == 0.5
+
+
+def test_figures_come_with_the_machines_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    measure = Measure("work", "s", (1.0,), "limit", (2.0,))
+    print_measures([measure], as_json=True)
+    (fields,) = json.loads(capsys.readouterr().out)
+    found = Measure.from_dict(fields)
+    assert found.speed is not None
+    assert found.speed.sha256_mb > 1 and found.speed.fdatasync_ms > 0
+    assert Row.of(found, {}).cells()[-1] == str(found.speed)
+    assert str(Speed(1234.5, 0.8123)) == "SHA-256 1,234 MB/s, fdatasync 0.812 ms"
+    print_measures([measure], as_json=False)
+    assert "This machine: SHA-256" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -51,5 +65,5 @@ def test_the_page_keeps_its_text_and_gets_the_new_figures(tmp_path: Path) -> Non
     text = page.read_text()
     assert text.startswith(f"before\n{BEGIN}") and text.endswith(f"{END}\nafter\n")
     assert "old" not in text
-    assert text.count("| work | 50 records/s | limit | 100 | 0.50 | 0.10 to 0.60 | at least 0.8 |") == 1
+    assert text.count("| work | 50 records/s | limit | 100 | 0.50 | 0.10 to 0.60 | at least 0.8 |  |") == 1
     assert (tmp_path / "images" / "performance.svg").read_text().lstrip().startswith("<?xml")
