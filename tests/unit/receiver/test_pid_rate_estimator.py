@@ -154,6 +154,12 @@ def test_with_something_accumulated_and_some_error_it_stays_below_the_speed_of_p
     assert all(rate < count * 2 for rate, count in zip(found[1:], records[1:], strict=True))  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(("interval_ms", "rate"), [(500, 600.0), (1_000, 800.0), (10_000, 980.0)])
+def test_a_backlog_counts_by_how_many_intervals_it_waited(interval_ms: int, rate: float) -> None:
+    pid = PidRateEstimator(interval_ms, Backpressure(integral=0.2), latest_rate=1_000.0)
+    assert compute(pid, 1_000, 500, 500, 1_000) == pytest.approx(rate)
+
+
 def test_the_backlog_goes_away_and_the_rate_settles_at_what_is_processed() -> None:
     """Three times as much comes as is processed, batch after batch; a rate holds for the intervals after it."""
     interval_ms, comes, processed = 1_000, 3_000.0, 1_000.0

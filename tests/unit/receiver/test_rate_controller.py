@@ -173,17 +173,22 @@ def test_no_rate_is_below_the_least(make_batches: Callable[..., Batches]) -> Non
     assert batches.rates() == [10.0, 10.0]
 
 
-def test_a_backlog_makes_it_slower_than_batches_are(make_batches: Callable[..., Batches]) -> None:
-    """The second batch waits 3 s for the first: three intervals, of which a fifth counts (the integral factor)."""
+@pytest.mark.parametrize("interval_seconds", [1, 5])
+def test_a_backlog_makes_it_slower_than_batches_are(
+    make_batches: Callable[..., Batches], interval_seconds: int
+) -> None:
+    """The second batch waits 3 s for the first: three intervals of 1 s, of which a fifth counts (the integral
+    factor)."""
     batches = make_batches()
-    controller = batches.controller()
+    interval = timedelta(seconds=interval_seconds)
+    controller = batches.controller(batches.stream.model_copy(update={"batch_interval": interval}))
     first = batches.receive(100, 100)
     second = batches.receive(100, 100)
     assert second == first + 1_000
     batches.run(first, 3_000)
     batches.run(second, 500)
     controller.follow()
-    assert batches.rates() == [pytest.approx(200 * (1 - 0.2 * 3))] * 2
+    assert batches.rates() == [pytest.approx(200 * (1 - 0.2 * 3 / interval_seconds))] * 2
 
 
 def test_by_timestamp_records_that_come_late_are_no_backlog(make_batches: Callable[..., Batches]) -> None:

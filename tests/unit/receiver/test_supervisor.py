@@ -15,6 +15,7 @@ from headrace.receiver import lag_watch, receiver_factory, unauthorized_topics
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Limits
+from headrace.stream.limits import Backpressure
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.testing.faulty_storage import FaultyStorage
 from headrace.wal import log_recovery
@@ -188,8 +189,9 @@ def test_sealed_through_follows_the_ledgers_clock(setting: Setting) -> None:
         assert setting.ledger.receivers.all("air")[0].sealed_through_ms <= setting.ledger.now_ms() + 50
 
 
+@pytest.mark.parametrize("limits", [Limits(max_rate=500), Limits(backpressure=Backpressure(initial_rate=500))])
 def test_a_receiver_keeps_to_its_rate(
-    make_stream: MakeStream, make_setting: MakeSetting, fake_kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    make_stream: MakeStream, make_setting: MakeSetting, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     granted: list[int] = []
     fetched: list[int | None] = []
@@ -212,7 +214,7 @@ def test_a_receiver_keeps_to_its_rate(
 
     monkeypatch.setattr(receiver_factory, "RateLimiter", Noted)
     monkeypatch.setattr(KafkaReceiver, "fetch", fetch)
-    setting = make_setting(make_stream(limits=Limits(max_rate=500)))
+    setting = make_setting(make_stream(limits=limits))
     setting.topic(1)
     setting.assign(0)
     setting.kafka.produce("flights", 0, *[b"x"] * 1_000)
