@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.output import duration_text, echo, print_json, print_table
 from headrace.clock import time_text
 from headrace.errors import TAKEN_UP
+from headrace.ledger.errors import LedgerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,7 @@ def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json:
 
     Raises:
         StreamNotFoundError: there is no such stream.
+        LedgerError: the time is before the stream began.
     """
     ledger.streams.get(stream_name)
     batch = ledger.batches.find(stream_name, batch_time_ms)
@@ -79,10 +81,16 @@ def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json:
 
 def _show_waiting(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json: bool) -> None:
     waiting = next((u for u in ledger.blocks.unclaimed(stream_name) if u.batch_time_ms == batch_time_ms), None)
+    row = ledger.streams.get(stream_name)
+    if waiting is None and batch_time_ms <= row.zero_time_ms and not row.has_removed(batch_time_ms):
+        raise LedgerError(
+            f"Stream {stream_name!r} began at {time_text(row.zero_time_ms)}, so it has no batch "
+            f"{time_text(batch_time_ms)}.",
+            remedy=f"Its first batch is {time_text(row.zero_time_ms + row.batch_interval_ms)}.",
+        )
     if as_json:
         print_json({"batch": None, "waiting": waiting})
         return
-    row = ledger.streams.get(stream_name)
     if row.has_removed(batch_time_ms):
         echo(
             f"Batch {time_text(batch_time_ms)} of {stream_name} was removed, with all batches up to "

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.cli.main import app
-from headrace.clock import SystemClock
+from headrace.clock import SystemClock, time_text
 from headrace.ledger import BatchState, Ledger
 
 PARTITION = TopicPartition("clicks", "id-1", 0)
@@ -133,6 +133,19 @@ def test_what_is_not_there_is_an_error(run: Callable[..., Result]) -> None:
     assert run("unclaimed", "nosuch").exit_code == 1
     assert run("abandon", "shop", "1000", "--reason", "x").exit_code == 1
     assert run("show", "shop", "soon").exit_code == 2
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_batch_before_the_stream_began_is_an_error_with_that_time(
+    run: Callable[..., Result], url: str, form: list[str]
+) -> None:
+    with Ledger.open(url) as ledger:
+        zero_ms = ledger.streams.get("shop").zero_time_ms
+    result = run("show", "shop", str(zero_ms - 60_000), *form)
+    assert result.exit_code == 1
+    assert f"began at {time_text(zero_ms)}" in " ".join(result.stderr.split())
+    assert f"Its first batch is {time_text(zero_ms + 1_000)}" in " ".join(result.stderr.split())
+    assert run("show", "shop", str(zero_ms + 60_000), *form).exit_code == 0
 
 
 def test_export_refuses_a_folder_before_anything_is_read(tmp_path: Path) -> None:
