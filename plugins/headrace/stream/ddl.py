@@ -11,6 +11,9 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 _TOKEN = re.compile(r"\s+|--[^\r\n]*|/\*.*?\*/|(`(?:``|[^`])*`|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\w+|.)", re.S)
 _NAME = re.compile(r"[A-Za-z0-9_]+")
@@ -62,12 +65,26 @@ def parse_columns(text: str) -> tuple[Column, ...]:
     try:
         columns = _Parser(text).columns()
     except _NoColumnsError as error:
-        raise ValueError(f'is not in Spark\'s DDL, such as "word STRING, count BIGINT": {error}') from None
+        raise ValueError(_not_ddl(str(error))) from None
     names = [column.name for column in columns]
     double = sorted({name for name in names if names.count(name) > 1})
     if double:
         raise ValueError(f"names the column {', '.join(double)} twice")
     return columns
+
+
+def _one_text(given: object) -> str:
+    if not isinstance(given, str):
+        raise ValueError(_not_ddl(f"it is a {type(given).__name__}, and must be one text"))
+    return given
+
+
+def _not_ddl(why: str) -> str:
+    return f'is not in Spark\'s DDL, such as "word STRING, count BIGINT": {why}'
+
+
+ColumnsText = Annotated[str, BeforeValidator(_one_text)]
+"""The type of a definition's field with columns in DDL."""
 
 
 class _NoColumnsError(Exception):

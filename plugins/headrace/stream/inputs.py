@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveInt, Tag, field_validator, model_validator
 
-from headrace.stream.ddl import parse_columns
+from headrace.stream.ddl import ColumnsText, parse_columns
 from headrace.stream.model import Identifier, Part
 from headrace.stream.references import CalledClass, check_reference
 from headrace.stream.secrets import check_servers
@@ -69,7 +69,7 @@ class JsonDecoder(Part):
     """
 
     kind: Literal["json"] = "json"
-    fields: str
+    fields: ColumnsText
 
     @field_validator("fields")
     @classmethod

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from headrace.stream.ddl import parse_columns
+from headrace.stream.ddl import ColumnsText, parse_columns
 from headrace.stream.model import Duration, Part
 from headrace.stream.references import check_reference
 
@@ -45,7 +45,7 @@ class State(Part):
     """
 
     update: str = Field(description='"module:function"')
-    fields: str = Field(description="The table's columns in Spark's DDL: \"word STRING, count BIGINT\".")
+    fields: ColumnsText = Field(description="The table's columns in Spark's DDL: \"word STRING, count BIGINT\".")
     keys: tuple[str, ...] = Field(min_length=1)
     returns: Literal["state", "changes"] = "state"
     timeout: Duration | None = None

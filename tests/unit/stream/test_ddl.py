@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.stream.ddl_texts import REFUSED, TAKEN
 
+from headrace.stream import JsonDecoder, State
 from headrace.stream.ddl import Column, ColumnType, parse_columns
+from headrace.stream.errors import StreamDefinitionError
 
 
 def test_what_spark_takes_is_taken() -> None:
@@ -42,3 +44,12 @@ def test_columns_and_their_types_are_distinguished() -> None:
 def test_an_error_says_what_and_where(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse_columns(text)
+
+
+@pytest.mark.parametrize("given", [{"word": "STRING"}, ["word STRING"], None])
+def test_columns_that_are_no_text_are_refused_with_an_example(given: object) -> None:
+    wanted = f'is not in Spark.s DDL, such as "word STRING, count BIGINT": it is a {type(given).__name__}'
+    with pytest.raises(StreamDefinitionError, match=wanted):
+        JsonDecoder(fields=given)  # type: ignore[arg-type]
+    with pytest.raises(StreamDefinitionError, match=wanted):
+        State(update="code:update", fields=given, keys="word")  # type: ignore[arg-type]
