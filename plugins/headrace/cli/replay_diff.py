@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 @examples(
-    "replay diff orders 2026-11-21T14:00Z 2026-11-21T15:00Z --transform orders_v2:corrected",
+    "replay diff orders --from 2026-11-21T14:00Z --until 2026-11-21T15:00Z --transform orders_v2:corrected",
 )
 def diff(
     name: StreamName,
-    from_time: Annotated[str, typer.Argument(metavar="FROM", help="The first batch time, in ISO 8601.")],
-    to_time: Annotated[str, typer.Argument(metavar="TO", help="The last batch time.")],
     *,
     ledger: LedgerUrl,
+    since: Annotated[str, typer.Option("--from", help="The first batch time, in ISO 8601.")],
+    until: Annotated[str, typer.Option(help="The last batch time, inclusive.")],
     transform: Annotated[
         str, typer.Option(help="The transform to compare with, as module:function.", metavar="MODULE:FUNCTION")
     ],
@@ -46,8 +46,8 @@ def diff(
         from headrace.spark.replay_diff import diff_replay
 
         interval_ms = context.stream.batch_interval_ms
-        from_ms = batch_time_ms(from_time, "FROM", interval_ms=interval_ms)
-        to_ms = batch_time_ms(to_time, "TO", interval_ms=interval_ms)
+        from_ms = batch_time_ms(since, "--from", interval_ms=interval_ms)
+        to_ms = batch_time_ms(until, "--until", interval_ms=interval_ms)
         with (
             tempfile.TemporaryDirectory(prefix="headrace-diff-") as folder,
             local_session("headrace replay diff", context.stream.spark.conf) as spark,

@@ -222,7 +222,7 @@ def test_ids_that_collide_in_a_batch_are_counted_and_shown(orders: Make, diff: C
     assert found.collisions_after == Collisions(2, (CollidingId("all", 10_000, 2), CollidingId("all", 20_000, 2)))
     (few,) = diff(batch, "order_code:of_one_kind", limit=1).outputs
     assert (few.collisions_after.number, len(few.collisions_after.examples)) == (2, 1)
-    given = ["replay", "diff", "clicks", "10000", "20000", "--transform", "order_code:of_one_kind"]
+    given = ["replay", "diff", "clicks", "--from", "10000", "--until", "20000", "--transform", "order_code:of_one_kind"]
     printed = CliRunner().invoke(app, [*given, "--ledger", batch.stream.ledger])
     assert "Ids that several rows of one batch have, so that its run fails: 1 before and 2 after." in printed.stdout
     assert re.search(r"after +all +1970-01-01T00:00:10Z +2", printed.stdout), printed.stdout
@@ -274,7 +274,7 @@ def test_batches_that_are_not_read_are_listed_with_the_reason(
     assert diff(batch, "order_code:corrected").not_read == (UnreadBatches(10_000, 10_000, kept),)
     with pytest.raises(PreviewError, match=r"no batch from .* 1970-01-01T00:00:10Z: removed"):
         diff(batch, "order_code:corrected", to_ms=10_000)
-    given = ["replay", "diff", "clicks", "10000", "20000", "--transform", "order_code:corrected"]
+    given = ["replay", "diff", "clicks", "--from", "10000", "--until", "20000", "--transform", "order_code:corrected"]
     printed = CliRunner().invoke(app, [*given, "--ledger", batch.stream.ledger])
     assert f"Not read: 1970-01-01T00:00:10Z: {kept}" in printed.stdout
 
@@ -286,7 +286,7 @@ def test_a_stream_without_an_index_has_no_documents(orders: Make, diff: Callable
 
 def test_the_command_prints_a_table_and_json(spark: SparkSession, orders: Make) -> None:
     batch = orders()
-    given = ["replay", "diff", "clicks", "10000", "20000", "--transform", "order_code:corrected"]
+    given = ["replay", "diff", "clicks", "--from", "10000", "--until", "20000", "--transform", "order_code:corrected"]
     given += ["--ledger", batch.stream.ledger]
     printed = CliRunner().invoke(app, given)
     assert printed.exit_code == 0, printed.output
