@@ -11,8 +11,8 @@ from tests.unit.batch.life import KINDS, LEASE_MS, NAME, Life
 from tests.unit.batch.recovery.conftest import rebuild
 from tests.unit.batch.recovery.ledger_contents import all_blocks, check_whole, contents, holes
 
-from headrace.batch.allocation import restore_manifest
-from headrace.batch.checkpoint import checkpoint_paths
+from headrace.batch.allocation import allocate, restore_manifest
+from headrace.batch.checkpoint import checkpoint_paths, read_newest
 from headrace.batch.recovery.recover import RecoveryRefusedError, Step, recover
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, Ledger
@@ -175,6 +175,26 @@ def test_the_definition_comes_back_as_it_was_changed_last(live: Callable[..., Li
     life.checkpoint()
     row = rebuild(life, new_url).streams.get(NAME)
     assert (Stream.from_json(row.definition), row.revision, row.max_concurrent_batches) == (life.stream, 2, 7)
+
+
+def test_what_came_after_the_checkpoint_comes_back_by_the_newest_definition(
+    live: Callable[..., Life], new_url: str
+) -> None:
+    """No checkpoint says which times the batch absorbed; the older definition, which batches name, would say none."""
+    life = live(11, steps=20, coalesce=False)
+    life.finish()
+    life.stream = life.stream.model_copy(update={"coalesce": True})
+    life.register(life.ledger)
+    life.checkpoint()
+    assert [each["revision"] for each in read_newest(life.storage.below(NAME)).state["revisions"]] == [1, 2]
+    for waiting in (1, 2):
+        while len(life.ledger.blocks.unclaimed(NAME)) < waiting:
+            life.store()
+        life.clock.advance(10_000)
+    last = life.times()[-1]
+    absorbed = allocate(life.context, last, takes_over=True).batch.absorbed
+    assert absorbed
+    assert rebuild(life, new_url).batches.get(NAME, last).absorbed == absorbed
 
 
 def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(
