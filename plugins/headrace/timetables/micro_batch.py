@@ -30,8 +30,17 @@ def to_ms(at: datetime) -> int:
 
 
 def from_ms(at_ms: int) -> DateTime:
-    """The time as Airflow expects it: a pendulum ``DateTime`` in UTC."""
-    return DateTime.instance(_EPOCH + timedelta(milliseconds=at_ms))
+    """The time as Airflow expects it: a pendulum ``DateTime`` in UTC.
+
+    Raises ValueError, which Airflow's API answers with 400, for a time before the year 1 or after the year 9999.
+    """
+    try:
+        return DateTime.instance(_EPOCH + timedelta(milliseconds=at_ms))
+    except OverflowError:
+        raise ValueError(
+            "A batch interval begins and ends between the years 1 and 9999, and that of the given date does not: give "
+            "another logical date."
+        ) from None
 
 
 class MicroBatchTimetable(Timetable):
@@ -137,7 +146,7 @@ class MicroBatchTimetable(Timetable):
         )
 
     def containing(self, at: datetime) -> DataInterval:
-        """The interval that starts at ``at`` or contains it."""
+        """The interval that starts at ``at`` or contains it. Raises ValueError as `from_ms`."""
         start_ms = self._floor(to_ms(at))
         return DataInterval(from_ms(start_ms), from_ms(start_ms + self._interval_ms))
 
@@ -164,10 +173,13 @@ class MicroBatchTimetable(Timetable):
             starts.append(self._floor(self._clock.now_ms()) - self._reaching_back(last_automated_data_interval))
         if not starts:
             return None
-        start = from_ms(max(starts))
+        try:
+            start, end = from_ms(max(starts)), from_ms(max(starts) + self._interval_ms)
+        except ValueError:
+            # A backfill to the end of all dates: no later interval has an end.
+            return None
         if restriction.latest is not None and start > restriction.latest:
             return None
-        end = from_ms(max(starts) + self._interval_ms)
         # Airflow names a backfill's run by run_after, and its interval has ended.
         run_after = end if is_backfill else end - self.ahead
         return DagRunInfo(run_after=run_after, data_interval=DataInterval(start, end))

@@ -68,6 +68,13 @@ class TestAlignment:
         for ms in range(1_772_366_400_000, 1_772_366_402_000, 200):
             assert to_ms(timetable.containing(from_ms(ms)).start) == ms
 
+    @pytest.mark.parametrize("asked", ["9999-12-31T23:59:59+00:00", "0001-01-01T00:00:00+00:00"])
+    def test_a_date_whose_interval_no_date_can_end_or_begin_is_a_value_error_that_says_so(self, asked):
+        with pytest.raises(ValueError, match=r"between the years 1 and 9999.*give another logical date"):
+            MicroBatchTimetable(timedelta(seconds=7)).infer_manual_data_interval(
+                run_after=datetime.fromisoformat(asked)
+            )
+
     def test_dates_in_other_time_zones_are_moments(self):
         asked = datetime.fromisoformat("2026-03-29T02:30:05+02:00")
         assert MicroBatchTimetable(TEN).containing(asked).start == datetime(2026, 3, 29, 0, 30, tzinfo=UTC)
@@ -101,6 +108,12 @@ class TestSchedule:
         timetable = MicroBatchTimetable(TEN, ahead=timedelta(seconds=1))
         backfill = TimeRestriction(at("12:00:00"), at("12:00:10"), catchup=True)
         assert [info.run_after for info in runs(timetable, None, backfill, 3)] == [at("12:00:10"), at("12:00:20")]
+
+    def test_a_backfill_to_the_end_of_all_dates_ends_there(self):
+        end = datetime.fromisoformat("9999-12-31T23:59:59+00:00")
+        restriction = TimeRestriction(from_ms(to_ms(end) - 19_000), from_ms(to_ms(end)), catchup=True)
+        (info,) = runs(MicroBatchTimetable(TEN), None, restriction, 5)
+        assert to_ms(info.data_interval.end) == to_ms(end) - 9_000
 
     def test_intervals_follow_each_other_without_gap_or_overlap(self, now):
         now("12:00:04")
