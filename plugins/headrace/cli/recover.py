@@ -84,7 +84,7 @@ def _accepts(named: Sequence[str]) -> bool:
 def _opened(url: str, *, dry_run: bool) -> Iterator[Ledger]:
     """The ledger; created if it is lost. A dry run uses a temporary empty ledger in place of a lost one."""
     from headrace.ledger import Ledger
-    from headrace.ledger.errors import LedgerUnavailableError, SchemaError
+    from headrace.ledger.errors import LedgerMissingError
 
     if not dry_run:
         with Ledger.open(url) as ledger:
@@ -92,9 +92,8 @@ def _opened(url: str, *, dry_run: bool) -> Iterator[Ledger]:
         return
     try:
         ledger = Ledger.open(url, create=False)
-    except (LedgerUnavailableError, SchemaError) as error:
-        if "no ledger at" not in str(error) and "is empty" not in str(error):
-            raise
+    except LedgerMissingError:
+        pass
     else:
         with ledger:
             yield ledger

@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DisconnectionError
 
 from headrace.ledger.codec import dump_json
-from headrace.ledger.errors import LedgerUnavailableError, LedgerUrlError
+from headrace.ledger.errors import LedgerMissingError, LedgerUrlError
 
 # How long a writer waits for another before it gives up. Writes take milliseconds, so this is far more than enough.
 LOCK_TIMEOUT_MS = 30_000
@@ -48,7 +48,7 @@ def open_engine(url: URL, *, create: bool) -> Engine:
     """Return the process's engine for the database. With ``create``, a missing SQLite file and its folder are made.
 
     Raises:
-        LedgerUnavailableError: there is no such SQLite file, and ``create`` is false.
+        LedgerMissingError: there is no such SQLite file, and ``create`` is false.
         LedgerUrlError: its folder cannot be made.
     """
     is_sqlite = url.get_backend_name() == "sqlite"
@@ -67,7 +67,7 @@ def _require_file(path: Path, *, create: bool) -> None:
     if path.exists() and (create or path.stat().st_size):
         return
     if not create:
-        raise LedgerUnavailableError(
+        raise LedgerMissingError(
             f"There is no ledger at {path}.",
             remedy="Unpause the stream's DAGs in Airflow: the first task creates it. If they are unpaused, the log of "
             "the task `receive` says what prevents it.",

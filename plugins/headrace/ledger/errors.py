@@ -39,6 +39,10 @@ class LedgerUnavailableError(LedgerError):
     """The database did not answer, or another writer held it longer than the busy timeout. A retry may help."""
 
 
+class LedgerMissingError(LedgerUnavailableError):
+    """There is no ledger at the place: no task of its streams has run yet, or it was lost."""
+
+
 class LedgerConflictError(LedgerError):
     """A constraint of the database refused a row. Usually an earlier check finds the conflict and names its reason."""
 

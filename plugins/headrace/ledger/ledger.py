@@ -94,9 +94,9 @@ class Ledger:
 
         Raises:
             LedgerUrlError: the URL has none of these forms, or holds a password.
-            LedgerUnavailableError: the database does not answer, or there is none and ``create`` is false.
-            SchemaError: the schema is older (see `migrate`) or newer than this version's, or the database is empty and
-                ``create`` is false.
+            LedgerUnavailableError: the database does not answer.
+            LedgerMissingError: there is none, or it is empty, and ``create`` is false.
+            SchemaError: the schema is older (see `migrate`) or newer than this version's.
         """
         engine = open_engine(engine_url(url, environ), create=create)
         database = Database(engine, clock=clock)

@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from headrace.ledger.database import Database, read_version
-from headrace.ledger.errors import SchemaError
+from headrace.ledger.errors import LedgerMissingError, SchemaError
 
 # The newest migration's revision. It is here so that opening a ledger need not import Alembic (a test compares them).
 HEAD = "0001"
@@ -35,7 +35,8 @@ def ensure_schema(database: Database, url: str, *, create: bool) -> None:
     """Check the schema; with ``create``, create it in an empty database. ``url`` is for error texts.
 
     Raises:
-        SchemaError: the schema is older or newer than this version's, or there is none and ``create`` is false.
+        SchemaError: the schema is older or newer than this version's.
+        LedgerMissingError: there is none, and ``create`` is false.
     """
     with database.read() as connection:
         version = read_version(connection)
@@ -44,7 +45,7 @@ def ensure_schema(database: Database, url: str, *, create: bool) -> None:
     if version is not None:
         raise _another_version(version, url)
     if not create:
-        raise SchemaError(
+        raise LedgerMissingError(
             f"The database at {url} is empty: there is no ledger in it.",
             remedy=f"Unpause the stream's DAGs in Airflow: the first task creates it. Or run `{_command(url)}`.",
         )

@@ -228,6 +228,27 @@ def test_each_kind_of_problem_has_a_heading_that_fits(view: View) -> None:
         expect(alerts.filter(has_text=f"The error of {kind}.").locator("strong")).to_have_text(heading)
 
 
+def test_a_new_stream_is_a_calm_line_and_a_dag_file_that_cannot_be_imported_an_alert(view: View) -> None:
+    page = view("#/streams")
+    expect(page.locator("tbody tr")).to_have_count(7)
+    new = {"kind": "new", "ledger": None, "error": "Unpause its DAGs.", "remedy": None, "streams": ["orders"]}
+    broken = {
+        "import_error_id": 1,
+        "filename": "orders.py",
+        "stack_trace": "Traceback (most recent call last):\n  File\nImportError: no module named ordrs\n",
+    }
+    page.route("**/api/v1/streams", lambda route: route.fulfill(json={"streams": [], "problems": [new]}))
+    page.route(
+        "**/api/v2/importErrors*", lambda route: route.fulfill(json={"import_errors": [broken], "total_entries": 1})
+    )
+    page.reload()
+    expect(page.get_by_role("status").filter(has_text="The stream orders is new")).to_be_visible()
+    alert = page.get_by_role("alert")
+    expect(alert).to_have_count(1)
+    expect(alert.get_by_text("orders.py")).to_be_visible()
+    expect(alert.locator("summary")).to_contain_text("ImportError: no module named ordrs")
+
+
 def test_events_that_a_listener_did_not_get_are_shown(view: View) -> None:
     line = view("#/streams/orders-2/receivers").get_by_role("table", name="Listeners").locator("tbody tr")
     expect(line.locator("th")).to_have_text("webhook")

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
-from headrace.ledger.errors import StreamNotFoundError
+from headrace.ledger.errors import LedgerMissingError, StreamNotFoundError
 from headrace.monitoring.summary import Placed, StreamSummary, default_place, summaries
 from headrace.ui.api.airflow_side import AirflowSide
 from headrace.ui.api.ledgers import OpenLedgers
-from headrace.ui.api.problems import Problem, not_registered, refused, same_name, several_batch_dags
+from headrace.ui.api.problems import Problem, is_new, not_registered, refused, same_name, several_batch_dags
 
 
 class Catalogue:
@@ -47,13 +47,20 @@ class Catalogue:
             shown = [each for each in declared[reference] if may_read(each, readable)]
             try:
                 found = self._ledgers.answer(reference, future, deadline)
+            except LedgerMissingError as error:
+                new = [each for each in shown if is_new(each, facts)]
+                problems += [not_registered(each, facts) for each in new]
+                left = [each for each in shown if each not in new]
+                if left or not declared[reference]:
+                    problems.append(refused(reference, left, error))
+                continue
             except Exception as error:
                 if shown or not declared[reference]:
                     problems.append(refused(reference, shown, error))
                 continue
             read += found
             there = {each.name for each in found}
-            problems += [not_registered(each) for each in shown if each.name not in there]
+            problems += [not_registered(each, facts) for each in shown if each.name not in there]
         streams: dict[str, StreamSummary] = {}
         # A stream that moved to another ledger has left a row in the first one, where no DAG declares it any more.
         places = {(each.ledger, each.name) for each in flat}

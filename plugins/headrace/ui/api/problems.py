@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.connections import CONNECTION_PREFIX
 from headrace.errors import HeadraceError
 from headrace.ledger.errors import LedgerUrlError
+from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import Placed
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ class ProblemKind(StrEnum):
     LEDGER_UNREADABLE = "ledger_unreadable"
     SEVERAL_BATCH_DAGS = "several_batch_dags"
     NOT_REGISTERED = "not_registered"
+    NEW = "new"
     SAME_NAME = "same_name"
 
 
@@ -72,8 +74,21 @@ def several_batch_dags(declared: Iterable[Placed], readable: Callable[[str], boo
             )
 
 
-def not_registered(stream: Placed) -> Problem:
-    """A declared stream that is not in its ledger."""
+def is_new(stream: Placed, facts: Mapping[str, DagFacts]) -> bool:
+    """Whether both DAGs of a stream that has no row in a ledger are paused, as Airflow adds them."""
+    return all((dag := facts.get(each)) and dag.paused for each in (stream.batch_dag_id, stream.receiver_dag_id))
+
+
+def not_registered(stream: Placed, facts: Mapping[str, DagFacts]) -> Problem:
+    """A declared stream that is not in its ledger: a new one, or one whose tasks have not succeeded yet."""
+    if is_new(stream, facts):
+        return Problem(
+            ProblemKind.NEW,
+            stream.ledger,
+            f"Unpause its DAGs {stream.receiver_dag_id} and {stream.batch_dag_id}: then it begins.",
+            None,
+            (stream.name,),
+        )
     return Problem(
         ProblemKind.NOT_REGISTERED,
         stream.ledger,

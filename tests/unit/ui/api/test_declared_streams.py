@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.ledger import Ledger
+from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import Placed
 from headrace.ui.api.declared_streams import Declaration, combined
 
@@ -146,6 +147,19 @@ def test_a_stream_that_is_not_in_its_ledger_yet_is_a_problem_of_its_own_kind(api
     api.airflow.streams.append(Placed("new", api.url, "new_batches", "new_receiver"))
     (problem,) = api.get("/streams")["problems"]
     assert (problem["kind"], problem["ledger"], problem["streams"]) == ("not_registered", api.url, ["new"])
+
+
+@pytest.mark.parametrize("ledger", ["the same", "missing"])
+def test_a_stream_whose_dags_are_paused_is_new_and_nothing_is_wrong(api: Api, tmp_path: Path, ledger: str) -> None:
+    url = api.url if ledger == "the same" else f"sqlite:///{tmp_path}/new.db"
+    api.airflow.streams.append(Placed("new", url, "new_batches", "new_receiver"))
+    api.airflow.dags = {dag_id: DagFacts(dag_id, paused=True) for dag_id in ("new_batches", "new_receiver")}
+    (problem,) = api.get("/streams")["problems"]
+    assert (problem["kind"], problem["ledger"], problem["streams"]) == ("new", url, ["new"])
+    assert "Unpause its DAGs new_receiver and new_batches" in problem["error"]
+    api.airflow.dags["new_batches"] = DagFacts("new_batches", running=1)
+    (problem,) = api.get("/streams")["problems"]
+    assert problem["kind"] == ("not_registered" if ledger == "the same" else "ledger_unreadable")
 
 
 def test_a_stream_of_a_second_ledger_with_the_same_name_is_a_problem_of_its_own_kind(api: Api, tmp_path: Path) -> None:

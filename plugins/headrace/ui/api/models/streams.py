@@ -25,8 +25,8 @@ class State(StrEnum):
 
 class Problem(Answer):
     """A ledger that cannot be read (`ledger_unreadable`), so that its streams are not listed. Or a stream that several
-    DAGs declare (`several_batch_dags`), that its ledger does not have yet (`not_registered`), or that another ledger
-    has too (`same_name`)."""
+    DAGs declare (`several_batch_dags`), that is new (`new`: its DAGs are paused) or not in its ledger yet
+    (`not_registered`), or that another ledger has too (`same_name`)."""
 
     kind: ProblemKind
     ledger: str | None = Field(

@@ -27,6 +27,7 @@ function List({ data, query }) {
   const found = WORST_FIRST.map((each) => [each, streams.filter((stream) => stream.state === each).length]).filter(([, number]) => number);
   useStateChanges(streams);
   return html`
+    <${ImportErrors} />
     ${(data.problems ?? []).map((each) => html`<${StreamProblem} key=${[each.kind, each.ledger, ...each.streams].join(" ")} problem=${each} />`)}
     ${streams.length ? html`
       <div class="filters" role="search" aria-label="Filter the streams">
@@ -48,6 +49,7 @@ function List({ data, query }) {
 const HEADINGS = {
   ledger_unreadable: () => "The streams of one ledger are not shown",
   several_batch_dags: (problem) => `Several DAGs declare the stream ${problem.streams[0]}`,
+  new: (problem) => `The stream ${problem.streams[0]} is new`,
   not_registered: (problem) => `The stream ${problem.streams[0]} has not run yet`,
   same_name: (problem) => `Two ledgers have a stream ${problem.streams[0]}`,
 };
@@ -55,10 +57,27 @@ const HEADINGS = {
 /** @param {{problem: any}} props */
 function StreamProblem({ problem }) {
   const { kind, ledger, error, remedy, streams } = problem;
-  return html`<div class="message problem" role="alert">
+  return html`<div class=${`message ${kind === "new" ? "" : "problem"}`} role=${kind === "new" ? "status" : "alert"}>
     <strong>${HEADINGS[kind]?.(problem) ?? words(kind)}</strong>${ledger ? html`<div><code>${ledger}</code></div>` : null}
     <div>${error}</div>${remedy ? html`<div><b>What to do:</b> ${remedy}</div>` : null}
     ${kind === "ledger_unreadable" && streams.length ? html`<div>In it: ${streams.join(", ")}</div>` : null}</div>`;
+}
+
+/** The DAG files that Airflow cannot import: a stream in them is not in the list, or no longer as its file says. */
+function ImportErrors() {
+  const { data } = usePolled("../../../api/v2/importErrors?limit=20&order_by=-timestamp", 30);
+  const found = data?.import_errors ?? [];
+  if (!found.length) return null;
+  return html`<div class="message problem" role="alert">
+    <strong>${data.total_entries === 1 ? "A DAG file cannot be imported" : `${count(data.total_entries)} DAG files cannot be imported`}</strong>
+    ${found.map((each) => html`<details key=${each.import_error_id} class="whole"><summary><code>${each.filename}</code>: ${lastLine(each.stack_trace)}</summary>
+      <pre>${each.stack_trace}</pre></details>`)}
+  </div>`;
+}
+
+/** @param {string | null} text */
+function lastLine(text) {
+  return (text ?? "").trim().split("\n").at(-1);
 }
 
 /** @param {any} stream */
