@@ -12,8 +12,6 @@ value          binary | string             the record's value, which *is* the do
 document       string | binary             the JSON document that a transform made of the value; null is a tombstone
 headers        list<struct<key, value>>    optional, the record's headers, for dead letters
 timestamp      timestamp                   optional, the record's time, for dead letters
-original_key,  binary; list<...>           optional, the record's bytes from Kafka, for the dead letters of transformed
-original_...                               rows; without them the log is read, if there is a manifest
 rejected_...   string                      ``rejected_because``: a row with a reason here becomes a dead letter
 =============  ==========================  ============================================================================
 
@@ -37,17 +35,9 @@ VALUE = "value"
 DOCUMENT = "document"
 HEADERS = "headers"
 TIMESTAMP = "timestamp"
-ORIGINAL_KEY = "original_key"
-ORIGINAL_VALUE = "original_value"
-ORIGINAL_HEADERS = "original_headers"
 REJECTED_BECAUSE = "rejected_because"
 
 COORDINATES = (TOPIC, PARTITION, OFFSET)
-
-RECORD_COLUMNS = frozenset(
-    {KEY, VALUE, TOPIC, PARTITION, OFFSET, TIMESTAMP, "timestampType", HEADERS, INCARNATION},
-)
-"""The columns of a record in the log (headrace.wal.payload.RECORD_SCHEMA)."""
 
 
 def needed_columns(options: IndexingOptions) -> tuple[str, ...]:

@@ -155,12 +155,6 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         headers = _headers(cell(columns.HEADERS))
         original = OriginalRecord(_as_bytes(cell(columns.KEY)), document, headers, _timestamp_ms(batch, row))
         document = None
-    elif columns.ORIGINAL_VALUE in names:
-        original = OriginalRecord(
-            _as_bytes(cell(columns.ORIGINAL_KEY)),
-            _as_bytes(cell(columns.ORIGINAL_VALUE)),
-            _headers(cell(columns.ORIGINAL_HEADERS)),
-        )
     rejected_before = reason.type == REJECTED_BEFORE
     document_id, version = _identity(batch, row, options)
     # No two rows of a batch have the same id (`DuplicateIdCheck`), except rows of one key with different versions.

@@ -18,7 +18,7 @@ from headrace.elasticsearch.columns import INCARNATION
 from headrace.errors import Failure, HeadraceError
 from headrace.spark.batch_plan import load_manifests
 from headrace.spark.decoding import DecodedInput, decode_input
-from headrace.spark.incarnations import BatchIncarnations, lacks_incarnation, needs_incarnation
+from headrace.spark.incarnations import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation, needs_incarnation
 from headrace.spark.sessions import parallelism
 from headrace.spark.transforms import STATE_FRAMES, apply_transform, load_transform, takes
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KafkaOutput
@@ -213,7 +213,7 @@ class OutputFrames:
         decoded = self._inputs.decoded(origins)
         frames = self._transformed(transform, decoded)
         needing = [plan.output for plan in self._plans if needs_incarnation(plan.output)]
-        lacking = [output for output in needing if lacks_incarnation(frames[output.id].columns)]
+        lacking = [output for output in needing if lacks_incarnation(frames[output.id].schema)]
         if lacking and len(decoded) == 1:
             known = self._inputs.incarnations(origins)
             if known.ambiguous:
@@ -256,7 +256,9 @@ class OutputFrames:
             # Outputs that shared a frame share the new one too, so that it is persisted for them.
             same = tuple(map(id, rows.values()))
             if same not in made:
-                made[same] = _union([frame.withColumn(INCARNATION, F.lit(number)) for number, frame in rows.items()])
+                made[same] = _union(
+                    [frame.withColumn(FOUND_INCARNATION, F.lit(number)) for number, frame in rows.items()]
+                )
             frames[output.id] = made[same]
         return frames
 

@@ -50,7 +50,7 @@ class ReadOutput:
 
     def incarnations(self, frame: DataFrame) -> BatchIncarnations | None:
         """The batch's incarnations, if the rows lack them."""
-        return self.inputs.incarnations(self.plan.origins) if lacks_incarnation(frame.columns) else None
+        return self.inputs.incarnations(self.plan.origins) if lacks_incarnation(frame.schema) else None
 
 
 class PreviewError(BatchNotReadableError):

@@ -59,6 +59,8 @@ def decode_input(records: DataFrame, source: Input) -> DecodedInput:
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
+    from headrace.spark.record_columns import record_mark
+
     attempts = {
         name: (decoder, f"_headrace_{name}")
         for name, decoder in (("key", source.key_decoder), ("value", source.value_decoder))
@@ -77,7 +79,10 @@ def decode_input(records: DataFrame, source: Input) -> DecodedInput:
     observation = _observation(records)
     counts = (F.count(F.lit(1)).alias("records"), F.count_if(F.col(REASON) != "").alias("undecodable"))
     good = staged.observe(observation, *counts).where(F.col(REASON) == "")
-    results = {name: _result(F.col(attempt), decoder).alias(name) for name, (decoder, attempt) in attempts.items()}
+    results = {
+        name: _result(F.col(attempt), decoder).alias(name, metadata=record_mark(name))
+        for name, (decoder, attempt) in attempts.items()
+    }
     return DecodedInput(
         decoded=good.select(*[results.get(name, F.col(name)) for name in records.columns]),
         original=good.select(*records.columns),
@@ -118,11 +123,13 @@ def _attempt(column: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import DataType, StringType, StructType
 
+    from headrace.spark.record_columns import with_marked_fields
+
     # A cast of bytes to a string checks nothing: bytes that are not UTF-8 would become a broken string.
     text = F.try_validate_utf8(column.cast("string"))
     if isinstance(decoder, Utf8Decoder):
         return text
-    schema = DataType.fromDDL(decoder.fields)
+    schema = with_marked_fields(DataType.fromDDL(decoder.fields))
     if not isinstance(schema, StructType):
         raise TypeError(f"a JSON decoder's fields are columns, not {schema.simpleString()}")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}

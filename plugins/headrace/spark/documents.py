@@ -6,14 +6,16 @@ classic sessions and over Spark Connect.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.errors import UnsuitableRowsError
 from headrace.elasticsearch.options import VERSION, id_column, id_sources
-from headrace.spark.incarnations import lacks_incarnation, needs_incarnation
+from headrace.spark.incarnations import FOUND_INCARNATION, incarnation_column, lacks_incarnation, needs_incarnation
+from headrace.spark.record_columns import decoded_fields, own_columns
 from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
 
 if TYPE_CHECKING:
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
 
     from headrace.spark.incarnations import BatchIncarnations
 
-_BESIDE = (columns.ORIGINAL_KEY, columns.ORIGINAL_VALUE, columns.ORIGINAL_HEADERS, columns.REJECTED_BECAUSE)
+_WITH_MICROSECONDS = (
+    "map('timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS[XXX]\", "
+    "'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\")"
+)
+_NOT_IN_DOCUMENTS = frozenset({columns.INCARNATION, "timestampType", columns.HEADERS})
+"""The record's own columns that are in no document beside columns of the transform."""
 
 
 def prepare_documents(
@@ -29,25 +36,132 @@ def prepare_documents(
 ) -> DataFrame:
     """The rows of ``df`` in the shape of ``headrace.elasticsearch.columns``.
 
-    - Rows with only the columns of the log are untransformed records: ``value``, bytes or text, is the document; a
-      decoded ``value`` (a struct or map) is written as JSON.
-    - Rows with ``topic``, ``partition`` and ``offset`` are records that a transform changed. These columns, the
-      incarnation, a binary ``key``, the headers, ``original_…`` and ``rejected_because`` are not part of the document;
-      all other columns are.
-    - All other rows, for example of an aggregate, are documents with all their columns.
+    The record's own columns are recognised by their marks (``headrace.spark.record_columns``), so a column that the
+    transform made is part of the document whatever its name is, except for the reserved names:
+
+    - Rows with ``topic``, ``partition`` and ``offset`` belong to a record: these are its position, not part of the
+      document; nor are ``rejected_because`` and the record's own incarnation, headers, timestamp type and binary key.
+    - ``value`` is the document if there is nothing but columns of the record beside it: bytes or text as they are, a
+      struct or map as JSON. A field of the decoded value that is named ``value`` is a field of the document.
+    - Rows without a position, for example of an aggregate, are documents with all their columns.
 
     Any of the columns may be used for ids and versions. ``incarnations`` are those of the batch, for rows without the
-    column incarnation.
+    record's incarnation.
 
     Raises:
-        UnsuitableRowsError: a column that the ids need is missing, or it is not clear what the document is.
+        UnsuitableRowsError: a column that the ids need is missing, a field of the decoded value has a reserved name, or
+            it is not clear what the document is.
     """
-    types: dict[str, DataType] = {field.name: field.dataType for field in df.schema.fields}
-    _check_named_columns(types, output)
-    beside = [*_id_expressions(output), *_record_expressions(types, output)]
-    if incarnations is not None and lacks_incarnation(types):
+    rows = _Rows(df, output)
+    rows.check()
+    beside = [*_id_expressions(output), *rows.record_expressions()]
+    if incarnations is not None and lacks_incarnation(df.schema):
         beside.append(f"CAST({_incarnation(incarnations, output)} AS INT) AS {columns.INCARNATION}")
-    return df.selectExpr(*beside, _document_expression(types, output))
+    return df.selectExpr(*beside, rows.document_expression())
+
+
+def json_text(expression: str) -> str:
+    """The SQL expression of a value's JSON. Its times have all microseconds; Spark's default cuts them."""
+    return f"to_json({expression}, {_WITH_MICROSECONDS})"
+
+
+class _Rows:
+    """The columns of an output's rows, and what each of them is."""
+
+    def __init__(self, df: DataFrame, output: ElasticsearchOutput) -> None:
+        schema = df.schema
+        self._output = output
+        self._names = schema.names
+        self._types: dict[str, DataType] = {field.name: field.dataType for field in schema.fields}
+        self._own = own_columns(schema)
+        self._fields = decoded_fields(schema)
+        self._incarnation = incarnation_column(schema)
+        self._has_position = all(name in self._types and name not in self._fields for name in columns.COORDINATES)
+
+    def check(self) -> None:
+        """Raise UnsuitableRowsError if the ids cannot be made of the columns, or a name has two meanings."""
+        output = self._output.id
+        twice = sorted(name for name, number in Counter(self._names).items() if number > 1)
+        if twice:
+            raise UnsuitableRowsError(
+                f"The rows for output {output!r} have several columns named {', '.join(map(repr, twice))}.",
+                remedy="Give each column its own name in the transform.",
+            )
+        named = _named_columns(self._output)
+        missing = [name for name in named if name not in self._types]
+        if missing:
+            raise UnsuitableRowsError(
+                f"The rows for output {output!r} have no column {', '.join(map(repr, missing))}, of which its document "
+                f"ids are made; they have {', '.join(map(repr, self._types))}.",
+                remedy="Let the transform keep these columns, or choose other document_ids.",
+            )
+        reserved = {columns.REJECTED_BECAUSE, *(columns.COORDINATES if needs_incarnation(self._output) else ())}
+        if isinstance(self._output.document_ids, KeyIds):
+            reserved.add(columns.KEY)
+        taken = sorted(reserved & self._fields)
+        if taken:
+            raise UnsuitableRowsError(
+                f"The rows for output {output!r} have {', '.join(map(repr, taken))} from the record's decoded value, "
+                "and the name is reserved: ids are made of the record's own topic, partition, offset and key, and "
+                "rejected_because is the reason of a dead letter.",
+                remedy=f"Give the field another name in the transform, for example value.{taken[0]} AS "
+                f"{taken[0]}_in_value, and keep the record's own columns.",
+            )
+
+    def record_expressions(self) -> list[str]:
+        """The expressions of the record's columns that are passed along with the document."""
+        wanted = {columns.KEY} if isinstance(self._output.document_ids, KeyIds) else set()
+        if self._has_position:
+            wanted |= {*columns.COORDINATES, columns.REJECTED_BECAUSE}
+            if self._value_is_document():
+                wanted |= self._own & {columns.KEY, columns.HEADERS, columns.TIMESTAMP}
+        casts = {columns.PARTITION: "CAST({} AS INT)", columns.OFFSET: "CAST({} AS BIGINT)"}
+        passed = [name for name in self._types if name in wanted]
+        found = [f"{casts.get(name, '{}').format(_quoted(name))} AS {_quoted(name)}" for name in passed]
+        if self._has_position and self._incarnation is not None:
+            number = f"CAST({self._incarnation} AS INT)"
+            known = number if needs_incarnation(self._output) else f"COALESCE({number}, 1)"
+            found.append(f"{known} AS {columns.INCARNATION}")
+        return found
+
+    def document_expression(self) -> str:
+        """The expression of the document: ``value`` or ``document``."""
+        value = self._types.get(columns.VALUE)
+        if self._value_is_document():
+            if isinstance(value, BinaryType | StringType):
+                return columns.VALUE
+            if isinstance(value, StructType | MapType):
+                return f"{json_text(columns.VALUE)} AS {columns.DOCUMENT}"
+        elif self._has_position and isinstance(value, BinaryType):
+            raise UnsuitableRowsError(
+                f"The rows for output {self._output.id!r} have a binary 'value' and columns beside it, so it is not "
+                "clear what the document is.",
+                remedy="Let the transform select what the document holds, or drop the other columns.",
+            )
+        fields = [name for name in self._types if not self._is_the_records(name)]
+        if not fields:
+            raise UnsuitableRowsError(f"The rows for output {self._output.id!r} have no column for a document.")
+        struct = f"struct({', '.join(map(_quoted, fields))})"
+        return f"{json_text(struct)} AS {columns.DOCUMENT}"
+
+    def _value_is_document(self) -> bool:
+        """Whether there are only the record's columns beside ``value``, those of ids and versions, and
+        ``rejected_because``."""
+        if not self._has_position or columns.VALUE not in self._types or columns.VALUE in self._fields:
+            return False
+        beside = {*columns.COORDINATES, *_named_columns(self._output), columns.REJECTED_BECAUSE, FOUND_INCARNATION}
+        return self._types.keys() <= self._own | beside | {columns.VALUE}
+
+    def _is_the_records(self, name: str) -> bool:
+        """Whether a column belongs to the record and not to the document."""
+        if name == FOUND_INCARNATION:
+            return True
+        if not self._has_position:
+            return False
+        if name in (*columns.COORDINATES, columns.REJECTED_BECAUSE):
+            return True
+        binary_key = name == columns.KEY and isinstance(self._types[name], BinaryType)
+        return name in self._own and (name in _NOT_IN_DOCUMENTS or binary_key)
 
 
 def _named_columns(output: ElasticsearchOutput) -> list[str]:
@@ -73,16 +187,6 @@ def _incarnation(incarnations: BatchIncarnations, output: ElasticsearchOutput) -
     return incarnations.expression()
 
 
-def _check_named_columns(types: dict[str, DataType], output: ElasticsearchOutput) -> None:
-    missing = [name for name in _named_columns(output) if name not in types]
-    if missing:
-        raise UnsuitableRowsError(
-            f"The rows for output {output.id!r} have no column {', '.join(map(repr, missing))}, of which its document "
-            f"ids are made; they have {', '.join(map(repr, types))}.",
-            remedy="Let the transform keep these columns, or choose other document_ids.",
-        )
-
-
 def _id_expressions(output: ElasticsearchOutput) -> list[str]:
     ids = output.document_ids
     named = id_sources(output)
@@ -91,60 +195,6 @@ def _id_expressions(output: ElasticsearchOutput) -> list[str]:
     if isinstance(ids, KeyIds) and ids.version_from:
         return [f"{_quoted(ids.version_from)} AS {VERSION}"]
     return []
-
-
-def _record_expressions(types: dict[str, DataType], output: ElasticsearchOutput) -> list[str]:
-    """The expressions of the record's columns that are passed along with the document."""
-    wanted = {columns.KEY} if isinstance(output.document_ids, KeyIds) else set()
-    if _is_record(types):
-        wanted |= {*columns.COORDINATES, columns.INCARNATION, *_BESIDE}
-        wanted |= {columns.KEY, columns.HEADERS, columns.TIMESTAMP} if _is_untouched(types, output) else set()
-    casts = {columns.PARTITION: "CAST({} AS INT)", columns.OFFSET: "CAST({} AS BIGINT)"}
-    needed = needs_incarnation(output)
-    casts[columns.INCARNATION] = "CAST({} AS INT)" if needed else "COALESCE(CAST({} AS INT), 1)"
-    return [
-        f"{casts[name].format(_quoted(name))} AS {_quoted(name)}" if name in casts else _quoted(name)
-        for name in types
-        if name in wanted
-    ]
-
-
-def _document_expression(types: dict[str, DataType], output: ElasticsearchOutput) -> str:
-    value = types.get(columns.VALUE)
-    if _is_untouched(types, output):
-        if isinstance(value, BinaryType | StringType):
-            return columns.VALUE
-        if isinstance(value, StructType | MapType):
-            return f"to_json({columns.VALUE}) AS {columns.DOCUMENT}"
-    elif _is_record(types) and isinstance(value, BinaryType):
-        raise UnsuitableRowsError(
-            f"The rows for output {output.id!r} have the record's binary 'value' and columns beside it, so it is not "
-            "clear what the document is.",
-            remedy="Let the transform select what the document holds, or drop the other columns.",
-        )
-    fields = [name for name, kind in types.items() if not (_is_record(types) and _is_the_records(name, kind))]
-    if not fields:
-        raise UnsuitableRowsError(f"The rows for output {output.id!r} have no column for a document.")
-    return f"to_json(struct({', '.join(map(_quoted, fields))})) AS {columns.DOCUMENT}"
-
-
-def _is_record(types: dict[str, DataType]) -> bool:
-    return all(name in types for name in columns.COORDINATES)
-
-
-def _is_untouched(types: dict[str, DataType], output: ElasticsearchOutput) -> bool:
-    """Whether there are only the log's columns, those that ids and versions need, and ``rejected_because``."""
-    allowed = columns.RECORD_COLUMNS.union(_named_columns(output), [columns.REJECTED_BECAUSE])
-    return _is_record(types) and columns.VALUE in types and all(name in allowed for name in types)
-
-
-def _is_the_records(name: str, kind: DataType) -> bool:
-    """Whether a column of a record's row belongs to the record and not to the document."""
-    if name in (*columns.COORDINATES, columns.INCARNATION, "timestampType", *_BESIDE):
-        return True
-    return (name == columns.KEY and isinstance(kind, BinaryType)) or (
-        name == columns.HEADERS and isinstance(kind, ArrayType)
-    )
 
 
 def _quoted(name: str) -> str:

@@ -6,7 +6,7 @@ same offsets; the incarnation distinguishes their records. The batch's manifest 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,13 @@ from headrace.elasticsearch import columns
 from headrace.stream.outputs import ElasticsearchOutput, KeyIds, RecordIds
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from headrace.batch.manifest import Manifest
     from headrace.stream import Output
+
+FOUND_INCARNATION = "_headrace_incarnation"
+"""The column with the incarnation of rows whose transform dropped it, where it was found by other means."""
 
 Range = tuple[TopicPartition, int, int]
 """A partition and an offset range: from (inclusive) and until (exclusive)."""
@@ -73,9 +78,18 @@ class BatchIncarnations:
         return f"CASE {' '.join(cases)} END" if cases else "CAST(NULL AS INT)"
 
 
-def lacks_incarnation(names: Collection[str]) -> bool:
+def incarnation_column(schema: StructType) -> str | None:
+    """The column that has the record's incarnation, if the rows have it: a transform's own ``incarnation`` is none."""
+    from headrace.spark.record_columns import own_columns
+
+    if FOUND_INCARNATION in schema.names:
+        return FOUND_INCARNATION
+    return columns.INCARNATION if columns.INCARNATION in own_columns(schema) else None
+
+
+def lacks_incarnation(schema: StructType) -> bool:
     """Whether rows with these columns have coordinates but no incarnation."""
-    return columns.INCARNATION not in names and all(name in names for name in columns.COORDINATES)
+    return incarnation_column(schema) is None and all(name in schema.names for name in columns.COORDINATES)
 
 
 def needs_incarnation(output: Output) -> bool:

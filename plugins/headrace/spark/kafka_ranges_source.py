@@ -27,8 +27,9 @@ from pyspark.sql.types import StructType
 
 from headrace.kafka.offset_ranges import RangeRun, deal, in_order, joined
 from headrace.kafka.range_reader import STALL_SECONDS, KafkaRangeReader, RangeClients, check_ranges
+from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.spark.source_options import SourceOptionError, SourceOptions, required
-from headrace.spark.wal_source import RECORD_SCHEMA, to_spark
+from headrace.spark.wal_source import to_spark
 from headrace.stream.inputs import KafkaInput
 
 FORMAT = "kafka_ranges"

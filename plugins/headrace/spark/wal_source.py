@@ -23,19 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from headrace.blocks import BlockHandle
 from headrace.errors import Failure, HeadraceError
+from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, LogVersionError, PayloadError, WalError
 from headrace.wal.local_copies import BlockCopies, CopyCounts, CopySettings
 from headrace.wal.reader import read_blocks
@@ -45,23 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.batch.manifest import Manifest
-
-RECORD_SCHEMA = StructType(
-    [
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestampType", IntegerType()),
-        StructField(
-            "headers",
-            ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
-        ),
-        StructField("incarnation", IntegerType()),
-    ]
-)
 
 # Blocks of 200 ms are often small. Combined into batches of this many records, Spark's cost per Arrow batch is small.
 _ROWS_PER_BATCH = 16_384

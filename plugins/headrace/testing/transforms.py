@@ -37,8 +37,8 @@ from headrace.spark.decoding import REASON, DecodedInput, decode_input
 from headrace.spark.document_preview import PreviewedDocument, preview_documents
 from headrace.spark.incarnations import BatchIncarnations, lacks_incarnation
 from headrace.spark.local_session import local_session
+from headrace.spark.record_columns import RECORD_SCHEMA as SPARK_SCHEMA
 from headrace.spark.transforms import BatchContext, apply_transform, check_transform, load_transform
-from headrace.spark.wal_source import RECORD_SCHEMA as SPARK_SCHEMA
 from headrace.stream import ElasticsearchOutput, Input, ReceiverInput, Stream
 from headrace.wal.payload import RECORD_SCHEMA
 
@@ -177,7 +177,7 @@ class TransformRun:
             output,
             stream_name=self._stream.name,
             batch_time_ms=self._batch_time_ms,
-            incarnations=self._incarnations if lacks_incarnation(frame.columns) else None,
+            incarnations=self._incarnations if lacks_incarnation(frame.schema) else None,
         )
         # Several records of one key are several versions of one document.
         counted = Counter((each.id, each.version) for each in found if each.rejected is None)

@@ -18,6 +18,8 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
 from tests.integration.spark.conftest import read_log
 
 from headrace.batch.manifest import Manifest
@@ -27,6 +29,7 @@ from headrace.elasticsearch.options import LOG, DocumentIdKind, IndexingOptions
 from headrace.spark.documents import prepare_documents
 from headrace.spark.elasticsearch_sink import index_rows
 from headrace.spark.outputs.elasticsearch import write_documents
+from headrace.spark.record_columns import RECORD_SCHEMA, record_mark
 from headrace.spark.wal_source import LogBlocks
 from headrace.stream import ColumnIds, ElasticsearchOutput, KeyIds
 
@@ -205,7 +208,8 @@ def test_a_decoded_value_is_the_document(spark: SparkSession, index: Index) -> N
 
 
 def test_the_records_columns_stay_out_of_its_document(spark: SparkSession, index: Index) -> None:
-    df = rows(spark, "('a', 1, 'x')").selectExpr("*", "1 AS incarnation", "'u' AS user").drop("value")
+    incarnation = F.lit(1).alias("incarnation", metadata=record_mark("incarnation"))
+    df = rows(spark, "('a', 1, 'x')").select("*", incarnation, F.lit("u").alias("user")).drop("value")
     prepared = prepare_documents(df, index.output())
     assert prepared.columns == ["topic", "partition", "offset", "incarnation", "document"]
     assert [row.document for row in prepared.collect()] == ['{"user":"u"}']
@@ -279,11 +283,12 @@ def test_blocks_are_indexed_as_the_records_that_spark_would_read(
 
 
 def rows(spark: SparkSession, values: str) -> DataFrame:
-    """(key, offset, value) rows of topic "t", partition 0, in two Spark partitions."""
-    return spark.sql(
+    """(key, offset, value) records of topic "t", partition 0, in two Spark partitions."""
+    found = spark.sql(
         "SELECT 't' AS topic, 0 AS partition, CAST(offset AS BIGINT) AS offset, CAST(key AS BINARY) AS key, "
         f"CAST(value AS BINARY) AS value FROM VALUES {values} AS t(key, offset, value)"
-    ).repartition(2)
+    )
+    return found.to(StructType([RECORD_SCHEMA[name] for name in found.columns])).repartition(2)
 
 
 SERVER = """
@@ -300,8 +305,10 @@ application.spark.stop()
 
 CLIENT = """
 import json, sys
+from pyspark.sql.types import StructType
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.spark.outputs.elasticsearch import write_documents
+from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.spark.sessions import connect_session
 from headrace.stream import ElasticsearchOutput
 
@@ -310,6 +317,7 @@ spark = connect_session(url, "connect-test")
 df = spark.range(1000).selectExpr(
     "'t' AS topic", "0 AS partition", "id AS offset", "cast(cast(id as string) as binary) AS key",
     "cast(CASE WHEN id = 7 THEN 'junk' ELSE concat('{\\"n\\":', id, '}') END AS binary) AS value")
+df = df.to(StructType([RECORD_SCHEMA[name] for name in df.columns]))
 output = ElasticsearchOutput(connection="secret_es", index=index)
 for attempt in (1, 2):
     options = IndexingOptions.of(output, stream_name="s", batch_time_ms=None, report=f"{report}-{attempt}.json")

@@ -30,7 +30,7 @@ from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 from headrace.spark.original_records import KafkaOriginalRecords, ManifestOriginalRecords
 from headrace.spark.outputs.elasticsearch import write_documents
-from headrace.spark.wal_source import RECORD_SCHEMA
+from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.stream import ElasticsearchOutput, KafkaInput
 from headrace.stream.limits import Limits
 from headrace.wal.storage import open_storage

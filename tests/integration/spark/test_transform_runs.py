@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,17 @@ from pyspark.sql import SparkSession
 from headrace.elasticsearch.errors import DuplicateIdsError, UnsuitableRowsError
 from headrace.spark.batch_frames import read_inputs
 from headrace.spark.transforms import TransformError
-from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KeyIds, SparkSettings, Stream, Utf8Decoder
+from headrace.stream import (
+    ColumnIds,
+    ConsoleOutput,
+    ElasticsearchOutput,
+    JsonDecoder,
+    KafkaInput,
+    KeyIds,
+    SparkSettings,
+    Stream,
+    Utf8Decoder,
+)
 from headrace.testing.transforms import KafkaRecord, TransformTestError, run_transform
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "testing.md"
@@ -69,6 +80,24 @@ def both(left, right):
 
 def nothing(records):
     return None
+
+def flat(records):
+    return records.select("topic", "partition", "offset", "value.*")
+
+def of_all_topics(records):
+    return records.select("partition", "offset", "value.*")
+
+def fields_alone(records):
+    return records.select("value.*")
+
+def a_field(records):
+    return records.select("topic", "partition", "offset", F.col("value.a").alias("value"))
+
+def seen(records):
+    return records.withColumn("timestamp", F.lit("now"))
+
+def struct_alone(records):
+    return records.withColumn("value", F.struct(F.col("value.a")))
 """
 
 
@@ -191,3 +220,76 @@ def test_a_file_that_is_no_export_is_refused(spark: SparkSession, of_code: Any, 
     parquet.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
     with pytest.raises(TransformTestError, match="no column raw_key, raw_value, undecodable_reason"):
         run_transform(of_code("upper"), tmp_path / "a.parquet", spark=spark)
+
+
+def documents_of(
+    spark: SparkSession, make: Any, function: str, fields: str, value: dict[str, Any], **ids: Any
+) -> list[tuple[str | None, Any]]:
+    source = KafkaInput(bootstrap_servers="x:1", topics="clicks", value_decoder=JsonDecoder(fields=fields))
+    stream = make(function, inputs=source, outputs=elasticsearch(**ids))
+    found = run_transform(stream, [value], spark=spark).documents()
+    return [(each.id, each.document and json.loads(each.document)) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("fields", "value"),
+    [
+        ("timestamp BIGINT, value STRUCT<celsius: DOUBLE>", {"timestamp": 7, "value": {"celsius": 21.5}}),
+        ("value STRUCT<celsius: DOUBLE>", {"value": {"celsius": 21.5}}),
+        ("value STRING", {"value": "x"}),
+        (
+            "incarnation INT, key STRING, headers ARRAY<INT>, timestampType STRING",
+            {"incarnation": 7, "key": "k", "headers": [1], "timestampType": "t"},
+        ),
+    ],
+)
+def test_a_field_is_not_taken_for_the_records_own_by_its_name(
+    spark: SparkSession, of_code: Any, fields: str, value: dict[str, Any]
+) -> None:
+    assert documents_of(spark, of_code, "flat", fields, value) == [("clicks+0+0", value)]
+
+
+def test_a_value_is_the_document_beside_the_records_own_columns_only(spark: SparkSession, of_code: Any) -> None:
+    value = {"a": 1, "b": 2}
+    (alone,) = documents_of(spark, of_code, "struct_alone", "a INT, b INT", value)
+    (beside,) = documents_of(spark, of_code, "seen", "a INT, b INT", value)
+    assert (alone[1], beside[1]) == ({"a": 1}, {"value": value, "timestamp": "now"})
+    assert documents_of(spark, of_code, "a_field", "a STRUCT<b: INT>", {"a": {"b": 1}}) == [("clicks+0+0", {"b": 1})]
+
+
+def test_a_field_named_key_is_not_taken_for_the_records_key(spark: SparkSession, of_code: Any) -> None:
+    with pytest.raises(UnsuitableRowsError, match="'key' from the record's decoded value, and the name is reserved"):
+        documents_of(spark, of_code, "flat", "key STRING", {"key": "k"}, document_ids=KeyIds())
+
+
+@pytest.mark.parametrize(
+    ("function", "field", "message"),
+    [
+        ("of_all_topics", "topic", "'topic' from the record's decoded value, and the name is reserved"),
+        ("flat", "topic", "several columns named 'topic'"),
+        ("flat", "rejected_because", "'rejected_because' from the record's decoded value, and the name is reserved"),
+    ],
+)
+def test_a_field_with_a_reserved_name_is_refused_by_its_name(
+    spark: SparkSession, of_code: Any, function: str, field: str, message: str
+) -> None:
+    with pytest.raises(UnsuitableRowsError, match=message):
+        documents_of(spark, of_code, function, f"{field} STRING", {field: "x"})
+
+
+def test_fields_that_are_named_like_a_position_stay_in_documents_with_ids_of_their_own(
+    spark: SparkSession, of_code: Any
+) -> None:
+    value = {"topic": "audit", "partition": 1, "offset": 5}
+    ids = ColumnIds(columns=("topic", "offset"), with_batch_time=False)
+    found = documents_of(
+        spark, of_code, "fields_alone", "topic STRING, partition INT, offset BIGINT", value, document_ids=ids
+    )
+    assert found == [("audit+5", value)]
+
+
+def test_times_keep_their_microseconds_in_documents(spark: SparkSession, of_code: Any) -> None:
+    value = {"at": "2026-01-02T03:04:05.123456Z"}
+    assert documents_of(spark, of_code, "flat", "at TIMESTAMP", value) == [("clicks+0+0", value)]
+    local = {"at": "2026-01-02T03:04:05.123456"}
+    assert documents_of(spark, of_code, "flat", "at TIMESTAMP_NTZ", local) == [("clicks+0+0", local)]

@@ -128,15 +128,6 @@ def test_a_transformed_rows_record_is_looked_up(index: Index, elasticsearch: Fak
     assert letter["headers"] == [{"key": "h", "value": base64.b64encode(b"v").decode()}]
 
 
-def test_a_transformed_rows_record_is_taken_from_the_row_if_it_has_it(
-    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
-) -> None:
-    elasticsearch.item_fault = rejecting
-    rows = make_rows([{"n": "bad"}], original_value=pa.array([b"raw"])).rename_columns({"value": "document"})
-    index(rows)
-    assert elasticsearch.documents(LETTERS)["clicks/t+0+0"]["value_text"] == "raw"
-
-
 def test_an_aggregates_row_has_no_record(index: Index, elasticsearch: FakeElasticsearch) -> None:
     elasticsearch.item_fault = rejecting
     rows = pa.record_batch({"g": ["x"], "document": ['{"n": "bad"}']})

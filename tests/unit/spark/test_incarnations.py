@@ -1,11 +1,19 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.kafka.offset_ranges import RecordedRange
-from headrace.spark.incarnations import BatchIncarnations, Range, lacks_incarnation, needs_incarnation
+from headrace.spark.incarnations import (
+    FOUND_INCARNATION,
+    BatchIncarnations,
+    Range,
+    lacks_incarnation,
+    needs_incarnation,
+)
+from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KeyIds, RecordIds
 
 
@@ -53,13 +61,19 @@ def test_all_inputs_of_all_manifests_count() -> None:
 @pytest.mark.parametrize(
     ("names", "lacks"),
     [
-        (("topic", "partition", "offset", "item"), True),
+        (("topic", "partition", "offset", "value"), True),
         (("topic", "partition", "offset", "incarnation"), False),
-        (("topic", "count"), False),
+        (("topic", "value"), False),
     ],
 )
 def test_only_rows_of_records_lack_an_incarnation(names: tuple[str, ...], lacks: bool) -> None:
-    assert lacks_incarnation(names) is lacks
+    assert lacks_incarnation(StructType([RECORD_SCHEMA[name] for name in names])) is lacks
+
+
+def test_a_column_that_a_transform_named_incarnation_is_not_the_records() -> None:
+    own = [RECORD_SCHEMA[name] for name in ("topic", "partition", "offset")]
+    assert lacks_incarnation(StructType([*own, StructField("incarnation", IntegerType())]))
+    assert not lacks_incarnation(StructType([*own, StructField(FOUND_INCARNATION, IntegerType())]))
 
 
 def test_only_ids_by_source_position_need_one() -> None:

@@ -61,7 +61,7 @@ class ElasticsearchOutputWriter:
         if frame is None:
             return {"rows": 0}
         incarnations = None
-        if batch.incarnations is not None and lacks_incarnation(frame.columns):
+        if batch.incarnations is not None and lacks_incarnation(frame.schema):
             incarnations = batch.incarnations()
         total = IndexingCounts()
         with report_file(batch, self._output.id) as uri:

@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from tests.integration.spark.conftest import read_log
 from tests.integration.spark.kafka_output.conftest import T, create, read, values
 
@@ -23,6 +24,7 @@ from headrace.spark.outputs.errors import (
 from headrace.spark.outputs.kafka.message_columns import prepare_messages
 from headrace.spark.outputs.kafka.writer import KafkaWriter
 from headrace.spark.outputs.writer import Counts, WrittenBatch
+from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.spark.transforms import BatchContext
 from headrace.stream import KafkaInput, KafkaOutput, Stream
 
@@ -157,3 +159,12 @@ def test_a_batch_without_rows_opens_no_transaction(spark: SparkSession, write: W
 def test_rows_that_are_not_messages_are_refused(spark: SparkSession, select: str, says: str) -> None:
     with pytest.raises(OutputRowsError, match=says):
         prepare_messages(spark.sql(f"SELECT {select}"), "kafka")
+
+
+def test_of_a_records_row_its_own_columns_are_left_out_and_others_are_refused(spark: SparkSession) -> None:
+    records = spark.createDataFrame([], RECORD_SCHEMA)
+    assert prepare_messages(records, "kafka").columns == ["value", "key", "headers"]
+    chosen = records.withColumn("partition", F.lit(3))
+    assert prepare_messages(chosen, "kafka").columns == ["value", "key", "headers", "partition"]
+    with pytest.raises(OutputRowsError, match="'timestamp', which are not part of a message"):
+        prepare_messages(records.withColumn("timestamp", F.lit("now")), "kafka")

@@ -20,8 +20,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from headrace.elasticsearch.columns import COORDINATES, HEADERS, KEY, PARTITION, RECORD_COLUMNS, VALUE
+from headrace.elasticsearch.columns import COORDINATES, HEADERS, KEY, PARTITION, TOPIC, VALUE
+from headrace.spark.documents import json_text
 from headrace.spark.outputs.errors import OutputRowsError
+from headrace.spark.record_columns import own_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,17 +41,20 @@ def prepare_messages(df: DataFrame, output: str) -> DataFrame:
 
     The result has a binary ``value`` and, if ``df`` has them, a binary ``key``, ``headers`` as in the log and an INT
     ``partition``. Values and keys may be bytes, text, or a struct, map or array, which is written as JSON; a null value
-    is a tombstone. Rows with topic, partition and offset are records of the log: these columns and the record's other
-    columns describe its source and are not written. Raises OutputRowsError for any other column.
+    is a tombstone. Rows with topic, partition and offset are records of the log: these columns and the record's own
+    columns describe its source and are not written. A partition that replaces the record's own is the message's. Raises
+    OutputRowsError for any other column.
     """
-    types: dict[str, DataType] = {field.name: field.dataType for field in df.schema.fields}
+    schema = df.schema
+    types: dict[str, DataType] = {field.name: field.dataType for field in schema.fields}
+    own = own_columns(schema)
     is_record = all(name in types for name in COORDINATES)
-    _check_columns(types, output, is_record=is_record)
+    _check_columns(types, output, _MESSAGE_COLUMNS.union(own, COORDINATES) if is_record else _MESSAGE_COLUMNS)
     expressions = [_bytes_expression(name, types[name], output) for name in (VALUE, KEY) if name in types]
     if HEADERS in types:
         _check_headers(types[HEADERS], output)
         expressions.append(f"CAST({HEADERS} AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS {HEADERS}")
-    if PARTITION in types and not is_record:
+    if PARTITION in types and (not is_record or (TOPIC in own and PARTITION not in own)):
         if not isinstance(types[PARTITION], IntegerType | LongType | ShortType):
             raise OutputRowsError(
                 f"The column 'partition' for output {output!r} is {types[PARTITION].simpleString()}, not a number.",
@@ -74,13 +79,13 @@ def in_one_partition(messages: DataFrame) -> DataFrame:
     return ordered.selectExpr(*types, f"{_ORDER} = {_LAST}L AS {END}")
 
 
-def _check_columns(types: dict[str, DataType], output: str, *, is_record: bool) -> None:
+def _check_columns(types: dict[str, DataType], output: str, known: frozenset[str]) -> None:
     if VALUE not in types:
         raise OutputRowsError(
             f"The rows for output {output!r} have no column 'value'; they have {', '.join(map(repr, types))}.",
             remedy="Select the message in the transform, for example to_json(struct(*)) AS value.",
         )
-    surplus = sorted(set(types) - (RECORD_COLUMNS if is_record else _MESSAGE_COLUMNS))
+    surplus = sorted(types.keys() - known)
     if surplus:
         raise OutputRowsError(
             f"The rows for output {output!r} have {', '.join(map(repr, surplus))}, which are not part of a message.",
@@ -94,7 +99,7 @@ def _bytes_expression(name: str, kind: DataType, output: str) -> str:
     if isinstance(kind, StringType):
         return f"CAST({name} AS BINARY) AS {name}"
     if isinstance(kind, StructType | MapType | ArrayType):
-        return f"CAST(to_json({name}) AS BINARY) AS {name}"
+        return f"CAST({json_text(name)} AS BINARY) AS {name}"
     raise OutputRowsError(
         f"The column {name!r} for output {output!r} is {kind.simpleString()}.",
         remedy="Cast it to STRING, or make it a struct that is written as JSON.",
