@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from headrace.errors import HeadraceError
 from headrace.spark.batch_frames import read_records
 from headrace.spark.batch_plan import load_manifests, origins_of
 from headrace.spark.batch_preview import PreviewError, readable_batch
-from headrace.spark.decoding import REASON, decode_input
+from headrace.spark.decoding import RAW_KEY, RAW_VALUE, REASON, Reader, RecordDecoding
 from headrace.stream import Input, Stream
 from headrace.stream_context import StreamContext
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-RAW_KEY = "raw_key"
-RAW_VALUE = "raw_value"
 _ORDER = ("topic", "incarnation", "partition", "offset")
 # Spark's default, INT96, is deprecated and not read by all libraries.
 _TIMESTAMP_TYPE = "spark.sql.parquet.outputTimestampType"
@@ -87,7 +86,7 @@ def export_batch(
     for _ in load_manifests([origin]):
         pass
     spark = open_session()
-    rows = exported(read_records(spark, source, [origin]), source)
+    rows = exported(spark, source, partial(read_records, spark, source, [origin]))
     folder = Path(tempfile.mkdtemp(prefix=".headrace-export-", dir=path.parent))
     try:
         _write(rows, folder / "rows", spark)
@@ -100,20 +99,18 @@ def export_batch(
     return ExportedBatch(context.name, batch_time_ms, source.id, str(path), records, undecodable, path.stat().st_size)
 
 
-def exported(records: DataFrame, source: Input) -> DataFrame:
-    """Undecoded records as the file has them: decoded, with their bytes and the reason why they do not decode."""
+def exported(spark: SparkSession, source: Input, read: Reader) -> DataFrame:
+    """An input's records as the file has them: decoded, with their bytes and the reason why they do not decode."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    raw = records.withColumn(RAW_KEY, F.col("key")).withColumn(RAW_VALUE, F.col("value"))
-    views = decode_input(raw, source)
-    rows = views.decoded.withColumn(REASON, F.lit(None).cast("string"))
-    if views.undecodable is None:
-        return rows
-    types = {field.name: field.dataType for field in views.decoded.schema.fields}
-    bad = views.undecodable
+    decoding = RecordDecoding.of(source, spark)
+    if decoding is None:
+        raw = read().withColumn(RAW_KEY, F.col("key")).withColumn(RAW_VALUE, F.col("value"))
+        return raw.withColumn(REASON, F.lit(None).cast("string"))
+    rows = read(decoding=replace(decoding, keep_bytes="all"))
     for name in ("key", "value"):
-        bad = bad.withColumn(name, F.lit(None).cast(types[name]))
-    return rows.unionByName(bad)
+        rows = rows.withColumn(name, F.when(F.col(REASON).isNull(), F.col(name)))
+    return rows
 
 
 def only_file(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from headrace.batch.manifest import Manifest
@@ -17,7 +17,7 @@ from headrace.clock import time_text
 from headrace.elasticsearch.columns import INCARNATION
 from headrace.errors import Failure, HeadraceError
 from headrace.spark.batch_plan import load_manifests
-from headrace.spark.decoding import DecodedInput, decode_input
+from headrace.spark.decoding import DecodedInput, RecordDecoding, decode_input
 from headrace.spark.incarnations import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation, needs_incarnation
 from headrace.spark.sessions import parallelism
 from headrace.spark.transforms import STATE_FRAMES, apply_transform, load_transform, takes
@@ -56,7 +56,9 @@ def read_inputs(
     """
     copies = CopySettings.of(stream.storage)
     return {
-        source.id: decode_input(read_records(spark, source, origins, partitions, copies), source)
+        source.id: decode_input(
+            spark, source, partial(read_records, spark, source, origins, partitions=partitions, copies=copies)
+        )
         for source in stream.inputs
     }
 
@@ -65,10 +67,12 @@ def read_records(
     spark: SparkSession,
     source: Input,
     origins: Sequence[BatchOrigin],
+    *,
     partitions: int | None = None,
     copies: CopySettings | None = None,
+    decoding: RecordDecoding | None = None,
 ) -> DataFrame:
-    """The records of one input in these batches, undecoded (``headrace.wal.payload.RECORD_SCHEMA``).
+    """The records of one input in these batches, by default undecoded (``headrace.wal.payload.RECORD_SCHEMA``).
 
     ``copies``: the settings of the log's local copies; None: the log is read.
     """
@@ -79,7 +83,7 @@ def read_records(
     if in_log or not in_kafka:
         from headrace.spark.wal_source import LogBlocks
 
-        frames.append(LogBlocks.of(load_manifests(in_log), source.id, copies).frame(spark, tasks))
+        frames.append(LogBlocks.of(load_manifests(in_log), source.id, copies).frame(spark, tasks, decoding))
     if in_kafka and not isinstance(source, KafkaInput):
         refuse_reading_again(source, in_kafka)
         in_kafka = []
@@ -88,7 +92,8 @@ def read_records(
 
         spark.dataSource.register(KafkaRangesDataSource)
         reader = spark.read.format("kafka_ranges").options(manifests=json.dumps(in_kafka), input=source.id)
-        frames.append(reader.options(numPartitions=tasks, stream=source.model_dump_json()).load())
+        read = reader.options(numPartitions=tasks, stream=source.model_dump_json()).load()
+        frames.append(read if decoding is None else read.mapInArrow(decoding.run, decoding.schema))
     return _union(frames)
 
 

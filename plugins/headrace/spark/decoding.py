@@ -1,21 +1,148 @@
-"""Decodes keys and values into columns for transforms, and separates the records that do not decode."""
+"""Decodes keys and values into columns for transforms, and separates the records that do not decode.
+
+The records are decoded where they are read, in Spark's Python workers: bytes become Arrow's columns there, and the JVM
+parses nothing.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from headrace.stream import BytesDecoder, Input, JsonDecoder, Utf8Decoder
+from headrace.errors import Failure, HeadraceError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+    from headrace.stream import Input
 
 REASON = "undecodable_reason"
+RAW_KEY = "raw_key"
+RAW_VALUE = "raw_value"
 
-_CORRUPT = "_headrace_corrupt_record"
+_RAW = {"key": RAW_KEY, "value": RAW_VALUE}
 # A classic session's observation is complete a few milliseconds after the query, since Spark's listeners make it.
 _OBSERVATION_SECONDS = 1.0
+
+
+class UnknownTimeZoneError(HeadraceError):
+    """The session's time zone, in which texts of times without an offset are, is not known to Arrow."""
+
+    failure = Failure.FINAL
+
+
+@dataclass(frozen=True)
+class RecordDecoding:
+    """Decodes records (``record_columns.RECORD_SCHEMA``) in a Spark task.
+
+    ``kinds`` are the types of what is made of ``key`` and ``value``, and ``fields`` those of JSON in DDL, as the errors
+    name them; what has no fields is UTF-8. It holds no part of the definition, whose modules a task does not import.
+
+    ``keep_bytes``: the columns ``raw_key`` and ``raw_value`` have the bytes of all records, or only of undecodable
+    ones, because other bytes would cost their way to the JVM. None: the records are only checked, and ``key`` and
+    ``value`` stay bytes.
+    """
+
+    kinds: Mapping[str, DataType]
+    fields: Mapping[str, str]
+    time_zone: str
+    keep_bytes: Literal["all", "undecodable"] | None = "undecodable"
+
+    @classmethod
+    def of(cls, source: Input, spark: SparkSession) -> RecordDecoding | None:
+        """The decoding of an input's records; None if its decoders accept any bytes.
+
+        Raises UnknownTimeZoneError.
+        """
+        from pyspark.sql.types import DataType, StringType
+
+        from headrace.spark.record_columns import with_marked_fields
+        from headrace.stream import BytesDecoder, JsonDecoder
+
+        decoders = {"key": source.key_decoder, "value": source.value_decoder}
+        fields = {name: each.fields for name, each in decoders.items() if isinstance(each, JsonDecoder)}
+        kinds = {
+            name: with_marked_fields(DataType.fromDDL(fields[name])) if name in fields else StringType()
+            for name, each in decoders.items()
+            if not isinstance(each, BytesDecoder)
+        }
+        if not kinds:
+            return None
+        zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+        _check_time_zone(zone)
+        return cls(kinds, fields, zone)
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the decoded rows: those of the record, its bytes, and ``undecodable_reason`` (null: none)."""
+        from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+        from headrace.spark.record_columns import RECORD_SCHEMA
+
+        if self.keep_bytes is None:
+            return StructType([*RECORD_SCHEMA.fields, StructField(REASON, StringType())])
+        columns = [
+            StructField(each.name, self.kinds.get(each.name, each.dataType), metadata=each.metadata)
+            for each in RECORD_SCHEMA.fields
+        ]
+        raw = [StructField(name, BinaryType()) for name in _RAW.values()]
+        return StructType([*columns, *raw, StructField(REASON, StringType())])
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches with the columns of ``schema``."""
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        target = to_arrow_schema(self.schema, timezone="UTC")
+        decode = self._decode_functions()
+        for batch in batches:
+            columns = {name: batch.column(name) for name in batch.schema.names}
+            reasons: list[str | None] = [None] * batch.num_rows
+            for name, function in decode.items():
+                decoded, refused = function(batch.column(name))
+                for row, reason in refused.items():
+                    text = f"the {name} is {reason}"
+                    reasons[row] = text if reasons[row] is None else f"{reasons[row]}; {text}"
+                if self.keep_bytes is not None:
+                    columns[name] = decoded
+            columns[REASON] = pa.array(reasons, pa.string())
+            columns |= self._bytes(batch, columns[REASON])
+            yield pa.RecordBatch.from_arrays([columns[each.name] for each in target], schema=target)
+
+    def _bytes(self, batch: pa.RecordBatch, reasons: pa.Array) -> dict[str, pa.Array]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if self.keep_bytes == "all":
+            return {raw: batch.column(name) for name, raw in _RAW.items()}
+        if reasons.null_count == batch.num_rows:
+            return {raw: pa.nulls(batch.num_rows, pa.binary()) for raw in _RAW.values()}
+        return {raw: pc.if_else(pc.is_valid(reasons), batch.column(name), None) for name, raw in _RAW.items()}
+
+    def _decode_functions(self) -> dict[str, Callable[[pa.Array], tuple[pa.Array, dict[int, str]]]]:
+        from pyspark.sql.pandas.types import to_arrow_type
+
+        from headrace.spark.json_objects import JsonObjects, utf8_texts
+
+        found: dict[str, Callable[[pa.Array], tuple[pa.Array, dict[int, str]]]] = {}
+        for name, kind in self.kinds.items():
+            if name in self.fields:
+                arrow = to_arrow_type(kind, timezone="UTC")
+                found[name] = JsonObjects(arrow, self.time_zone, self.fields[name]).decode
+            else:
+                found[name] = utf8_texts
+        return found
+
+
+class Reader(Protocol):
+    """Reads an input's records: decoded, or as they are."""
+
+    def __call__(self, *, decoding: RecordDecoding | None = None) -> DataFrame: ...
 
 
 @dataclass(frozen=True)
@@ -24,13 +151,18 @@ class DecodedInput:
 
     ``decoded`` has the decoded keys and values, ``original`` the same records with their bytes from Kafka.
     ``undecodable`` has all other records, with their bytes and the column ``undecodable_reason``; it is None if the
-    decoders accept any bytes. ``observation`` counts the records of queries of the first two views.
+    decoders accept any bytes. ``observations`` count the records of queries of the first two views.
     """
 
     decoded: DataFrame
-    original: DataFrame
-    undecodable: DataFrame | None
-    observation: Any = None
+    undecodable: DataFrame | None = None
+    read_original: Callable[[], DataFrame] | None = None
+    observations: tuple[Any, ...] = ()
+
+    @cached_property
+    def original(self) -> DataFrame:
+        """The records that decode, with their bytes."""
+        return self.decoded if self.read_original is None else self.read_original()
 
     def number_undecodable(self, records: int | None = None) -> int:
         """The number of undecodable records, by a query of its own if it is not known yet.
@@ -40,62 +172,61 @@ class DecodedInput:
         """
         if self.undecodable is None:
             return 0
-        observed = _observed(self.observation)
-        if records is not None and observed.get("records") == records:
-            return int(observed["undecodable"])
+        for observed in _observed(self.observations) if records is not None else ():
+            if observed.get("records") == records:
+                return int(observed["undecodable"])
         return self.undecodable.count()
 
 
-def decode_input(records: DataFrame, source: Input) -> DecodedInput:
-    """Apply the input's decoders to its records (``wal_source.RECORD_SCHEMA``).
+def decode_input(spark: SparkSession, source: Input, read: Reader) -> DecodedInput:
+    """Read an input's records with its decoders.
 
-    A null stays null: a tombstone is not a decoding error. JSON must be one object that fits the schema: a field of
-    another type, or text after the object, makes the record undecodable; a missing field is null, an additional field
-    is dropped.
-
-    The observation also keeps Spark from copying the decoding into each column and condition that uses it: Spark moves
-    neither past it. Without it the JSON of a record was parsed once for each of its fields: 14 s of processor time for
-    500,000 records of eight fields, and 3 s with it.
+    A null stays null: a tombstone is not a decoding error. JSON must be one object that fits the schema exactly
+    (``JsonObjects``); a missing field is null, an additional field is dropped.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
-    from headrace.spark.record_columns import record_mark
+    from headrace.spark.record_columns import RECORD_SCHEMA
 
-    attempts = {
-        name: (decoder, f"_headrace_{name}")
-        for name, decoder in (("key", source.key_decoder), ("value", source.value_decoder))
-        if not isinstance(decoder, BytesDecoder)
-    }
-    if not attempts:
-        return DecodedInput(records, records, None)
-    staged = records
-    problems: list[Column] = []
-    for name, (decoder, attempt) in attempts.items():
-        staged = staged.withColumn(attempt, _attempt(F.col(name), decoder))
-        failed = F.col(name).isNotNull() & _failed(F.col(name), F.col(attempt), decoder)
-        problems.append(F.when(failed, F.lit(f"the {name} is {_wanted(decoder)}")))
-    staged = staged.withColumn(REASON, F.concat_ws("; ", *problems))
-    bad = staged.where(F.col(REASON) != "")
-    observation = _observation(records)
-    counts = (F.count(F.lit(1)).alias("records"), F.count_if(F.col(REASON) != "").alias("undecodable"))
-    good = staged.observe(observation, *counts).where(F.col(REASON) == "")
-    results = {
-        name: _result(F.col(attempt), decoder).alias(name, metadata=record_mark(name))
-        for name, (decoder, attempt) in attempts.items()
-    }
+    decoding = RecordDecoding.of(source, spark)
+    if decoding is None:
+        return DecodedInput(read())
+    observations = tuple(_observation(spark) for _ in range(2))
+
+    def good(rows: DataFrame, observation: Any) -> DataFrame:
+        counts = (F.count(F.lit(1)).alias("records"), F.count(REASON).alias("undecodable"))
+        return rows.observe(observation, *counts).where(F.col(REASON).isNull()).select(*RECORD_SCHEMA.names)
+
+    rows = read(decoding=decoding)
+    bad = rows.where(F.col(REASON).isNotNull())
+    for name, raw in _RAW.items():
+        bad = bad.withColumn(name, F.col(raw))
     return DecodedInput(
-        decoded=good.select(*[results.get(name, F.col(name)) for name in records.columns]),
-        original=good.select(*records.columns),
-        undecodable=bad.select(*records.columns, REASON),
-        observation=observation,
+        decoded=good(rows, observations[0]),
+        undecodable=bad.select(*RECORD_SCHEMA.names, REASON),
+        read_original=lambda: good(read(decoding=replace(decoding, keep_bytes=None)), observations[1]),
+        observations=observations,
     )
 
 
-def _observation(frame: DataFrame) -> Any:
-    """A new observation of the frame's kind. The public class chooses by the environment, not by the frame."""
+def _check_time_zone(zone: str) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        pc.assume_timezone(pa.scalar(0, pa.timestamp("us")), zone)
+    except pa.ArrowInvalid:
+        raise UnknownTimeZoneError(
+            f"spark.sql.session.timeZone is {zone!r}, which is no name of the IANA database.",
+            remedy="Set it to such a name, for example Europe/Berlin, or to an offset such as +02:00.",
+        ) from None
+
+
+def _observation(spark: SparkSession) -> Any:
+    """A new observation of the session's kind. The public class chooses by the environment, not by the session."""
     from headrace.spark.sessions import is_connect
 
-    if is_connect(frame.sparkSession):
+    if is_connect(spark):
         from pyspark.sql.connect.observation import Observation as ConnectObservation
 
         return ConnectObservation()
@@ -104,62 +235,22 @@ def _observation(frame: DataFrame) -> Any:
     return Observation()
 
 
-def _observed(observation: Any) -> dict[str, Any]:
+def _observed(observations: tuple[Any, ...]) -> list[dict[str, Any]]:
     """What queries have observed; empty if none has. In a classic session ``get`` would wait for one for ever."""
-    java = getattr(observation, "_jo", None)
     until = time.monotonic() + _OBSERVATION_SECONDS
-    while java is not None and not java.future().isCompleted():
-        if time.monotonic() > until:
-            return {}
+    while not any(map(_is_complete, observations)) and time.monotonic() < until:
         time.sleep(0.005)
+    return [found for each in observations if _is_complete(each) and (found := _found(each))]
+
+
+def _is_complete(observation: Any) -> bool:
+    java = getattr(observation, "_jo", None)
+    return java.future().isCompleted() if java is not None else True
+
+
+def _found(observation: Any) -> dict[str, Any]:
     try:
         return dict(observation.get)
     except Exception:
         # Spark removed the observation from its plan, because the query needed no records.
         return {}
-
-
-def _attempt(column: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.types import DataType, StringType, StructType
-
-    from headrace.spark.record_columns import with_marked_fields
-
-    # A cast of bytes to a string checks nothing: bytes that are not UTF-8 would become a broken string.
-    text = F.try_validate_utf8(column.cast("string"))
-    if isinstance(decoder, Utf8Decoder):
-        return text
-    schema = with_marked_fields(DataType.fromDDL(decoder.fields))
-    if not isinstance(schema, StructType):
-        raise TypeError(f"a JSON decoder's fields are columns, not {schema.simpleString()}")
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    return F.from_json(text, StructType(schema.fields).add(_CORRUPT, StringType()), options)
-
-
-def _failed(column: Column, attempt: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:
-    if isinstance(decoder, Utf8Decoder):
-        return attempt.isNull()
-    return attempt.isNull() | attempt[_CORRUPT].isNotNull() | _is_more_than_one(column)
-
-
-def _is_more_than_one(column: Column) -> Column:
-    """Whether something follows the first JSON object of the text, such as another one in a record of several lines.
-
-    `from_json` ignores what follows. Most objects end with their first "}", which costs a tenth of the parsing; others
-    are parsed once more, as the only element of an array.
-    """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    text = column.cast("string")
-    ends_at_once = F.octet_length(F.substring_index(text, "}", 1)) + 1 == F.octet_length(text)
-    array = F.concat(F.lit("["), F.try_validate_utf8(text), F.lit("]"))
-    values = F.size(F.from_json(array, f"ARRAY<STRUCT<{_CORRUPT}: STRING>>"))
-    return F.when(ends_at_once, F.lit(False)).otherwise(F.coalesce(values, F.lit(0)) != 1)
-
-
-def _result(attempt: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:
-    return attempt if isinstance(decoder, Utf8Decoder) else attempt.dropFields(_CORRUPT)
-
-
-def _wanted(decoder: Utf8Decoder | JsonDecoder) -> str:
-    return "not UTF-8" if isinstance(decoder, Utf8Decoder) else f"no JSON object of {decoder.fields}"

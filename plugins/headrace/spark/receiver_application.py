@@ -322,14 +322,15 @@ def warm_up_connect(url: str, token: str, slots: int, stream: Stream) -> threadi
 
 def _make_documents(numbers: DataFrame) -> None:
     """Decode JSON values, filter them and make documents of them, as a batch with a transform does."""
-    values = numbers.mapInArrow(_json_values, "value STRING")
-    decoded = values.selectExpr("from_json(value, 'a STRING, b LONG, c DOUBLE') AS value")
+    decoded = numbers.mapInArrow(_decoded_values, "value STRUCT<a: STRING, b: BIGINT, c: DOUBLE>")
     documents = decoded.where("value.b > 0").selectExpr("to_json(struct(value.*)) AS document")
     documents.mapInArrow(_as_they_are, "document STRING").toArrow()
 
 
 def _import_for_batches(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import headrace.spark.decoding
     import headrace.spark.elasticsearch_sink
+    import headrace.spark.json_objects
     import headrace.spark.wal_source  # noqa: F401 - a worker keeps what it has imported
 
     yield from rows
@@ -337,11 +338,15 @@ def _import_for_batches(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
     time.sleep(0.5)
 
 
-def _json_values(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _decoded_values(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
+    from headrace.spark.json_objects import JsonObjects
+
+    objects = JsonObjects(pa.struct([("a", pa.string()), ("b", pa.int64()), ("c", pa.float64())]))
     for batch in rows:
-        yield pa.record_batch([pa.array(['{"a": "x", "b": 1, "c": 0.5}'] * batch.num_rows)], ["value"])
+        values, _ = objects.decode(pa.array([b'{"a": "x", "b": 1, "c": 0.5}'] * batch.num_rows, pa.binary()))
+        yield pa.record_batch([values], ["value"])
 
 
 def _as_they_are(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.batch.manifest import Manifest
+    from headrace.spark.decoding import RecordDecoding
 
 # Blocks of 200 ms are often small. Combined into batches of this many records, Spark's cost per Arrow batch is small.
 _ROWS_PER_BATCH = 16_384
@@ -103,10 +104,12 @@ class LogBlocks:
         size = sum(block.payload_bytes for _, block in self.blocks)
         return spark.range(0, self.records, 1, max(1, min(tasks, len(self.blocks), size // _MIN_TASK_BYTES)))
 
-    def frame(self, spark: SparkSession, tasks: int) -> DataFrame:
-        """The records (``RECORD_SCHEMA``), read by at most this many tasks."""
+    def frame(self, spark: SparkSession, tasks: int, decoding: RecordDecoding | None = None) -> DataFrame:
+        """The records (``RECORD_SCHEMA``, or decoded), read by at most this many tasks."""
         numbers = self.numbers(spark, tasks).selectExpr("id", f"CAST(NULL AS {_SIZED_AS_A_RECORD}) AS size")
-        return numbers.mapInArrow(self.read, RECORD_SCHEMA)
+        if decoding is None:
+            return numbers.mapInArrow(self.read, RECORD_SCHEMA)
+        return numbers.mapInArrow(lambda batches: decoding.run(self.read(batches)), decoding.schema)
 
     def read(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the records of the blocks whose first record is among these numbers, which ascend without holes.

@@ -46,8 +46,10 @@ _INTERNAL_TOPIC = re.compile(r"^__.*|^_(schemas|confluent.*)$")
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
-# Types that Spark's DDL accepts and its from_json refuses.
-_NOT_OF_JSON = frozenset({"char", "character", "varchar", "geometry", "geography"})
+# Types of Spark's DDL that JSON is not decoded into.
+_NOT_OF_JSON = frozenset(
+    {"char", "character", "varchar", "geometry", "geography", "interval", "variant", "void"},
+)
 
 
 class BytesDecoder(Part):
@@ -78,7 +80,10 @@ class JsonDecoder(Part):
             if kind.name == "map" and kind.parts[0].type.name != "string":
                 raise ValueError("has a MAP whose keys are not STRING, as the names in a JSON object are")
             if kind.name in _NOT_OF_JSON:
-                raise ValueError(f"has {kind.name.upper()}, which Spark does not read from JSON; take STRING")
+                raise ValueError(
+                    f"has {kind.name.upper()}, which JSON is not decoded into; take STRING, which holds any value as "
+                    "its text, and convert it in the transform"
+                )
         return value
 
 

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,7 @@ from headrace.blocks import TopicPartition
 from headrace.elasticsearch.duplicate_ids import duplicate_ids_error
 from headrace.elasticsearch.options import DocumentIdKind
 from headrace.errors import HeadraceError
-from headrace.spark.batch_export import RAW_KEY, RAW_VALUE
-from headrace.spark.decoding import REASON, DecodedInput, decode_input
+from headrace.spark.decoding import RAW_KEY, RAW_VALUE, REASON, DecodedInput, RecordDecoding, decode_input
 from headrace.spark.document_preview import PreviewedDocument, preview_documents
 from headrace.spark.incarnations import BatchIncarnations, lacks_incarnation
 from headrace.spark.local_session import local_session
@@ -110,7 +110,9 @@ def run_transform(
         for source, values in _by_input(stream, records)
     }
     inputs = {
-        source.id: decode_input(spark.createDataFrame(tables[source.id]).to(SPARK_SCHEMA), source)
+        source.id: decode_input(
+            spark, source, partial(_read, spark.createDataFrame(tables[source.id]).to(SPARK_SCHEMA))
+        )
         for source in stream.inputs
     }
     decoded = {name: views.decoded for name, views in inputs.items()}
@@ -199,6 +201,10 @@ class TransformRun:
         if output_id is None or output_id not in self.frames:
             raise TransformTestError(f"Name one of the outputs of stream {self._stream.name!r}: {known}.")
         return output_id
+
+
+def _read(records: DataFrame, *, decoding: RecordDecoding | None = None) -> DataFrame:
+    return records if decoding is None else records.mapInArrow(decoding.run, decoding.schema)
 
 
 def _by_input(stream: Stream, records: Values | Mapping[str, Values]) -> list[tuple[Input, Values]]:

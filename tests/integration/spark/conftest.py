@@ -24,6 +24,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.models import Attempt, ReceiverLease
 from headrace.spark.attempt_run import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.decoding import RecordDecoding
 from headrace.spark.sessions import classic_session
 from headrace.spark.wal_source import LogBlocks
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
@@ -241,9 +242,15 @@ def written_log(tmp_path: Path) -> WrittenLog:
     return WrittenLog(tmp_path / "clicks")
 
 
-def read_log(spark: SparkSession, *manifests: str, input_id: str = "records", tasks: int = 2) -> DataFrame:
+def read_log(
+    spark: SparkSession,
+    *manifests: str,
+    input_id: str = "records",
+    tasks: int = 2,
+    decoding: RecordDecoding | None = None,
+) -> DataFrame:
     """The records of these batches in the log, as a batch reads them."""
-    return LogBlocks.of(map(Manifest.load, manifests), input_id).frame(spark, tasks)
+    return LogBlocks.of(map(Manifest.load, manifests), input_id).frame(spark, tasks, decoding)
 
 
 @pytest.fixture(scope="session")

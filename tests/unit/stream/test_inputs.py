@@ -40,7 +40,10 @@ from headrace.stream import (
         ({"bootstrap_servers": "a:port"}, "are not addresses"),
         ({"value_decoder": {"kind": "json", "fields": "n INTEGERR"}}, "is INTEGER meant"),
         ({"key_decoder": {"kind": "json", "fields": "n MAP<INT, INT>"}}, "keys are not STRING"),
-        ({"value_decoder": {"kind": "json", "fields": "n ARRAY<VARCHAR(3)>"}}, "VARCHAR, which Spark does not read"),
+        (
+            {"value_decoder": {"kind": "json", "fields": "n ARRAY<VARCHAR(3)>"}},
+            "VARCHAR, which JSON is not decoded into",
+        ),
     ],
 )
 def test_inputs_are_checked(changes: dict[str, Any], words: str) -> None:

@@ -1,0 +1,341 @@
+"""Decodes JSON objects into an Arrow struct, with the reason of each that is refused. It imports no Spark.
+
+Each text must be one JSON document (RFC 8259), and each value must fit its declared type exactly; the table of
+conversions is in docs/stream.md. A whole batch is converted at once by msgspec and Arrow, at about a microsecond for a
+record; only a batch that does not convert is divided until its records that do not fit are found.
+"""
+
+from __future__ import annotations
+
+import binascii
+import decimal
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# msgspec checks the nesting by Python's limit of recursion.
+_REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_ZONE = r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
+_YEARS_1_TO_9999 = (-62_135_596_800, 253_402_300_799)
+_SHOWN_CHARACTERS = 60
+
+_Conversion = Callable[[Sequence[Any], Any], pa.Array]
+
+
+class JsonObjects:
+    """Decodes into ``kind``, which ``fields`` names in errors. Texts of times without an offset are in ``time_zone``, a
+    name of the IANA database."""
+
+    def __init__(self, kind: pa.StructType, time_zone: str = "UTC", fields: str = "") -> None:
+        self._wanted = f"no JSON object of {fields}" if fields else "no such JSON object"
+        self._objects = _Objects(kind, "$", time_zone)
+        self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(self._objects.strict).decode
+        self._decode_texts: Callable[[bytes], Any] | None = None
+        if self._objects.loose is not self._objects.strict:
+            self._decode_texts = msgspec.json.Decoder(self._objects.loose).decode
+
+    def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+        """The structs of binary ``values``, and the reasons by row of those that are refused, which are null.
+
+        A null stays null, without a reason.
+        """
+        texts = values.to_pylist()
+        refused = _not_utf8(values)
+        objects: list[Any] = []
+        try:
+            if refused:
+                raise UnicodeDecodeError("utf-8", b"", 0, 1, "")
+            decode = self._decode
+            objects = [None if text is None else decode(text) for text in texts]
+        except _REFUSED:
+            objects = [self._one(row, text, refused) for row, text in enumerate(texts)]
+        parts = self._arrays(objects, 0, refused)
+        array = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+        return array, {row: f"{self._wanted}: {reason}" for row, reason in refused.items()}
+
+    def _one(self, row: int, text: bytes | None, refused: dict[int, str]) -> Any:
+        if text is None or row in refused:
+            return None
+        try:
+            return self._decode(text)
+        except _REFUSED as error:
+            reason = error
+        if self._decode_texts is not None:
+            # A number, an object and so on in a STRING: the second parse keeps its text.
+            try:
+                return self._decode_texts(text)
+            except _REFUSED as error:
+                reason = error
+        refused[row] = str(reason)
+        return None
+
+    def _arrays(self, objects: Sequence[Any], first: int, refused: dict[int, str]) -> list[pa.Array]:
+        try:
+            return [self._objects.array(objects)]
+        except _UnfitError as error:
+            if len(objects) == 1:
+                refused[first] = str(error)
+                return [pa.nulls(1, self._objects.kind)]
+        half = len(objects) // 2
+        return [*self._arrays(objects[:half], first, refused), *self._arrays(objects[half:], first + half, refused)]
+
+
+def utf8_texts(values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+    """The texts of binary ``values``, and the reasons by row of those that are not UTF-8, which are null."""
+    refused = _not_utf8(values)
+    if not refused:
+        return values.cast(pa.string()), {}
+    mask = np.ones(len(values), bool)
+    mask[list(refused)] = False
+    return pc.if_else(pa.array(mask), values, None).cast(pa.string()), refused
+
+
+def _not_utf8(values: pa.Array) -> dict[int, str]:
+    """The rows of binary ``values`` that are not UTF-8, with the reason."""
+    try:
+        # Arrow checks the bytes without copying them.
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        refused = {}
+        for row, text in enumerate(values.to_pylist()):
+            try:
+                (text or b"").decode()
+            except UnicodeDecodeError as error:
+                refused[row] = f"not UTF-8: {error.reason} at byte {error.start}"
+        return refused
+    return {}
+
+
+class _UnfitError(Exception):
+    """A value does not fit its type exactly; the text names both, and the place."""
+
+
+class _Values(Protocol):
+    """The values of one place in the objects. ``strict`` is their type for msgspec; ``loose`` takes any value for a
+    STRING, as its text in the record."""
+
+    strict: Any
+    loose: Any
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """The values (None where there is none) as Arrow's; raises _UnfitError."""
+        ...
+
+
+class _Plain:
+    """Values that are converted by one function; an error of it means that some do not fit."""
+
+    def __init__(self, strict: Any, kind: pa.DataType, place: str, convert: _Conversion) -> None:
+        self.strict = self.loose = strict | None
+        self._kind, self._place, self._convert = kind, place, convert
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        try:
+            return self._convert(values, self._kind)
+        except (pa.ArrowException, ArithmeticError, ValueError):
+            shown = ", ".join(str(value) for value in values if value is not None)
+            raise _UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`") from None
+
+
+class _Texts:
+    """Values of a STRING."""
+
+    def __init__(self) -> None:
+        self.strict = str | None
+        self.loose = msgspec.Raw | msgspec.UnsetType
+
+    @staticmethod
+    def array(values: Sequence[Any]) -> pa.Array:
+        if msgspec.Raw in set(map(type, values)):
+            values = [_text(value) if isinstance(value, msgspec.Raw) else value for value in values]
+        return pa.array(values, pa.string())
+
+
+class _Objects:
+    """Values of a STRUCT."""
+
+    def __init__(self, kind: pa.StructType, place: str, time_zone: str) -> None:
+        self.kind = kind
+        self._fields = {
+            f"f{n}": (field, _values(field.type, f"{place}.{field.name}", time_zone)) for n, field in enumerate(kind)
+        }
+        rename = {name: field.name for name, (field, _) in self._fields.items()}
+        given: Any = {"gc": False, "rename": rename, "kw_only": True}
+        strict = [(name, values.strict, None) for name, (_, values) in self._fields.items()]
+        self.strict: Any = msgspec.defstruct("Strict", strict, **given)
+        loose = [(name, values.loose, None) for name, (_, values) in self._fields.items()]
+        same = all(values.loose is values.strict for _, values in self._fields.values())
+        self.loose: Any = self.strict if same else msgspec.defstruct("Loose", loose, **given)
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        absent = [value is None for value in values]
+        if not self._fields:
+            return pa.array([None if none else {} for none in absent], self.kind)
+        some = any(absent)
+        children = []
+        for name, (_, held) in self._fields.items():
+            get = attrgetter(name)
+            column = [None if value is None else get(value) for value in values] if some else list(map(get, values))
+            children.append(held.array(column))
+        fields = [field for field, _ in self._fields.values()]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=pa.array(absent, pa.bool_()))
+
+
+class _Optional:
+    """A STRUCT within another value, which may be null."""
+
+    def __init__(self, objects: _Objects) -> None:
+        self._objects = objects
+        self.strict = objects.strict | None
+        self.loose = self.strict if objects.loose is objects.strict else objects.loose | None
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        return self._objects.array(values)
+
+
+class _Lists:
+    """Values of an ARRAY."""
+
+    def __init__(self, kind: Any, element: _Values) -> None:
+        self._kind, self._element = kind, element
+        self.strict = list[element.strict] | None  # type: ignore[name-defined]
+        self.loose = self.strict if element.loose is element.strict else list[_inner(element)] | None  # type: ignore[misc]
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        flat = list(chain.from_iterable(value for value in values if value is not None))
+        return pa.ListArray.from_arrays(_offsets(values), self._element.array(flat), type=self._kind)
+
+
+class _Maps:
+    """Values of a MAP with texts as keys."""
+
+    def __init__(self, kind: Any, item: _Values) -> None:
+        self._kind, self._item = kind, item
+        self.strict = dict[str, item.strict] | None  # type: ignore[name-defined]
+        self.loose = self.strict if item.loose is item.strict else dict[str, _inner(item)] | None  # type: ignore[misc]
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        held = [value for value in values if value is not None]
+        keys = pa.array(list(chain.from_iterable(held)), pa.string())
+        items = self._item.array(list(chain.from_iterable(value.values() for value in held)))
+        return pa.MapArray.from_arrays(_offsets(values), keys, items, self._kind)
+
+
+def _inner(values: _Values) -> Any:
+    return msgspec.Raw if isinstance(values, _Texts) else values.loose
+
+
+def _offsets(values: Sequence[Any]) -> pa.Array:
+    """Where each value begins among the elements of all; null for a null."""
+    starts = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([0 if value is None else len(value) for value in values], out=starts[1:])
+    absent = np.array([*(value is None for value in values), False])
+    return pa.array(starts, pa.int32(), mask=absent)
+
+
+def _values(kind: pa.DataType, place: str, time_zone: str) -> _Values:
+    if pa.types.is_struct(kind):
+        return _Optional(_Objects(kind, place, time_zone))
+    if pa.types.is_list(kind):
+        return _Lists(kind, _values(kind.value_type, f"{place}[]", time_zone))
+    if pa.types.is_map(kind):
+        return _Maps(kind, _values(kind.item_type, f"{place}[]", time_zone))
+    if pa.types.is_string(kind):
+        return _Texts()
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return _Plain(str | int, kind, place, lambda values, kind: _times(values, kind, time_zone))
+    for fits, strict, convert in _CONVERSIONS:
+        if fits(kind):
+            return _Plain(strict, kind, place, convert)
+    raise TypeError(f"JSON is not decoded into {kind}")
+
+
+def _as_they_are(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, kind)
+
+
+def _finite(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    array = pa.array(values, kind)
+    if pc.any(pc.is_inf(array)).as_py():
+        raise ValueError("out of range")
+    return array
+
+
+def _decimals(values: Sequence[Any], kind: Any) -> pa.Array:
+    # Arrow is given only what fits: it crashed on 1E-999999999.
+    context = decimal.Context(prec=kind.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
+    unit = decimal.Decimal((0, (1,), -kind.scale))
+    return pa.array([None if value is None else context.quantize(value, unit) for value in values], kind)
+
+
+def _from_base64(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    found = [None if value is None else binascii.a2b_base64(value, strict_mode=True) for value in values]
+    return pa.array(found, kind)
+
+
+def _dates(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, pa.string()).cast(kind)
+
+
+def _times_of_day(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    texts = pa.array([None if value is None else f"1970-01-01T{value}" for value in values], pa.string())
+    return texts.cast(pa.timestamp("us")).cast(pa.time64("us")).cast(kind)
+
+
+def _local_times(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    return _cut_zeros(pa.array(values, pa.string())).cast(kind)
+
+
+def _times(values: Sequence[Any], kind: Any, time_zone: str) -> pa.Array:
+    seconds = None
+    if int in set(map(type, values)):
+        seconds = pa.array([value if isinstance(value, int) else None for value in values], pa.int64())
+        least, most = pc.min_max(seconds).as_py().values()
+        if least < _YEARS_1_TO_9999[0] or most > _YEARS_1_TO_9999[1]:
+            raise ValueError("milliseconds?")
+        values = [value if isinstance(value, str) else None for value in values]
+    texts = _cut_zeros(pa.array(values, pa.string()))
+    has_zone = pc.match_substring_regex(texts, _ZONE)
+    if pc.all(has_zone).as_py():
+        times = texts.cast(kind)
+    else:
+        local = pc.if_else(has_zone, None, texts).cast(pa.timestamp(kind.unit))
+        zoned = pc.if_else(has_zone, texts, None).cast(kind)
+        times = pc.coalesce(zoned, pc.assume_timezone(local, time_zone).cast(kind))
+    if seconds is None:
+        return times
+    return pc.coalesce(times, pc.multiply(seconds, 1_000_000).cast(pa.timestamp("us")).cast(kind))
+
+
+def _cut_zeros(texts: pa.Array) -> pa.Array:
+    """The texts without the zeros behind their microseconds, which Arrow does not take."""
+    longest = pc.max(pc.binary_length(texts)).as_py() or 0
+    if longest <= len("2026-01-02T03:04:05.123456Z"):
+        return texts
+    return pc.replace_substring_regex(texts, r"(\.\d{6})0+", r"\1")
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    text = bytes(raw)
+    if text == b"null":
+        return None
+    return msgspec.json.decode(text, type=str) if text.startswith(b'"') else text.decode()
+
+
+_CONVERSIONS: tuple[tuple[Callable[[pa.DataType], bool], Any, _Conversion], ...] = (
+    (pa.types.is_boolean, bool, _as_they_are),
+    (pa.types.is_integer, int, _as_they_are),
+    (pa.types.is_floating, float, _finite),
+    (pa.types.is_decimal, decimal.Decimal, _decimals),
+    (pa.types.is_binary, str, _from_base64),
+    (pa.types.is_date, str, _dates),
+    (pa.types.is_time, str, _times_of_day),
+    (pa.types.is_timestamp, str, _local_times),
+)
+"""What the values are in JSON, and the function that converts them; it raises an error if some do not fit."""

@@ -1,0 +1,44 @@
+"""`RecordDecoding.run`, as a task calls it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+from headrace.spark.decoding import RecordDecoding
+from headrace.spark.record_columns import RECORD_SCHEMA
+from headrace.spark.wal_source import to_spark
+from headrace.testing.records import make_block
+
+KINDS = {"key": StringType(), "value": StructType([StructField("n", IntegerType())])}
+
+
+@pytest.mark.parametrize(
+    ("keep_bytes", "values", "raw"),
+    [
+        ("undecodable", [{"n": 1}, None], [None, b"x"]),
+        ("all", [{"n": 1}, None], [b'{"n":1}', b"x"]),
+        (None, [b'{"n":1}', b"x"], None),
+    ],
+)
+def test_bytes_are_kept_of_undecodable_records_of_all_or_instead(keep_bytes: Any, values: list[Any], raw: Any) -> None:
+    block, _ = make_block([b'{"n":1}', b"x"], from_offset=0)
+    given = RecordDecoding(KINDS, {"value": "n INT"}, "UTC", keep_bytes)
+    decoding = pickle.loads(pickle.dumps(given))  # noqa: S301 - as Spark sends it to a task
+    (batch,) = decoding.run(iter([to_spark(block, to_arrow_schema(RECORD_SCHEMA, timezone="UTC"))]))
+    assert batch.column("value").to_pylist() == values
+    assert raw is None or batch.column("raw_value").to_pylist() == raw
+    reasons = batch.column("undecodable_reason").to_pylist()
+    assert reasons[0] is None
+    assert reasons[1].startswith("the value is no JSON object of n INT: JSON is malformed")
+
+
+def test_a_task_imports_no_definition_to_decode() -> None:
+    code = "import sys, headrace.spark.decoding, headrace.spark.json_objects; print('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
