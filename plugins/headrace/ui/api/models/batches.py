@@ -14,8 +14,10 @@ class Phases(Answer):
     """Where a batch's time went, in seconds; they add up from the batch time to the checkpoint."""
 
     waiting: float | None = Field(description="From the batch time to its allocation.")
-    starting: float | None = Field(description="From its allocation to the start of its first attempt.")
-    running: float | None = Field(description="From the start of its first attempt to its completion.")
+    starting: float | None = Field(
+        description="From its allocation to the start of its newest run: Spark's start, and earlier runs that failed."
+    )
+    running: float | None = Field(description="From the start of its newest run to its completion.")
     checkpointing: float | None = Field(description="From its completion to its checkpoint.")
 
 

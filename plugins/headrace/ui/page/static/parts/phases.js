@@ -10,7 +10,7 @@ import { UplotChart } from "./uplot_chart.js";
 
 export const PHASES = [
   ["waiting", "waiting for its run and for blocks"],
-  ["starting", "starting Spark"],
+  ["starting", "until its newest run began: starting Spark, and runs that failed"],
   ["running", "running: transform and outputs"],
   ["checkpointing", "writing the checkpoint"],
 ];
