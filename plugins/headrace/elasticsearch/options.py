@@ -211,6 +211,11 @@ class IndexingOptions:
             return self.tombstones
         return TombstonePolicy.DELETE if self.document_id is DocumentIdKind.KEY else TombstonePolicy.DEAD_LETTER
 
+    @property
+    def deletes(self) -> bool:
+        """Whether rows without a document delete the document of their key."""
+        return self.tombstone_policy is TombstonePolicy.DELETE
+
 
 def id_sources(output: ElasticsearchOutput) -> tuple[str, ...]:
     """The transform's columns whose values become the option ``id_columns``."""

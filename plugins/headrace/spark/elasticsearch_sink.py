@@ -5,6 +5,9 @@ looks at the index before and after, and checks what the tasks returned. Records
 the log by the task that indexes them, so that they do not pass through the JVM. It works in classic sessions and over
 Spark Connect.
 
+Rows that delete documents are held back until all tasks have ended (``headrace.elasticsearch.deletions``). The tasks
+return them, and the calling process sends them. If they are too many for that, a second job reads the rows again.
+
 A data source's writer would do the same with ``mapInArrow``, but Spark starts a new Python process for each of its
 three steps (create the source, make the writer, commit). In a small batch these were most of the write's time.
 
@@ -19,7 +22,8 @@ import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +35,7 @@ from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.columns import check_columns
 from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.deletions import HeldDeletions, held_rows, only_deletions
 from headrace.elasticsearch.duplicate_ids import repeated_digests
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer
@@ -51,8 +56,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RESULT = "counts STRING, digests BINARY"
-_RESULT_SCHEMA = pa.schema([("counts", pa.string()), ("digests", pa.binary())])
+_RESULT = "counts STRING, digests BINARY, held BIGINT, deletions BINARY"
+_RESULT_SCHEMA = pa.schema(
+    [("counts", pa.string()), ("digests", pa.binary()), ("held", pa.int64()), ("deletions", pa.binary())]
+)
 # Each row of a result is at most 2 MiB: Spark Connect sends it in one message.
 _DIGESTS_IN_A_ROW = 256 * 1024
 
@@ -74,20 +81,48 @@ def index_rows(rows: DataFrame, options: IndexingOptions, blocks: LogBlocks | No
     target = TargetWatch(options)
     with warnings_beside(options.report):
         target.look_before()
-    task = IndexingTask(options, secrets.randbits(64), blocks)
-    results = rows.mapInArrow(task.run, _RESULT).toArrow()
-    counts, digests = _collected(results)
+    task = IndexingTask(options, secrets.randbits(64), blocks, Part.REST if options.deletes else Part.ALL)
+    written = _Written.of(rows.mapInArrow(task.run, _RESULT).toArrow())
+    if written.held:
+        written.add(_delete(rows, task, written))
+    counts = written.counts
+    counts.check()
     if blocks is not None and counts.rows != blocks.records:
         raise DocumentsUnaccountedError(
             f"The tasks of the write read {counts.rows} records, the blocks of the batch have {blocks.records}.",
             remedy="Run the batch again.",
         )
     concrete = target.look_after()
-    duplicates = repeated_digests(digests)
+    duplicates = repeated_digests(written.digests)
     if options.refresh:
         target.refresh()
     logger.info("Indexed into %s: %s", options.index, counts.to_dict())
     return IndexingReport(options.index, concrete, counts, duplicates)
+
+
+def _delete(rows: DataFrame, task: IndexingTask, written: _Written) -> _Written:
+    """Send the deletions that the tasks have held back."""
+    if sum(part.num_rows for part in written.deletions) == written.held:
+        sending = replace(task, part=Part.DELETIONS, blocks=None)
+        deleted = _Written.of(pa.Table.from_batches(sending.run(iter(written.deletions)), _RESULT_SCHEMA))
+    else:
+        deleted = _Written.of(rows.mapInArrow(replace(task, part=Part.DELETIONS).run, _RESULT).toArrow())
+    if deleted.counts.rows != written.held:
+        raise DocumentsUnaccountedError(
+            f"The tasks of the write found {written.held} rows without a document, which delete their key's document, "
+            f"and {deleted.counts.rows} when they read the rows again to send them.",
+            remedy="Let the transform give the same rows each time, and run the batch again.",
+        )
+    return deleted
+
+
+class Part(Enum):
+    """Which of its rows a task indexes."""
+
+    ALL = auto()
+    REST = auto()
+    """Those that do not delete. The task returns the others, or their number if they are too many."""
+    DELETIONS = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +132,17 @@ class IndexingTask:
     options: IndexingOptions
     seed: int
     blocks: LogBlocks | None = None
+    part: Part = Part.ALL
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Index the task's rows. Yields its counts and digests when every dead letter is written."""
-        options = self.options
-        if (context := TaskContext.get()) is not None:
-            options = options.for_task(context.partitionId(), context.attemptNumber())
+        held = HeldDeletions()
         rows = batches if self.blocks is None else self.blocks.read(batches)
+        if self.part is Part.REST:
+            rows = held.rest_of(rows)
+        elif self.part is Part.DELETIONS:
+            rows = only_deletions(rows)
+        options = self._options()
         originals = _originals(options)
         try:
             with closing(_transport(options, options.requests_in_flight)) as transport, warnings_beside(options.report):
@@ -112,32 +151,58 @@ class IndexingTask:
         finally:
             if originals is not None:
                 originals.close()
-        yield from _result(counts, indexer.digests())
+        yield from _result(counts, indexer.digests(), held)
+
+    def _options(self) -> IndexingOptions:
+        context = TaskContext.get()
+        number, earlier_tries = (0, 0) if context is None else (context.partitionId(), context.attemptNumber())
+        # Dead letters of the deletions are others than those of the same task's other rows.
+        return self.options.for_task(-1 - number if self.part is Part.DELETIONS else number, earlier_tries)
 
 
-def _result(counts: IndexingCounts, digests: np.ndarray[Any, Any]) -> Iterator[pa.RecordBatch]:
-    text: str | None = json.dumps(counts.to_dict())
-    for first in range(0, max(1, len(digests)), _DIGESTS_IN_A_ROW):
-        part = digests[first : first + _DIGESTS_IN_A_ROW]
-        yield pa.record_batch([pa.array([text]), pa.array([part.tobytes()], pa.binary())], schema=_RESULT_SCHEMA)
-        text = None
-
-
-def _collected(results: pa.Table) -> tuple[IndexingCounts, list[np.ndarray[Any, Any]]]:
-    total = IndexingCounts()
-    digests = []
-    for row in results.to_pylist():
-        if row["counts"] is not None:
-            total.add(IndexingCounts.from_dict(json.loads(row["counts"])))
-        digests.append(np.frombuffer(row["digests"], np.uint64))
-    indexed = sum(len(part) for part in digests)
-    if indexed > total.rows:
-        raise DocumentsUnaccountedError(
-            f"The tasks of the write returned the digests of {indexed} rows, and counts of {total.rows}.",
-            remedy="Run the batch again.",
+def _result(counts: IndexingCounts, digests: np.ndarray[Any, Any], held: HeldDeletions) -> Iterator[pa.RecordBatch]:
+    first: list[Any] = [json.dumps(counts.to_dict()), held.rows, held.to_bytes()]
+    for start in range(0, max(1, len(digests)), _DIGESTS_IN_A_ROW):
+        part = digests[start : start + _DIGESTS_IN_A_ROW].tobytes()
+        text, rows, deletions = first
+        values = ([text], [part], [rows], [deletions])
+        yield pa.record_batch(
+            [pa.array(*each) for each in zip(values, _RESULT_SCHEMA.types, strict=True)], schema=_RESULT_SCHEMA
         )
-    total.check()
-    return total, digests
+        first = [None, 0, None]
+
+
+@dataclass(slots=True)
+class _Written:
+    """What the tasks of a job returned. ``held``: the number of deletions that they held back; ``deletions`` are these
+    rows, or some of them."""
+
+    counts: IndexingCounts = field(default_factory=IndexingCounts)
+    digests: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    held: int = 0
+    deletions: list[pa.RecordBatch] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, results: pa.Table) -> _Written:
+        """Raises DocumentsUnaccountedError if there are more digests than rows."""
+        written = cls()
+        for row in results.to_pylist():
+            if row["counts"] is not None:
+                written.counts.add(IndexingCounts.from_dict(json.loads(row["counts"])))
+            written.digests.append(np.frombuffer(row["digests"], np.uint64))
+            written.held += row["held"]
+            written.deletions += held_rows(row["deletions"]) if row["deletions"] else []
+        indexed = sum(len(part) for part in written.digests)
+        if indexed > written.counts.rows:
+            raise DocumentsUnaccountedError(
+                f"The tasks of the write returned the digests of {indexed} rows, and counts of {written.counts.rows}.",
+                remedy="Run the batch again.",
+            )
+        return written
+
+    def add(self, other: _Written) -> None:
+        self.counts.add(other.counts)
+        self.digests += other.digests
 
 
 def withdraw_letters(options: IndexingOptions) -> int:
