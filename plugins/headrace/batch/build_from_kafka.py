@@ -72,8 +72,9 @@ def build_from_kafka(
         batch_time_ms: the end of an interval, in milliseconds since the epoch.
 
     Raises:
-        BatchBuildError: the stream's batches build on earlier ones, the time is after its zero time or has blocks of
-            its own, or Kafka may no longer have all of its records; the text says since when Kafka has records.
+        BatchBuildError: the stream's batches build on earlier ones, or delete documents by key; the time is after its
+            zero time or has blocks of its own; or Kafka may no longer have all of its records, then the text says since
+            when Kafka has records.
         BatchTimeError: the time is not an interval end.
         RangesUnreadableError: Kafka does not answer.
         StorageError: the manifest cannot be written; nothing is allocated then.
@@ -136,7 +137,7 @@ def _refuse(context: StreamContext, batch_time_ms: int, existing: BatchRow | Non
     stream, ledger = context.stream, context.ledger
     zero_ms = ledger.streams.get(stream.name).zero_time_ms
     name = f"Batch {time_text(batch_time_ms)} of stream {stream.name!r}"
-    builder = _what_builds_on_earlier_batches(stream)
+    builder = _why_in_order(stream)
     others = [source.id for source in stream.inputs if source not in stream.kafka_inputs]
     if others:
         raise BatchBuildError(
@@ -166,11 +167,15 @@ def _refuse(context: StreamContext, batch_time_ms: int, existing: BatchRow | Non
         )
 
 
-def _what_builds_on_earlier_batches(stream: Stream) -> str | None:
+def _why_in_order(stream: Stream) -> str | None:
     if stream.state is not None:
         return "each batch starts from the state that the one before left"
-    windows = (output.id for output in stream.outputs if output.window is not None)
-    return next((f"output {output_id!r} has a window over earlier batches" for output_id in windows), None)
+    for output in stream.outputs:
+        if output.window is not None:
+            return f"output {output.id!r} has a window over earlier batches"
+        if output.deletes_by_key:
+            return f"output {output.id!r} deletes documents by key, and an older value would restore them"
+    return None
 
 
 class _Neighbours:

@@ -80,6 +80,8 @@ def replay_dag(
                 replay=replay,
                 target=name,
                 step=output.id,
+                # The ledger checks the order. So Airflow starts no run too early, and refuses a backfill backwards.
+                depends_on_past=output.deletes_by_key,
                 doc_json=declaration(stream, "replay"),
             )
     return dag

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, select
+import json
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, select
 
 from headrace.clock import time_text, times_text
-from headrace.ledger.attempt_statements import live_attempts
+from headrace.ledger.attempt_statements import live_attempts, wrote_output
 from headrace.ledger.database import LockedStream
-from headrace.ledger.errors import NotItsTurnError, SlotBusyError
-from headrace.ledger.models import BatchRow, EarlierBatch, batches, unclaimed_times
-from headrace.ledger.states import UNFINISHED, BatchState
+from headrace.ledger.errors import NotItsTurnError, ReplayOrderError, SlotBusyError
+from headrace.ledger.models import (
+    BatchRow,
+    EarlierBatch,
+    batch_attempts,
+    batch_outputs,
+    batches,
+    replay_definitions,
+    replays,
+    unclaimed_times,
+)
+from headrace.ledger.states import UNFINISHED, AttemptState, BatchState
 
 
 def earlier_unfinished(
@@ -70,6 +82,72 @@ def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -
         busy=[other.batch_time_ms for other in earlier],
         remedy=way_out,
     )
+
+
+def check_replay_order(
+    connection: Connection, stream: str, batch_time_ms: int, *, target: str, output_id: str, definition: str
+) -> None:
+    """Check that the output of the replay is written at the batch times in their order.
+
+    Definitions of the replay that write the output to another place do not count.
+
+    Raises:
+        NotItsTurnError: the last batch before this one is not complete.
+        ReplayOrderError: a later batch has been begun.
+    """
+    begun = _begun_in_replay(connection, stream, target, output_id, definition).limit(1)
+    time_ms = replays.c.batch_time_ms
+    later = connection.execute(begun.where(time_ms > batch_time_ms).order_by(time_ms)).one_or_none()
+    if later is not None:
+        raise ReplayOrderError(
+            f"Replay {target!r} of stream {stream!r} deletes documents by key with output {output_id!r}, and has "
+            f"replayed batch {time_text(later.batch_time_ms)} before {time_text(batch_time_ms)}: an older value that "
+            "is written now would restore what that batch has deleted.",
+            remedy="Replay into a new index, with a new name of the replay, from the earliest batch on.",
+        )
+    newest_first = (time_ms.desc(), batch_outputs.c.attempt.desc())
+    before = connection.execute(begun.where(time_ms < batch_time_ms).order_by(*newest_first)).one_or_none()
+    if before is not None and before.state is not AttemptState.COMPLETED:
+        raise NotItsTurnError(
+            f"Replay {target!r} of stream {stream!r} runs its batches in order, and before "
+            f"{time_text(batch_time_ms)} it has to complete {time_text(before.batch_time_ms)}.",
+            busy=[before.batch_time_ms],
+            remedy="Wait for it, or clear its run.",
+        )
+
+
+def _begun_in_replay(
+    connection: Connection, stream: str, target: str, output_id: str, definition: str
+) -> Select[tuple[int, AttemptState]]:
+    """Return the query for the attempts of a replay at an output, into the place where this definition writes it."""
+    definitions = connection.execute(
+        select(replay_definitions.c.revision, replay_definitions.c.definition).where(
+            replay_definitions.c.stream == stream, replay_definitions.c.target == target
+        )
+    )
+    place = _place(definition, output_id)
+    revisions = [row.revision for row in definitions if _place(row.definition, output_id) == place]
+    same_batch = (batch_outputs.c[name] == replays.c[name] for name in ("stream", "batch_time_ms", "target"))
+    return (
+        select(batch_outputs.c.batch_time_ms, batch_outputs.c.state)
+        .select_from(replays)
+        .join(batch_outputs, and_(*same_batch, batch_outputs.c.output_id == output_id))
+        .join(batch_attempts, wrote_output())
+        .where(
+            replays.c.stream == stream,
+            replays.c.target == target,
+            replays.c.state != BatchState.ABANDONED,
+            batch_attempts.c.replay_revision.in_(revisions),
+        )
+    )
+
+
+def _place(definition: str, output_id: str) -> tuple[Any, ...] | None:
+    """Where an output of a replay's definition writes; None if it is not there."""
+    for output in json.loads(definition).get("outputs") or ():
+        if output["id"] == output_id:
+            return tuple(output.get(name) for name in ("connection", "hosts", "index"))
+    return None
 
 
 def check_slots(connection: Connection, locked: LockedStream, batch: BatchRow) -> None:

@@ -179,6 +179,12 @@ class BatchStateError(LedgerError):
     """The batch's state does not allow the step."""
 
 
+class ReplayOrderError(BatchStateError):
+    """A replay that deletes documents by key has begun a later batch, so this one may not be written any more."""
+
+    failure = Failure.FINAL
+
+
 class AlreadyCompletedError(BatchStateError):
     """No requested output of the batch is left to run; ``batch`` is its row. Beginning it again needs ``force``.
 

@@ -17,6 +17,7 @@ from headrace.ledger.attempt_statements import (
     running_attempts,
     wrote_output,
 )
+from headrace.ledger.batch_ordering import check_replay_order
 from headrace.ledger.batch_origins import source_of
 from headrace.ledger.batch_states import outcome, require_batch
 from headrace.ledger.database import LockedStream, Repository
@@ -47,6 +48,7 @@ class Replays(Repository):
         target: str,
         definition: str,
         outputs: Sequence[str],
+        ordered: Sequence[str] = (),
         holder: str,
         way: str,
         lease_ms: int,
@@ -62,11 +64,13 @@ class Replays(Repository):
             definition: the replayed stream as JSON. The replay completes when every output in it is written. A changed
                 definition restarts the replay: outputs written with the previous one do not count.
             outputs: ids of the outputs that this attempt writes.
+            ordered: those of them whose batches must be written in the order of their times.
 
         Raises:
             BatchNotFoundError: the batch was not allocated.
             BatchStateError: it was abandoned, or absorbed into a later batch, which holds its records; or the replay
-                has no such output.
+                has no such output; or a later batch was replayed before it to the same place by an ordered output.
+            NotItsTurnError: the batch that an ordered output wrote before this one is not complete.
             LedgerError: no target or no outputs were given, or the definition is not JSON.
         """
         if not target or not outputs:
@@ -84,6 +88,10 @@ class Replays(Repository):
             if unknown:
                 raise BatchStateError(
                     f"The replay {target!r} has no output {', '.join(unknown)}, but {', '.join(required)}."
+                )
+            for output_id in ordered:
+                check_replay_order(
+                    connection, stream, batch_time_ms, target=target, output_id=output_id, definition=definition
                 )
             fence_attempts(connection, stream, batch_time_ms, locked.now_ms, target=target, outputs=outputs)
             attempt = insert_attempt(

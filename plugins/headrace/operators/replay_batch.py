@@ -57,23 +57,29 @@ class ReplayBatchOperator(SparkAttemptOperator):
             self._replay(stream_context.ledger, batch_time_ms, context, request)
 
     def _replay(self, ledger: Ledger, batch_time_ms: int, context: Context, request: RunRequest) -> None:
+        from headrace.ledger.errors import NotItsTurnError
+
         batch = self._batch(ledger, batch_time_ms)
         if self._is_done(ledger, batch_time_ms, request):
             self.log.info("This run has replayed output %s of batch %s.", self.step, time_text(batch_time_ms))
             return
         self.await_application(ledger, batch, (self.step,))
         way = self.choose_way(ledger)
-        attempt = ledger.replays.begin(
-            self.stream.name,
-            batch_time_ms,
-            target=self.target,
-            definition=self.replay.to_json(),
-            outputs=(self.step,),
-            holder=holder(context),
-            way=way,
-            lease_ms=FIRST_LEASE_MS[way],
-            attributes=request.attributes,
-        )
+        try:
+            attempt = ledger.replays.begin(
+                self.stream.name,
+                batch_time_ms,
+                target=self.target,
+                definition=self.replay.to_json(),
+                outputs=(self.step,),
+                ordered=(self.step,) if self.replay.output(self.step).deletes_by_key else (),
+                holder=holder(context),
+                way=way,
+                lease_ms=FIRST_LEASE_MS[way],
+                attributes=request.attributes,
+            )
+        except NotItsTurnError as error:
+            self.wait(str(error), waiting_for=f"turn of {error.busy}", otherwise=error)
         self.run_attempt(ledger, attempt, batch, context)
 
     def _batch(self, ledger: Ledger, batch_time_ms: int) -> BatchRow:

@@ -15,7 +15,7 @@ from headrace.stream.inputs import Input, KafkaInput
 from headrace.stream.limits import Limits
 from headrace.stream.listeners import Listener
 from headrace.stream.model import Duration, Identifier, Part, milliseconds
-from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KafkaOutput, KeyIds, Output
+from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KafkaOutput, Output
 from headrace.stream.references import check_reference
 from headrace.stream.secrets import url_holds_secret, values_with_secrets
 from headrace.stream.spark import SparkSettings
@@ -231,9 +231,7 @@ class StreamFields(Part):
             ids = output.document_ids
             if isinstance(ids, ColumnIds) and not ids.with_batch_time:
                 yield f"output {output.id!r} replaces documents of earlier batches"
-            if isinstance(ids, KeyIds) and output.tombstone_action == "delete":
-                # Elasticsearch forgets a deleted document's version (index.gc_deletes, a minute by default). An older
-                # value that is written after that would restore the document.
+            if output.deletes_by_key:
                 yield f"output {output.id!r} deletes documents by key"
 
     @property

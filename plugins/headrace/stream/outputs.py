@@ -75,6 +75,12 @@ class _Output(Part):
     def _transform_is_a_reference(cls, value: str | None) -> str | None:
         return None if value is None else check_reference(value)
 
+    @property
+    def deletes_by_key(self) -> bool:
+        """Whether records without a value delete documents. Elasticsearch forgets a deleted document's version
+        (``index.gc_deletes``, a minute by default), so an older batch that is written later restores the document."""
+        return False
+
 
 class ElasticsearchOutput(_Output):
     """An Elasticsearch index.
@@ -145,6 +151,10 @@ class ElasticsearchOutput(_Output):
         if self.tombstones is not None:
             return self.tombstones
         return "delete" if isinstance(self.document_ids, KeyIds) else "dead_letter"
+
+    @property
+    def deletes_by_key(self) -> bool:
+        return self.tombstone_action == "delete"
 
     @property
     def dead_letters(self) -> str:

@@ -22,7 +22,7 @@ from headrace.kafka.offset_ranges import RecordedRange
 from headrace.kafka.topic_watch import SeenTopic
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import BatchTimeError
-from headrace.stream import ConsoleOutput, KafkaInput, State, Stream, Window
+from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KeyIds, State, Stream, Window
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage
 
@@ -244,6 +244,10 @@ def test_times_after_the_streams_beginning_are_refused(folder: Path, ledger: Led
     [
         ({"state": State(update="m:f", fields="word STRING", keys="word")}, "starts from the state"),
         ({"outputs": (ConsoleOutput(window=Window(length="20 s")),)}, "output 'console' has a window"),
+        (
+            {"outputs": (ElasticsearchOutput(hosts="http://h:1", index="a", document_ids=KeyIds()),)},
+            "output 'elasticsearch' deletes documents by key",
+        ),
     ],
 )
 def test_a_stream_whose_batches_build_on_earlier_ones_gets_none_before_them(

@@ -21,7 +21,9 @@ from headrace.stream import (
     ConsoleOutput,
     ElasticsearchOutput,
     KafkaInput,
+    KeyIds,
     Limits,
+    RecordIds,
     State,
     Stream,
     StreamDefinitionError,
@@ -246,6 +248,13 @@ class TestReplayDag:
         assert (task.retries, task.retry_delay) == (30, timedelta(minutes=1))
         context = {"ti": SimpleNamespace(start_date=datetime.now(UTC) - timedelta(hours=1))}
         assert task.retry_policy.evaluate(RuntimeError("away"), 1, 30, context).action is RetryAction.DEFAULT
+
+    def test_a_replay_that_deletes_by_key_is_not_backfilled_backwards(self, stream):
+        stream = stream.model_copy(update={"limits": Limits()})
+        for ids, ordered in ((RecordIds(), False), (KeyIds(), True)):
+            fields = {"index": "flights-v2", "document_ids": ids}
+            dag = replay_dag(stream, "v2", outputs={"elasticsearch": fields})
+            assert dag.get_task("replay_batch.elasticsearch").depends_on_past is ordered
 
     def test_a_replay_onto_itself_is_refused(self, stream):
         with pytest.raises(StreamDefinitionError, match="as the stream does"):

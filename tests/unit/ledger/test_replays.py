@@ -12,7 +12,14 @@ import pytest
 from headrace.blocks import BlockHandle
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, EventKind
-from headrace.ledger.errors import AttemptFencedError, BatchNotFoundError, BatchStateError, LedgerError
+from headrace.ledger.errors import (
+    AttemptFencedError,
+    BatchNotFoundError,
+    BatchStateError,
+    LedgerError,
+    NotItsTurnError,
+    ReplayOrderError,
+)
 from headrace.ledger.models import Attempt
 
 NOW_MS = 1_700_000_000_000
@@ -65,6 +72,38 @@ def test_a_replay_changes_nothing_of_the_batch(world: Any) -> None:
     kinds = [event.kind for event in world.ledger.events.of_batch("flights", T1)]
     assert kinds.count(EventKind.REPLAY_COMPLETED) == 1
     assert kinds.count(EventKind.BATCH_COMPLETED) == 1
+
+
+def test_a_replay_that_deletes_by_key_runs_its_batches_in_order(world: Any) -> None:
+    ordered = {"ordered": ["index"]}
+    first = replay(world, T1, **ordered)
+    with pytest.raises(NotItsTurnError, match=f"before {time_text(T2)} it has to complete {time_text(T1)}"):
+        replay(world, T2, **ordered)
+    world.ledger.attempts.fail(first, "Elasticsearch is away")
+    with pytest.raises(NotItsTurnError):
+        replay(world, T2, **ordered)
+    finish(world, replay(world, T1, **ordered))
+    finish(world, replay(world, T2, **ordered))
+    # The newest may be repeated. Earlier ones would restore what it has deleted, also with a corrected transform.
+    finish(world, replay(world, T2, **ordered))
+    corrected = COPY.replace("fixed", "corrected")
+    for definition in (COPY, corrected):
+        with pytest.raises(ReplayOrderError, match=f"has replayed batch {time_text(T2)} before {time_text(T1)}"):
+            replay(world, T1, definition=definition, **ordered)
+    elsewhere = json.dumps({"outputs": [{"id": "index", "index": "another"}]})
+    finish(world, replay(world, T1, definition=elsewhere, **ordered))
+    finish(world, replay(world, T1, target="v3", **ordered))
+    # Without deletions by key any order is right.
+    replay(world, T1)
+
+
+def test_an_ordered_output_of_a_replay_does_not_wait_for_the_others(world: Any) -> None:
+    both = {"definition": json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]})}
+    replay(world, T1, outputs=["files"], **both)
+    later = replay(world, T2, outputs=["index"], ordered=["index"], **both)
+    replay(world, T2, outputs=["files"], **both)
+    finish(world, later)
+    replay(world, T3, outputs=["index"], ordered=["index"], **both)
 
 
 def test_replays_hold_no_slots_and_fence_only_their_own(world: Any) -> None:

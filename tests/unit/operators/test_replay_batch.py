@@ -5,16 +5,20 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
+from headrace.errors import Failure
+from headrace.ledger.errors import ReplayOrderError
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.operators.spark_attempt import BatchTaskError
+from headrace.stream import KeyIds, RecordIds
 from headrace.stream.replays import replayed
 from headrace.timetables.micro_batch import from_ms
 
 
-def run(stream, task, **options) -> None:
-    replay = replayed(stream, {"elasticsearch": {"index": "flights-v2"}}, transform="corrected:transform")
+def run(stream, task, *, document_ids=None, **options) -> None:
+    fields = {"index": "flights-v2", "document_ids": document_ids or RecordIds()}
+    replay = replayed(stream, {"elasticsearch": fields}, transform="corrected:transform")
     ReplayBatchOperator(
         task_id="replay", stream=stream, replay=replay, target="v2", step="elasticsearch", **options
     ).execute(task.context)
@@ -72,6 +76,22 @@ def test_a_failure_is_the_replays_alone(stream, allocated, toy_batch, connectabl
         run(stream, task)
     assert replays(ledger) == [(at_ms, "failed")]
     assert ledger.batches.get("flights", at_ms).state.value == "allocated"
+
+
+def test_batches_that_delete_by_key_are_replayed_in_their_order(stream, allocated, toy_batch, connectable, ledger):
+    (first_ms, first), (second_ms, second) = allocated(), allocated()
+    toy_batch("fail")
+    with pytest.raises(BatchTaskError):
+        run(stream, first, document_ids=KeyIds())
+    with pytest.raises(TaskDeferred):
+        run(stream, second, document_ids=KeyIds())
+    toy_batch("ok")
+    for task in (first, second):
+        run(stream, task.again(clear_number=1), document_ids=KeyIds())
+    assert replays(ledger) == [(first_ms, "completed"), (second_ms, "completed")]
+    with pytest.raises(ReplayOrderError, match="with a new name of the replay") as refused:
+        run(stream, first.again(clear_number=2), document_ids=KeyIds())
+    assert refused.value.failure is Failure.FINAL
 
 
 def test_a_batch_without_records_is_replayed_without_spark(stream, allocated, connectable, ledger):
