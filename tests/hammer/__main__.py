@@ -25,6 +25,7 @@ def faults(
     pace: Annotated[float, typer.Option(min=1, help="Seconds between two faults, on average.")] = 20.0,
     cluster: Annotated[bool, typer.Option("--cluster", help="Spark as a cluster of two workers.")] = False,
     ledger: Annotated[LedgerKind, typer.Option(help="The database of the ledger.")] = LedgerKind.POSTGRES,
+    keys: Annotated[bool, typer.Option(help="Also documents by key, with deletions: one batch runs at a time.")] = True,
     only: Annotated[list[Target] | None, typer.Option(help="Hit only these.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the schedule, and do nothing.")] = False,
     data: Annotated[Path, typer.Option(help="The run's folder. Each run deletes the one before it.")] = Path(
@@ -54,7 +55,7 @@ def faults(
     talk = errors if as_json else out
     try:
         judgement = run_hammer(
-            HammerOptions(schedule, data, rate=rate, ledger=ledger),
+            HammerOptions(schedule, data, rate=rate, ledger=ledger, keys=keys),
             lambda line: talk.print(line, markup=False, highlight=False, soft_wrap=True),
         )
     except KeyboardInterrupt:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from examples.demo.elasticsearch_side import ElasticsearchSide
 from examples.demo.kafka_side import offsets, read_topic
 from examples.demo.proof import Place, Proof, prove
-from tests.hammer.judgement import Fsck, KafkaAgainstReceipts, compare_with_receipts, uncovered
+from tests.hammer.judgement import Fsck, KafkaAgainstReceipts, compare_with_receipts, uncovered, wrong_keys
 from tests.hammer.load import Load
-from tests.hammer.pipeline import DEAD_LETTERS, INDEX, STREAM, TOPIC, records
+from tests.hammer.pipeline import DEAD_LETTERS, INDEX, KEYS_INDEX, STREAM, TOPIC, records
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
@@ -27,9 +27,9 @@ _HEADRACE = (sys.executable, "-m", "headrace.cli.main")
 
 
 def examine_records(
-    bootstrap_servers: str, elasticsearch: ElasticsearchSide, load: Load, *, seed: int
-) -> tuple[KafkaAgainstReceipts, Proof]:
-    """Compare the producer's receipts with Kafka, and Kafka with Elasticsearch."""
+    bootstrap_servers: str, elasticsearch: ElasticsearchSide, load: Load, *, seed: int, keys: bool
+) -> tuple[KafkaAgainstReceipts, Proof, list[str]]:
+    """Compare the producer's receipts with Kafka, and Kafka with Elasticsearch. Returns also what is wrong by key."""
     again = read_topic(bootstrap_servers, TOPIC)
     kafka = compare_with_receipts(load.receipts, islice(records(seed), load.sent), again.values)
     malformed = set(load.receipts.malformed) | _malformed_in_doubt(load, again.values, seed)
@@ -43,7 +43,7 @@ def examine_records(
         documents=elasticsearch.documents(INDEX),
         dead_letters=elasticsearch.dead_letters(DEAD_LETTERS),
     )
-    return kafka, proof
+    return kafka, proof, wrong_keys(again.values, elasticsearch.documents(KEYS_INDEX)) if keys else []
 
 
 def _malformed_in_doubt(load: Load, held: Mapping[Place, bytes | None], seed: int) -> set[Place]:

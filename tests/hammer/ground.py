@@ -14,7 +14,17 @@ from examples.demo.stack import DemoStack
 from tests.hammer.disk import SmallDisk
 from tests.hammer.errors import HammerError, SmallDiskError
 from tests.hammer.kinds import LedgerKind
-from tests.hammer.pipeline import DAG_FILE, INDEX, MAPPINGS, PARTITIONS, STREAM, TOPIC
+from tests.hammer.pipeline import (
+    DAG_FILE,
+    INDEX,
+    KEYS_INDEX,
+    KEYS_TRANSFORM,
+    MAPPINGS,
+    PARTITIONS,
+    STREAM,
+    TOPIC,
+    TRANSFORM_FILE,
+)
 
 from headrace.devstack.airflow import Airflow
 from headrace.devstack.cluster import SparkCluster
@@ -37,9 +47,12 @@ class Ground:
     ``disk`` is None and ``no_disk`` says why.
     """
 
-    def __init__(self, data: Path, *, cluster: bool, ledger: LedgerKind = LedgerKind.POSTGRES) -> None:
+    def __init__(
+        self, data: Path, *, cluster: bool, ledger: LedgerKind = LedgerKind.POSTGRES, keys: bool = True
+    ) -> None:
         self.data = data.absolute()
         self._ledger = ledger
+        self.keys = keys
         self.log = self.data / "log"
         DemoStack(self.data, self.data / "dags", keep=False).clear()
         self.disk: SmallDisk | None = None
@@ -71,7 +84,10 @@ class Ground:
     def begin(self) -> None:
         """Make the topic and the index, and let the DAGs run."""
         create_topic(self.kafka.bootstrap_servers, TOPIC, PARTITIONS)
-        ElasticsearchSide(self.elasticsearch.url).create_index(INDEX, MAPPINGS)
+        elasticsearch = ElasticsearchSide(self.elasticsearch.url)
+        elasticsearch.create_index(INDEX, MAPPINGS)
+        if self.keys:
+            elasticsearch.create_index(KEYS_INDEX, {"properties": {"offset": {"type": "long"}}})
         api = self.airflow.api()
         for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
             api.wait_for_dag(dag_id)
@@ -114,6 +130,12 @@ class Ground:
         dags.mkdir(parents=True, exist_ok=True)
         (dags / "hammer.py").write_text(DAG_FILE)
         os.environ["HAMMER_STORAGE"] = str(self.log)
+        os.environ.pop("HAMMER_KEYS", None)
+        if self.keys:
+            transform = self.data / "code" / f"{KEYS_TRANSFORM}.py"
+            transform.parent.mkdir(parents=True, exist_ok=True)
+            transform.write_text(TRANSFORM_FILE)
+            os.environ["HAMMER_KEYS"] = str(transform)
         in_postgres = self._ledger is LedgerKind.POSTGRES
         os.environ["HAMMER_LEDGER"] = "connection:headrace_ledger" if in_postgres else self.ledger_url
         os.environ.pop("HAMMER_SPARK_MASTER", None)

@@ -45,6 +45,7 @@ class HammerOptions:
     data: Path
     rate: float = 400.0
     ledger: LedgerKind = LedgerKind.POSTGRES
+    keys: bool = True
 
 
 def run_hammer(options: HammerOptions, say: Callable[[str], None]) -> Judgement:
@@ -57,7 +58,7 @@ def run_hammer(options: HammerOptions, say: Callable[[str], None]) -> Judgement:
     say(f"seed {options.schedule.seed}: {len(faults)} faults in {options.schedule.minutes:g} minutes")
     for fault in faults:
         say(f"  {fault}")
-    ground = Ground(options.data, cluster=options.schedule.cluster, ledger=options.ledger)
+    ground = Ground(options.data, cluster=options.schedule.cluster, ledger=options.ledger, keys=options.keys)
     if ground.disk is None:
         faults = [fault for fault in faults if fault.kind.target is not Target.DISK]
         say(f"no disk will be full: {ground.no_disk}")
@@ -159,12 +160,15 @@ class _Run:
     def _judge(self, faults: Sequence[Fault]) -> Judgement:
         self._journal.say("judging")
         servers = self._ground.kafka.bootstrap_servers
-        kafka, proof = examine_records(servers, self._elasticsearch, self._load, seed=self._seed)
+        kafka, proof, keys = examine_records(
+            servers, self._elasticsearch, self._load, seed=self._seed, keys=self._ground.keys
+        )
         batches = self._ledger.batches.page(STREAM, _MOST_BATCHES)
         return Judgement(
             seed=self._seed,
             kafka=kafka,
             proof=proof,
+            keys=keys,
             refused=len(self._load.receipts.refused),
             planned=faults,
             injections=self._journal.injections,

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-from examples.demo.proof import Place, Proof
+from examples.demo.proof import Document, Place, Proof
 from tests.hammer.journal import Injection
 from tests.hammer.kinds import Fault
 from tests.hammer.load import Receipts
-from tests.hammer.pipeline import Numbered
+from tests.hammer.pipeline import Numbered, last_documents
 
 _EXAMPLES = 3
 
@@ -86,6 +86,8 @@ class Judgement:
     fsck: Fsck
     not_possible: Sequence[str] = ()
     """Kinds of faults that cannot be injected on this machine, and why."""
+    keys: Sequence[str] = ()
+    """What is wrong with the documents by key."""
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -97,6 +99,7 @@ class Judgement:
         """A sentence on each thing that is wrong."""
         yield from self.kafka.problems()
         yield from self.proof.problems()
+        yield from self.keys
         undone = {state: number for state, number in self.batches.items() if state != "completed"}
         if undone or not self.batches:
             yield f"not all batches are completed: {dict(self.batches)}"
@@ -146,6 +149,18 @@ def by_kind(injections: Collection[Injection]) -> dict[str, Any]:
     missed = Counter(injection.kind for injection in injections if not injection.hit)
     kinds = {kind: {"hit": hit[kind], "missed": missed[kind]} for kind in sorted({*hit, *missed})}
     return {"hit": hit.total(), "missed": missed.total(), "kinds": kinds}
+
+
+def wrong_keys(held: Iterable[Place], documents: Iterable[Document]) -> list[str]:
+    """A sentence on each kind of difference between the documents by key and what Kafka's records leave."""
+    expected = last_documents(held)
+    found = {document.id: document.source for document in documents}
+    other = [key for key in expected.keys() & found.keys() if expected[key] != found[key]]
+    return [
+        *_report("keys are not in the index", sorted(expected.keys() - found.keys())),
+        *_report("keys came back after they were deleted", sorted(found.keys() - expected.keys())),
+        *_report("keys have another document than their last one", sorted(other)),
+    ]
 
 
 Range = tuple[int, int]

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from examples.demo.damage import Damage
+from examples.demo.proof import Place
 
 STREAM = TOPIC = INDEX = "hammer"
 PARTITIONS = 4
 RECEIVERS = 2
 DEAD_LETTERS = f"{INDEX}-dead-letters"
+KEYS_INDEX = f"{INDEX}-keys"
+KEYS_TRANSFORM = "hammer_keys"
+
+# Every so many offsets of a partition the same keys come again, and every third time they are deleted.
+_KEYS_OF_A_PARTITION = 500
+_ROUNDS = 3
 
 MAPPINGS = {
     "properties": {
@@ -24,29 +31,65 @@ MAPPINGS = {
 }
 
 DAG_FILE = f'''
-"""The hammer's stream for Airflow: two receivers, a batch every half minute and two at once, else defaults."""
+"""The hammer's stream for Airflow: two receivers and a batch every half minute, else defaults.
+
+With documents by key, which are deleted too, batches run one at a time. Otherwise two run at once.
+"""
 
 import os
 
 from headrace.dags import stream_dags
-from headrace.stream import ElasticsearchOutput, KafkaInput, Limits, SparkSettings, Storage, Stream
+from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Limits, SparkSettings, Storage, Stream
 
 MASTER = os.environ.get("HAMMER_SPARK_MASTER")
+KEYS = os.environ.get("HAMMER_KEYS")
 CLUSTER = {{"spark.cores.max": "4", "spark.executor.cores": "2", "spark.executor.memory": "768m"}}
+
+outputs = [ElasticsearchOutput(connection="elasticsearch_default", index="{INDEX}")]
+if KEYS:
+    by_key = {{"document_ids": KeyIds(), "transform": "{KEYS_TRANSFORM}:changes"}}
+    outputs.append(ElasticsearchOutput(id="keys", connection="elasticsearch_default", index="{KEYS_INDEX}", **by_key))
 
 stream = Stream(
     name="{STREAM}",
     inputs=KafkaInput(connection="kafka_default", topics="{TOPIC}", receivers={RECEIVERS}),
-    outputs=ElasticsearchOutput(connection="elasticsearch_default", index="{INDEX}"),
+    outputs=outputs,
     batch_interval="30 s",
-    limits=Limits(segment_interval="5 s", max_concurrent_batches=2),
+    limits=Limits(segment_interval="5 s", max_concurrent_batches=1 if KEYS else 2),
     storage=Storage(url=os.environ["HAMMER_STORAGE"], shared=MASTER is not None),
     ledger=os.environ["HAMMER_LEDGER"],
-    spark=SparkSettings(master=MASTER, conf=CLUSTER if MASTER else {{}}),
+    spark=SparkSettings(master=MASTER, conf=CLUSTER if MASTER else {{}}, py_files=[KEYS] if KEYS else []),
 )
 
 receiver, batches = stream_dags(stream)
 '''
+
+TRANSFORM_FILE = f'''
+"""Makes changes of keys of the hammer's records: a record writes or deletes the document of a key by its offset."""
+
+from pyspark.sql import functions as F
+
+
+def changes(records):
+    offset = F.col("offset")
+    key = F.concat_ws("-", "partition", offset % {_KEYS_OF_A_PARTITION})
+    deletes = F.floor(offset / {_KEYS_OF_A_PARTITION}) % {_ROUNDS} == {_ROUNDS - 1}
+    value = F.when(~deletes, F.struct(offset.alias("offset")))
+    return records.select("topic", "partition", "offset", "incarnation", key.alias("key"), value.alias("value"))
+'''
+
+
+def last_documents(places: Iterable[Place]) -> dict[str, dict[str, int]]:
+    """The documents that the records at these places leave by `TRANSFORM_FILE`, by key."""
+    documents: dict[str, dict[str, int]] = {}
+    for place in sorted(places):
+        key = f"{place.partition}-{place.offset % _KEYS_OF_A_PARTITION}"
+        if place.offset // _KEYS_OF_A_PARTITION % _ROUNDS == _ROUNDS - 1:
+            documents.pop(key, None)
+        else:
+            documents[key] = {"offset": place.offset}
+    return documents
+
 
 # One of this many records is damaged, and belongs in the dead letters.
 _EVERY = 200

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from examples.demo.proof import Place, Proof
+from examples.demo.proof import Document, Place, Proof
 from tests.hammer.journal import Injection
 from tests.hammer.judgement import (
     Fsck,
@@ -16,6 +16,7 @@ from tests.hammer.judgement import (
     by_kind,
     compare_with_receipts,
     uncovered,
+    wrong_keys,
 )
 from tests.hammer.kinds import Fault
 from tests.hammer.load import Receipts
@@ -71,6 +72,7 @@ def test_a_run_without_a_flaw_holds(judgement: Judgement) -> None:
         ({"proof": Proof(10, 11, 11, 10, 0)}, "should be one number"),
         ({"batches": {"completed": 3, "failed": 1}}, "not all batches are completed"),
         ({"batches": {}}, "not all batches are completed"),
+        ({"keys": ["3 keys came back after they were deleted: 0-1"]}, "3 keys came back"),
         ({"uncovered": ["hammer-0: offsets 1 to 2 are in no batch"]}, "in no batch"),
         ({"gaps": ["a gap"]}, "gap"),
         ({"receiver_jobs": 2}, "2 receiver jobs"),
@@ -147,3 +149,15 @@ def test_offsets_that_are_in_no_batch_or_in_two(
     taken: dict[int, list[tuple[int, int, int]]], reported: list[str]
 ) -> None:
     assert uncovered({0: (0, 10)}, taken, topic="t") == reported
+
+
+def test_a_key_has_the_document_of_its_last_record_or_none_if_that_deletes() -> None:
+    held = [Place("hammer", 0, offset) for offset in (1_001, 1, 2, 502, 1_503, 3)]
+    documents = [Document("0-3", {"offset": 1_503}), Document("0-2", {"offset": 502})]
+    assert wrong_keys(held, documents) == []
+    late = [Document("0-1", {"offset": 1}), Document("0-2", {"offset": 2})]
+    assert wrong_keys(held, late) == [
+        "1 keys are not in the index: 0-3",
+        "1 keys came back after they were deleted: 0-1",
+        "1 keys have another document than their last one: 0-2",
+    ]
