@@ -13,7 +13,9 @@ import argparse
 import contextlib
 import hashlib
 import json
+import locale
 import os
+import resource
 import signal
 import socket
 import stat
@@ -22,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from headrace import __version__
 from headrace.spark.process_watch import under_spark_submit
@@ -34,6 +37,7 @@ NOT_FORKED = -(2**31)
 LENGTH = struct.Struct("!I")
 """What precedes the request, with the descriptors of standard input, output and error; then its bytes, JSON."""
 
+_LIMITS = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
 # Signals that end a batch's process.
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -48,8 +52,8 @@ def socket_path(ledger: str, stream: str) -> Path:
 def run_in_server(arguments: Sequence[str]) -> int | None:
     """Run ``batch_command.main(arguments)`` there and return its exit code; None if no server could run it.
 
-    This process's standard streams, environment, folder and path are the other one's. A signal that ends this process
-    goes to the other one first. If the other one is killed by a signal, so is this process.
+    This process's standard streams, environment, folder, path and `settings` are the other one's. A signal that ends
+    this process goes to the other one first. If the other one is killed by a signal, so is this process.
     """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     for name in ("--ledger", "--stream", "--batch-time"):
@@ -71,6 +75,8 @@ def run_in_server(arguments: Sequence[str]) -> int | None:
         "environment": dict(os.environ),
         "folder": str(Path.cwd()),
         "path": sys.path,
+        "settings": settings(),
+        "identity": identity(),
     }
     with connection:
         code = _answer(connection, json.dumps(request).encode())
@@ -80,6 +86,31 @@ def run_in_server(arguments: Sequence[str]) -> int | None:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
+
+
+def settings() -> dict[str, Any]:
+    """What a new process would inherit from this one, and a process forked elsewhere has to set."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return {
+        "umask": umask,
+        "soft_limits": {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS},
+        "locale": locale.setlocale(locale.LC_CTYPE),
+        "encodings": [(each.encoding, each.errors) for each in (sys.stdin, sys.stdout, sys.stderr) if each],
+        "ignores_hangup": signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
+    }
+
+
+def identity() -> dict[str, Any]:
+    """What a new process would inherit from this one, and no process can set for itself without privileges."""
+    return {
+        "users": os.getresuid(),
+        "groups": [*os.getresgid(), sorted(os.getgroups())],
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "hard_limits": {name: resource.getrlimit(getattr(resource, name))[1] for name in _LIMITS},
+        "file_names": sys.getfilesystemencoding(),
+    }
 
 
 def _answer(connection: socket.socket, payload: bytes) -> int | None:

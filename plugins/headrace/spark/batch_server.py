@@ -1,9 +1,12 @@
 """A process with the imports of a batch, from which the processes of a stream's batches are forked (``batch_client``).
 
 The receiver job starts it and ends it. It has no connections, and no threads but one of jemalloc, which is prepared for
-forks. A batch's process gets the standard streams, the environment, the folder and the path of its caller. It ends if
-this process ends: the application in which the batch runs is then gone too. So nothing that goes wrong with one caller
-may end this process.
+forks. A batch's process gets from its caller what a new process would inherit: the standard streams, the environment
+with its time zone, the folder, the path, umask, soft limits, locale. A caller of other groups, another priority, other
+processors or other hard limits is refused, and runs its batch itself. Only the control group stays the receiver job's.
+
+A batch's process ends if this process ends: the application in which the batch runs is then gone too. So nothing that
+goes wrong with one caller may end this process.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import locale
 import logging
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -27,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headrace.spark.batch_client import LENGTH, NOT_FORKED, STATUS, is_own_folder, socket_path
+from headrace.spark.batch_client import LENGTH, NOT_FORKED, STATUS, identity, is_own_folder, socket_path
 from headrace.spark.process_watch import ProcessWatch, parent_gone
 from headrace.spark.termination import EXIT_FAILED, EXIT_TERMINATED, Terminated, raise_on_sigterm, run_and_leave
 
@@ -159,7 +164,7 @@ class _Server:
         connection.settimeout(_SECONDS)
         try:
             batch = _forked(connection)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:
             logger.warning("a batch's process was not forked: %s", error)
             with connection, contextlib.suppress(OSError):
                 connection.sendall(STATUS.pack(NOT_FORKED))
@@ -229,10 +234,11 @@ def _send(number: int, batch: _Batch) -> None:
 
 
 def _forked(connection: socket.socket) -> _Batch:
-    """Read a caller's request and fork its process. Raises OSError, ValueError."""
+    """Read a caller's request and fork its process. Raises OSError, ValueError, LookupError, TypeError."""
     length, streams, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
     try:
         request = _request(connection, length)
+        _check_identity(request["identity"])
         if len(streams) != 3:
             raise ValueError(f"{len(streams)} standard streams")
         server = os.getpid()
@@ -265,6 +271,14 @@ def _request(connection: socket.socket, length: bytes) -> dict[str, Any]:
     return json.loads(payload)  # type: ignore[no-any-return]
 
 
+def _check_identity(wanted: dict[str, Any]) -> None:
+    """Raise PermissionError if a forked process could not become what a new process of the caller would be."""
+    # As JSON gives it back.
+    own = json.loads(json.dumps(identity()))
+    if differing := [f"{name} {wanted[name]}, not {own[name]}" for name in own if wanted[name] != own[name]]:
+        raise PermissionError(f"its caller has {'; '.join(differing)}; let both run with the same")
+
+
 def _run_as_caller(request: dict[str, Any], streams: Sequence[int], server: int) -> int:
     """Make this forked process what a new process of the caller would be, and run the batch's command in it."""
     # First, so that the caller gets the text of an error.
@@ -283,15 +297,30 @@ def _run_as_caller(request: dict[str, Any], streams: Sequence[int], server: int)
     setproctitle(request["title"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    time.tzset()
     os.chdir(request["folder"])
     sys.argv[:] = request["arguments"]
     sys.path[:] = request["path"]
     tempfile.tempdir = None
-    # As with PYTHONUNBUFFERED, so that lines are in the task's log as soon as they are printed.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _set(request["settings"])
     np.random.seed()
     ProcessWatch(parent_gone(server)).start()
     return run(sys.argv[1:])
+
+
+def _set(settings: dict[str, Any]) -> None:
+    os.umask(settings["umask"])
+    for name, soft in settings["soft_limits"].items():
+        number = getattr(resource, name)
+        resource.setrlimit(number, (soft, resource.getrlimit(number)[1]))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if settings["ignores_hangup"] else signal.SIG_DFL)
+    locale.setlocale(locale.LC_CTYPE, settings["locale"])
+    # New ones, since those of the server may have been of files. Buffered by line, as with PYTHONUNBUFFERED, so that
+    # lines are in the task's log as soon as they are printed.
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(number, mode, buffering=1, encoding=encoding, errors=errors, closefd=False)
+        for number, (mode, (encoding, errors)) in enumerate(zip("rww", settings["encodings"], strict=True))
+    )
 
 
 if __name__ == "__main__":

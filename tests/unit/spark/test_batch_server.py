@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -69,8 +70,9 @@ def refuse_fork():
     refuse({"x86_64": 56, "aarch64": 220}[os.uname().machine], 11, unless_flags=0x100)
 """
 ITSELF = """
-import runpy, sys
+import os, runpy, sys
 import command
+exec(os.environ.get("AS_CALLER", ""))
 sys.modules["headrace.spark.batch_command"] = command
 
 sys.argv = sys.argv[1:]
@@ -123,14 +125,18 @@ class Place:
         return caller, psutil.Process(int(pid))
 
     def _start(self, script: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        # As a receiver job's, which goes into a file.
+        log = (self.folder / "server.log").open("a") if script == "server.py" else None
         process = subprocess.Popen(
             [sys.executable, str(self.folder / script), *arguments],
             env={**self.env, **env},
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=log or subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        if log is not None:
+            log.close()
         self.started.append(process)
         return process
 
@@ -167,6 +173,42 @@ def test_a_batch_has_what_its_caller_has(place: Place) -> None:
     # Its three streams, and the watch of the server beside its main thread.
     assert process == "headrace batch clicks 1700000000000 3 2"
     assert (err, caller.returncode) == ("put in\n", 7)
+
+
+def test_a_batch_has_the_time_zone_umask_and_limits_of_its_caller(place: Place) -> None:
+    of_server = (
+        "import locale, os, resource, signal, time; os.umask(0o022); os.environ['TZ'] = 'Asia/Tokyo'; time.tzset()\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN); locale.setlocale(locale.LC_CTYPE, 'C')"
+    )
+    server = place.server(AT_IMPORT=of_server)
+    told = (
+        "import locale, resource, signal\n"
+        "soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "print(os.getppid(), time.localtime(0).tm_hour, oct(os.umask(0)), soft)\n"
+        "print(locale.setlocale(locale.LC_CTYPE), sys.stdout.encoding, signal.getsignal(signal.SIGHUP).name)"
+    )
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1
+    restrict = f"import os, resource as r; r.setrlimit(r.RLIMIT_NOFILE, ({limit}, r.getrlimit(r.RLIMIT_NOFILE)[1]))"
+    caller = place.caller(
+        told,
+        TZ="America/New_York",
+        PYTHONIOENCODING="latin-1",
+        LC_ALL="C.UTF-8",
+        AS_CALLER=f"{restrict}; os.umask(0o027)",
+    )
+    out, err = caller.communicate(timeout=60)
+    assert out.splitlines() == [f"{server.pid} 19 0o27 {limit}", "C.UTF-8 iso8859-1 SIG_DFL"], err
+
+
+def test_a_caller_of_another_priority_runs_its_batch_itself(place: Place) -> None:
+    server = place.server()
+    out, err = place.caller("print(os.getppid())", AS_CALLER="import os; os.nice(1)").communicate(timeout=60)
+    assert out == f"{os.getpid()}\n", err
+    server.terminate()
+    _, err = server.communicate(timeout=60)
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    assert f"its caller has nice {nice + 1}, not {nice}; let both run with the same" in err
 
 
 @pytest.mark.parametrize(
@@ -396,7 +438,7 @@ def test_only_a_folder_of_this_user_alone_is_its_own(tmp_path: Path) -> None:
 
 def test_what_is_not_a_request_is_passed_over(place: Place) -> None:
     server = place.server()
-    for sent in (b"", b"\0\0\0\5abc", b"GET / HTTP/1.1\r\n\r\n"):
+    for sent in (b"", b"\0\0\0\5abc", b"\0\0\0\2[]", b"\0\0\0\2{}", b"GET / HTTP/1.1\r\n\r\n"):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(place.socket))
             connection.sendall(sent)
