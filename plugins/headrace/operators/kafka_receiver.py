@@ -20,6 +20,7 @@ from headrace.operators.links import SparkUiLink, browser_link
 from headrace.runs.detached import DetachedProcess, spawn, tail
 from headrace.runs.receiver_job import JobOutcome, JobWatch, newest_job
 from headrace.runs.replacement import replace_older_job
+from headrace.runs.request import check_names
 from headrace.runs.shared_job import connections_of_others, end_claim, is_request, request_job, start_if_absent
 from headrace.runs.waiting import in_triggerer, poll_seconds
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
@@ -88,6 +89,7 @@ class KafkaReceiverOperator(BaseOperator):
         """Attach to the stream's live receiver job, or start one, and wait for its end."""
         from headrace.ledger.states import DesiredState
 
+        check_names(context, options=())
         with LedgerHook(self.stream.ledger).opened() as ledger:
             self._recover_if_lost(ledger)
             self._revision = register(ledger, self.stream)

@@ -46,7 +46,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
 
     def run_step(self, context: Context) -> Any:
         """Replay the batch of this run's logical date."""
-        request = run_request(context, self.replay)
+        request = run_request(context, self.replay, options=("outputs", "parameters"))
         if not request.wants(self.step):
             raise AirflowSkipException(f"This run does not ask for {self.step}.")
         try:

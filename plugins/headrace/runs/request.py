@@ -7,8 +7,9 @@ parameters reach the batch through its attempt's row in the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 
-_NAMES = ("reprocess", "outputs", "parameters", "from_kafka")
+_OPTIONS = ("reprocess", "outputs", "parameters", "from_kafka")
+# Airflow's TriggerDagRunOperator adds this name while OpenLineage is on.
+_OF_AIRFLOW = ("openlineage",)
 
 
 class RunRequestError(HeadraceError):
@@ -59,18 +62,17 @@ class RunRequest:
         return {**self.run.attributes, **({} if self.parameters is None else {ATTRIBUTE: dict(self.parameters)})}
 
 
-def run_request(context: Context, stream: Stream) -> RunRequest:
-    """The request of the task's DAG run.
+def run_request(context: Context, stream: Stream, *, options: Collection[str] = _OPTIONS) -> RunRequest:
+    """The request of the task's DAG run. ``options`` are the names that mean something to its tasks.
 
     Raises:
         AirflowFailException: the request is invalid for the stream; a retry would make the same request.
     """
+    check_names(context, options)
     run = context["dag_run"]
-    # Airflow merges conf into the params only if core.dag_run_conf_overrides_params is set and the DAG declares them.
-    params: Mapping[str, Any] = context.get("params", {})
-    asked = {**params, **(run.conf or {})}
+    # Airflow merges conf into the params unless core.dag_run_conf_overrides_params is off.
+    asked = {**context.get("params", {}), **(run.conf or {})}
     try:
-        _check_names(run.conf or {}, params)
         return RunRequest(
             run=run_identity(context),
             is_backfill=run.run_type == "backfill",
@@ -83,16 +85,29 @@ def run_request(context: Context, stream: Stream) -> RunRequest:
         raise AirflowFailException(str(error)) from error
 
 
-def _check_names(conf: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    """Refuse unknown names in conf: otherwise a misspelt name would be ignored without notice."""
-    known = {*_NAMES, *params}
-    unknown = sorted(set(conf) - known)
-    if unknown:
-        raise RunRequestError(
-            f"The run's conf has {', '.join(map(repr, unknown))}, which means nothing here; it may have "
-            f"{', '.join(sorted(known))}.",
-            remedy="Correct the name, or declare one of your own in the DAG's params.",
-        )
+def check_names(context: Context, options: Collection[str]) -> None:
+    """Refuse a name in the run's conf that is none of ``options`` and that neither the DAG nor the task declares as a
+    param: a misspelt option would be ignored without notice.
+
+    The task's own ``params`` do not say what is declared: Airflow merges the whole conf into them.
+
+    Raises:
+        AirflowFailException: there is such a name.
+    """
+    parts: list[Any] = [context.get("dag"), context.get("task")]
+    declared = (name for part in parts if part is not None for name in part.params)
+    known = sorted({*options, *declared})
+    unknown = sorted({*(context["dag_run"].conf or {})}.difference(known, _OF_AIRFLOW))
+    if not unknown:
+        return
+    nearest = [near for name in unknown for near in get_close_matches(name, known, n=1)]
+    meant = f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+    error = RunRequestError(
+        f"The run's conf has {', '.join(map(repr, unknown))}, which means nothing here.{meant} "
+        f"It may have {', '.join(known) or 'no names, because these runs have no options'}.",
+        remedy="Correct the name, or declare one of your own in the DAG's params.",
+    )
+    raise AirflowFailException(str(error)) from error
 
 
 def _flag(asked: Mapping[str, Any], name: str) -> bool:

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from uuid import uuid4
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.definitions.param import process_params
+from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
+from headrace.dags import batch_dag, receiver_dag, replay_dag
 from headrace.runs.identity import RunIdentity
 from headrace.runs.request import RunRequest, run_request
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream
@@ -26,15 +27,20 @@ def stream(tmp_path) -> Stream:
     )
 
 
-def ask(stream, conf=None, *, params=None, run_type="manual", clear_number=2) -> RunRequest:
-    run = SimpleNamespace(
-        run_id="run",
-        clear_number=clear_number,
-        run_type=run_type,
-        conf=conf,
-        start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    )
-    return run_request({"dag_run": run, "params": params or {}, "ti": SimpleNamespace(id=uuid4())}, stream)
+def run(conf=None, *, run_type="manual", clear_number=2) -> SimpleNamespace:
+    started = datetime(2026, 1, 1, tzinfo=UTC)
+    return SimpleNamespace(run_id="run", clear_number=clear_number, run_type=run_type, conf=conf, start_date=started)
+
+
+def ask(stream, conf=None, *, params=None, **fields) -> RunRequest:
+    return run_request({"dag_run": run(conf, **fields), "params": params or {}}, stream)
+
+
+def as_airflow_merges(dag, conf, *, task_id=None):
+    """The context of the DAG's first task, or of this one, with the params that Airflow makes of the run's conf."""
+    task = dag.get_task(task_id) if task_id else dag.roots[0]
+    params = process_params(dag, task, conf, suppress_exception=False)
+    return {"dag_run": run(conf), "dag": dag, "task": task, "params": params}
 
 
 def test_a_run_that_asks_for_nothing(stream):
@@ -84,7 +90,35 @@ def test_what_the_stream_has_not_is_refused_for_good(stream, conf, why):
         ask(stream, conf)
 
 
-def test_a_name_that_means_nothing_is_refused_unless_the_dag_declares_it(stream):
-    with pytest.raises(AirflowFailException, match="'reproces', which means nothing here; it may have from_kafka, out"):
-        ask(stream, {"reproces": True})
-    assert ask(stream, {"colour": "red"}, params={"colour": "blue"}).reprocess is False
+@pytest.mark.parametrize("single_task", [False, True])
+def test_a_misspelt_option_is_refused_though_airflow_merges_it_into_the_params(stream, single_task):
+    dag = batch_dag(stream, single_task=single_task, params={"colour": "blue"})
+    context = as_airflow_merges(dag, {"reproces": True})
+    assert context["params"]["reproces"] is True
+    known = "colour, from_kafka, outputs, parameters, reprocess"
+    with pytest.raises(AirflowFailException) as refused:
+        dag.roots[0].execute(context)
+    assert f"'reproces', which means nothing here. Did you mean 'reprocess'? It may have {known}" in str(refused.value)
+    # What the DAG declares, and what Airflow adds by itself, passes.
+    passing = {"colour": "red", "reprocess": True, "openlineage": {"parentRunId": "1"}}
+    assert run_request(as_airflow_merges(dag, passing), stream).reprocess
+    with pytest.raises(ParamValidationError):
+        as_airflow_merges(dag, {"reprocess": "yes"})
+
+
+def test_a_name_like_none_is_refused_with_the_list(stream):
+    with pytest.raises(AirflowFailException, match=r"'colour', which means nothing here\. It may have from_kafka, out"):
+        ask(stream, {"colour": "red"}, params={"colour": "red"})
+
+
+def test_a_replays_runs_have_its_options_alone(stream):
+    replay = replay_dag(stream.model_copy(update={"state": None}), "v2", outputs={"one": {"rows": 5}})
+    (task,) = replay.roots
+    with pytest.raises(AirflowFailException, match=r"'reprocess', which means nothing here\. .* outputs, parameters\."):
+        task.execute(as_airflow_merges(replay, {"reprocess": True}))
+
+
+def test_a_receivers_runs_have_no_options(stream):
+    dag = receiver_dag(stream)
+    with pytest.raises(AirflowFailException, match=r"'reprocess', .* It may have no names"):
+        dag.roots[0].execute(as_airflow_merges(dag, {"reprocess": True}))
