@@ -42,7 +42,7 @@ alone when its task, or its run, is cleared.
 
 _LATE = """\
 A run that is late takes over all batch times that have ended and have no batch: the log of its first task names its
-batch, and where there is none, its other tasks are skipped."""
+batch. A run for a batch time that was taken over is skipped and names the batch; with `reprocess` it repeats it."""
 
 
 def batch_dag(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection, exists, insert, select
+from sqlalchemy import Connection, exists, insert, select, update
 
 from headrace.ledger.batch_states import find_batch
 from headrace.ledger.clock_corrections import CLOCK_SKEW_MS, take_back
@@ -17,6 +17,8 @@ from headrace.ledger.states import BatchState
 
 CLOCKS_DIFFER_MS = 60_000
 """From this difference on, a clock of the two is wrong, and a run takes no time that is ahead of either."""
+# The runs of a backfill for the times of one batch follow each other in shorter intervals than this.
+_REPEAT_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,30 @@ class RunBatchTimes(Repository):
                     return None
                 batch_time_ms = until_ms
             return _keep(connection, locked, run_id, batch_time_ms)
+
+    def repeat(self, stream: str, run_id: str, batch_time_ms: int) -> str:
+        """Return the run that repeats the batch, of those runs of a backfill that ask for it.
+
+        It is the first one that asks. The others get its id until none has asked for 10 minutes: a task does not know
+        its backfill. If the run that repeats it asks again (it was cleared, or its task is retried), it repeats it.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            query = select(batch_runs.c.run_id).where(
+                batch_runs.c.stream == stream,
+                batch_runs.c.batch_time_ms == batch_time_ms,
+                batch_runs.c.repeats,
+                batch_runs.c.at_ms > locked.now_ms - _REPEAT_MS,
+            )
+            newest = connection.execute(query.order_by(batch_runs.c.at_ms.desc()).limit(1)).scalar_one_or_none()
+            by = newest or run_id
+            asked = update(batch_runs).where(batch_runs.c.stream == stream, batch_runs.c.run_id == by)
+            values = {"batch_time_ms": batch_time_ms, "at_ms": locked.now_ms, "repeats": True}
+            if not connection.execute(asked.values(values)).rowcount:
+                connection.execute(insert(batch_runs).values(stream=stream, run_id=by, **values))
+            return by
 
     def find(self, stream: str, run_id: str) -> int | None:
         """Return the batch time assigned to the run, or None."""

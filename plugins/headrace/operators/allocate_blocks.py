@@ -44,10 +44,9 @@ class AllocateBlocksOperator(BatchStepOperator):
         """Allocate the run's batch. Returns the allocation's `summary`."""
         with self.opened() as stream_context:
             try:
-                run = BatchRun.begin(context, stream_context)
+                return allocate_blocks(BatchRun.begin(context, stream_context), self.log)
             except NothingToRun as nothing:
-                raise nothing.skip(self) from None
-            return allocate_blocks(run, self.log)
+                raise nothing.skip(context, self) from None
 
 
 def allocate_blocks(run: BatchRun, log: Any) -> dict[str, Any]:
@@ -55,6 +54,7 @@ def allocate_blocks(run: BatchRun, log: Any) -> dict[str, Any]:
 
     Raises:
         AirflowFailException: the run asks for something that the stream does not have.
+        NothingToRun: another run's batch has taken the batch time over since this run began.
     """
     from headrace.batch.allocation import allocate
 
@@ -63,6 +63,8 @@ def allocate_blocks(run: BatchRun, log: Any) -> dict[str, Any]:
     over = takes_over(run.context, run.stream)
     allocation = allocate(run.stream_context, run.batch_time_ms, takes_over=over)
     batch = allocation.batch
+    if batch.absorbed_by_ms is not None:
+        raise NothingToRun(f"batch {time_text(batch.absorbed_by_ms)} has taken {time_text(run.batch_time_ms)} over")
     log.info(
         "Batch %s %s: %d records in %d blocks of %d partitions, %d bytes; manifest %s",
         time_text(run.batch_time_ms), "is allocated" if allocation.fresh else "was allocated before",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowSkipException
-
 from headrace.operators.allocate_blocks import allocate_blocks
 from headrace.operators.batch_events import batch_alias, emit_batch_events
 from headrace.operators.checkpoint import checkpoint_after
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.stream import Stream
+    from headrace.stream_context import StreamContext
 
 
 class MicroBatchOperator(WalSparkSubmitOperator):
@@ -59,10 +58,7 @@ class MicroBatchOperator(WalSparkSubmitOperator):
                 self.defer(trigger=awaited, method_name="receiver_began")
             if awaited is not None:
                 check_began(awaited.look_until_it_fires(ledger), self.stream)
-            try:
-                run = BatchRun.begin(context, stream_context)
-            except NothingToRun as nothing:
-                raise AirflowSkipException(f"Nothing to run: {nothing}.") from None
+            run = self._begin(context, stream_context)
             trigger = BlocksReadyTrigger.of(
                 self.stream, run.batch_time_ms, waiting_since_ms=ledger.now_ms(), grace=self.grace
             )
@@ -82,16 +78,25 @@ class MicroBatchOperator(WalSparkSubmitOperator):
 
     def _after_deferral(self, context: Context, found: dict[str, Any]) -> Any:
         with self.opened() as stream_context:
-            return self._with_blocks(BatchRun.of(context, stream_context), found)
+            return self._with_blocks(self._begin(context, stream_context), found)
 
     def run_again(self, context: Context) -> Any:
         """Continue after a wait: the batch is allocated, so run its steps."""
         with self.opened() as stream_context:
             return self._run(BatchRun.of(context, stream_context))
 
+    def _begin(self, context: Context, stream_context: StreamContext) -> BatchRun:
+        try:
+            return BatchRun.begin(context, stream_context)
+        except NothingToRun as nothing:
+            raise nothing.skip(context, self, itself=True) from None
+
     def _with_blocks(self, run: BatchRun, found: dict[str, Any]) -> Any:
         report_what_was_found(found, self.stream, self.log)
-        allocate_blocks(run, self.log)
+        try:
+            allocate_blocks(run, self.log)
+        except NothingToRun as nothing:
+            raise nothing.skip(run.context, self, itself=True) from None
         return self._run(run)
 
     def _run(self, run: BatchRun) -> Any:

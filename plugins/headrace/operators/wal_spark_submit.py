@@ -99,8 +99,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         from headrace.ledger.states import BatchState
 
         batch, at = self._batch(run), time_text(run.batch_time_ms)
-        if batch.state in (BatchState.ABANDONED, BatchState.ABSORBED):
-            self.log.info("Batch %s is %s, so there is nothing to run.", at, batch.state.value)
+        if batch.state is BatchState.ABANDONED:
+            self.log.info("Batch %s is abandoned, so there is nothing to run.", at)
             return
         left = self._left(run, batch)
         if not left.steps and (batch.state is BatchState.COMPLETED or not any(map(run.request.wants, self._steps))):

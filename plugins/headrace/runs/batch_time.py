@@ -8,16 +8,17 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import DownstreamTasksSkipped
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException, DownstreamTasksSkipped
 
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.runs.first_receiver import find_beginning
 from headrace.runs.identity import of_schedule
+from headrace.runs.request import run_request
 from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
 
 if TYPE_CHECKING:
-    from airflow.sdk import BaseOperator
+    from airflow.sdk import BaseOperator, Context
 
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
@@ -25,13 +26,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+NOTHING_TO_RUN = "nothing_to_run"
+"""The XCom of a run's first task that says why the run has no batch."""
+
+
 class NothingToRun(Exception):  # noqa: N818 - not an error: the run ends well
     """The run has no batch; the text says why."""
 
-    def skip(self, task: BaseOperator) -> DownstreamTasksSkipped:
-        """Return the exception that ends a run in its first task ``task``: that task succeeds, all later ones are
-        skipped, teardowns too."""
+    def skip(self, context: Context, task: BaseOperator, *, itself: bool = False) -> AirflowException:
+        """Return the exception that ends a run in its first task ``task``, which says why in its log and in an XCom.
+
+        The task succeeds, and all later ones are skipped, teardowns too. With ``itself`` it is skipped, and Airflow's
+        trigger rules decide about later ones.
+        """
         task.log.info("Nothing to run: %s.", self)
+        context["ti"].xcom_push(NOTHING_TO_RUN, str(self))
+        if itself:
+            return AirflowSkipException(f"Nothing to run: {self}.")
         later = [other.task_id for other in task.get_flat_relatives(upstream=False)]
         return DownstreamTasksSkipped(tasks=later)  # type: ignore[no-untyped-call]
 
@@ -45,23 +56,23 @@ class NoBatchTimeError(HeadraceError):
 def batch_time_of_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
     """Return the batch time of the task's run, in milliseconds since the epoch; the same for all tasks of a run.
 
-    It is the batch time that the ledger assigned to the run (`begin_run`), else that of the run's logical date. A run
-    without a logical date is assigned a batch time here too. The stream must be registered in the ledger.
+    It is the batch time that the ledger assigned to the run (`begin_run`), else that of the run's logical date, or of
+    the batch that took this one over. A run without a logical date is assigned a batch time here too. The stream must
+    be registered in the ledger.
 
     Raises:
         NoBatchTimeError: the run has neither a logical date nor a batch.
     """
-    stream, run = stream_context.stream, context["dag_run"]
+    stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
     if run.logical_date is None:
-        taken = _take(context, stream_context)
-        if taken is None:
+        own_ms = _take(context, stream_context)
+        if own_ms is None:
             raise NoBatchTimeError(f"The DAG run {run.run_id} has neither a logical date nor a batch.")
-        return taken
-    if takes_over(context, stream):
-        found = stream_context.ledger.runs.find(stream.name, run.run_id)
-        if found is not None:
-            return found
-    return end_of_interval_ms(context, stream.batch_interval)
+    else:
+        assigned_ms = ledger.runs.find(stream.name, run.run_id) if takes_over(context, stream) else None
+        own_ms = assigned_ms or end_of_interval_ms(context, stream.batch_interval)
+    batch = ledger.batches.find(stream.name, own_ms)
+    return own_ms if batch is None else batch.absorbed_by_ms or own_ms
 
 
 def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
@@ -70,8 +81,9 @@ def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
     A scheduled run that began ahead of the end of its interval first waits for this end.
 
     Raises:
-        NothingToRun: the run has no batch: another run has taken its batch time over, or the batch time ended before
-            the stream began.
+        NothingToRun: the run has no batch: another batch has taken its batch time over and the run does not ask to
+            repeat that one, or another run of its backfill repeats it; or the batch time ended before the stream began.
+        AirflowFailException: the run asks for something that the stream does not have.
     """
     from headrace.monitoring.slow_runs import slow_runs
 
@@ -85,10 +97,11 @@ def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
         by_arrival = of_schedule(context) and stream.batch_by == "arrival"
         if by_arrival and _is_before_the_first(stream_context, batch_time_ms):
             raise NothingToRun("the batch time ended before the stream's first receiver began")
+        _check_taken_over(context, stream_context, batch_time_ms)
         return batch_time_ms
     taken = _take(context, stream_context)
     if taken is None:
-        raise NothingToRun("an earlier run has taken this batch time over, and no later one has ended since")
+        raise NothingToRun(_taken(context, stream_context))
     log.info("This run takes the batch times up to %s that nobody has run.", from_ms(taken).isoformat())
     return taken
 
@@ -104,6 +117,38 @@ def _wait_for_end_of_interval(context: Mapping[str, Any], stream_context: Stream
         time.sleep(min(left_ms, ends_ms - to_ms(run.run_after)) / 1000)
 
 
+def _check_taken_over(context: Mapping[str, Any], stream_context: StreamContext, batch_time_ms: int) -> None:
+    """Let a run for a batch time that another batch took over repeat that one, if it asks for it.
+
+    Many runs of a backfill may ask for the same batch: those of the times that it took over, and its own. One of them
+    repeats it, whichever asks first.
+
+    Raises:
+        NothingToRun: the run has nothing to repeat, or another one does it.
+    """
+    from headrace.ledger.states import BatchState
+
+    stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
+    batch = None if run.logical_date is None else ledger.batches.find(stream.name, batch_time_ms)
+    if batch is None or not batch.absorbed:
+        return
+    own_ms, at = end_of_interval_ms(context, stream.batch_interval), time_text(batch_time_ms)
+    request = run_request(context, stream)  # type: ignore[arg-type]
+    took = f"this is the run of batch {at}"
+    if own_ms != batch_time_ms:
+        took = f"batch {at}, which is {batch.state.value}, has taken {time_text(own_ms)} over"
+        if batch.state is BatchState.ABANDONED:
+            raise NothingToRun(took)
+        if not request.reprocess:
+            raise NothingToRun(f"{took}. A run with `reprocess` repeats that batch")
+    if not (request.reprocess and request.is_backfill):
+        return
+    by = ledger.runs.repeat(stream.name, run.run_id, batch_time_ms)
+    if by != run.run_id:
+        raise NothingToRun(f"{took}, and run {by} repeats that batch. To repeat it once more, clear that run")
+    log.info("This run repeats batch %s, for all runs of its backfill that ask for it.", at)
+
+
 def _is_before_the_first(stream_context: StreamContext, batch_time_ms: int) -> bool:
     name, ledger = stream_context.name, stream_context.ledger
     began_ms = find_beginning(ledger, name).at_ms
@@ -117,6 +162,14 @@ def takes_over(context: Mapping[str, Any], stream: Stream) -> bool:
     """
     run = context["dag_run"]
     return stream.coalesces and (run.logical_date is None or of_schedule(context))
+
+
+def _taken(context: Mapping[str, Any], stream_context: StreamContext) -> str:
+    """Why no batch time is left for a late run."""
+    own_ms = end_of_interval_ms(context, stream_context.stream.batch_interval)
+    batch = stream_context.ledger.batches.find(stream_context.name, own_ms)
+    taker = "an earlier run" if batch is None else f"batch {time_text(batch.absorbed_by_ms or own_ms)}"
+    return f"{taker} has taken this batch time over, and no later one has ended since"
 
 
 def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | None:

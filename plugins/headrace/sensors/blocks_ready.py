@@ -23,7 +23,8 @@ class BlocksReadySensor(LedgerSensor):
     blocks that it can get.
 
     If the stream coalesces, a scheduled run takes over all batch times that have ended and have no batch, as one batch;
-    if there are none, the tasks after this one are skipped. Other runs process the interval of their logical date. In a
+    if there are none, the tasks after this one are skipped. Other runs process the interval of their logical date: if
+    another batch took it over, a run with ``reprocess`` repeats that batch, and the tasks of others are skipped. In a
     stream that has never received, a scheduled run first waits for the first receiver, and fails after 5 minutes.
 
     By arrival, the sensor waits until every live receiver has stored all the blocks that it cut for the batch. It stops
@@ -68,7 +69,7 @@ class BlocksReadySensor(LedgerSensor):
         try:
             return super().wait(context, stream_context)
         except NothingToRun as nothing:
-            raise nothing.skip(self) from None
+            raise nothing.skip(context, self) from None
 
     def make_trigger(self, context: Context, stream_context: StreamContext) -> BlocksReadyTrigger:
         if self._batch_time_ms is None:

@@ -123,3 +123,21 @@ def test_streams_have_runs_of_their_own(filled: Any) -> None:
     assert filled.ledger.runs.assign("other", "a") == NOW_MS
     with pytest.raises(StreamNotFoundError):
         filled.ledger.runs.assign("nobody's", "a")
+
+
+def test_one_run_repeats_a_batch_until_nobody_has_asked_for_ten_minutes(filled: Any) -> None:
+    runs, clock = filled.ledger.runs, filled.clock
+    runs.assign("flights", "own")
+    assert runs.repeat("flights", "a", T1) == "a"
+    assert runs.find("flights", "a") == T1
+    # It asks again in its next task, and when it was cleared.
+    assert runs.repeat("flights", "a", T1) == "a"
+    for _ in range(3):
+        clock.advance(400_000)
+        assert runs.repeat("flights", "own", T1) == "a"
+    assert runs.repeat("flights", "b", T2) == "b", "another batch"
+    clock.advance(600_000)
+    # A run that has another batch time, or that had this one as its first, may repeat it too.
+    assert runs.repeat("flights", "b", T1) == "b"
+    assert runs.repeat("flights", "a", T1) == "b"
+    assert (runs.find("flights", "b"), runs.find("flights", "own")) == (T1, T1)

@@ -8,6 +8,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped
 
 from headrace.clock import time_text
+from headrace.dags import batch_dag
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
 from headrace.operators.micro_batch import MicroBatchOperator
@@ -58,11 +59,116 @@ def test_one_run_takes_over_what_has_ended_and_its_tasks_agree(
     CheckpointOperator(task_id="checkpoint", stream=stream).execute(first.context)
     done = ledger.batches.get("flights", at_ms)
     assert (done.state.value, done.checkpointed_at_ms is not None) == ("completed", True)
-    # Its time was taken over; when somebody asks for it by its date, there is nothing to run.
-    asked = run_of(pending[0], run_id="asked", run_type="manual")
-    assert AllocateBlocksOperator(task_id="allocate", stream=stream).execute(asked.context)["fresh"] is False
-    WalSparkSubmitOperator(task_id="generate", stream=stream, step="elasticsearch").execute(asked.context)
-    assert f"Batch {time_text(pending[0])} is absorbed, so there is nothing to run" in capsys.readouterr().out
+
+
+@pytest.fixture
+def taken_over(stream, pending, run_of, toy_batch, connectable, ledger):
+    """Two batch times that a later batch has taken over, and that batch, which has completed."""
+    late = run_of(pending[0], run_id="late")
+    at_ms = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(late.context)["batch_time_ms"]
+    WalSparkSubmitOperator(task_id="generate", stream=stream, step="elasticsearch").execute(late.context)
+    return ledger.batches.get("flights", at_ms)
+
+
+@pytest.fixture(params=[False, True], ids=["five tasks", "one task"])
+def run_batch(request, stream):
+    """Run the batch DAG's tasks for a run, in order, until one raises."""
+    dag = batch_dag(stream, single_task=request.param)
+
+    def run(task) -> None:
+        for each in dag.topological_sort():
+            each.execute(task.context)
+
+    return run
+
+
+SKIPPED = (AirflowSkipException, DownstreamTasksSkipped)
+
+
+@pytest.mark.parametrize("run_type", ["backfill", "manual"])
+def test_a_run_for_a_time_that_was_taken_over_is_skipped_and_names_the_batch(
+    run_batch, taken_over, run_of, ledger, run_type, capsys
+):
+    asked = run_of(taken_over.absorbed[0], run_id="asked", run_type=run_type)
+    with pytest.raises(SKIPPED) as skipped:
+        run_batch(asked)
+    own, by = time_text(taken_over.absorbed[0]), time_text(taken_over.batch_time_ms)
+    why = f"batch {by}, which is completed, has taken {own} over. A run with `reprocess` repeats that batch"
+    assert asked.xcoms == {"nothing_to_run": why}
+    assert why in capsys.readouterr().out
+    if skipped.type is DownstreamTasksSkipped:
+        later = ["allocate_blocks", "generate_batch.elasticsearch", "checkpoint", "cleanup"]
+        assert sorted(skipped.value.tasks) == sorted(later)
+    assert asked.events == []
+    assert ledger.batches.get("flights", taken_over.batch_time_ms).attempt == taken_over.attempt
+
+
+def test_the_runs_of_a_backfill_repeat_the_batch_that_took_their_times_over_once(run_batch, taken_over, run_of, ledger):
+    times = [*taken_over.absorbed, taken_over.batch_time_ms]
+
+    def backfill(clear_number: int, order=1) -> list[str]:
+        runs = [
+            run_of(
+                at_ms, run_id=f"backfill__{at_ms}", run_type="backfill", conf={"reprocess": True},
+                clear_number=clear_number,
+            )
+            for at_ms in times[::order]
+        ]  # fmt: skip
+        done = []
+        for run in runs:
+            try:
+                run_batch(run)
+                done.append(run.run_id)
+                assert [event["batch_time_ms"] for event in run.events] == [taken_over.batch_time_ms]
+            except SKIPPED:
+                assert f"run backfill__{times[0]} repeats that batch" in run.xcoms["nothing_to_run"]
+                assert run.events == []
+        return done
+
+    assert backfill(0) == [f"backfill__{times[0]}"]
+    # The same backfill again, as `completed` clears its runs; then backwards, where another run asks first.
+    assert backfill(1) == [f"backfill__{times[0]}"]
+    assert backfill(2, order=-1) == [f"backfill__{times[0]}"]
+    attempts = ledger.attempts.of_batch("flights", taken_over.batch_time_ms)
+    assert [row.attributes["run_id"] for row in attempts] == ["late", *[f"backfill__{times[0]}"] * 3]
+    assert ledger.batches.get("flights", taken_over.batch_time_ms).state.value == "completed"
+    # Nothing became of the times themselves.
+    assert {ledger.batches.get("flights", at_ms).attempt for at_ms in taken_over.absorbed} == {0}
+
+
+def test_a_person_who_asks_for_one_time_repeats_the_batch_each_time(run_batch, taken_over, run_of, ledger):
+    for number in range(2):
+        asked = run_of(taken_over.absorbed[1], run_id=f"manual__{number}", run_type="manual", conf={"reprocess": True})
+        run_batch(asked)
+        assert asked.xcoms == {}
+    assert ledger.batches.get("flights", taken_over.batch_time_ms).attempt == taken_over.attempt + 2
+
+
+def test_a_batch_that_was_abandoned_is_not_repeated_for_the_times_it_took_over(
+    run_batch, stream, pending, run_of, ledger
+):
+    late = run_of(pending[0], run_id="late")
+    at_ms = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(late.context)["batch_time_ms"]
+    ledger.batches.abandon("flights", at_ms, "it was wrong")
+    asked = run_of(pending[0], run_id="asked", run_type="backfill", conf={"reprocess": True})
+    with pytest.raises(SKIPPED):
+        run_batch(asked)
+    assert "which is abandoned, has taken" in asked.xcoms["nothing_to_run"]
+
+
+def test_a_run_whose_batch_time_another_took_over_after_it_began_is_skipped_and_names_the_batch(
+    run_batch, stream, source, run_of, ledger, until
+):
+    first_ms = source.store(2)
+    until(lambda: ledger.now_ms() >= first_ms)
+    source.seal()
+    slow, quick = (run_of(first_ms, run_id=run_id) for run_id in ("slow", "quick"))
+    assert ledger.runs.assign("flights", "slow") == first_ms
+    until(lambda: ledger.now_ms() >= first_ms + 200)
+    by_ms = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(quick.context)["batch_time_ms"]
+    with pytest.raises(SKIPPED):
+        run_batch(slow)
+    assert slow.xcoms == {"nothing_to_run": f"batch {time_text(by_ms)} has taken {time_text(first_ms)} over"}
 
 
 def test_a_requested_run_with_a_date_takes_its_own_interval(stream, pending, run_of, ledger):

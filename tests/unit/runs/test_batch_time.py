@@ -152,10 +152,6 @@ def test_a_run_that_has_no_batch_says_so(stream, clock):
             begin_run({"dag_run": run}, StreamContext(stream, ledger))
 
 
-def test_a_date_needs_no_ledger(stream):
-    assert batch_time_of_run({"dag_run": Run(NOON, NOON + TEN, NOON)}, StreamContext(stream, None)) == NOON_MS + 10_000
-
-
 def test_a_run_without_any_date_is_refused():
     with pytest.raises(NoBatchTimeError, match="logical date"):
         end_of_interval_ms({"dag_run": Run()}, TEN)

@@ -34,4 +34,5 @@ def context(logical_date: datetime | None = None, **run):
         "logical_date": logical_date, "run_after": datetime.now(UTC), "data_interval_end": None, "run_id": "run",
         "conf": {}, "clear_number": 0, "run_type": "scheduled", "start_date": None, **run,
     })  # fmt: skip
-    return {"dag_run": run, "ti": SimpleNamespace(id=uuid4())}
+    xcoms: dict[str, object] = {}
+    return {"dag_run": run, "ti": SimpleNamespace(id=uuid4(), xcoms=xcoms, xcom_push=xcoms.__setitem__)}

@@ -133,10 +133,12 @@ class TestTheBeginningOfARun:
             sensor = BlocksReadySensor(task_id="await", stream=stream)
             sensor >> EmptyOperator(task_id="allocate") >> EmptyOperator(task_id="cleanup").as_teardown()
         ledger.allocations.seal("flights", T)
+        late = context(from_ms(T - 20_000))
         with pytest.raises(DownstreamTasksSkipped) as skipped:
-            sensor.execute(context(from_ms(T - 20_000)))
+            sensor.execute(late)
         assert set(skipped.value.tasks) == {"allocate", "cleanup"}
         assert "Nothing to run: an earlier run has taken this batch time over" in capsys.readouterr().out
+        assert "an earlier run has taken" in late["ti"].xcoms["nothing_to_run"]
 
     def test_where_each_time_is_a_batch_those_before_the_first_receiver_are_none(self, stream, ledger, clock):
         exact = stream.model_copy(update={"coalesce": False})

@@ -69,6 +69,11 @@ class BatchRow(Model):
     # Below 0: it is being written into that file.
     _history = mapped_column("history", BigInteger, nullable=False, insert_default=0)
 
+    @property
+    def first_time_ms(self) -> int:
+        """The first of the batch times whose blocks it has: the earliest that it absorbed, else its own."""
+        return min((self.batch_time_ms, *self.absorbed))
+
 
 @dataclass(frozen=True, slots=True)
 class EarlierBatch:
@@ -290,7 +295,8 @@ class ReplayDefinitionRow(Model):
 
 
 class RunBatchTime(Model):
-    """The batch time of an Airflow run that has none of its own (a manual or asset-triggered run)."""
+    """The batch time of an Airflow run that has none of its own (a manual or asset-triggered run), or that takes over
+    others. ``repeats``: the run repeats a batch for runs of its backfill whose times that batch took over."""
 
     __tablename__ = "batch_runs"
     __table_args__ = (
@@ -302,6 +308,7 @@ class RunBatchTime(Model):
     run_id: Mapped[str]
     batch_time_ms: Mapped[BigInt]
     at_ms: Mapped[BigInt]
+    repeats: Mapped[bool] = mapped_column(default=False)
 
 
 batches = table_of(BatchRow)

@@ -362,6 +362,7 @@ def upgrade() -> None:
         "batch_runs",
         *columns(Text, "stream", "run_id"),
         *columns(BigInteger, "batch_time_ms", "at_ms"),
+        column("repeats", Boolean, server_default=sa.false()),
         sa.PrimaryKeyConstraint("stream", "run_id", name="pk_batch_runs"),
         stream_key("batch_runs"),
     )
