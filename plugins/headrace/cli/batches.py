@@ -16,7 +16,7 @@ from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import UnclaimedTime
+    from headrace.ledger.models import BatchRow, UnclaimedTime
 
 # A batch DAG that runs has allocated a batch within the larger of this time and this many intervals.
 _IDLE_MS = 60_000
@@ -37,21 +37,27 @@ def list_batches(
         int,
         typer.Option(help="How many batches, newest first, and how many unclaimed batch times, oldest first.", min=1),
     ] = 20,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also batch times that a later batch took over, each in a line of its own.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List a stream's batches and its unclaimed batch times."""
+    """List a stream's batches, each with the batch times that it took over, and the unclaimed batch times."""
+    from headrace.ledger.batch_pages import BatchOrder, BatchRange
     from headrace.monitoring.unfinished import last_error
 
     with opened(ledger) as found:
         found.streams.get(name)
-        rows = [replace(row, error=last_error(found, row)) for row in found.batches.page(name, limit)]
+        page = found.batch_pages.page(name, BatchRange(folded=not every), BatchOrder.NEWEST, limit)
+        rows = [replace(row, error=last_error(found, row)) for row in page.rows]
         waiting = _waiting(found, name, limit=1000)
         who, now_ms = _who_takes(found, name), found.now_ms()
     if as_json:
         print_json({"batches": rows, "unclaimed": waiting})
         return
     print_table(
-        ("batch time", "state", "attempt", "blocks", "records", "late", "took", "checkpointed", "cleaned", "error"),
+        ("batch time", "state", "attempt", "blocks", "records", "late", "took", "absorbed", "checkpointed", "cleaned",
+         "error"),
         [
             (
                 time_text(row.batch_time_ms),
@@ -61,17 +67,24 @@ def list_batches(
                 row.records,
                 row.late_records,
                 duration_text(row.started_at_ms, row.completed_at_ms),
+                _taken_over(row),
                 "yes" if row.checkpointed_at_ms else "no",
                 "yes" if row.cleaned_at_ms else "no",
                 row.error,
             )
             for row in rows
         ],
-    )
+    )  # fmt: skip
     if waiting:
         _report_waiting(waiting[:limit], who, now_ms)
         if len(waiting) > limit:
             echo(f"And later ones: `headrace batches unclaimed {name}` lists them.")
+
+
+def _taken_over(row: BatchRow) -> str | None:
+    if row.absorbed_by_ms is not None:
+        return f"by {time_text(row.absorbed_by_ms)}"
+    return f"{len(row.absorbed)} from {time_text(row.first_time_ms)}" if row.absorbed else None
 
 
 @examples("batches show orders 2026-11-21T14:05Z")

@@ -50,11 +50,15 @@ _MEASURED = ("interval_ms", "records", "started_at_ms", "completed_at_ms")
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """Batches of these states, all if empty, with times in ``[from_ms, until_ms)``."""
+    """Batches of these states, all if empty, with times in ``[from_ms, until_ms)``.
+
+    ``folded``: without batch times that a later batch absorbed. The row of that batch names them.
+    """
 
     states: tuple[BatchState, ...] = ()
     from_ms: int | None = None
     until_ms: int | None = None
+    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +223,8 @@ def _count(connection: Connection, query: Select[Any]) -> int:
 
 def _selected(stream: str, of: BatchRange, *columns: Any) -> Select[Any]:
     query = select(*columns or (batches,)).where(batches.c.stream == stream)
+    if of.folded:
+        query = query.where(batches.c.state != BatchState.ABSORBED)
     if of.from_ms is not None:
         query = query.where(batches.c.batch_time_ms >= of.from_ms)
     return query if of.until_ms is None else query.where(batches.c.batch_time_ms < of.until_ms)

@@ -20,7 +20,10 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A batch in a list. Delays are in seconds, ``input_rate`` is in records per second of the time that it covers."""
+    """A batch in a list. Delays are in seconds, ``input_rate`` is in records per second of the time that it covers.
+
+    ``absorbed`` is how many earlier batch times it took over, ``first_time_ms`` the earliest of them, or its own time.
+    """
 
     batch_time_ms: int
     records: int
@@ -34,6 +37,7 @@ class BatchLine:
     attempts: int
     error: str | None
     absorbed: int
+    first_time_ms: int
     built: bool
     late_records: int
     started_at_ms: int | None
@@ -46,7 +50,7 @@ def batch_line(row: BatchRow, *, error: str | None = None) -> BatchLine:
     """``error`` replaces the batch's own, for a batch that is run again after failed attempts."""
     # A batch that is run again has its old completion until it completes again.
     completed_ms = row.completed_at_ms if row.state is BatchState.COMPLETED else None
-    covered_ms = row.batch_time_ms - min((row.batch_time_ms, *row.absorbed)) + row.interval_ms
+    covered_ms = row.batch_time_ms - row.first_time_ms + row.interval_ms
     return BatchLine(
         batch_time_ms=row.batch_time_ms,
         records=row.records,
@@ -65,6 +69,7 @@ def batch_line(row: BatchRow, *, error: str | None = None) -> BatchLine:
         attempts=row.attempt,
         error=row.error or error,
         absorbed=len(row.absorbed),
+        first_time_ms=row.first_time_ms,
         built=row.built,
         late_records=row.late_records,
         started_at_ms=row.started_at_ms,

@@ -49,7 +49,7 @@ def slow_runs_of(newest: Sequence[BatchRow], interval_ms: int, *, coalesces: boo
     if len(newest) < _SLOW_BATCHES:
         return None
     newest = newest[:_SLOW_BATCHES]
-    late_ms = [row.allocated_at_ms - min((row.batch_time_ms, *row.absorbed)) for row in newest]
+    late_ms = [row.allocated_at_ms - row.first_time_ms for row in newest]
     run_ms = (newest[0].allocated_at_ms - newest[-1].allocated_at_ms) // (_SLOW_BATCHES - 1)
     if run_ms <= interval_ms or min(late_ms) <= interval_ms:
         return None

@@ -91,12 +91,11 @@ def _numbers_of_own(run: BatchRun, batch_time_ms: int) -> dict[str, Any] | None:
 
 def _numbers(batch: BatchRow, outputs: Sequence[BatchOutputRow], *, tried: int) -> dict[str, Any]:
     """The event's ``extra``; times are milliseconds since the epoch, the batch time also as text."""
-    first_ms = min((batch.batch_time_ms, *batch.absorbed))
     return {
         "stream": batch.stream,
         "batch_time": datetime.fromtimestamp(batch.batch_time_ms / 1000, UTC).isoformat(),
         "batch_time_ms": batch.batch_time_ms,
-        "interval_start_ms": first_ms - batch.interval_ms,
+        "interval_start_ms": batch.first_time_ms - batch.interval_ms,
         "interval_end_ms": batch.batch_time_ms,
         "absorbed_ms": list(batch.absorbed),
         "blocks": batch.blocks,

@@ -70,6 +70,22 @@ def test_a_long_backlog_does_not_hide_the_list_of_batches(run: Callable[..., Res
     assert "And later ones: `headrace batches unclaimed shop` lists them." in text
 
 
+def test_times_that_a_batch_took_over_are_folded_into_it(run: Callable[..., Result], url: str) -> None:
+    with Ledger.open(url) as ledger:
+        last_ms, *earlier = [time.batch_time_ms for time in ledger.blocks.unclaimed("shop")][::-1]
+        ledger.allocations.allocate(
+            "shop", last_ms, manifest_uri="m", manifest_sha256="0", blocks_expected=2, absorb=earlier
+        )
+        (absorbed_ms,) = earlier
+    first, second = [line for line in run("list", "shop").stdout.splitlines() if "allocated" in line]
+    assert f"1 from {time_text(absorbed_ms)}" in first
+    assert "from" not in second
+    every = run("list", "shop", "--all").stdout
+    (line,) = [line for line in every.splitlines() if line.split()[:1] == [time_text(absorbed_ms)]]
+    assert "absorbed" in line
+    assert f"by {time_text(last_ms)}" in line
+
+
 def test_a_backlog_without_runs_is_distinguished_from_one_that_runs_will_take(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

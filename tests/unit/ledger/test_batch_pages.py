@@ -77,6 +77,13 @@ def test_a_page_has_the_batches_of_some_states_and_of_a_range(pages: Ledger, ord
     assert times(pages.batch_pages.page(STREAM, BatchRange((BatchState.ABANDONED,)), order, 10).rows) == []
 
 
+@pytest.mark.parametrize("order", BatchOrder)
+def test_a_folded_page_has_absorbed_times_in_their_batch_alone(pages: Ledger, order: BatchOrder) -> None:
+    rows = pages.batch_pages.page(STREAM, BatchRange(folded=True), order, 10).rows
+    assert sorted(times(rows)) == [T1, T2, T3, T4, T6]
+    assert {row.batch_time_ms: row.first_time_ms for row in rows} == {T1: T1, T2: T2, T3: T3, T4: T4, T6: T5}
+
+
 def test_points_leave_out_absorbed_batches_and_keep_the_longest_delay_of_each_part(pages: Ledger) -> None:
     every = pages.batch_pages.points(STREAM, T1, T6 + 1, points=5)
     assert (times(every.rows), every.whole) == ([T1, T2, T3, T4, T6], None)
