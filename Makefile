@@ -23,7 +23,7 @@ SERVERS ?= 3
 IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wordcount faults bench test unit integration system system-and-integration floors lint docs format lock java chromium jars clean
+.PHONY: help demo wordcount faults bench test unit integration system system-and-integration floors lint docs format lock audit java chromium jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -79,6 +79,9 @@ docs: $(VENV)/.installed-dev ## The documentation as a site: build/site/index.ht
 format: $(VENV)/.installed-dev ## Put the code into form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+audit: $(VENV)/.uv ## Published vulnerabilities of the pinned requirements; needs an advisory database
+	$(BIN)/uv tool run pip-audit --requirement requirements.txt --require-hashes --disable-pip
 
 lock: $(VENV)/.uv ## Pin the requirements anew
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements.in -o requirements.txt
