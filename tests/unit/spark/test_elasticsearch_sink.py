@@ -1,0 +1,97 @@
+"""The order of one write's requests, with tasks that run one after the other and an Elasticsearch that forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.elasticsearch.deletions import MOST_KEPT_BYTES
+from headrace.elasticsearch.errors import DocumentsUnaccountedError
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.spark import elasticsearch_sink
+from headrace.spark.elasticsearch_sink import index_rows
+from headrace.stream import ElasticsearchOutput, KeyIds
+from headrace.testing.fake_elasticsearch import FakeElasticsearch
+
+OPTIONS = IndexingOptions.of(
+    ElasticsearchOutput(hosts="http://h:1", index="shop", document_ids=KeyIds()), stream_name="s", batch_time_ms=1
+)
+
+
+@dataclass
+class Tasks:
+    """As much of a DataFrame as the write asks for: each of ``parts`` gives the rows of one task."""
+
+    parts: list[Callable[[], pa.RecordBatch]]
+    elasticsearch: FakeElasticsearch
+    jobs: int = 0
+    columns = ("topic", "partition", "offset", "key", "value")
+
+    def mapInArrow(self, run: Any, schema: str) -> Any:  # noqa: N802 - Spark's names
+        self.jobs += 1
+        results: list[pa.RecordBatch] = []
+        for part in self.parts:
+            results += run(iter([part()]))
+            self._forget_deletions()
+        return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(results))
+
+    def _forget_deletions(self) -> None:
+        for documents in self.elasticsearch.indices.values():
+            for key in [key for key, stored in documents.items() if stored.document is None]:
+                del documents[key]
+
+
+@pytest.fixture
+def elasticsearch(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeElasticsearch]:
+    fake = FakeElasticsearch()
+    transport = SimpleNamespace(request=fake.request, close=lambda: None)
+    monkeypatch.setattr(elasticsearch_sink, "_transport", lambda *_, **__: transport)
+    monkeypatch.setattr("headrace.elasticsearch.cluster.Cluster.of", lambda _: None)
+    return fake
+
+
+def records(values: list[bytes | None], first_offset: int) -> pa.RecordBatch:
+    numbers = range(len(values))
+    return pa.record_batch(
+        {
+            "topic": ["orders"] * len(values),
+            "partition": pa.array([0] * len(values), pa.int32()),
+            "offset": pa.array([first_offset + number for number in numbers], pa.int64()),
+            "key": pa.array([b"%d" % number for number in numbers], pa.binary()),
+            "value": pa.array(values, pa.binary()),
+        }
+    )
+
+
+def documents(elasticsearch: FakeElasticsearch) -> dict[str, int]:
+    """The versions of what is there."""
+    found = elasticsearch.indices["shop"].items()
+    return {key: stored.version for key, stored in found if stored.document is not None}
+
+
+@pytest.mark.parametrize(("keys", "jobs"), [(5, 1), (MOST_KEPT_BYTES // 20, 2)], ids=["returned", "read again"])
+def test_deletions_come_after_the_older_values_of_all_tasks(
+    elasticsearch: FakeElasticsearch, keys: int, jobs: int
+) -> None:
+    # The first two keys are deleted for good in the first task, but the second key was written once more after that.
+    deleted = lambda: records([None] * keys, 1_000_000)  # noqa: E731
+    older = lambda: records([b"{}"] * keys, 0)  # noqa: E731
+    newer = lambda: records([b"{}", b"{}"], 2_000_000).slice(1)  # noqa: E731
+    tasks = Tasks([deleted, older, newer], elasticsearch)
+    report = index_rows(tasks, OPTIONS)  # type: ignore[arg-type]
+    assert documents(elasticsearch) == {"1": 2_000_001}
+    counts = report.counts
+    assert (counts.rows, counts.deleted, counts.superseded) == (2 * keys + 1, keys - 1, 1)
+    assert (tasks.jobs, report.duplicates) == (jobs, 0)
+
+
+def test_rows_that_delete_only_at_the_first_reading_fail_the_batch(elasticsearch: FakeElasticsearch) -> None:
+    keys = MOST_KEPT_BYTES // 20
+    readings = iter([records([None] * keys, 0), records([b"{}"] * keys, 0)])
+    with pytest.raises(DocumentsUnaccountedError, match=f"found {keys} rows without a document.* and 0 when"):
+        index_rows(Tasks([lambda: next(readings)], elasticsearch), OPTIONS)  # type: ignore[arg-type]
