@@ -18,6 +18,7 @@ from headrace.spark.batch_plan import BatchNotReadableError, OutputPlan, load_ma
 from headrace.spark.decoding import REASON
 from headrace.spark.document_preview import PreviewedDocument, preview_documents
 from headrace.spark.incarnations import lacks_incarnation
+from headrace.spark.sessions import collect
 from headrace.stream import ElasticsearchOutput, Output, Stream
 from headrace.stream.references import is_reference
 from headrace.stream_context import StreamContext
@@ -226,7 +227,7 @@ def _preview(read: ReadOutput, *, limit: int) -> OutputPreview:
     frame = read.frame()
     taken = frame.limit(limit + 1).persist()
     try:
-        rows = taken.collect()
+        rows = collect(taken)
         documents = None
         if isinstance(output, ElasticsearchOutput):
             documents = preview_documents(

@@ -20,7 +20,7 @@ from headrace.spark.batch_client import is_own_folder, own_folder
 from headrace.spark.process_watch import under_spark_submit
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
@@ -247,6 +247,16 @@ def fail_fast(spark: SparkSession) -> None:
 def is_connect(spark: SparkSession) -> bool:
     """Whether the session is a Spark Connect session."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def collect(frame: DataFrame) -> list[Row]:
+    """Return the rows as Spark Connect does. A classic session's own ``collect`` fails for the first day of the year 1,
+    the time that some programs write for none."""
+    if is_connect(frame.sparkSession):
+        return frame.collect()
+    from pyspark.sql.conversion import ArrowTableToRowsConversion
+
+    return ArrowTableToRowsConversion.convert(frame.toArrow(), frame.schema)
 
 
 def _first_line(error: Exception) -> str:

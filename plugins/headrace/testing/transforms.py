@@ -38,6 +38,7 @@ from headrace.spark.document_preview import PreviewedDocument, preview_documents
 from headrace.spark.incarnations import BatchIncarnations, lacks_incarnation
 from headrace.spark.local_session import local_session
 from headrace.spark.record_columns import RECORD_SCHEMA as SPARK_SCHEMA
+from headrace.spark.sessions import collect
 from headrace.spark.transforms import BatchContext, apply_transform, check_transform, load_transform
 from headrace.stream import ElasticsearchOutput, Input, ReceiverInput, Stream
 from headrace.wal.payload import RECORD_SCHEMA
@@ -160,7 +161,7 @@ class TransformRun:
         Raises:
             TransformTestError: there is no such output, or there are several and none is named.
         """
-        return [row.asDict(recursive=True) for row in self.frames[self._output_id(output_id)].collect()]
+        return [row.asDict(recursive=True) for row in collect(self.frames[self._output_id(output_id)])]
 
     def documents(self, output_id: str | None = None) -> list[PreviewedDocument]:
         """What an Elasticsearch output would send: for each row its id, version and JSON text, or why it is rejected.
@@ -192,7 +193,7 @@ class TransformRun:
         """The records that do not decode, which the transform does not get, with ``undecodable_reason``."""
         wanted = [views for name, views in self.inputs.items() if input_id in (None, name)]
         frames = [views.undecodable for views in wanted if views.undecodable is not None]
-        return [row.asDict(recursive=True) for frame in frames for row in frame.collect()]
+        return [row.asDict(recursive=True) for frame in frames for row in collect(frame)]
 
     def _output_id(self, output_id: str | None) -> str:
         known = ", ".join(self.frames)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -16,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from headrace.elasticsearch.errors import DuplicateIdsError, UnsuitableRowsError
 from headrace.spark.batch_frames import read_inputs
+from headrace.spark.outputs.console import print_batch
 from headrace.spark.transforms import TransformError
 from headrace.stream import (
     ColumnIds,
@@ -77,6 +79,15 @@ def by_python(records):
 
 def both(left, right):
     return {"a": left.select("value"), "b": right.select("value")}
+
+def of_all_types(records):
+    first = "TIMESTAMP'0001-01-01 00:00:00'"
+    return records.selectExpr(
+        f"{first} AS at", f"array({first}, NULL) AS many", f"map('k', named_struct('at', {first})) AS named",
+        "DATE'0001-01-01' AS day", "TIMESTAMP_NTZ'0001-01-01 00:00:00' AS local",
+        "TIMESTAMP'2026-01-02 03:04:05.6' AS now", "1.10BD AS exact", "X'ff' AS bytes", "INTERVAL '1' SECOND AS lasts",
+        "NULL AS nothing", "timestamp",
+    )
 
 def nothing(records):
     return None
@@ -160,6 +171,20 @@ def test_a_transform_gets_the_batch_and_the_record(spark: SparkSession, of_code:
     (row,) = run.rows()
     assert (row["time"], row["n"], row["headers"]) == (str(at), 2, [{"key": "trace", "value": b"\x01"}])
     assert row["timestamp"].astimezone(UTC) == at
+
+
+def test_rows_may_have_times_of_the_first_day_of_the_year_1(spark: SparkSession, of_code: Any) -> None:
+    """C# writes it for a time that is not set. Spark's own collect fails."""
+    run = run_transform(of_code("of_all_types"), ["a"], spark=spark)
+    (row,) = run.rows()
+    first = datetime(1, 1, 1)
+    assert (row["at"], row["many"], row["named"]) == (first, [first, None], {"k": {"at": first}})
+    # The others are what Spark's own collect gives.
+    others = [name for name in row if name not in ("at", "many", "named")]
+    assert {name: row[name] for name in others} == run.frames["console"].select(others).collect()[0].asDict()
+    out = io.StringIO()
+    assert print_batch(run.frames["console"], batch_time_ms=0, rows=1, out=out) == 1
+    assert "datetime.datetime(1, 1, 1, 0, 0)" in out.getvalue()
 
 
 def test_python_functions_of_the_transform_run_in_workers(spark: SparkSession, of_code: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import IO, TYPE_CHECKING, Any
 
 from headrace.clock import time_text
+from headrace.spark.sessions import collect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ def print_batch(frame: DataFrame | None, *, batch_time_ms: int, rows: int, out: 
 
     ``frame`` is None for an empty batch that needs no Spark.
     """
-    taken: Sequence[Any] = [] if frame is None else frame.take(rows + 1)
+    taken: Sequence[Any] = [] if frame is None else collect(frame.limit(rows + 1))
     lines = [_RULE, f"Time: {batch_time_ms} ms ({time_text(batch_time_ms)})", _RULE]
     lines += [_row(row) for row in taken[:rows]]
     if len(taken) > rows:

@@ -6,14 +6,23 @@ from typing import Any
 from headrace.spark.outputs.console import print_batch
 
 
+class Session:
+    __module__ = "pyspark.sql.connect.session"
+
+
 class Rows:
-    """As much of a DataFrame as the console takes."""
+    """As much of a Connect DataFrame as the console takes."""
+
+    sparkSession = Session()  # noqa: N815 - Spark's name
 
     def __init__(self, *rows: tuple[Any, ...]) -> None:
         self._rows = rows
 
-    def take(self, count: int) -> list[tuple[Any, ...]]:
-        return list(self._rows[:count])
+    def limit(self, count: int) -> Rows:
+        return Rows(*self._rows[:count])
+
+    def collect(self) -> list[tuple[Any, ...]]:
+        return list(self._rows)
 
 
 def printed(frame: Any, rows: int = 2) -> str:
