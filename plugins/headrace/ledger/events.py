@@ -136,13 +136,15 @@ class Events(Repository):
 
         Listeners that have not got them yet have missed them (see `ListenerCursors`).
         """
-        oldest = select(events.c.event_id, events.c.at_ms, events.c.block_id).where(events.c.stream == stream)
+        # What says that Kafka's offsets have other records stays: a batch that is read again there must know of it.
+        these = (events.c.stream == stream, events.c.kind != EventKind.OFFSETS_REUSED)
+        oldest = select(events.c.event_id, events.c.at_ms, events.c.block_id).where(*these)
         with self._database.write_stream(stream) as (connection, _):
             rows = connection.execute(oldest.order_by(events.c.event_id).limit(limit)).all()
             old = [row.event_id for row in takewhile(lambda row: row.at_ms < before_ms, rows)]
             if old:
                 _count_missed(connection, stream, [row.event_id for row in rows[: len(old)] if row.block_id is None])
-                connection.execute(delete(events).where(events.c.stream == stream, events.c.event_id <= old[-1]))
+                connection.execute(delete(events).where(*these, events.c.event_id <= old[-1]))
             return len(old)
 
     def _limited(

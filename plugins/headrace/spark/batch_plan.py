@@ -6,15 +6,16 @@ A batch may not need Spark at all. Airflow asks for the plans too, so nothing he
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.batch.manifest import Manifest
 from headrace.batch.vanished_blocks import without_vanished
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
+from headrace.kafka.errors import RecordsDifferError
 from headrace.ledger.states import AttemptState, EventKind
 from headrace.spark.outputs.writer import needs_empty_batches
 from headrace.spark.state.store import StateStore
@@ -22,6 +23,7 @@ from headrace.stream import STATE_STEP
 from headrace.stream.model import milliseconds
 
 if TYPE_CHECKING:
+    from headrace.kafka.offset_ranges import RecordedRange
     from headrace.ledger import Ledger
     from headrace.ledger.models import Attempt, AttemptRow, BatchOrigin, BatchRow
     from headrace.stream import Output, Stream
@@ -36,6 +38,7 @@ the batch's own. An attempt without this attribute succeeded, was killed or neve
 of its outputs."""
 
 _MANIFEST_READERS = 8
+_MOST_NAMED = 20
 
 
 class BatchNotReadableError(HeadraceError):
@@ -201,9 +204,40 @@ def evicted_batch_times(stream: Stream, batch_time_ms: int) -> list[int]:
 def origins_of(context: StreamContext, times: Iterable[int], *, abandoned: bool = False) -> dict[int, BatchOrigin]:
     """Where the records of these batches are to be read, by batch time, after a check for vanished blocks.
 
-    Raises the errors of `without_vanished`.
+    Raises the errors of `without_vanished` and of `refuse_reused`.
     """
-    return without_vanished(context, context.ledger.batches.origins(context.name, times, abandoned=abandoned))
+    found = without_vanished(context, context.ledger.batches.origins(context.name, times, abandoned=abandoned))
+    refuse_reused(context, found.values())
+    return found
+
+
+def refuse_reused(context: StreamContext, origins: Iterable[BatchOrigin]) -> None:
+    """Refuse batches that would be read from Kafka where its log was truncated since: other records have their offsets.
+
+    Raises:
+        RecordsDifferError: a receiver has reported such offsets; the text names them.
+    """
+    in_kafka = [origin for origin in origins if origin.source == "kafka"]
+    reused = context.ledger.events.latest(context.name, [EventKind.OFFSETS_REUSED], 1_000) if in_kafka else ()
+    problems = [
+        f"{each} of batch {time_text(manifest.batch_time_ms)}"
+        for manifest in (load_manifests(in_kafka) if reused else ())
+        for event in reused
+        for each in manifest.ranges(event.payload["input"])
+        if each.weight and _holds_reused(each, event.payload)
+    ]
+    if problems:
+        raise RecordsDifferError(
+            "Kafka's log was truncated after these records were received, and it has given their offsets to others: "
+            f"{'; '.join(sorted(set(problems))[:_MOST_NAMED])}.",
+            remedy="The log no longer has them, and Kafka has other records in their place. Documents that were "
+            "written stay as they are. If the batch has not completed, give it up: `headrace batches abandon`.",
+        )
+
+
+def _holds_reused(each: RecordedRange, reused: Mapping[str, Any]) -> bool:
+    is_same = (each.partition.topic_id, each.partition.partition) == (reused["topic_id"], reused["partition"])
+    return is_same and each.from_offset < reused["until_offset"] and reused["from_offset"] < each.until_offset
 
 
 def _is_in_state(context: StreamContext, time_ms: int, until_ms: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +19,14 @@ import pytest
 from headrace.batch.allocation import allocate
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.errors import Failure
-from headrace.ledger import Ledger
+from headrace.kafka.errors import RecordsDifferError
+from headrace.ledger import EventKind, Ledger
 from headrace.spark.batch_plan import (
     WRITTEN,
     UndeclaredInputError,
     plan_attempt,
     plan_outputs,
+    refuse_reused,
     tried_before,
     written_before,
 )
@@ -128,6 +131,36 @@ def received(ledger: Ledger, tmp_path: Path) -> Stream:
     ranges = (OffsetRange(partition, 0, 7, 7),)
     ledger.blocks.add(lease, BlockInfo(receiver, lease.epoch, 0, INTERVAL_MS - 1, handle, ranges, 7, 1))
     return stream
+
+
+@pytest.mark.parametrize(
+    ("reused", "refused"),
+    [
+        pytest.param({"from_offset": 6, "until_offset": 9}, True, id="its last offset"),
+        pytest.param({"from_offset": 7, "until_offset": 9}, False, id="later offsets"),
+        pytest.param({"topic_id": "another"}, False, id="another topic of that name"),
+        pytest.param({"partition": 1}, False, id="another partition"),
+        pytest.param({"input": "another"}, False, id="another input"),
+    ],
+)
+def test_a_batch_is_not_read_from_kafka_where_its_offsets_have_other_records(
+    ledger: Ledger, received: Stream, reused: dict[str, Any], refused: bool
+) -> None:
+    context = StreamContext(received, ledger)
+    allocate(context, INTERVAL_MS)
+    (in_log,) = ledger.batches.origins(received.name, [INTERVAL_MS]).values()
+    in_kafka = replace(in_log, source="kafka")
+    refuse_reused(context, [in_kafka])
+    where = {"input": "records", "topic": "clicks", "topic_id": TOPIC_ID, "partition": 0}
+    payload = {**where, "from_offset": 0, "until_offset": 9, "reason": "cut", **reused}
+    ledger.events.append(received.name, EventKind.OFFSETS_REUSED, payload)
+    # A week later other events are deleted.
+    assert ledger.events.prune(received.name, ledger.now_ms() + 1_000) > 0
+    refuse_reused(context, [in_log])
+    expected = pytest.raises(RecordsDifferError, match=r"clicks-0 \[0, 7\) of batch 1970-01-01T00:00:10Z")
+    with expected if refused else nullcontext():
+        refuse_reused(context, [in_kafka])
+    assert RecordsDifferError.failure is Failure.FINAL
 
 
 @pytest.mark.parametrize("ids", [("clicks",), ("clicks", "records")])
