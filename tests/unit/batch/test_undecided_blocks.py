@@ -37,7 +37,7 @@ def decide(
     opened: dict[TopicPartition, int] | None = None,
     last_accepted: int = -1,
 ) -> tuple[list[int], list[int], int]:
-    """The epochs of the blocks that count, of those that are dropped, and how many were refused.
+    """The epochs of the blocks that count, of those among them that nothing confirms, and how many were refused.
 
     ``last_accepted``: the receiver's last accepted sequence of epoch 1 in the checkpoint.
     """
@@ -49,7 +49,7 @@ def decide(
         )
         saved = SimpleNamespace(positions=rows, receivers=(receiver,), gaps=())
     positions = {("clicks", partition): [offset] for partition, offset in (opened or {}).items()}
-    contents = SimpleNamespace(frames=frames, saved=saved, manifests={}, positions=positions)
+    contents = SimpleNamespace(frames=frames, saved=saved, manifests={}, positions=positions, lost=())
     found = accepted_blocks(cast(FolderContents, cast(Any, contents)))
     epochs = sorted(info.epoch for info in found.blocks), sorted(info.epoch for info in found.undecided)
     return *epochs, found.refused
@@ -63,11 +63,18 @@ def test_each_block_is_decided_by_the_next_one_although_that_is_undecided_too(or
         frame(10, {ZERO: (51, 55), ONE: (36, 38)}),
         frame(11, {ZERO: (55, 61)}),
     ]
-    assert decide(*frames[::order]) == ([8, 9, 10], [11], 0)
+    assert decide(*frames[::order]) == ([8, 9, 10, 11], [11], 0)
 
 
-def test_nothing_behind_it_means_it_is_read_again() -> None:
-    assert decide(frame(1, {ZERO: (0, 5)}, accepted=True), frame(2, {ZERO: (5, 9)})) == ([1], [2], 0)
+def test_the_last_one_counts_although_nothing_is_behind_it() -> None:
+    """Its source may be a queue that was told that it is stored."""
+    assert decide(frame(1, {ZERO: (0, 5)}, accepted=True), frame(2, {ZERO: (5, 9)})) == ([1, 2], [2], 0)
+
+
+def test_the_last_one_does_not_count_if_its_offsets_were_read_again() -> None:
+    again = frame(3, {ZERO: (5, 7)}, cut_ms=2_000)
+    assert decide(frame(2, {ZERO: (5, 9)}), again) == ([3], [3], 1)
+    assert decide(frame(2, {ZERO: (5, 9)}), frame(3, {ZERO: (5, 7)}, accepted=True)) == ([3], [], 1)
 
 
 def test_a_segment_that_was_opened_after_the_block_decides_it() -> None:
@@ -76,7 +83,7 @@ def test_a_segment_that_was_opened_after_the_block_decides_it() -> None:
 
 def test_of_two_that_hold_the_same_offsets_the_later_one_counts() -> None:
     frames = [frame(1, {ZERO: (0, 5)}), frame(2, {ZERO: (0, 5)}), frame(3, {ZERO: (5, 6)})]
-    assert decide(*frames) == ([2], [3], 1)
+    assert decide(*frames) == ([2, 3], [3], 1)
 
 
 def test_of_two_the_one_counts_from_whose_end_it_went_on() -> None:
@@ -87,21 +94,21 @@ def test_of_two_the_one_counts_from_whose_end_it_went_on() -> None:
         frame(4, {ZERO: (3, 6)}, cut_ms=8_500),
         frame(5, {ZERO: (6, 9)}, cut_ms=8_600),
     ]
-    assert decide(*frames) == ([3, 4], [5], 1)
+    assert decide(*frames) == ([3, 4, 5], [5], 1)
 
 
 def test_a_block_counts_whole_or_not_at_all() -> None:
     frames = [frame(1, {ZERO: (0, 5), ONE: (0, 5)}), frame(2, {ONE: (0, 4)}, accepted=True, index=1)]
-    assert decide(*frames, frame(3, {ZERO: (5, 8)})) == ([2], [3], 1)
+    assert decide(*frames, frame(3, {ZERO: (5, 8)})) == ([2, 3], [3], 1)
 
 
 def test_the_checkpoint_knows_all_of_it_or_nothing() -> None:
     both = frame(1, {ZERO: (0, 5), ONE: (0, 5)})
     assert decide(both, checkpoint={ZERO: 5, ONE: 7}) == ([1], [], 0)
-    assert decide(both, checkpoint={ZERO: 5, ONE: 0}) == ([], [1], 0)
-    assert decide(both, checkpoint={ZERO: 3, ONE: 0}) == ([], [1], 0)
-    assert decide(both, checkpoint={ZERO: 0, ONE: 0}) == ([], [1], 0)
-    assert decide(both, frame(2, {ZERO: (5, 6)}), checkpoint={ZERO: 0, ONE: 0}) == ([1], [2], 0)
+    assert decide(both, checkpoint={ZERO: 5, ONE: 0}) == ([], [], 1)
+    assert decide(both, checkpoint={ZERO: 3, ONE: 0}) == ([], [], 1)
+    assert decide(both, checkpoint={ZERO: 0, ONE: 0}) == ([1], [1], 0)
+    assert decide(both, frame(2, {ZERO: (5, 6)}), checkpoint={ZERO: 0, ONE: 0}) == ([1, 2], [2], 0)
 
 
 def test_a_block_that_nothing_replaces_counts_although_a_position_was_within_it() -> None:
@@ -118,4 +125,4 @@ def test_a_block_added_between_the_checkpoint_s_two_looks_counts() -> None:
     """A checkpoint reads the positions first, and the receivers' last accepted sequences after them."""
     last = frame(1, {ZERO: (0, 5)}, sequence=3)
     assert decide(last, checkpoint={ZERO: 0}, last_accepted=3) == ([1], [], 0)
-    assert decide(last, checkpoint={ZERO: 0}, last_accepted=2) == ([], [1], 0)
+    assert decide(last, checkpoint={ZERO: 0}, last_accepted=2) == ([1], [1], 0)

@@ -1,9 +1,9 @@
 """Determines which blocks of the log the lost ledger had accepted, and in which order.
 
 Frames are intents. Each frame carries its writer's last accepted sequence, so for each writer and epoch only the last
-frame is undecided (rule 10 of the design). An undecided block counts if a manifest lists it. It also counts if one of
-its partitions continued after it (a later block begins there, whether that block counts or not) and no other block
-covers its offsets. Otherwise it is dropped, and Kafka is read again from its first offset.
+frame is undecided (rule 10 of the design). An undecided block counts if no other block covers its offsets: its source
+may have been told that it is stored, and a queue does not give a message twice. One that was not accepted counts too:
+its records are in the log, and are not read from Kafka again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class ContradictionError(HeadraceError):
 
 @dataclass(frozen=True)
 class AcceptedBlocks:
-    """The result: ``blocks`` count, in ascending order along each partition; ``undecided`` blocks were dropped;
-    ``refused`` is the number of blocks that the ledger had not accepted."""
+    """The result: ``blocks`` count, in ascending order along each partition; of the ``undecided`` ones among them,
+    nothing shows that the ledger had accepted them; ``refused`` is the number of blocks that do not count."""
 
     blocks: Sequence[BlockInfo]
     undecided: Sequence[BlockInfo]
@@ -45,7 +45,6 @@ def accepted_blocks(contents: FolderContents) -> AcceptedBlocks:
     known = {} if saved is None else {(r.receiver_id, r.epoch): r.last_accepted_sequence for r in saved.receivers}
     accepted: list[BlockInfo] = []
     undecided: list[BlockInfo] = []
-    refused = 0
     for frame in contents.frames:
         info = frame.info
         last = known.get((info.receiver, info.epoch), -1)
@@ -53,20 +52,18 @@ def accepted_blocks(contents: FolderContents) -> AcceptedBlocks:
             accepted.append(info)
         elif frame.accepted is None:
             undecided.append(info)
-        else:
-            refused += 1
     decision = _Decision(contents, accepted)
+    unconfirmed = {info for info in undecided if not decision.went_on(info)}
+    # Kafka is read again from the damage on. If the block counted, what the damage took would be a gap for ever.
+    undecided = [info for info in undecided if info not in unconfirmed or not decision.follows_damage_of_kafka(info)]
     decided = decision.of(undecided)
-    left = [info for info in undecided if info not in decided]
-    # Blocks whose offsets another block covers were not accepted: their records were read again.
-    dropped = [info for info in left if not decision.is_replaced(info)]
     blocks = in_order([*accepted, *decided])
     _check(blocks)
-    return AcceptedBlocks(blocks, dropped, refused + len(left) - len(dropped))
+    return AcceptedBlocks(blocks, [info for info in decided if info in unconfirmed], len(contents.frames) - len(blocks))
 
 
 class _Decision:
-    """Decides which undecided blocks count: their partitions continued after them, and no other block covers them.
+    """Decides which undecided blocks count: those that no other block covers, and the checkpoint not in parts.
 
     A position had reached every offset at which a block begins, also an undecided block: its writer had started from
     the ledger's positions.
@@ -77,6 +74,7 @@ class _Decision:
         self._at_checkpoint = {
             (row.input_id, row.partition): row.next_offset for row in (() if saved is None else saved.positions)
         }
+        self._lost = [part for part in contents.lost if not part.is_vague_tail]
         self._reached: dict[Place, set[int]] = defaultdict(set)
         self._covered: dict[Place, list[OffsetRange]] = defaultdict(list)
         for place, offsets in contents.positions.items():
@@ -100,13 +98,32 @@ class _Decision:
         decided = []
         fitting = {info: self._fit(info) for info in undecided}
         for info in sorted(fitting, key=lambda info: (fitting[info], info.cut_time_ms, info.epoch), reverse=True):
-            if not self.is_replaced(info) and not self._is_split(info) and self._went_on(info):
+            if not self._is_replaced(info) and not self._is_split(info):
                 self._take(info)
                 decided.append(info)
         return decided
 
-    def is_replaced(self, info: BlockInfo) -> bool:
-        """Whether other blocks that count, or gaps, cover any of its offsets."""
+    def went_on(self, info: BlockInfo) -> bool:
+        """Whether one of its partitions continued after it: a later block begins there, or a position was there."""
+        return any(
+            max(self._at_checkpoint.get(place, -1), *self._reached[place]) >= r.until_offset
+            for place, r in places(info)
+        )
+
+    def follows_damage_of_kafka(self, info: BlockInfo) -> bool:
+        """Whether damage may have taken the offsets before it, and its source is Kafka, which can be read again."""
+        for place, r in places(info):
+            # A custom receiver's topic has this id.
+            if place[1].topic_id == f"receiver:{place[0]}":
+                continue
+            known = self._covered[place]
+            reached = max((each.until_offset for each in known if each.until_offset <= r.from_offset), default=0)
+            if reached < r.from_offset and any(part.may_hold(place, (reached, r.from_offset)) for part in self._lost):
+                return True
+        return False
+
+    def _is_replaced(self, info: BlockInfo) -> bool:
+        """Whether other blocks that count, or gaps, cover any of its offsets: then they were read again."""
         return any(_overlap(r, other) for place, r in places(info) for other in self._covered[place])
 
     def _take(self, info: BlockInfo) -> None:
@@ -139,12 +156,6 @@ class _Decision:
         }
         ahead = any(self._at_checkpoint.get(place, -1) <= r.from_offset for place, r in places(info))
         return False in known or (True in known and ahead)
-
-    def _went_on(self, info: BlockInfo) -> bool:
-        return any(
-            max(self._at_checkpoint.get(place, -1), *self._reached[place]) >= r.until_offset
-            for place, r in places(info)
-        )
 
 
 def places(info: BlockInfo) -> Iterable[tuple[Place, OffsetRange]]:

@@ -95,19 +95,18 @@ def rebuild_stream(
         runs={} if saved is None else saved.runs,
         notes={
             "checkpoint": None if saved is None else saved.checkpoint.path,
-            "dropped_blocks": len(blocks.undecided),
+            "undecided_blocks": len(blocks.undecided),
             "refused_blocks": blocks.refused,
             "gaps": len(accounted.gaps),
             "lost": [part.what for part in contents.lost if not part.is_tail],
         },
     )
     notices = [*contents.notices, *batches.notices, *_unknown_starts(contents, accounted.positions)]
-    next_offsets = {(row.input_id, row.partition): row.next_offset for row in accounted.positions}
     notices += [
-        f"Block {info.handle} of {info.receiver} is its writer's last, and nothing shows that it was accepted: its "
-        "records are read from the source again."
+        f"Block {info.handle} of {info.receiver} is its writer's last, and nothing shows whether the ledger had "
+        "accepted it: it counts, since no other block has its offsets. Kafka is not read again for it; a queue "
+        "that had not been told that it is stored gives its records once more."
         for info in blocks.undecided
-        if all(next_offsets.get(place, 0) <= r.from_offset for place, r in places(info))
     ]
     notices += accounted.notices
     return RebuiltStream(found, blocks, notices)

@@ -230,7 +230,7 @@ def _report(concluded: RebuiltStream, report: Recovered) -> None:
         "blocks": len(found.blocks),
         "positions": len(found.positions),
         "batches": len(found.batches),
-        "dropped_blocks": len(concluded.blocks.undecided),
+        "undecided_blocks": len(concluded.blocks.undecided),
         "refused_blocks": concluded.blocks.refused,
         "gaps_found": len(found.found_gaps),
         **{f"batches_{state.value}": states.count(state) for state in BatchState if state in states},
