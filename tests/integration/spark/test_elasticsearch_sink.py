@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -24,6 +27,7 @@ from tests.integration.spark.conftest import read_log
 
 from headrace.batch.manifest import Manifest
 from headrace.connections import ConnectionNotFoundError
+from headrace.elasticsearch.deletions import MOST_KEPT_BYTES
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableRowsError, UnsuitableTargetError
 from headrace.elasticsearch.options import LOG, DocumentIdKind, IndexingOptions
 from headrace.spark.documents import prepare_documents
@@ -166,6 +170,66 @@ def test_keys_hold_their_latest_value(spark: SparkSession, index: Index) -> None
     assert index.write(older, document_ids=KeyIds()).superseded == 2
     assert index.write(newer, document_ids=KeyIds()).repeated == 2
     assert index.documents() == {"a": {"n": 9}}
+
+
+@pytest.mark.parametrize("way", ["blocks", "blocks read again", "rows", "rows read again"])
+def test_a_key_that_its_batch_deletes_does_not_come_back_with_an_older_value_of_a_slower_task(
+    spark: SparkSession, index: Index, written_log: Any, make_records: Records, way: str
+) -> None:
+    """The first task has the deletions. The second gets older values of the keys when Elasticsearch has forgotten
+    them."""
+    index.ask("PUT", f"/{index.name}", {"settings": {"index.gc_deletes": "0s", "number_of_shards": 1}})
+    keys = MOST_KEPT_BYTES // 50 if "again" in way else 50
+    newer, older = make_records([None] * keys, first_offset=1_000_000), make_records([b"{}"] * keys)
+    last = make_records([b'{"last": true}'], first_offset=keys)
+    for block in (newer.set_column(0, "key", older.column("key")), last, older):
+        written_log.add(block)
+    blocks = LogBlocks.of([Manifest.load(written_log.manifest())], "records")
+    output = index.output(document_ids=KeyIds(), requests_in_flight=1, bulk_actions=1000)
+    options = IndexingOptions.of(output, stream_name="clicks", batch_time_ms=AN_HOUR)
+    records = 2 * keys + 1
+    numbers = spark.range(0, keys + 1, 1, 1).union(spark.range(keys + 1, records, 1, 1))
+    waiting = numbers.mapInArrow(second_task_waits(index, f"key-{keys}"), "id BIGINT")
+    if "blocks" in way:
+        report = index_rows(waiting, options, blocks)
+    else:
+        report = index_rows(prepare_documents(waiting.mapInArrow(blocks.read, RECORD_SCHEMA), output), options)
+    counts = report.counts
+    assert (counts.rows, counts.created, counts.deleted, report.duplicates) == (records, keys + 1, keys, 0)
+    assert index.documents() == {f"key-{keys}": {"last": True}}
+    again = index_rows(blocks.numbers(spark, 2), options, blocks).counts
+    assert (again.rows, again.repeated, again.deleted) == (records, 1, keys)
+    assert index.documents() == {f"key-{keys}": {"last": True}}
+
+
+def second_task_waits(index: Index, last: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Let the second task begin when the document of this id, the first task's last one, is in the index, and when
+    Elasticsearch has forgotten a deletion that came after it."""
+    documents = f"{index.url}/{index.name}/_doc"
+
+    def status(method: str, path: str) -> int:
+        request = urllib.request.Request(  # noqa: S310
+            f"{documents}/{path}", method=method, data=b"{}" if method == "PUT" else None,
+            headers={"content-type": "application/json"},
+        )  # fmt: skip
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if TaskContext.get().partitionId() == 1:
+            until = time.monotonic() + 60
+            while status("GET", last) != 200 and time.monotonic() < until:
+                time.sleep(0.05)
+            status("DELETE", "probe?version=9&version_type=external")
+            while status("PUT", "probe?version=5&version_type=external") == 409 and time.monotonic() < until:
+                time.sleep(0.05)
+            status("DELETE", "probe?version=9&version_type=external")
+        yield from batches
+
+    return wait
 
 
 def test_a_named_version_may_be_any_column(spark: SparkSession, index: Index) -> None:
