@@ -30,7 +30,7 @@ from headrace.ledger.attempt_statements import (
 )
 from headrace.ledger.batch_ordering import check_order, check_slots
 from headrace.ledger.batch_origins import source_of
-from headrace.ledger.batch_states import figures, is_recorded, present_run, require_batch, settle
+from headrace.ledger.batch_states import figures, is_recorded, present_run, record_end, require_batch, settle
 from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import (
     AlreadyCompletedError,
@@ -341,6 +341,9 @@ def _begin(
     run = present_run(connection, stream, batch_time_ms)
     unrecorded = [newest[step] for step in taken if step in newest and step not in recorded]
     goes_on = run is not None and run.goes_on(unrecorded, beside=beside)
+    if run is not None and not run.failed and not goes_on and batch.state is BatchState.FAILED:
+        # The run waited for outputs that no task of it has begun. It ends here.
+        record_end(connection, locked, batch, newest, None)
     settled = settle(connection, locked, batch, attempt=attempt.number, required=list(batch.required or ()))
     if settled.state is BatchState.RUNNING and not goes_on:
         settled = settle(connection, locked, settled, started_at_ms=locked.now_ms)

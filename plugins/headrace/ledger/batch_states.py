@@ -23,15 +23,19 @@ class Run(NamedTuple):
     failed: bool
 
     def goes_on(self, tried: Collection[BatchOutputRow], *, beside: bool) -> bool:
-        """Whether the next attempt continues this run, although it has failed: tasks of several outputs may run one
-        after another.
+        """Whether the next attempt continues this run: tasks of several outputs may run one after another.
 
-        It does if it repeats none of the run's outputs that have no record. Before the run has failed, an attempt that
-        runs ``beside`` another one continues it too. ``tried`` are the newest rows of the attempt's outputs that have
-        no record.
+        It does, before the run has failed, if it repeats none of the run's outputs that have no record, or runs
+        ``beside`` another attempt. ``tried`` are the newest rows of the attempt's outputs that have no record.
         """
         repeats = any(row.attempt >= self.first_attempt for row in tried)
-        return not repeats or (beside and not self.failed)
+        return not self.failed and (beside or not repeats)
+
+    def waits_for(self, missing: Collection[str], newest: Mapping[str, BatchOutputRow], steps: Collection[str]) -> bool:
+        """Whether one of the ``missing`` outputs that the stream has (``steps``) was not begun in this run: an attempt
+        at it continues the run, and may add to its failures."""
+        rows = [newest.get(step) for step in missing if step in steps]
+        return any(row is None or row.attempt < self.first_attempt for row in rows)
 
 
 def find_batch(connection: Connection, stream: str, batch_time_ms: int) -> BatchRow | None:
@@ -127,8 +131,8 @@ def settle(
 ) -> BatchRow:
     """Write the state that follows from the batch's outputs, and ``changes``; add an event when it completes.
 
-    Returns the batch's new row. Also adds an event when it fails: when its last live attempt has ended, and an output
-    has failed. A run has one such event.
+    Returns the batch's new row. Also adds an event when it fails: when an output has failed, and each that is missing
+    was begun in this run and has ended. A run has one such event, at the latest when the next run begins.
 
     ``by_records``: an attempt that has recorded all its outputs counts as ended. ``ended`` is the number of the attempt
     that ends now, for the event.
@@ -139,6 +143,7 @@ def settle(
     if by_records:
         running = [row for row in running if not all(is_recorded(newest.get(output)) for output in row.outputs)]
     required = required_steps(locked, batch)
+    missing = [step for step in required if not is_recorded(newest.get(step))]
     state, error = outcome(connection, required, newest, running, locked.now_ms)
     values: dict[str, Any] = {"state": state, "error": error, "history": 0, **changes}
     completes = state is BatchState.COMPLETED and batch.state is not BatchState.COMPLETED
@@ -158,9 +163,9 @@ def settle(
     fails = state is BatchState.FAILED and batch.state is not BatchState.FAILED
     if fails:
         run = present_run(connection, stream, batch_time_ms)
-        fails = run is None or not run.failed
+        fails = run is None or not (run.failed or run.waits_for(missing, newest, locked.steps))
     if completes or fails:
-        _record_end(connection, locked, settled, newest, ended)
+        record_end(connection, locked, settled, newest, ended)
     if completes and batch.steps is None:
         # The first time only: a batch that is run again a year later is not a year late.
         amounts: dict[str, float] = {
@@ -188,7 +193,7 @@ def _attempt_error(connection: Connection, output: BatchOutputRow) -> str | None
     return found or output.error
 
 
-def _record_end(
+def record_end(
     connection: Connection,
     locked: LockedStream,
     batch: BatchRow,

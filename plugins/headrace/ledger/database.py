@@ -58,10 +58,14 @@ _PASSING_SQLSTATES = frozenset({"25006", "25P03", "25P04"})
 
 @dataclass(frozen=True, slots=True)
 class LockedStream:
-    """A stream's row under its lock, and the ledger's time once the lock was held."""
+    """A stream's row under its lock, and the ledger's time once the lock was held.
+
+    ``steps`` are those of the newest definition; ``row`` may have another (`at_revision`).
+    """
 
     row: StreamRow
     now_ms: int
+    steps: tuple[str, ...]
 
 
 class Database:
@@ -114,7 +118,8 @@ class Database:
         row = connection.execute(self._lock_stream, {"stream": stream}).one_or_none()
         if row is None:
             raise StreamNotFoundError(stream)
-        return LockedStream(StreamRow.from_row(row), self.clock.now_ms() if self.clock else row.now_ms)
+        found = StreamRow.from_row(row)
+        return LockedStream(found, self.clock.now_ms() if self.clock else row.now_ms, found.outputs)
 
     def write_refusal(self, stream: str) -> str | None:
         """Why a write to the stream cannot begin within a second; None if it can. Nothing is written."""

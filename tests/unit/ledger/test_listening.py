@@ -104,9 +104,10 @@ def test_a_failure_is_reported_with_its_reason_and_by_its_output(build: Callable
         ("index", "index is full"),
         ("files", "files is full"),
     ]
-    # The second task belongs to the run that has failed: it is no second failure of the batch.
+    # Both tasks belong to one run, which has failed when both have ended.
     (event,) = heard(world, EventKind.BATCH_FAILED)
-    assert (event.payload["failures"], event.payload["ended_attempt"]) == ({"index": "index is full"}, 1)
+    failures = {"index": "index is full", "files": "files is full"}
+    assert (event.payload["failures"], event.payload["ended_attempt"]) == (failures, 2)
     assert heard(world, EventKind.BATCH_COMPLETED, EventKind.OUTPUT_COMPLETED) == []
     assert world.ledger.batches.get(STREAM, T1).error == "files is full"
 
@@ -131,7 +132,7 @@ class Tasks:
             self._attempts.record_output(attempt, output, {})
         self._attempts.complete(attempt)
 
-    def story(self) -> list[tuple[str, int]]:
+    def story(self) -> list[tuple[str, int | None]]:
         events = heard(self._world, EventKind.BATCH_STARTED, EventKind.BATCH_COMPLETED, EventKind.BATCH_FAILED)
         numbers = [event.payload.get("ended_attempt", event.payload["attempt"]) for event in events]
         found = zip(events, numbers, strict=True)
@@ -147,8 +148,9 @@ def tasks(build: Callable[..., World]) -> Tasks:
 
 def test_a_failed_task_and_a_later_one_are_one_run(tasks: Tasks) -> None:
     tasks.fail(tasks.begin("index"))
+    assert tasks.story() == [("started", 1)]
     tasks.complete(tasks.begin("files"))
-    assert tasks.story() == [("started", 1), ("failed", 1)]
+    assert tasks.story() == [("started", 1), ("failed", 2)]
     tasks.complete(tasks.begin("index"))
     assert tasks.story()[2:] == [("started", 3), ("completed", 3)]
 
@@ -157,8 +159,16 @@ def test_each_run_of_two_failing_tasks_starts_once_and_fails_once(tasks: Tasks) 
     for first in (1, 3, 5):
         tasks.fail(tasks.begin("index"))
         tasks.fail(tasks.begin("files"))
-        assert tasks.story()[-2:] == [("started", first), ("failed", first)]
+        assert tasks.story()[-2:] == [("started", first), ("failed", first + 1)]
     assert len(tasks.story()) == 6
+
+
+def test_a_run_whose_other_task_never_begins_has_failed_when_the_next_one_begins(tasks: Tasks) -> None:
+    tasks.fail(tasks.begin("index"))
+    tasks.complete(tasks.begin("index"))
+    assert tasks.story() == [("started", 1), ("failed", None), ("started", 2)]
+    tasks.fail(tasks.begin("files"))
+    assert tasks.story()[3:] == [("failed", 3)]
 
 
 def test_a_task_that_is_retried_beside_another_belongs_to_the_same_run(tasks: Tasks) -> None:
@@ -170,13 +180,13 @@ def test_a_task_that_is_retried_beside_another_belongs_to_the_same_run(tasks: Ta
     assert tasks.story() == [("started", 1), ("failed", 3)]
 
 
-def test_a_task_that_is_retried_after_the_failure_starts_a_run_beside_another(tasks: Tasks) -> None:
+def test_a_task_that_is_retried_while_the_other_has_not_ended_belongs_to_the_same_run(tasks: Tasks) -> None:
     tasks.fail(tasks.begin("index"))
     files = tasks.begin("files")
     again = tasks.begin("index")
     tasks.complete(files)
     tasks.fail(again)
-    assert tasks.story() == [("started", 1), ("failed", 1), ("started", 3), ("failed", 3)]
+    assert tasks.story() == [("started", 1), ("failed", 3)]
 
 
 def test_a_task_that_was_killed_starts_a_run_when_it_is_retried(tasks: Tasks, clock: ManualClock) -> None:
