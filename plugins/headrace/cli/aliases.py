@@ -49,7 +49,7 @@ def swap(
         (declared,) = elasticsearch_outputs(registered(found, name), output)
         until_ms = _NO_END_MS if until is None else milliseconds(until, "--until")
         first_ms = _first_ms(found, name, replay)
-        missing, _ = _lacking(found, name, output, replay, to)
+        missing, _ = _lacking(found, name, declared.step, replay, to)
         if too_many := [each for each in missing if first_ms <= each <= until_ms]:
             raise AliasSwapRefusedError(
                 f"Index {to!r} lacks {len(too_many)} batch(es) that output {output!r} of {name!r} has written and "
@@ -61,7 +61,7 @@ def swap(
         running = [row.batch_time_ms for row in found.batches.page(name, _NO_END_MS, [BatchState.RUNNING])]
         with administration_of(declared, max_retry_seconds=0) as administration:
             old = administration.move_alias(declared.index, to)
-        missing, abandoned = _lacking(found, name, output, replay, to)
+        missing, abandoned = _lacking(found, name, declared.step, replay, to)
     batches = {
         "not_replayed": [each for each in missing if each < first_ms],
         "abandoned": [each for each in abandoned if each >= first_ms],
@@ -90,7 +90,7 @@ def _first_ms(ledger: Ledger, stream_name: str, replay: str) -> int:
     return rows[0].batch_time_ms
 
 
-def _lacking(ledger: Ledger, stream_name: str, output: str, replay: str, index: str) -> tuple[list[int], list[int]]:
+def _lacking(ledger: Ledger, stream_name: str, step: str, replay: str, index: str) -> tuple[list[int], list[int]]:
     """The batch times that the output has written and the replay has not written, or not completed, into ``index``.
 
     Those that can be replayed come first; then those that cannot, because they were abandoned.
@@ -99,17 +99,17 @@ def _lacking(ledger: Ledger, stream_name: str, output: str, replay: str, index: 
 
     rows = ledger.replays.between(stream_name, replay, 0, _NO_END_MS)
     completed = {row.batch_time_ms for row in rows if row.state is BatchState.COMPLETED}
-    by_definition = ledger.replays.written_by(stream_name, replay, output, 0, _NO_END_MS)
+    by_definition = ledger.replays.written_by(stream_name, replay, step, 0, _NO_END_MS)
     into_index = {
         definition: any(
-            each.id == output and getattr(each, "index", None) == index for each in Stream.from_json(definition).outputs
+            each.step == step and getattr(each, "index", None) == index for each in Stream.from_json(definition).outputs
         )
         for definition in set(by_definition.values())
     }
     there = {time_ms for time_ms, definition in by_definition.items() if into_index[definition]} & completed
     lacking = {
         time_ms: state
-        for time_ms, state in ledger.batches.written(stream_name, output, 0, _NO_END_MS).items()
+        for time_ms, state in ledger.batches.written(stream_name, step, 0, _NO_END_MS).items()
         if time_ms not in there
     }
     missing = sorted(time_ms for time_ms, state in lacking.items() if state is not BatchState.ABANDONED)

@@ -11,7 +11,7 @@ from headrace.errors import TAKEN_UP
 from headrace.ledger.errors import LedgerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from headrace.ledger import Ledger
     from headrace.ledger.models import AttemptRow, BatchOrigin, BatchRow
@@ -27,7 +27,7 @@ def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json:
         StreamNotFoundError: there is no such stream.
         LedgerError: the time is before the stream began.
     """
-    ledger.streams.get(stream_name)
+    ids = ledger.streams.get(stream_name).id_of_step
     batch = ledger.batches.find(stream_name, batch_time_ms)
     if batch is None:
         _show_waiting(ledger, stream_name, batch_time_ms, as_json=as_json)
@@ -56,7 +56,7 @@ def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json:
         ("output", "state", "attempt", "definition", "written to", "counts", "transform and code", "error"),
         [
             (
-                output.output_id,
+                ids.get(output.output_id, output.output_id),
                 output.state.value,
                 output.attempt,
                 revisions.get(output.attempt),
@@ -75,7 +75,7 @@ def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json:
         echo(f"The outputs of this batch were written under different definitions of the stream: {named}.")
     print_table(
         ("attempt", "at", "replay", "definition", "outputs", "read from", "way", "state", "took", "holder", "error"),
-        [_attempt(attempt) for attempt in attempts],
+        [_attempt(attempt, ids) for attempt in attempts],
     )
 
 
@@ -123,17 +123,19 @@ def account(batch: BatchRow, origin: BatchOrigin | None) -> Iterator[str]:
         # Nothing but the log has these.
         lost = "" if origin.source == "log" else " (Records of a custom receiver cannot be read again.)"
         yield f"Run again, it is read from {where}.{lost} Its manifest is {batch.manifest_uri}."
+    for step, reason in batch.abandoned_steps.items():
+        yield f"Its output {step} was given up, and lacks its records: {reason}"
     if batch.error:
         yield f"Error: {batch.error}"
 
 
-def _attempt(attempt: AttemptRow) -> tuple[object, ...]:
+def _attempt(attempt: AttemptRow, ids: Mapping[str, str]) -> tuple[object, ...]:
     return (
         attempt.number,
         time_text(attempt.started_at_ms),
         attempt.target or None,
         attempt.revision,
-        ", ".join(attempt.outputs),
+        ", ".join(ids.get(step, step) for step in attempt.outputs),
         attempt.source,
         attempt.way,
         attempt.state.value,

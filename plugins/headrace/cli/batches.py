@@ -102,15 +102,30 @@ def abandon(
     *,
     ledger: LedgerUrl,
     reason: Annotated[str, typer.Option(help="The reason; it is kept with the gap.")],
+    output: Annotated[
+        str | None, typer.Option(help="Give up only this output, which may be one that the stream no longer has.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Abandon a batch that can never succeed. Its offset ranges become gaps, and its log may be deleted. Final."""
+    """Abandon a batch that can never succeed. Its offset ranges become gaps, and its log may be deleted. Final.
+
+    With --output the batch stays, and no longer needs that output: it completes when the others are written.
+    """
     if not reason.strip():
         raise typer.BadParameter("give a reason; nothing else will explain the gap later", param_hint="--reason")
+    time_ms = milliseconds(batch_time, "BATCH_TIME")
     with opened(ledger) as found:
-        batch = found.batches.abandon(name, milliseconds(batch_time, "BATCH_TIME"), reason)
+        if output is None:
+            batch = found.batches.abandon(name, time_ms, reason)
+        else:
+            batch = found.batches.abandon_output(name, time_ms, found.streams.get(name).step_of(output), reason)
     if as_json:
         print_json(batch)
+    elif output is not None:
+        typer.echo(
+            f"Output {output} of batch {time_text(batch.batch_time_ms)} of {name} is given up: its {batch.records:,} "
+            f"records are not written there. The batch is {batch.state.value}."
+        )
     else:
         reported = (
             f"Batch {time_text(batch.batch_time_ms)} of {name} is abandoned: {batch.records:,} records are now a gap."

@@ -35,9 +35,9 @@ def outputs_param(stream: Stream) -> Param:
     return Param(
         None,
         type=["null", "array"],
-        items={"type": "string", "enum": list(stream.steps)},
+        items={"type": "string", "enum": list(stream.step_of_id)},
         # The form offers the examples as choices.
-        examples=list(stream.steps),
+        examples=list(stream.step_of_id),
         title="Outputs",
         description="Run these alone; empty: all of them.",
     )

@@ -155,7 +155,7 @@ class IndexingOptions:
             request_timeout_seconds=output.request_timeout_seconds,
             refresh=output.refresh,
             stream_name=stream_name,
-            output_id=output.id,
+            output_id=output.step,
             batch_time_ms=batch_time_ms,
             attempt=attempt,
             written_before=written_before,

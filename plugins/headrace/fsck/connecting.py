@@ -69,7 +69,8 @@ def check_connections(stream: Stream) -> Iterator[Checked]:
 
 
 def check_ledger(stream: Stream) -> Checked:
-    """Whether the ledger's database answers, or, if its SQLite file does not exist yet, whether it can be created."""
+    """Whether the database answers and would take the outputs; if its SQLite file does not exist yet, whether it
+    can be created."""
     url = stream.ledger
     path = Path(urlsplit(url).path.removeprefix("/")) if url.startswith("sqlite") else None
 
@@ -79,6 +80,7 @@ def check_ledger(stream: Stream) -> Checked:
             return
         with Ledger.open(url, create=False) as ledger:
             ledger.now_ms()
+            ledger.streams.check_outputs(stream.name, stream.to_json())
 
     where = f"connection {url.removeprefix(CONNECTION_PREFIX)}" if url.startswith(CONNECTION_PREFIX) else url
     return _checked("ledger", where, look)

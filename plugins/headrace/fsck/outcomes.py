@@ -59,9 +59,8 @@ def _state_problems(snapshot: StreamSnapshot, batch: BatchRow, *, is_run: bool) 
 
 
 def _all_recorded(snapshot: StreamSnapshot, batch: BatchRow) -> bool:
-    required = batch.required if batch.steps is None else batch.steps
     newest = snapshot.outputs.get((batch.batch_time_ms, ""), {})
-    return all(is_recorded(newest.get(step)) for step in required or snapshot.stream.outputs)
+    return all(is_recorded(newest.get(step)) for step in batch.needs(snapshot.stream.outputs))
 
 
 def check_turns(snapshot: StreamSnapshot) -> Iterator[Finding]:

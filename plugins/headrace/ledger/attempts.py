@@ -30,7 +30,7 @@ from headrace.ledger.attempt_statements import (
 )
 from headrace.ledger.batch_ordering import check_order, check_slots
 from headrace.ledger.batch_origins import source_of
-from headrace.ledger.batch_states import figures, is_recorded, present_run, record_end, require_batch, settle
+from headrace.ledger.batch_states import are_lost, figures, is_recorded, present_run, record_end, require_batch, settle
 from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import (
     AlreadyCompletedError,
@@ -38,6 +38,7 @@ from headrace.ledger.errors import (
     BatchStateError,
     NotItsTurnError,
     OutputsMissingError,
+    StepsLostError,
 )
 from headrace.ledger.events import record, record_all
 from headrace.ledger.models import (
@@ -91,6 +92,7 @@ class Attempts(Repository):
         Raises:
             BatchNotFoundError: the batch was not allocated.
             AlreadyCompletedError: none of the outputs is left to run, and not ``force``.
+            StepsLostError: so it is, and what the batch still needs is no longer in the definition.
             BatchAttendedError: ``unattended``, and a live attempt runs one of the outputs.
             BatchStateError: the batch was abandoned or absorbed into a later one, or the stream has no such output.
             SlotBusyError: other batches hold all the stream's slots with live leases.
@@ -121,7 +123,18 @@ class Attempts(Repository):
                 return _begin(connection, locked, batch, taken, **begun)
             # The attempt that recorded the last output may have died before it completed the batch.
             batch = settle(connection, locked, batch, by_records=True)
+            missing = [step for step in batch.needs(locked.row.outputs) if step not in recorded]
+        if are_lost(locked, missing) and batch.state is BatchState.FAILED:
+            raise StepsLostError(batch, missing)
         raise AlreadyCompletedError(batch, asked)
+
+    def settle(self, stream: str, batch_time_ms: int) -> BatchRow:
+        """Compute the batch's state again, as after an attempt. Returns its row.
+
+        This is for a batch whose steps the definition has lost: no attempt at them can begin.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            return settle(connection, locked, require_batch(connection, stream, batch_time_ms))
 
     def renew(self, attempt: Attempt, *, attributes: Mapping[str, Any] | None = None) -> int:
         """Extend the attempt's lease and add to its attributes (application id, UI address).
@@ -166,9 +179,9 @@ class Attempts(Repository):
     def complete(self, attempt: Attempt, *, code_version: str | None = None) -> BatchRow:
         """End the attempt as completed. Returns the batch's row after that. A second call changes nothing.
 
-        The batch is COMPLETED when every required step has a record of success; otherwise its state follows from the
-        steps that are left (see `outcome`). Required are the steps that the stream had when the batch was first begun
-        and still has. An attempt at everything that is missing adds the steps that the stream got since.
+        The batch is COMPLETED when every step that it needs has a record of success (`BatchRow.needs`); otherwise its
+        state follows from the steps that are left (see `outcome`). An attempt at everything that is missing adds the
+        steps that the stream got since the batch was first begun.
 
         Args:
             code_version: the version of the transforms that it ran.
@@ -332,7 +345,7 @@ def _begin(
     recorded = {step for step, row in newest.items() if is_recorded(row)}
     if batch.required is None or recorded.union(taken).issuperset(locked.row.outputs):
         # Includes outputs that the stream got since, since this attempt writes them.
-        batch = replace(batch, required=locked.row.outputs)
+        batch = replace(batch, required=tuple(dict.fromkeys([*locked.row.outputs, *(batch.required or ())])))
     attempt = insert_attempt(
         connection, locked, batch_time_ms, outputs=taken, source=source, revision=locked.row.revision, **begun
     )

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select, update
 
 from headrace.ledger.attempt_statements import newest_outputs, running_attempts
 from headrace.ledger.database import LockedStream
-from headrace.ledger.errors import BatchNotFoundError
+from headrace.ledger.errors import BatchNotFoundError, StepsLostError
 from headrace.ledger.events import record
 from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow, batch_attempts, batches, events
 from headrace.ledger.states import AttemptState, BatchState, EventKind
@@ -88,16 +88,10 @@ def is_recorded(row: BatchOutputRow | None) -> bool:
     return row is not None and row.state is AttemptState.COMPLETED
 
 
-def required_steps(locked: LockedStream, batch: BatchRow) -> list[str]:
-    """Return the stream's steps that the batch needs to complete.
-
-    These are the steps with which it completed before; otherwise those that the stream had when the batch was first
-    begun. So outputs added to the stream meanwhile do not prevent its attempts from completing it. If the stream has
-    none of these any more, and the batch has never completed, it needs all that the stream has now.
-    """
-    fixed = batch.required if batch.steps is None else batch.steps
-    steps = [step for step in locked.row.outputs if fixed is None or step in fixed]
-    return list(locked.row.outputs) if batch.steps is None and not steps else steps
+def are_lost(locked: LockedStream, missing: Collection[str]) -> bool:
+    """Whether all that a batch misses is lost: neither the newest definition nor the attempt's has one of these steps,
+    so no attempt at them can begin."""
+    return bool(missing) and set(missing).isdisjoint((*locked.steps, *locked.row.outputs))
 
 
 def present_run(connection: Connection, stream: str, batch_time_ms: int) -> Run | None:
@@ -142,16 +136,18 @@ def settle(
     running = [row for row in running_attempts(connection, stream, batch_time_ms) if not row.target]
     if by_records:
         running = [row for row in running if not all(is_recorded(newest.get(output)) for output in row.outputs)]
-    required = required_steps(locked, batch)
+    required = batch.needs(locked.row.outputs)
     missing = [step for step in required if not is_recorded(newest.get(step))]
     state, error = outcome(connection, required, newest, running, locked.now_ms)
+    if are_lost(locked, missing) and not any(row.alive(locked.now_ms) for row in running):
+        state, error = BatchState.FAILED, str(StepsLostError(batch, missing))
     values: dict[str, Any] = {"state": state, "error": error, "history": 0, **changes}
     completes = state is BatchState.COMPLETED and batch.state is not BatchState.COMPLETED
     if state is BatchState.COMPLETED:
-        recorded = [step for step in locked.row.outputs if is_recorded(newest.get(step))]
+        recorded = [step for step in (*locked.row.outputs, *required) if is_recorded(newest.get(step))]
         known = batch.steps or ()
         # Completed steps stay even if the stream no longer has the output: it may get it again.
-        values["steps"] = [*known, *(step for step in recorded if step not in known)]
+        values["steps"] = list(dict.fromkeys([*known, *recorded]))
         if completes:
             values["completed_at_ms"] = locked.now_ms
     else:
@@ -202,7 +198,8 @@ def record_end(
 ) -> None:
     """Add the event of a batch that has completed or failed."""
     completed = batch.state is BatchState.COMPLETED
-    done = {step: row.counts for step, row in newest.items() if step in locked.row.outputs and is_recorded(row)}
+    needed = {*locked.row.outputs, *batch.needs(locked.row.outputs)}
+    done = {step: row.counts for step, row in newest.items() if step in needed and is_recorded(row)}
     failed = {step: row.error for step, row in newest.items() if row.state is AttemptState.FAILED}
     payload = {**figures(batch), "error": batch.error, "outputs": done, "failures": {} if completed else failed}
     payload["ended_attempt"] = ended

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, and_, literal, or_, select, update
 
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
-from headrace.ledger.attempt_statements import fence_attempts
+from headrace.ledger.attempt_statements import fence_attempts, newest_outputs
 from headrace.ledger.batch_ordering import earlier_unfinished
 from headrace.ledger.batch_origins import origins_of
-from headrace.ledger.batch_states import find_batch, require_batch
+from headrace.ledger.batch_states import find_batch, is_recorded, require_batch, settle
 from headrace.ledger.codec import partition_key
 from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import BatchNotFoundError, BatchStateError
@@ -31,7 +32,7 @@ from headrace.ledger.models import (
     replays,
     unclaimed_times,
 )
-from headrace.ledger.states import AttemptState, BatchState, EventKind
+from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
 
 
 class Batches(Repository):
@@ -277,6 +278,54 @@ class Batches(Repository):
             payload = {"reason": reason, "records": batch.records, **({} if by is None else {"by": by})}
             _event(connection, locked, EventKind.BATCH_ABANDONED, batch_time_ms, payload)
             return require_batch(connection, stream, batch_time_ms)
+
+    def abandon_output(
+        self, stream: str, batch_time_ms: int, step: str, reason: str, *, by: str | None = None
+    ) -> BatchRow:
+        """Give up one step of a batch that has not completed: the batch no longer needs it. A second call changes
+        nothing. If it needs no other, it needs those that the stream has now. ``by`` is kept in the event.
+
+        Raises:
+            BatchNotFoundError: the batch was not allocated.
+            BatchStateError: it does not need the step, has it recorded, or needs no other and the stream has none.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            batch = require_batch(connection, stream, batch_time_ms)
+            if step in batch.abandoned_steps:
+                return batch
+            _check_step_abandonable(connection, locked, batch, step)
+            changed = replace(batch, abandoned_steps={**batch.abandoned_steps, step: reason})
+            if batch.steps is None and not changed.needs(locked.steps):
+                left = [each for each in locked.steps if each not in changed.abandoned_steps]
+                if not left:
+                    raise BatchStateError(
+                        f"Batch {time_text(batch_time_ms)} needs no other output than {step!r}, and the stream has "
+                        "none.",
+                        remedy="Abandon the batch: leave out the output.",
+                    )
+                changed = replace(changed, required=(*(batch.required or ()), *left))
+            fence_attempts(connection, stream, batch_time_ms, locked.now_ms, target="", outputs=[step])
+            payload = {"output": step, "reason": reason, "records": batch.records, **({} if by is None else {"by": by})}
+            _event(connection, locked, EventKind.OUTPUT_ABANDONED, batch_time_ms, payload)
+            kept = {name: changed.to_columns()[name] for name in ("required", "abandoned_steps")}
+            return settle(connection, locked, changed, **kept)
+
+
+def _check_step_abandonable(connection: Connection, locked: LockedStream, batch: BatchRow, step: str) -> None:
+    at = time_text(batch.batch_time_ms)
+    if batch.state in (BatchState.COMPLETED, BatchState.ABSORBED, BatchState.ABANDONED):
+        raise BatchStateError(f"Batch {at} is {batch.state.value}: none of its outputs can be given up.")
+    if step == STATE_STEP and step in locked.steps:
+        raise BatchStateError(
+            f"The state of stream {batch.stream!r} needs every batch, also {at}.", remedy="Abandon the batch."
+        )
+    newest = newest_outputs(connection, batch.stream, batch.batch_time_ms)
+    left = [each for each in batch.needs(locked.steps) if not is_recorded(newest.get(each))]
+    if step not in left:
+        raise BatchStateError(
+            f"Batch {at} does not wait for an output {step!r}, but for {', '.join(left) or 'none'}.",
+            remedy="Name one of these." if left else None,
+        )
 
 
 def _abandon_replays(connection: Connection, stream: str, batch_time_ms: int, reason: str) -> None:

@@ -5,7 +5,7 @@ Every error can be pickled (they cross process borders in Spark and Airflow), an
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.blocks import TopicPartition
@@ -200,6 +200,29 @@ class AlreadyCompletedError(BatchStateError):
         )
         self.batch = batch
         self.outputs = tuple(outputs)
+
+
+class StepsLostError(BatchStateError):
+    """The batch needs ``steps`` that the stream's definition no longer has, so nothing can complete it."""
+
+    failure = Failure.FINAL
+
+    def __init__(self, batch: BatchRow, steps: Sequence[str]) -> None:
+        at, first = time_text(batch.batch_time_ms), steps[0]
+        super().__init__(
+            f"Batch {at} of stream {batch.stream!r} was not written to {', '.join(map(repr, steps))}, which the "
+            "definition no longer has.",
+            remedy=f"If the output {first!r} has another id now, give it renamed_from={first!r}. If not, declare it "
+            "again until such batches are done, or give it up for this batch: "
+            f"`headrace batches abandon {batch.stream} {at} --output {first} --reason WHY`.",
+        )
+        self.steps = tuple(steps)
+
+
+class OutputRenamedError(LedgerError):
+    """The definition gives an output another past than the ledger knows, so its records would not be found."""
+
+    failure = Failure.FINAL
 
 
 class BatchAttendedError(LedgerError):

@@ -32,6 +32,7 @@ from headrace.ledger.models import (
     replay_definitions,
     replays,
 )
+from headrace.ledger.models.streams import id_of_step
 from headrace.ledger.states import AttemptState, BatchState, EventKind
 
 _KINDS = {BatchState.COMPLETED: EventKind.REPLAY_COMPLETED, BatchState.FAILED: EventKind.REPLAY_FAILED}
@@ -240,7 +241,7 @@ def _output_ids(definition: str) -> list[str]:
         fields = json.loads(definition)
     except ValueError:
         raise LedgerError("A replay's definition is JSON text.") from None
-    return [output["id"] for output in fields.get("outputs") or ()]
+    return list(id_of_step(fields))
 
 
 def _key(attempt: Attempt) -> tuple[Any, ...]:

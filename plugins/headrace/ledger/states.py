@@ -115,6 +115,7 @@ class EventKind(StrEnum):
     OUTPUT_STARTED = "output_started"
     OUTPUT_COMPLETED = "output_completed"
     OUTPUT_FAILED = "output_failed"
+    OUTPUT_ABANDONED = "output_abandoned"
     DEAD_LETTERS = "dead_letters"
     BATCH_COMPLETED = "batch_completed"
     BATCH_FAILED = "batch_failed"

@@ -8,7 +8,13 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import Connection, exists, insert, select, update
 
 from headrace.ledger.database import Repository
-from headrace.ledger.errors import LedgerConflictError, LedgerError, StreamChangedError, StreamNotFoundError
+from headrace.ledger.errors import (
+    LedgerConflictError,
+    LedgerError,
+    OutputRenamedError,
+    StreamChangedError,
+    StreamNotFoundError,
+)
 from headrace.ledger.events import record
 from headrace.ledger.models import (
     Declared,
@@ -20,6 +26,7 @@ from headrace.ledger.models import (
     streams,
     unclaimed_times,
 )
+from headrace.ledger.models.streams import id_of_step
 from headrace.ledger.revisions import as_declared, insert_revision, keep_revision, require_revision
 from headrace.ledger.states import DesiredState, EventKind
 
@@ -62,6 +69,7 @@ class Streams(Repository):
 
         Raises:
             StreamChangedError: the batch interval changed, and blocks or batches of the old one exist.
+            OutputRenamedError: the records of a renamed output would not be found (see `_check_renamed`).
         """
         declared = _declared(
             definition,
@@ -93,8 +101,10 @@ class Streams(Repository):
                 return row
             if declared.batch_interval_ms != row.batch_interval_ms:
                 _refuse_if_used(connection, name, row.batch_interval_ms, declared.batch_interval_ms)
-            revision, is_new = keep_revision(connection, name, declared, locked.now_ms)
             is_newest = declared_ms >= row.declared_at_ms
+            if is_newest:
+                _check_renamed(connection, row, definition=declared.definition)
+            revision, is_new = keep_revision(connection, name, declared, locked.now_ms)
             if is_newest:
                 changed = {"revision": revision, "updated_at_ms": locked.now_ms, "declared_at_ms": declared_ms}
                 connection.execute(this.values(**declared.columns(), **changed))
@@ -122,6 +132,17 @@ class Streams(Repository):
         insert_revision(connection, name, 1, declared, now_ms)
         record(connection, name, now_ms, EventKind.STREAM_REGISTERED, {"revision": 1, "newest": 1})
         return _get(connection, name)
+
+    def check_outputs(self, name: str, definition: str) -> None:
+        """Check that the outputs of this definition, as JSON, keep their records; a stream without records passes.
+
+        Raises:
+            OutputRenamedError: `register` would refuse it.
+        """
+        with self._database.read() as connection:
+            row = connection.execute(select(streams).where(streams.c.name == name)).one_or_none()
+            if row is not None:
+                _check_renamed(connection, StreamRow.from_row(row), definition=definition)
 
     def get(self, name: str) -> StreamRow:
         """Return the stream's row.
@@ -210,7 +231,7 @@ def _declared(
         raise LedgerError("A stream's definition is JSON text.") from None
     fields = document if isinstance(document, dict) else {}
     if outputs is None:
-        outputs = [output["id"] for output in fields.get("outputs") or ()]
+        outputs = list(id_of_step(fields))
     if max_concurrent_batches is None:
         max_concurrent_batches = int((fields.get("limits") or {}).get("max_concurrent_batches", 1))
     if max_concurrent_batches < 1:
@@ -227,6 +248,34 @@ def _declared(
         batch_by,
         allowed_lateness_ms,
     )
+
+
+def _check_renamed(connection: Connection, row: StreamRow, *, definition: str) -> None:
+    """Check that each output of a new definition has the step that it had: its records are kept under that.
+
+    Raises:
+        OutputRenamedError: an output was renamed before and is not declared by its first id, or has an unknown one.
+    """
+    before, after = row.id_of_step, id_of_step(json.loads(definition))
+    step_of_id = {output_id: step for step, output_id in before.items()}
+    for step, output_id in after.items():
+        if step in before:
+            continue
+        first = step_of_id.get(step)
+        if first is not None:
+            raise OutputRenamedError(
+                f"Output {output_id!r} of stream {row.name!r} would lose its records: those of {step!r} are kept under "
+                f"its first id, {first!r}.",
+                remedy=f"Give it renamed_from={first!r}. If it is another output, give it an id that none has had.",
+            )
+        if step != output_id:
+            query = select(stream_revisions.c.outputs).where(stream_revisions.c.stream == row.name)
+            known = sorted({name for steps in connection.execute(query).scalars() for name in steps})
+            if step not in known:
+                raise OutputRenamedError(
+                    f"Output {output_id!r} of stream {row.name!r} has renamed_from={step!r}, which no output had.",
+                    remedy=f"Give the first id of the output, one of {', '.join(known)}; leave it out of a new output.",
+                )
 
 
 def _refuse_if_used(connection: Connection, name: str, old_ms: int, new_ms: int) -> None:

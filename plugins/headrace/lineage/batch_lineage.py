@@ -98,7 +98,7 @@ def _inputs(ledger: Ledger, written: Stream, stream_name: str, times: Iterable[i
 
 
 def _outputs(ledger: Ledger, written: Stream, ran: Iterable[Attempt]) -> list[OutputDataset]:
-    outputs = {output.id: output for output in written.outputs}
+    outputs = {output.step: output for output in written.outputs}
     rows: dict[DatasetName, int] = defaultdict(int)
     for attempt in ran:
         recorded = ledger.attempts.outputs(attempt.stream, attempt.batch_time_ms, target=attempt.target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import TAKEN_UP, WARNING
@@ -74,7 +74,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The newest result of an output; "not written" without one."""
+    """The newest result of an output; "not written" without one, "abandoned" with the reason as its error."""
 
     id: str
     kind: str | None
@@ -149,7 +149,7 @@ def batch_detail(ledger: Ledger, stream_name: str, batch_time_ms: int) -> BatchD
             for each in blocks[:BLOCKS]
         ),
         block_count=len(blocks),
-        all_attempts=tuple(map(_attempt, attempts)),
+        all_attempts=tuple(_attempt(each, row.id_of_step) for each in attempts),
         outputs=_outputs(ledger, row, batch, attempts),
         code_version=batch.code_version,
         revision=batch.revision,
@@ -183,7 +183,7 @@ def _ranges(ledger: Ledger, batch: BatchRow) -> tuple[Range, ...]:
     )
 
 
-def _attempt(row: AttemptRow) -> Attempt:
+def _attempt(row: AttemptRow, ids: Mapping[str, str]) -> Attempt:
     return Attempt(
         number=row.number,
         state=row.state.value,
@@ -191,7 +191,7 @@ def _attempt(row: AttemptRow) -> Attempt:
         way=row.way,
         source=row.source,
         target=row.target or None,
-        outputs=row.outputs,
+        outputs=tuple(ids.get(step, step) for step in row.outputs),
         started_at_ms=row.started_at_ms,
         ended_at_ms=row.ended_at_ms,
         duration=None if row.ended_at_ms is None else round((row.ended_at_ms - row.started_at_ms) / 1000, 3),
@@ -206,17 +206,20 @@ def _attempt(row: AttemptRow) -> Attempt:
 
 
 def _outputs(ledger: Ledger, row: StreamRow, batch: BatchRow, attempts: Sequence[AttemptRow]) -> tuple[Output, ...]:
-    kinds = _kinds(row.definition)
+    kinds, ids = _kinds(row.definition), row.id_of_step
     targets = dict.fromkeys(["", *(each.target for each in attempts)])
     found: list[Output] = []
     for target in targets:
         results = {
             each.output_id: each for each in ledger.attempts.outputs(batch.stream, batch.batch_time_ms, target=target)
         }
-        wanted = (batch.steps or batch.required or row.outputs) if not target else ()
-        for output_id in dict.fromkeys([*wanted, *results]):
-            tries = [each for each in attempts if each.target == target and output_id in each.outputs]
-            found.append(_output(output_id, kinds, results.get(output_id), tries, target or None))
+        given_up = {} if target else batch.abandoned_steps
+        for step in dict.fromkeys([*(() if target else batch.needs(row.outputs)), *results, *given_up]):
+            tries = [each for each in attempts if each.target == target and step in each.outputs]
+            output = _output(ids.get(step, step), kinds, results.get(step), tries, target or None)
+            if step in given_up and output.state in ("failed", "not written"):
+                output = replace(output, state="abandoned", error=given_up[step])
+            found.append(output)
     return tuple(found)
 
 

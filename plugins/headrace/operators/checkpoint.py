@@ -57,6 +57,7 @@ def checkpoint_after(run: BatchRun, log: Any) -> None:
 
 def _warn_of_steps_left(run: BatchRun, log: Any) -> None:
     """Warn of the steps that the batch still needs and that no live attempt is running, and of how to run them."""
+    from headrace.ledger.errors import StepsLostError
     from headrace.ledger.states import AttemptState, BatchState
     from headrace.runs.steps_to_run import attempts_without_replays
 
@@ -72,9 +73,10 @@ def _warn_of_steps_left(run: BatchRun, log: Any) -> None:
     for attempt in attempts_without_replays(run.ledger, batch):
         if attempt.alive(now_ms):
             seen_to.update(attempt.outputs)
-    required = batch.steps or batch.required or run.stream.steps
-    left = [step for step in run.stream.steps if step in required and step not in seen_to]
-    if left:
+    left = [step for step in batch.needs(run.stream.steps) if step not in seen_to]
+    if left and not set(left) & set(run.stream.steps):
+        log.warning("%s", StepsLostError(batch, left))
+    elif left:
         log.warning(
             "Batch %s is not complete, %s left to do: %s. Clear what failed of this run. What it did not ask for is "
             "done by a run without `outputs`, with any other date from %s until %s.",

@@ -38,7 +38,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
         super().__init__(**kwargs)
         self.replay = replay
         self.target = target
-        self.step = step
+        self.step = replay.step_of_id.get(step, step)
 
     @property
     def written(self) -> Stream:

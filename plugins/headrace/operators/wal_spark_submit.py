@@ -64,14 +64,14 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     Killing the task ends its own Spark jobs and no others.
 
     :param stream: the stream.
-    :param step: the id of the one step to run; by default all of them.
+    :param step: the id of the one output to write, or "state"; by default all of them.
 
     For the other parameters see ``SparkAttemptOperator``.
     """
 
     def __init__(self, *, step: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.step = step
+        self.step = None if step is None else self.stream.step_of_id.get(step, step)
         # The time.monotonic() until which this task runs batches of other runs.
         self._others_until = 0.0
 

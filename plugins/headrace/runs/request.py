@@ -36,7 +36,7 @@ class RunRequestError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A run's request. ``outputs`` None: all of them. ``parameters`` None: the stream's own.
+    """A run's request. ``outputs``: steps; None: all of them. ``parameters`` None: the stream's own.
 
     ``run`` distinguishes one request from another: a task's retry is the same request, a cleared run is a new one.
     """
@@ -120,13 +120,14 @@ def _flag(asked: Mapping[str, Any], name: str) -> bool:
 def _outputs(value: Any, stream: Stream) -> tuple[str, ...] | None:
     if value is None or value == []:
         return None
-    unknown = sorted(str(name) for name in value if name not in stream.steps) if isinstance(value, list) else [value]
+    known = stream.step_of_id
+    unknown = sorted(str(name) for name in value if name not in list(known)) if isinstance(value, list) else [value]
     if unknown:
         raise RunRequestError(
-            f"Stream {stream.name!r} has no output {', '.join(map(repr, unknown))}, but {', '.join(stream.steps)}.",
+            f"Stream {stream.name!r} has no output {', '.join(map(repr, unknown))}, but {', '.join(known)}.",
             remedy='Name outputs by their ids, in a list: {"outputs": ["elasticsearch"]}.',
         )
-    return tuple(value)
+    return tuple(known[name] for name in value)
 
 
 def _parameters(value: Any, stream: Stream) -> Mapping[str, Any] | None:

@@ -84,6 +84,7 @@ class FailedBatch:
 
 def failed_batches(stream_context: StreamContext, before_ms: int, steps: Sequence[str]) -> Iterator[FailedBatch]:
     """The failed batches before ``before_ms`` to retry, with their steps among ``steps``, oldest first."""
+    from headrace.ledger.errors import StepsLostError
     from headrace.ledger.states import AttemptState, BatchState
     from headrace.runs.steps_to_run import attempts_without_replays
 
@@ -99,19 +100,22 @@ def failed_batches(stream_context: StreamContext, before_ms: int, steps: Sequenc
             continue
         rows = ledger.attempts.outputs(stream.name, batch.batch_time_ms)
         done = {row.output_id for row in rows if row.state is AttemptState.COMPLETED}
-        # As the ledger: without those that the stream no longer has, or all of its steps if it has none of them.
-        required = [step for step in newest if step in (batch.required or ())] or newest
+        required = batch.needs(newest)
+        missing = [step for step in required if step not in done]
+        if missing and not set(missing) & set(newest):
+            if batch.error != str(StepsLostError(batch, missing)):
+                # No attempt can begin, and so report it.
+                ledger.attempts.settle(stream.name, batch.batch_time_ms)
+            continue
         attempts = attempts_without_replays(ledger, batch)
         left = tuple(
             step
             for step in steps
-            if step in required
-            and step not in done
-            and may_be_tried(stream, [row for row in attempts if step in row.outputs], now_ms)
+            if step in missing and may_be_tried(stream, [row for row in attempts if step in row.outputs], now_ms)
         )
-        if done.issuperset(required):
-            # What failed is no longer an output, or an attempt died after its last record. The ledger notices that the
-            # batch is complete when an attempt is to begin.
+        if not missing:
+            # An attempt died after its last record. The ledger notices that the batch is complete when an attempt is to
+            # begin.
             left = tuple(step for step in steps if step in required)
         if left:
             yield FailedBatch(batch, left)

@@ -145,7 +145,7 @@ class _AttemptRun:
             for group in sharing_frames(attempt.stream, plan.outputs):
                 with OutputFrames(attempt, inputs, group, state_failed=STATE_STEP in self._failures) as frames:
                     for output in group:
-                        self._run_step(output.output.id, partial(self._write, plan, output, inputs, frames))
+                        self._run_step(output.output.step, partial(self._write, plan, output, inputs, frames))
         except BaseException as error:
             self._error = as_attempt_failed(error)
         finally:
@@ -164,7 +164,7 @@ class _AttemptRun:
         except Exception as error:
             # It makes requests to a Connect server. If the server is gone, the step itself reports that.
             logger.debug("the Spark jobs of %s have no names: %s", step, error)
-        name = "the state" if step == STATE_STEP else f"output {step}"
+        name = "the state" if step == STATE_STEP else f"output {self._attempt.stream.output_of_step(step).id}"
         try:
             counts = work()
         except Exception as error:
@@ -189,9 +189,9 @@ class _AttemptRun:
     def _write(self, plan: AttemptPlan, output: OutputPlan, inputs: BatchInputs, frames: OutputFrames) -> Counts:
         if output.skipped is not None:
             return {"skipped": output.skipped}
-        name, writer = output.output.id, writer_of(output.output)
+        step, writer = output.output.step, writer_of(output.output)
         if not output.needs_spark:
-            self._begun.add(name)
+            self._begun.add(step)
             return {"undecodable": 0, **writer.write(None, self._written_batch(plan, output))}
         batches = {} if output.output.window is None else {"batches": len(output.origins)}
         if (sending := sends_blocks(self._attempt.stream, output)) is not None:
@@ -199,7 +199,7 @@ class _AttemptRun:
         frame = frames.of(output.output)
         undecodable = cache(partial(self._undecodable, output, inputs))
         incarnations = partial(inputs.incarnations, output.origins)
-        self._begun.add(name)
+        self._begun.add(step)
         counts = writer.write(frame, self._written_batch(plan, output, lambda: undecodable()[1], incarnations))
         return {"undecodable": undecodable()[0], **batches, **counts}
 
@@ -218,7 +218,7 @@ class _AttemptRun:
 
         spark, blocks = self._attempt.spark, blocks_of(self._attempt.stream, output)
         numbers = blocks.numbers(spark, self._attempt.partitions or parallelism(spark))
-        self._begun.add(sending.id)
+        self._begun.add(sending.step)
         return ElasticsearchOutputWriter(sending).write_blocks(numbers, blocks, self._written_batch(plan, output))
 
     def _written_batch(

@@ -103,7 +103,7 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
     written = written_before(context, attempt, batch)
     tried = tried_before(context.ledger, attempt)
     plans = tuple(
-        replace(plan, written_before=plan.output.id in written, tried_before=plan.output.id in tried)
+        replace(plan, written_before=plan.output.step in written, tried_before=plan.output.step in tried)
         for plan in plan_outputs(context, time_ms, attempt.outputs)
     )
     for manifest in load_manifests([own, *leaving, *(origin for plan in plans for origin in plan.read)]):
@@ -139,7 +139,7 @@ def _check_inputs(stream: Stream, manifest: Manifest, *, is_repeat: bool) -> Non
 
 def plan_outputs(context: StreamContext, batch_time_ms: int, steps: Iterable[str]) -> list[OutputPlan]:
     """The plans of these steps' outputs, in the order of ``steps``; the step "state" has no plan."""
-    outputs = [context.stream.output(step) for step in steps if step != STATE_STEP]
+    outputs = [context.stream.output_of_step(step) for step in steps if step != STATE_STEP]
     return [_plan_output(context, batch_time_ms, output) for output in outputs]
 
 
@@ -274,7 +274,7 @@ def written_before(context: StreamContext, attempt: Attempt, batch: BatchRow) ->
     have late records that a later batch wrote. An output with a window is always included, because it writes the
     records of one batch in several batches.
     """
-    found = {output.id for output in context.stream.outputs if output.window is not None}
+    found = {output.step for output in context.stream.outputs if output.window is not None}
     for row in _earlier_attempts(context.ledger, attempt):
         found.update(row.attributes.get(WRITTEN, row.outputs))
     asked = frozenset(attempt.outputs)

@@ -164,7 +164,7 @@ def preview_batch(
     outputs = outputs_of(context.stream, output_id)
     source = ""
     found: dict[str, OutputPreview] = {}
-    for read in read_outputs(context, batch_time_ms, [output.id for output in outputs], open_session):
+    for read in read_outputs(context, batch_time_ms, [output.step for output in outputs], open_session):
         source = read.attempt.claim.source
         found[read.plan.output.id] = _preview(read, limit=limit)
     return BatchPreview(

@@ -28,7 +28,7 @@ _UNKNOWN = "unknown"
 
 
 def code_version(stream: Stream, steps: Iterable[str]) -> str:
-    """The version of the code of these steps (output ids, "state"): ``flights:to_document 3f9c2a10, headrace 0.1.0``.
+    """The version of the code of these steps (`Stream.steps`): ``flights:to_document 3f9c2a10, headrace 0.1.0``.
 
     A function's hash covers its module and everything that the module imports, directly or indirectly, from
     ``spark.py_files`` or from its own package; it is "unknown" if there is no source to read. Only the packages that
@@ -57,7 +57,7 @@ def _references(stream: Stream, steps: Iterable[str]) -> Iterator[str]:
                 yield stream.state.update
                 yield from [stream.state.initial] if stream.state.initial is not None else []
             continue
-        output = stream.output(step)
+        output = stream.output_of_step(step)
         transform = stream.transform_of(output)
         if transform is not None:
             yield transform

@@ -159,7 +159,7 @@ def diff_replay(
     for number, row in enumerate(read, start=1):
         progress(f"batch {time_text(row.batch_time_ms)} ({number} of {len(read)}): {row.records:,} records")
         for side, version in (("before", context), ("after", changed)):
-            for each in read_outputs(version, row.batch_time_ms, names, lambda: spark):
+            for each in read_outputs(version, row.batch_time_ms, [each.step for each in outputs], lambda: spark):
                 if each.skipped is None:
                     rejected[side, each.plan.output.id] += _keep(each, folder / side / each.plan.output.id)
     progress("comparing the documents")

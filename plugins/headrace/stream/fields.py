@@ -236,8 +236,15 @@ class StreamFields(Part):
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The ids of a batch's steps: the update of the state, if there is one, then each output."""
-        return (*(() if self.state is None else (STATE_STEP,)), *(output.id for output in self.outputs))
+        """The names of a batch's steps in the ledger: the update of the state, if there is one, then each output's
+        first id."""
+        return tuple(self.step_of_id.values())
+
+    @property
+    def step_of_id(self) -> dict[str, str]:
+        """The steps by the ids that the definition gives them. They differ if an output was renamed."""
+        state = {} if self.state is None else {STATE_STEP: STATE_STEP}
+        return state | {output.id: output.step for output in self.outputs}
 
     @property
     def kafka_inputs(self) -> tuple[KafkaInput, ...]:
@@ -285,6 +292,13 @@ class StreamFields(Part):
             if output.id == output_id:
                 return output
         raise KeyError(f"stream {self.name} has no output {output_id!r}, but {', '.join(o.id for o in self.outputs)}")
+
+    def output_of_step(self, step: str) -> Output:
+        """The output that the ledger knows by this name; KeyError names the ones there are."""
+        for output in self.outputs:
+            if output.step == step:
+                return output
+        raise KeyError(f"stream {self.name} has no step {step!r}, but {', '.join(self.steps)}")
 
     def transform_of(self, output: Output) -> str | None:
         """The reference of the output's transform: its own, or the stream's."""

@@ -69,6 +69,18 @@ class _Output(Part):
         default=None, description='"module:function" of this output alone; by default the stream\'s transform.'
     )
     window: Window | None = Field(default=None, description="Also read the records of earlier batches.")
+    renamed_from: Identifier | None = Field(
+        default=None,
+        description="The first id of an output that was renamed. What was written to it is recorded under that id.",
+    )
+
+    @property
+    def step(self) -> str:
+        """The name under which the ledger, Kafka, Parquet folders and dead letters know the output: its first id.
+
+        So the records of what was written stay with the place, and every definition, old or new, finds them.
+        """
+        return self.renamed_from or str(self.id)  # type: ignore[attr-defined]
 
     @field_validator("transform")
     @classmethod

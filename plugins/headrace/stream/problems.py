@@ -67,8 +67,9 @@ def _missing_or_double(stream: StreamFields) -> Iterator[str]:
         yield "inputs: there is none; name a KafkaInput or a ReceiverInput"
     if not stream.outputs:
         yield "outputs: there is none, so nothing would run; name one, such as ElasticsearchOutput or ConsoleOutput"
-    if any(output.id == STATE_STEP for output in stream.outputs):
+    if any(STATE_STEP in (output.id, output.renamed_from) for output in stream.outputs):
         yield f"outputs: the id {STATE_STEP!r} is that of the state's update; give the output another"
+    yield from _renamed_to_one(stream)
     # A transform's parameters have "_" where ids have "-".
     parameters = [source.id.replace("-", "_") for source in stream.inputs]
     outputs, listeners = [output.id for output in stream.outputs], [listener.id for listener in stream.listeners]
@@ -95,6 +96,15 @@ def _missing_or_double(stream: StreamFields) -> Iterator[str]:
                     f"offsets of two receivers of input {several[0]} do not order; name a column that grows with every "
                     "change in version_from"
                 )
+
+
+def _renamed_to_one(stream: StreamFields) -> Iterator[str]:
+    for first, second in combinations(stream.outputs, 2):
+        if first.step == second.step and first.id != second.id:
+            yield (
+                f"outputs.{second.id}: its records are those of {first.id}, since both have the first id "
+                f"{first.step!r}; give the output that is new an id which none had, or correct renamed_from"
+            )
 
 
 def _topics_read_twice(stream: StreamFields) -> Iterator[str]:

@@ -84,10 +84,12 @@ def _trace(
     document_id: str | None,
     environ: Mapping[str, str] | None,
 ) -> OutputTrace:
-    output = next((each for each in step.stream.outputs if each.id == step.name), None)
+    output = next((each for each in step.stream.outputs if each.step == step.name), None)
     kind = step.name if step.name == STATE_STEP else "unknown" if output is None else output.kind
     row = step.row
-    known = OutputTrace(step.name, kind, step.target, Outcome.UNKNOWN, "", revision=step.revision)
+    known = OutputTrace(
+        step.name if output is None else output.id, kind, step.target, Outcome.UNKNOWN, "", revision=step.revision
+    )
     if row is not None:
         known = replace(
             known,
@@ -97,6 +99,8 @@ def _trace(
             error=row.error,
             counts=row.counts,
         )
+    if (reason := batch.abandoned_steps.get(step.name)) and not step.target and not _is_written(row):
+        return replace(known, outcome=Outcome.NOT_WRITTEN, text=f"The output was given up for this batch: {reason}")
     if output is None and step.name != STATE_STEP:
         return replace(known, text="The stream's definition does not have this output any more.")
     if row is not None and _is_written(row) and "skipped" in row.counts:

@@ -51,7 +51,7 @@ def write(tmp_path: Path, path: Path) -> Write:
         ledger=f"sqlite:///{tmp_path}/ledger.db",
     )
 
-    def write(frame: DataFrame | None, *, batch_time_ms: int = T, attempt: int = 1) -> Counts:
+    def write(frame: DataFrame | None, *, batch_time_ms: int = T, attempt: int = 1, **fields: Any) -> Counts:
         batch = WrittenBatch(
             stream=stream,
             context=BatchContext.of("clicks", batch_time_ms, 10_000, attempt),
@@ -63,7 +63,7 @@ def write(tmp_path: Path, path: Path) -> Write:
             out=io.StringIO(),
             progress=lambda _: None,
         )
-        return ParquetWriter(output).write(frame, batch)
+        return ParquetWriter(output.model_copy(update=fields)).write(frame, batch)
 
     return write
 
@@ -117,7 +117,8 @@ def test_a_repeat_replaces_and_other_batches_stay(spark: SparkSession, write: Wr
     write(spark.range(10))
     write(spark.range(100, 105), batch_time_ms=T + 10_000)
     before = files(path, T + 10_000)
-    assert write(spark.range(4), attempt=2)["rows"] == 4
+    # Also after the output was renamed: the folder is its own.
+    assert write(spark.range(4), attempt=2, id="folder", renamed_from="parquet")["rows"] == 4
     assert [row.id for row in spark.read.parquet(str(path)).where(f"batch_time = {T}").sort("id").collect()] == [
         0,
         1,

@@ -309,8 +309,13 @@ class Life:
 
     def abandon(self) -> None:
         for batch in self.ledger.batches.page(NAME, 50, [BatchState.FAILED])[:1]:
-            if batch.steps is None:
-                self.ledger.batches.abandon(NAME, batch.batch_time_ms, "never mind")
+            time_ms = batch.batch_time_ms
+            written = {row.output_id for row in self.ledger.attempts.outputs(NAME, time_ms) if row.error is None}
+            if written and batch.steps is None:
+                for step in set(batch.needs(self.stream.steps)) - written:
+                    self.ledger.batches.abandon_output(NAME, time_ms, step, "its disk is gone")
+            elif batch.steps is None:
+                self.ledger.batches.abandon(NAME, time_ms, "never mind")
 
     def checkpoint(self) -> None:
         self.clock.advance(1)

@@ -145,6 +145,21 @@ def test_a_batch_is_given_up_with_a_reason_as_a_gap(run: Callable[..., Result], 
     assert run("abandon", "shop", time, "--reason", "again").exit_code == 0
 
 
+def test_one_output_of_a_batch_is_given_up(run: Callable[..., Result], url: str) -> None:
+    with Ledger.open(url) as ledger:
+        (batch,) = ledger.batches.page("shop")
+        (step,) = ledger.streams.get("shop").outputs
+        definition = json.dumps({"outputs": [{"id": "search", "renamed_from": step}, {"id": "files"}]})
+        ledger.streams.register("shop", definition, batch_interval_ms=batch.interval_ms, block_interval_ms=200)
+    give_up = ("abandon", "shop", str(batch.batch_time_ms), "--reason", "its disk is gone", "--output")
+    assert run(*give_up, "nosuch").exit_code == 1
+    # By its present id.
+    result = run(*give_up, "search")
+    assert "Output search of batch" in result.stdout
+    assert "is given up: its 5 records are not written there. The batch is allocated." in result.stdout
+    assert "was given up, and lacks its records: its disk is gone" in run("show", *give_up[1:3]).stdout
+
+
 def test_what_is_not_there_is_an_error(run: Callable[..., Result]) -> None:
     assert run("unclaimed", "nosuch").exit_code == 1
     assert run("abandon", "shop", "1000", "--reason", "x").exit_code == 1

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.fsck.connecting import Checked, check_input, check_ledger, check_output, check_storage
+from headrace.hooks.ledger import register
 from headrace.kafka import admin_questions
+from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KeyIds, ParquetOutput, Stream
 
 CLOSED = "127.0.0.1:1"
@@ -156,6 +158,15 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "storage").mkdir()
     assert check_storage(make(tmp_path)).error is None
     assert list((tmp_path / "storage").iterdir()) == []
+
+
+def test_a_ledger_that_would_lose_the_records_of_a_renamed_output(tmp_path: Path) -> None:
+    for output in (ConsoleOutput(), ConsoleOutput(id="screen", renamed_from="console")):
+        stream = make(tmp_path, outputs=output)
+        with Ledger.open(stream.ledger) as ledger:
+            register(ledger, stream)
+        assert check_ledger(stream).error is None
+    assert "would lose its records" in str(check_ledger(make(tmp_path, outputs=ConsoleOutput(id="screen"))).error)
 
 
 def test_a_ledger_that_cannot_be_made_or_opened(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,9 @@ from headrace.ledger.errors import (
     AttemptFencedError,
     BatchStateError,
     NotItsTurnError,
+    OutputRenamedError,
     SlotBusyError,
+    StepsLostError,
 )
 from headrace.ledger.models import Attempt, BatchRow
 from headrace.ledger.states import STATE_STEP as LEDGER_STATE_STEP
@@ -277,22 +280,120 @@ def test_the_steps_of_a_completed_batch_never_become_fewer(two: Batches) -> None
     assert (half.state, half.steps) == (BatchState.FAILED, (*TWO, "topic"))
 
 
-def test_an_output_removed_meanwhile_is_not_required(two: Batches) -> None:
+def test_an_output_that_the_stream_lost_stays_required_until_it_is_written(two: Batches) -> None:
     two.attempts.fail(two.begin("files"), "boom")
     two.register("index")
+    done = two.finish(two.begin())
+    assert done.state is BatchState.FAILED
+    assert "was not written to 'files', which the definition no longer has" in str(done.error)
+    # Whatever is asked for: nothing ends as if the batch were done.
+    for asked in ((), ("index",)):
+        with pytest.raises(StepsLostError, match=r"renamed_from=.files.\..*abandon flights .* --output files"):
+            two.begin(*asked)
+    assert two.events(EventKind.BATCH_FAILED) == 1
+    two.register(*TWO)
     assert two.finish(two.begin()).state is BatchState.COMPLETED
-    two.attempts.fail(two.begin("index", at=T2), "boom")
-    two.register("files")
-    assert two.finish(two.begin(at=T2)).state is BatchState.COMPLETED
 
 
-def test_when_only_a_removed_output_is_missing_the_batch_completes(two: Batches) -> None:
+def test_an_output_lost_while_an_attempt_at_it_runs_is_written_by_that_attempt(two: Batches) -> None:
+    two.finish(two.begin("index"))
+    files = two.begin("files")
+    two.register("index")
+    with pytest.raises(AlreadyCompletedError):
+        two.begin("index")
+    assert two.finish(files).state is BatchState.COMPLETED
+    # Or not.
+    two.register(*TWO)
+    two.finish(two.begin("index", at=T2))
+    files = two.begin("files", at=T2)
+    two.register("index")
+    assert two.attempts.fail(files, "boom").error == "boom"
+    failed = two.attempts.settle("flights", T2)
+    assert failed.state is BatchState.FAILED
+    assert "'files', which the definition no longer has" in str(failed.error)
+
+
+def test_a_lost_output_whose_attempt_died_is_named_when_the_batch_is_settled(two: Batches) -> None:
+    two.finish(two.begin("index"))
+    two.begin("files")
+    two.register("index")
+    two.world.clock.advance(6_000)
+    assert two.state() is BatchState.RUNNING
+    assert "no longer has" in str(two.attempts.settle("flights", T1).error)
+    assert two.state() is BatchState.FAILED
+
+
+def renamed(two: Batches, **first_ids: str) -> None:
+    """Declare outputs by their ids, each with its first one."""
+    outputs = [
+        {"id": output_id} | ({"renamed_from": first} if first != output_id else {})
+        for output_id, first in first_ids.items()
+    ]
+    definition = json.dumps({"outputs": outputs, "limits": {"max_concurrent_batches": 3}})
+    two.ledger.streams.register("flights", definition, batch_interval_ms=1000, block_interval_ms=200)
+
+
+def test_a_renamed_output_keeps_its_records(two: Batches) -> None:
+    renamed(two, index="index", files="files")
+    two.finish(two.begin("index"))
+    two.attempts.fail(two.begin("files"), "boom")
+    running = two.begin("files", at=T2)
+    renamed(two, search="index", folder="files")
+    # What is written stays so, what failed is run again, and what runs is replaced: under the first id.
+    assert two.begin().outputs == ("files",)
+    two.begin("files", at=T2)
+    with pytest.raises(AttemptFencedError):
+        two.attempts.record_output(running, "files", {})
+    # A second rename, a swap, and back to the first definition.
+    for ids in ({"s2": "index", "folder": "files"}, {"files": "index", "index": "files"}, {n: n for n in TWO}):
+        renamed(two, **ids)
+        assert two.begin(at=T3, force=True).outputs == TWO
+
+
+def test_a_rename_that_would_lose_the_records_is_refused(two: Batches) -> None:
+    renamed(two, index="index", files="files")
+    renamed(two, search="index", files="files")
+    # By the second id, without the first one, and by an id that no output had.
+    for ids in ({"s2": "search", "files": "files"}, {"search": "search", "files": "files"}):
+        with pytest.raises(OutputRenamedError, match="Give it renamed_from='index'"):
+            renamed(two, **ids)
+    with pytest.raises(OutputRenamedError, match=r"which no output had.*one of files, index"):
+        renamed(two, search="index", files="fiels")
+    # A year later both ids are free: these are other outputs.
+    renamed(two, files="files")
+    renamed(two, search="search", files="files")
+    assert two.ledger.streams.get("flights").outputs == ("search", "files")
+
+
+def test_an_output_is_given_up_with_a_reason(two: Batches) -> None:
     two.finish(two.begin("index"))
     two.attempts.fail(two.begin("files"), "boom")
     two.register("index")
-    with pytest.raises(AlreadyCompletedError) as refused:
-        two.begin()
-    assert refused.value.batch.state is BatchState.COMPLETED
+    with pytest.raises(BatchStateError, match="does not wait for an output 'index', but for files"):
+        two.batches.abandon_output("flights", T1, "index", "why")
+    batch = two.batches.abandon_output("flights", T1, "files", "the folder is gone", by="ann")
+    assert (batch.state, batch.steps, batch.abandoned_steps) == (
+        BatchState.COMPLETED,
+        ("index",),
+        {"files": "the folder is gone"},
+    )
+    assert two.batches.abandon_output("flights", T1, "files", "again") == batch
+    (event,) = [e for e in two.ledger.events.of_batch("flights", T1) if e.kind == EventKind.OUTPUT_ABANDONED]
+    assert event.payload == {"output": "files", "reason": "the folder is gone", "records": 10, "by": "ann"}
+
+
+def test_a_batch_whose_only_output_is_given_up_needs_what_the_stream_has(build: Callable[..., Any]) -> None:
+    one = Batches(build(outputs=("files",)))
+    one.attempts.fail(one.begin(), "boom")
+    with pytest.raises(BatchStateError, match="needs no other output than 'files', and the stream has none"):
+        one.batches.abandon_output("flights", T1, "files", "why")
+    one.register("index")
+    assert one.batches.abandon_output("flights", T1, "files", "why").state is BatchState.ALLOCATED
+    # It stays required, as every other.
+    one.register("topic")
+    assert one.finish(one.begin()).state is BatchState.FAILED
+    one.register("index")
+    assert one.finish(one.begin()).steps == ("index", "topic")
 
 
 def test_an_unknown_output_is_named(two: Batches) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.ledger.conftest import INTERVAL_MS, STREAM, World
 
 from headrace.ledger import BatchState, EventKind, Ledger
-from headrace.ledger.errors import AlreadyCompletedError, BatchStateError, RevisionNotFoundError, SlotBusyError
+from headrace.ledger.errors import BatchStateError, RevisionNotFoundError, SlotBusyError, StepsLostError
 
 ONE = {"outputs": ["index"]}
 BOTH = {"outputs": ["index", "files"]}
@@ -101,16 +101,20 @@ def test_an_output_that_the_newest_definition_dropped_keeps_its_batch_open_until
     assert ledger.attempts.complete(second).state is BatchState.COMPLETED
 
 
-def test_a_failed_run_of_the_newest_definition_needs_its_removed_output_no_more(world: World, batch_ms: int) -> None:
+def test_a_failed_run_of_the_newest_definition_still_needs_its_removed_output(world: World, batch_ms: int) -> None:
     ledger = world.ledger
     old = register(ledger, "old", **BOTH)
     attempt = ledger.attempts.begin(STREAM, batch_ms, revision=old, **RUN)
     ledger.attempts.record_output(attempt, "index", {})
     assert ledger.attempts.fail(attempt, "no disk").state is BatchState.FAILED
     new = register(ledger, "new", **ONE)
-    with pytest.raises(AlreadyCompletedError):
+    with pytest.raises(StepsLostError):
         ledger.attempts.begin(STREAM, batch_ms, revision=new, **RUN)
-    assert ledger.batches.get(STREAM, batch_ms).state is BatchState.COMPLETED
+    assert ledger.batches.get(STREAM, batch_ms).state is BatchState.FAILED
+    # A task of the old DAG version can write it.
+    last = ledger.attempts.begin(STREAM, batch_ms, revision=old, **RUN)
+    ledger.attempts.record_output(last, "files", {})
+    assert ledger.attempts.complete(last).state is BatchState.COMPLETED
 
 
 def test_an_output_is_asked_of_the_attempts_definition_and_no_other(world: World, batch_ms: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
+from headrace.ledger.errors import StepsLostError
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
 from headrace.operators.micro_batch import MicroBatchOperator
@@ -203,28 +204,38 @@ def test_what_failed_by_its_code_is_taken_up_when_the_definition_has_changed(run
     assert runs.written(failed) == {ONE: 2}
 
 
-def test_a_batch_whose_failed_output_was_removed_is_completed_by_the_next_run(runs, toy_batch):
+def test_a_batch_whose_failed_output_was_removed_stays_failed_until_it_is_given_up(runs, toy_batch, ledger):
     failed, task = runs.fail(toy_batch)
     runs.write(task, TWO)
-    assert (runs.state(failed), runs.written(failed)) == ("failed", {TWO: 2})
     runs.define(*runs.stream.outputs[1:])
     runs.write(runs.next()[1], TWO)
-    assert (runs.state(failed), runs.written(failed)) == ("completed", {TWO: 2})
+    batch = ledger.batches.get("flights", failed)
+    assert (batch.state, runs.written(failed)) == ("failed", {TWO: 2})
+    assert f"was not written to {ONE!r}, which the definition no longer has" in batch.error
+    # Its own run is red too when it is cleared, although its only task has nothing to do.
+    with pytest.raises(StepsLostError):
+        runs.write(task, TWO)
+    assert ledger.batches.abandon_output("flights", failed, ONE, "not needed").state == "completed"
 
 
-def test_a_batch_whose_only_output_was_renamed_is_written_under_the_new_name(runs, toy_batch):
+def test_a_batch_whose_only_output_was_renamed_is_written_under_its_first_id(runs, toy_batch, ledger):
     runs.define(runs.stream.outputs[0])
     failed, _ = runs.fail(toy_batch)
     runs.define(ConsoleOutput(id=TWO))
     runs.write(runs.next()[1], TWO)
-    assert (runs.state(failed), runs.written(failed)) == ("completed", {TWO: 2})
+    assert (runs.state(failed), runs.written(failed)) == ("failed", {})
+    runs.define(ConsoleOutput(id=TWO, renamed_from=ONE))
+    runs.write(runs.next()[1], TWO)
+    assert (runs.state(failed), runs.written(failed)) == ("completed", {ONE: 2})
 
 
-def test_a_batch_whose_only_output_was_replaced_by_two_needs_both(runs, toy_batch):
+def test_a_batch_whose_only_output_was_given_up_needs_those_that_the_stream_has_now(runs, toy_batch, ledger):
     runs.define(runs.stream.outputs[0])
     failed, _ = runs.fail(toy_batch)
     three = "printed_too"
     runs.define(ConsoleOutput(id=TWO), ConsoleOutput(id=three))
+    ledger.batches.abandon_output("flights", failed, ONE, "replaced")
+    runs.without_pause()
     _, task = runs.next()
     runs.write(task, TWO)
     assert (runs.state(failed), runs.written(failed)) == ("allocated", {TWO: 2}), "not without the other one"

@@ -62,6 +62,14 @@ def test_conf_and_params_say_the_same(stream):
     assert found.attributes["parameters"] == {"limit": 5}
 
 
+def test_a_renamed_output_is_asked_for_by_its_present_id(stream):
+    renamed = ConsoleOutput(id="screen", renamed_from="one")
+    stream = stream.model_copy(update={"outputs": (renamed, stream.outputs[1])})
+    assert ask(stream, {"outputs": ["screen"]}).outputs == ("one",)
+    with pytest.raises(AirflowFailException, match="no output 'one', but state, screen, two"):
+        ask(stream, {"outputs": ["one"]})
+
+
 def test_the_forms_empty_fields_ask_for_all(stream):
     found = ask(stream, {"outputs": [], "parameters": {}})
     assert (found.outputs, found.parameters) == (None, None)

@@ -234,7 +234,7 @@ def found(
     window: str | None = None,
     built: bool = False,
 ) -> frozenset[str]:
-    outputs = [SimpleNamespace(id=name, window="5 min" if name == window else None) for name in ("a", "b", "c")]
+    outputs = [SimpleNamespace(step=name, window="5 min" if name == window else None) for name in ("a", "b", "c")]
     stream: Any = SimpleNamespace(name="s", outputs=outputs)
     batch: Any = SimpleNamespace(allocated_at_ms=100, built=built)
     ledger = make_ledger(*rows, rebuilt_at_ms=rebuilt_at_ms)
@@ -257,6 +257,18 @@ def found(
 )
 def test_an_earlier_attempt_at_the_output_may_have_written(rows: list[dict[str, Any]], expected: set[str]) -> None:
     assert found(*rows) == expected
+
+
+def test_a_renamed_output_is_planned_by_its_first_id(ledger: Ledger, tmp_path: Path) -> None:
+    stream = registered(ledger, tmp_path, 1)
+    begun: dict[str, Any] = {"holder": "task", "way": "connect", "lease_ms": 60_000}
+    ledger.attempts.fail(ledger.attempts.begin(stream.name, INTERVAL_MS, **begun), "half written")
+    stream = registered(ledger, tmp_path, 0, outputs=ConsoleOutput(id="printed", renamed_from="console"))
+    attempt = ledger.attempts.begin(stream.name, INTERVAL_MS, **begun)
+    batch = ledger.batches.get(stream.name, INTERVAL_MS)
+    (plan,) = plan_attempt(StreamContext(stream, ledger), attempt, batch).outputs
+    assert (attempt.outputs, plan.output.id) == (("console",), "printed")
+    assert (plan.written_before, plan.tried_before) == (True, True)
 
 
 def test_a_rebuilt_ledger_has_no_attempts_of_the_batches_from_before() -> None:

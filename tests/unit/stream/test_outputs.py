@@ -9,6 +9,7 @@ from tests.unit.stream.definitions import HOSTS, fields
 
 from headrace.stream import (
     ColumnIds,
+    ConsoleOutput,
     ElasticsearchOutput,
     KafkaInput,
     KafkaOutput,
@@ -117,6 +118,20 @@ def test_numbers_are_finite(number: float) -> None:
 def test_a_duration_has_an_end(length: Any) -> None:
     with pytest.raises(StreamDefinitionError, match="batch_interval is too long"):
         Stream(**fields(batch_interval=length))
+
+
+def test_a_renamed_output_is_recorded_under_its_first_id() -> None:
+    old, new = ConsoleOutput(id="old", renamed_from="first"), ConsoleOutput(id="new")
+    stream = Stream(**fields(outputs=(old, new)))
+    assert stream.steps == ("first", "new")
+    assert stream.output_of_step("first") is stream.output("old")
+    # Two that swap their ids.
+    swapped = (ConsoleOutput(id="b", renamed_from="a"), ConsoleOutput(id="a", renamed_from="b"))
+    assert Stream(**fields(outputs=swapped)).steps == ("a", "b")
+    with pytest.raises(StreamDefinitionError, match="its records are those of old, since both have the first id"):
+        Stream(**fields(outputs=(old, ConsoleOutput(id="first"))))
+    with pytest.raises(StreamDefinitionError, match="is that of the state's update"):
+        Stream(**fields(outputs=ConsoleOutput(renamed_from="state")))
 
 
 def test_tombstones_follow_the_ids() -> None:

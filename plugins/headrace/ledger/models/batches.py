@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import (
@@ -30,7 +30,8 @@ class BatchRow(Model):
     took over this one's. ``built``: it has offset ranges found by timestamps in Kafka, and no blocks; its ``records``
     are then an upper bound. ``late_records`` came too late for the batch of their timestamps. ``required`` are the
     steps that the stream had when the batch was first begun, ``steps`` those with which it completed, None before; they
-    stay when it is run again. Adding an output to the stream does not reopen completed batches.
+    stay when it is run again. Adding an output to the stream does not reopen completed batches. ``abandoned_steps`` are
+    those that a person gave up, with the reasons.
     """
 
     __tablename__ = "batches"
@@ -65,6 +66,7 @@ class BatchRow(Model):
     built: Mapped[bool] = mapped_column(default=False)
     required: Mapped[tuple[str, ...] | None] = mapped_column(default=None)
     steps: Mapped[tuple[str, ...] | None] = mapped_column(default=None)
+    abandoned_steps: Mapped[Json] = mapped_column(default_factory=dict, insert_default=dict)
     # The number of the history file that holds the batch in its present state. 0: none, so every checkpoint holds it.
     # Below 0: it is being written into that file.
     _history = mapped_column("history", BigInteger, nullable=False, insert_default=0)
@@ -73,6 +75,16 @@ class BatchRow(Model):
     def first_time_ms(self) -> int:
         """The first of the batch times whose blocks it has: the earliest that it absorbed, else its own."""
         return min((self.batch_time_ms, *self.absorbed))
+
+    def needs(self, steps: Sequence[str]) -> tuple[str, ...]:
+        """Return the steps that the batch needs to complete, in a stream that has ``steps`` now.
+
+        These are the steps with which it completed before; otherwise those that the stream had when the batch was first
+        begun, and those that it was begun with since. A step stays required if the stream loses it: nothing has written
+        the batch there. Only a person can give it up.
+        """
+        fixed = self.required if self.steps is None else self.steps
+        return tuple(step for step in (steps if fixed is None else fixed) if step not in self.abandoned_steps)
 
 
 @dataclass(frozen=True, slots=True)

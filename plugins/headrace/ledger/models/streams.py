@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -49,6 +51,15 @@ class StreamRow(Model):
     removed_files_ms: Mapped[BigInt] = mapped_column(default=0)
     history_from: Mapped[BigInt] = mapped_column(default=0)
 
+    @property
+    def id_of_step(self) -> dict[str, str]:
+        """The ids that the definition gives to its outputs, by their steps. They differ if an output was renamed."""
+        return id_of_step(json.loads(self.definition))
+
+    def step_of(self, output_id: str) -> str:
+        """Return the step of the output with this id; an id that the definition does not have is its own step."""
+        return next((step for step, known in self.id_of_step.items() if known == output_id), output_id)
+
     def has_removed(self, batch_time_ms: int) -> bool:
         """Whether the batch time was removed: its contents are no longer known."""
         return self.removed_from_ms <= batch_time_ms <= self.removed_until_ms
@@ -56,6 +67,12 @@ class StreamRow(Model):
     def batch_time_after(self, time_ms: int) -> int:
         """Return the first interval end after ``time_ms``; interval ends are multiples of the batch interval."""
         return (time_ms // self.batch_interval_ms + 1) * self.batch_interval_ms
+
+
+def id_of_step(definition: Mapping[str, Any]) -> dict[str, str]:
+    """Return the ids of a definition's outputs by their steps: the first id that each output had."""
+    outputs = definition.get("outputs") or ()
+    return {output.get("renamed_from") or output["id"]: output["id"] for output in outputs}
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,17 +75,23 @@ async def run(request: Request, stream: OperableDep, batch_time: BatchTime, body
 
 
 @reads.get("/streams/{name}/batches/{batch_time}/abandon/preview", summary="Say what abandoning a batch will do")
-def preview_abandon(stream: StreamDep, batch_time: BatchTime) -> models.Preview:
+def preview_abandon(
+    stream: StreamDep,
+    batch_time: BatchTime,
+    output: Annotated[str | None, Query(description="Only this output of the batch.")] = None,
+) -> models.Preview:
     """In words, or why it is refused."""
-    return _preview(stream, actions.abandon_intent(stream, time_ms(batch_time, "batch_time")))
+    return _preview(stream, actions.abandon_intent(stream, time_ms(batch_time, "batch_time"), output))
 
 
 @writes.post("/streams/{name}/batches/{batch_time}/abandon", summary="Abandon a batch that can never succeed")
 def abandon(stream: OperableDep, batch_time: BatchTime, body: models.AbandonBody) -> models.Done:
-    """Its records become a gap. This is final."""
+    """Its records become a gap, or with ``output`` they are not written there. This is final."""
     if not body.reason.strip():
         raise HTTPException(422, "Give a reason; nothing else will explain the gap later.")
-    return models.Done(done=actions.abandon(stream, time_ms(batch_time, "batch_time"), body.reason.strip()))
+    return models.Done(
+        done=actions.abandon(stream, time_ms(batch_time, "batch_time"), body.reason.strip(), body.output)
+    )
 
 
 @reads.get("/streams/{name}/batches/{batch_time}/replay/preview", summary="Say what replaying a batch will do")

@@ -171,7 +171,7 @@ def _not_again(found: _Found, batch_time_ms: int) -> str | None:
     return None
 
 
-def abandon_intent(stream: KnownStream, batch_time_ms: int) -> Intent:
+def abandon_intent(stream: KnownStream, batch_time_ms: int, output: str | None = None) -> Intent:
     """What `abandon` will do."""
     found = _found(stream, batch_time_ms)
     batch, time = found.batch, time_text(batch_time_ms)
@@ -180,21 +180,37 @@ def abandon_intent(stream: KnownStream, batch_time_ms: int) -> Intent:
         f"Batch {time} is abandoned for good. Its {records:,} records become a gap: they are not written, and their "
         "part of the log may be deleted. Other batches no longer wait for it. This cannot be undone."
     )
+    if output is not None:
+        will = (
+            f"Output {output} of batch {time} is given up for good: its {records:,} records are not written there. The "
+            "batch completes without it. This cannot be undone."
+        )
     if batch is None:
         return Intent(will, _not_again(found, batch_time_ms))
     if batch.state in (BatchState.COMPLETED, BatchState.ABSORBED, BatchState.ABANDONED):
         return Intent(will, f"Batch {time} is {batch.state.value}.")
+    if output is not None:
+        row = stream.ask(lambda ledger: ledger.streams.get(stream.name))
+        needed = row.step_of(output) in batch.needs(row.outputs)
+        return Intent(will, None if needed else f"Batch {time} needs no output {output}.")
     if batch.steps is not None:
         return Intent(will, f"Batch {time} has completed before, so its records are no gap.")
     return Intent(will)
 
 
-def abandon(stream: KnownStream, batch_time_ms: int, reason: str) -> str:
-    """Abandon a batch. The ledger makes the checks again, under the stream's lock."""
-    refuse(abandon_intent(stream, batch_time_ms))
-    by = stream.caller.name
-    batch = stream.ask(lambda ledger: ledger.batches.abandon(stream.name, batch_time_ms, reason, by=by))
-    return f"Batch {time_text(batch_time_ms)} is abandoned: {batch.records:,} records are a gap now."
+def abandon(stream: KnownStream, batch_time_ms: int, reason: str, output: str | None = None) -> str:
+    """Abandon a batch, or one output of it. The ledger makes the checks again, under the stream's lock."""
+    refuse(abandon_intent(stream, batch_time_ms, output))
+    by, time = stream.caller.name, time_text(batch_time_ms)
+    if output is None:
+        batch = stream.ask(lambda ledger: ledger.batches.abandon(stream.name, batch_time_ms, reason, by=by))
+        return f"Batch {time} is abandoned: {batch.records:,} records are a gap now."
+
+    def give_up(ledger: Ledger) -> BatchRow:
+        step = ledger.streams.get(stream.name).step_of(output)
+        return ledger.batches.abandon_output(stream.name, batch_time_ms, step, reason, by=by)
+
+    return f"Output {output} of batch {time} is given up: the batch is {stream.ask(give_up).state.value} now."
 
 
 def replay_intent(stream: KnownStream, batch_time_ms: int, target: str) -> Intent:

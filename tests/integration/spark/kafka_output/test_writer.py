@@ -105,6 +105,15 @@ def test_a_repeat_counts_and_sends_nothing_also_with_another_transform(
     assert json.loads(found[0].value()) == {"n": int(found[0].key())}
 
 
+def test_a_renamed_output_does_not_send_a_batch_again(
+    spark: SparkSession, kafka: str, topic: str, write: Write
+) -> None:
+    frame = spark.sql("SELECT 'a' AS value")
+    assert write(frame)["messages"] == 1
+    assert write(frame, attempt=2, id="clicks-out", renamed_from="kafka")["repeated"] == 1
+    assert len(read(kafka, topic)) == 1
+
+
 def test_a_replay_sends_to_its_own_topic(
     spark: SparkSession, kafka: str, kafka_admin: AdminClient, topic: str, write: Write
 ) -> None:

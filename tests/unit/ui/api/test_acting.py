@@ -113,6 +113,25 @@ def test_abandoning_needs_a_reason_and_makes_a_gap(own_api: Api) -> None:
     own_api.post(f"/streams/orders-3/batches/{time}/abandon", {"reason": "again"}, 409)
 
 
+def test_one_output_of_a_batch_is_given_up(own_api: Api) -> None:
+    time = _failed(own_api)
+    address = f"/streams/orders-3/batches/{time}"
+    assert "needs no output nosuch" in own_api.get(f"{address}/abandon/preview", output="nosuch")["refused"]
+    (output,) = own_api.get(address)["outputs"]
+    preview = own_api.get(f"{address}/abandon/preview", output=output["id"])
+    assert (preview["refused"], "are not written there" in preview["will"]) == (None, True)
+    # The batch would need nothing.
+    body = {"reason": "replaced", "output": output["id"]}
+    assert "the stream has none" in own_api.post(f"{address}/abandon", body, 409)["detail"]
+    with own_api.ledger() as ledger:
+        row = ledger.streams.get("orders-3")
+        settings = {"batch_interval_ms": row.batch_interval_ms, "block_interval_ms": row.block_interval_ms}
+        ledger.streams.register("orders-3", row.definition, outputs=[*row.outputs, "copy"], **settings)
+    assert "the batch is allocated now" in own_api.post(f"{address}/abandon", body)["done"]
+    found = {each["id"]: (each["state"], each["error"]) for each in own_api.get(address)["outputs"]}
+    assert found == {output["id"]: ("abandoned", "replaced"), "copy": ("not written", None)}
+
+
 def test_a_completed_batch_is_not_abandoned(own_api: Api) -> None:
     time = _completed(own_api)
     assert "completed" in own_api.get(f"/streams/orders/batches/{time}/abandon/preview")["refused"]

@@ -268,6 +268,7 @@ def upgrade() -> None:
         column("built", Boolean, server_default=sa.false()),
         column("required", Document, nullable=True),
         column("steps", Document, nullable=True),
+        column("abandoned_steps", Document),
         column("history", BigInteger, server_default="0"),
         sa.PrimaryKeyConstraint("stream", "batch_time_ms", name="pk_batches"),
         stream_key("batches"),

@@ -54,8 +54,9 @@ class KafkaWriter:
 
     def _options(self, batch: WrittenBatch) -> dict[str, str]:
         output = self._output
-        # Ids of streams and outputs contain no ".", so these names are unique.
-        place = f"{output.id}.{batch.target}" if batch.target else output.id
+        # Ids of streams and outputs contain no ".", so these names are unique. By its first id an output that was
+        # renamed finds what it has sent.
+        place = f"{output.step}.{batch.target}" if batch.target else output.step
         options = {
             "connection": output.connection,
             "bootstrap_servers": output.bootstrap_servers,

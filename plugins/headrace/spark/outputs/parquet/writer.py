@@ -59,7 +59,7 @@ class ParquetWriter:
         return Claim(
             path=unquote(parts.path) if parts.scheme == "file" else self._output.path,
             stream=batch.stream.name,
-            output=self._output.id,
+            output=self._output.step,
             target=batch.target,
             batch_time_ms=batch.batch_time_ms,
             attempt=batch.attempt,

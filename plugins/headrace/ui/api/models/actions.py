@@ -32,6 +32,7 @@ class AbandonBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     reason: str = Field(min_length=1, max_length=2000)
+    output: str | None = Field(default=None, description="Give up only this output of the batch; null: the batch.")
 
 
 class RunBody(Reason):

@@ -13,7 +13,7 @@ import { Words } from "../parts/words.js";
 
 const LIMIT = 100;
 /** The kinds that a person looks for; an event's own kind filters too, by a click. */
-const KINDS = ["stream_state_changed", "receiver_error", "receiver_failed", "job_failed", "receiving_paused", "batch_failed", "output_failed", "dead_letters", "batch_abandoned", "partition_failed", "gap", "log_damaged"];
+const KINDS = ["stream_state_changed", "receiver_error", "receiver_failed", "job_failed", "receiving_paused", "batch_failed", "output_failed", "dead_letters", "batch_abandoned", "output_abandoned", "partition_failed", "gap", "log_damaged"];
 
 /** @param {{stream: any, query: Record<string, string>}} props */
 export function Events({ stream, query }) {
