@@ -32,6 +32,8 @@ def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json:
     if batch is None:
         _show_waiting(ledger, stream_name, batch_time_ms, as_json=as_json)
         return
+    from headrace.monitoring.batch_detail import became
+
     origin = ledger.batches.origins(stream_name, [batch_time_ms]).get(batch_time_ms)
     inputs = ledger.batches.inputs(stream_name, batch_time_ms)
     outputs = ledger.attempts.outputs(stream_name, batch_time_ms)
@@ -45,6 +47,8 @@ def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json:
         return
     for line in account(batch, origin):
         echo(line)
+    if later := became(batch, attempts):
+        echo(later)
     print_table(
         ("input", "topic", "partition", "from", "until", "records"),
         [

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headrace.clock import time_text
 from headrace.errors import TAKEN_UP, WARNING
 from headrace.ledger import Ledger
 from headrace.ledger.errors import BatchNotFoundError
 from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow, StreamRow
+from headrace.ledger.states import AttemptState, BatchState
 from headrace.monitoring.batch_lines import BatchLine, batch_line
 from headrace.monitoring.history import Event, event
 from headrace.monitoring.unfinished import last_error
@@ -89,7 +91,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class BatchDetail:
-    """A batch in detail. ``run_ids`` are the Airflow runs whose batch it is, the best known first."""
+    """A batch in detail. ``run_ids`` are the Airflow runs whose batch it is, the best known first. ``became``: see
+    `became`."""
 
     line: BatchLine
     allocated_at_ms: int | None
@@ -109,6 +112,7 @@ class BatchDetail:
     where: str | None
     events: tuple[Event, ...]
     run_ids: tuple[str, ...]
+    became: str | None = None
 
 
 def batch_detail(ledger: Ledger, stream_name: str, batch_time_ms: int) -> BatchDetail:
@@ -157,6 +161,30 @@ def batch_detail(ledger: Ledger, stream_name: str, batch_time_ms: int) -> BatchD
         where=None if origin is None else origin.source,
         events=tuple(map(event, ledger.events.of_batch(stream_name, batch_time_ms)[-_EVENTS:])),
         run_ids=run_ids(ledger, batch, attempts),
+        became=became(batch, attempts),
+    )
+
+
+def became(batch: BatchRow, attempts: Sequence[AttemptRow]) -> str | None:
+    """Which run has completed a batch after the run of its last failed attempt; None if that is the same run.
+
+    The run that failed stays failed in Airflow, which does not know of the other one.
+    """
+    own = [each for each in attempts if not each.target]
+    failed = [each for each in own if each.state is AttemptState.FAILED]
+    done = max(
+        (each for each in own if each.state is AttemptState.COMPLETED),
+        key=lambda each: each.ended_at_ms or 0,
+        default=None,
+    )
+    if batch.state is not BatchState.COMPLETED or not failed or done is None or failed[-1].number > done.number:
+        return None
+    first, second = (each.attributes.get("run_id") or each.holder for each in (failed[-1], done))
+    if first == second:
+        return None
+    at, then = time_text(failed[-1].ended_at_ms), time_text(done.ended_at_ms)
+    return (
+        f"The run {first} failed at {at}, and stays failed in Airflow. The run {second} completed the batch at {then}."
     )
 
 

@@ -75,6 +75,19 @@ def test_people_read_what_became_of_each_output_and_attempt(stream: Stream, batc
     assert "three" in replayed
 
 
+def test_the_run_that_completed_what_another_one_failed_is_named(stream: Stream, batch_time_ms: int) -> None:
+    assert "completed the batch at" not in shown(stream, batch_time_ms)
+    with Ledger.open(stream.ledger) as ledger:
+        claim: dict[str, Any] = {"way": "connect", "lease_ms": 60_000, "attributes": {"run_id": "scheduled__5"}}
+        last = ledger.attempts.begin("shop", batch_time_ms, holder="later", **claim)
+        ledger.attempts.record_output(last, "second", {})
+        ledger.attempts.complete(last)
+        ended_ms = ledger.attempts.of_batch("shop", batch_time_ms)[-1].ended_at_ms
+    text = shown(stream, batch_time_ms)
+    assert "The run two failed at" in text
+    assert f"The run scheduled__5 completed the batch at {time_text(ended_ms)}." in text
+
+
 def test_scripts_read_the_same(stream: Stream, batch_time_ms: int) -> None:
     reported = json.loads(shown(stream, batch_time_ms, "--json"))
     assert reported["origin"]["source"] == "log"

@@ -195,5 +195,6 @@ class BatchDetail(BatchLine):
     revision: int | None
     manifest: str | None
     where: str | None = Field(description="Where its records are read from if it is run again: log, kafka or removed.")
+    became: str | None = Field(description="Which run has completed it after another one failed.")
     links: Links
     events: tuple[Event, ...]

@@ -58,6 +58,7 @@ function Head({ stream, batch, refresh }) {
       ["Processing time", duration(batch.processing_time)], ["Total delay", duration(batch.total_delay)],
       ...PHASES.map(([name]) => [words(name), batch.phases?.[name] == null ? null : duration(batch.phases[name])]),
       ["Built from Kafka", batch.built ? "yes, by timestamps" : null], ["Late records", batch.late_records ? count(batch.late_records) : null],
+      ["After its failure", batch.became],
       ["Took over", batch.absorbed ? `${count(batch.absorbed)} earlier batch times` : null],
       ["Taken over by", batch.absorbed_by ? html`<${Link} to=${["streams", stream.name, "batches", batch.absorbed_by]}><${Time} at=${batch.absorbed_by} /></${Link}>` : null],
       ["Allocated", html`<${Time} at=${batch.allocated_at} />`], ["Started", html`<${Time} at=${batch.started_at} />`], ["Completed", html`<${Time} at=${batch.completed_at} />`],
