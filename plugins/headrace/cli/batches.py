@@ -122,7 +122,7 @@ def abandon(
     if as_json:
         print_json(batch)
     elif output is not None:
-        typer.echo(
+        echo(
             f"Output {output} of batch {time_text(batch.batch_time_ms)} of {name} is given up: its {batch.records:,} "
             f"records are not written there. The batch is {batch.state.value}."
         )
