@@ -5,9 +5,13 @@ The tests are steps of one story, in order: starting an Airflow costs half a min
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
+
+from headrace.clock import time_text
+from headrace.devstack.airflow_api import AirflowApiError
 
 # The first test waits for Airflow's start as well.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -101,6 +105,67 @@ def test_a_late_run_takes_over_the_batch_times_that_have_ended_as_one_batch(inst
     assert {run["state"] for run in finished(installation)} == {"success"}
 
 
+def test_runs_for_the_times_that_a_batch_took_over_name_it_and_repeat_it_once_if_asked(installation, until):
+    late = next(row for row in batches(installation) if len(row.absorbed) >= 2)
+
+    def backfill(conf) -> dict[str, dict]:
+        """The task states of a backfill over these times, by run."""
+        again = {"reprocess_behavior": "completed", "max_active_runs": 4, "dag_run_conf": conf}
+        first, last = (date_of(at_ms) for at_ms in (late.absorbed[0], late.absorbed[-1]))
+
+        def runs_of_these() -> list:
+            runs = installation.api.runs(BATCHES, limit=500)
+            return [run for run in runs if first <= datetime.fromisoformat(run["logical_date"]) <= last]
+
+        def all_ended() -> bool:
+            return all(run["state"] in ("success", "failed") for run in runs_of_these())
+
+        # A backfill leaves out a run that is under way.
+        until(all_ended, what="the end of the late run")
+        backfill_id = installation.api.backfill(BATCHES, first, last, **again)
+        until(all_ended, what="the end of the backfill's runs")
+        runs = runs_of_these()
+        with suppress(AirflowApiError):  # Airflow has seen its end.
+            installation.api.request("PUT", f"/backfills/{backfill_id}/cancel")
+        assert {run["state"] for run in runs} == {"success"}, "a DAG run has no state for what was skipped"
+        assert {run["run_type"] for run in runs} == {"backfill"}
+        assert len(runs) >= len(late.absorbed)
+        return {run["dag_run_id"]: states(installation, run) for run in runs}
+
+    def why(run_id: str) -> str:
+        return installation.api.xcom(BATCHES, run_id, "await_blocks", "nothing_to_run")
+
+    skipped = {"await_blocks": "success"} | dict.fromkeys(
+        ("allocate_blocks", "search", "lake", "checkpoint", "cleanup"), "skipped"
+    )
+    named = f"batch {time_text(late.batch_time_ms)}, which is completed, has taken "
+    plain = backfill({})
+    for run_id, tasks in plain.items():
+        assert tasks == skipped
+        assert why(run_id).startswith(named)
+    log = installation.api.task_log(BATCHES, run_id, "await_blocks", try_number=_tries(installation, run_id))
+    assert f"Nothing to run: {named}" in log
+    before = late.attempt
+    asking = backfill({"reprocess": True})
+    (repeating,) = [run_id for run_id, tasks in asking.items() if tasks != skipped]
+    assert set(asking.pop(repeating).values()) == {"success"}
+    for run_id in asking:
+        assert f"and run {repeating} repeats that batch" in why(run_id)
+    with installation.ledger() as ledger:
+        # One attempt for each of the two outputs.
+        assert ledger.batches.get("flights", late.batch_time_ms).attempt == before + 2
+
+
+def date_of(at_ms: int) -> datetime:
+    """The logical date of a batch's run: the start of its interval."""
+    return datetime.fromtimestamp((at_ms - 10_000) / 1000, UTC)
+
+
+def _tries(installation, run_id: str) -> int:
+    tasks = installation.api.task_instances(BATCHES, run_id)
+    return next(task["try_number"] for task in tasks if task["task_id"] == "await_blocks")
+
+
 def test_while_an_output_is_away_runs_are_red_and_when_it_is_back_all_is_caught_up_by_itself(installation, until):
     installation.fail_if.write_text("lake")
     try:
@@ -174,6 +239,16 @@ def test_a_run_may_ask_for_one_output(installation, done):
     assert set(states(installation, asking).values()) == {"success"}
     log = installation.api.task_log(BATCHES, run_id, "generate_batch.search")
     assert "does not ask for search" in log
+
+
+def test_a_misspelt_option_fails_the_run_at_once(installation):
+    at = datetime.now(UTC) - timedelta(days=1)
+    run_id = installation.api.trigger(BATCHES, conf={"reproces": True}, logical_date=at)
+    installation.api.wait_for_run(BATCHES, run_id, states=("failed",))
+    (task,) = [each for each in installation.api.task_instances(BATCHES, run_id) if each["task_id"] == "await_blocks"]
+    assert (task["state"], task["try_number"]) == ("failed", 1)
+    log = installation.api.task_log(BATCHES, run_id, "await_blocks")
+    assert "'reproces', which means nothing here. Did you mean 'reprocess'?" in log
 
 
 def test_in_order_one_run_at_a_time_and_no_run_waits_forever(installation, until):
