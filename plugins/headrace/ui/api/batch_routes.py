@@ -38,6 +38,9 @@ def list_batches(
     state: Annotated[list[BatchState] | None, Query(description="Only these states; may be repeated.")] = None,
     from_time: FromTime = None,
     until: UntilTime = None,
+    folded: Annotated[
+        bool, Query(description="Without batch times that a later batch took over: its line names them.")
+    ] = False,
     order: BatchOrder = BatchOrder.NEWEST,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(description="The ``next_cursor`` of the page before.")] = None,
@@ -46,7 +49,7 @@ def list_batches(
     after = place_of(cursor)
     if after is not None and (after.value is None) is not order.by_time:
         raise HTTPException(422, "The cursor is of another order: begin again without it.")
-    wanted = BatchRange(tuple(state or ()), optional_ms(from_time, "from"), optional_ms(until, "until"))
+    wanted = BatchRange(tuple(state or ()), optional_ms(from_time, "from"), optional_ms(until, "until"), folded)
 
     def read(ledger: Ledger) -> tuple[Page, list[str | None], dict[str, int]]:
         page = ledger.batch_pages.page(stream.name, wanted, order, limit, after)

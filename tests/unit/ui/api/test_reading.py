@@ -6,6 +6,10 @@ import re
 from typing import Any
 
 import pytest
+from sqlalchemy import update
+
+from headrace.ledger import Ledger
+from headrace.ledger.models import batches
 
 from .conftest import BATCHES, Api
 
@@ -121,6 +125,27 @@ def test_a_thinned_timeline_keeps_the_slowest_batches(api: Api) -> None:
     assert whole["total_delay"]["maximum"] == slowest
     assert whole["batches"] == sum(part["batches"] for part in found["parts"]) == BATCHES
     assert len(found["samples"]) <= 10
+
+
+def test_batch_times_that_a_batch_took_over_are_folded_into_its_line(own_api: Api) -> None:
+    api = own_api
+    with Ledger.open(api.url) as ledger:
+        newest, before, *_ = ledger.batches.page("orders-5", 2)
+        taken_ms = before.batch_time_ms
+        with ledger._database.write() as connection:
+            of_stream = batches.c.stream == "orders-5"
+            for time_ms, values in (
+                (taken_ms, {"state": "absorbed", "absorbed_by_ms": newest.batch_time_ms}),
+                (newest.batch_time_ms, {"absorbed": (taken_ms,)}),
+            ):
+                connection.execute(
+                    update(batches).where(of_stream, batches.c.batch_time_ms == time_ms).values(**values)
+                )
+    every = api.get("/streams/orders-5/batches", limit=500)["batches"]
+    folded = api.get("/streams/orders-5/batches", limit=500, folded="true")["batches"]
+    assert len(folded) == len(every) - 1
+    assert (folded[0]["absorbed"], folded[0]["first_time"]) == (1, every[1]["batch_time"])
+    assert every[1]["state"] == "absorbed"
 
 
 @pytest.mark.parametrize("order", ["newest", "oldest", "records", "processing_time", "total_delay"])

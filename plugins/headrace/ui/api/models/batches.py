@@ -89,6 +89,7 @@ class BatchLine(BatchPoint):
     attempts: int
     error: str | None
     absorbed: int = Field(description="How many earlier batch times it took over.")
+    first_time: Time = ms("first_time", description="The earliest of them, or its own time.")
     built: bool = Field(description="It was built from Kafka by timestamps; its records are an upper bound.")
     late_records: int
     started_at: Time | None = ms("started_at")

@@ -19,11 +19,12 @@ const ORDERS = [["newest", "newest first"], ["oldest", "oldest first"], ["record
 /** @param {{stream: any, query: Record<string, string>}} props */
 export function Batches({ stream, query }) {
   const { state, order = "newest", from, until, cursor, page = "1" } = query;
-  const polled = usePolled(withQuery(streamPath(stream.name, "batches"), { state, order, from, until, limit: LIMIT, cursor }));
+  const polled = usePolled(withQuery(streamPath(stream.name, "batches"), { state, order, from, until, limit: LIMIT, cursor, folded: state === "absorbed" ? null : "true" }));
   const change = (given) => replaceQuery({ ...query, cursor: "", page: "", ...given });
   return html`<${WithData} polled=${polled} what="the batches">${(data) => {
     const states = Object.entries(data.total_by_state ?? {});
-    const all = states.reduce((sum, [, number]) => sum + number, 0);
+    // Batch times that a later batch took over are in that batch's line.
+    const all = states.reduce((sum, [each, number]) => sum + (each === "absorbed" ? 0 : number), 0);
     return html`
       <div class="filters" role="search" aria-label="Filter the batches">
         <div class="chips" role="group" aria-label="State">
@@ -49,7 +50,7 @@ export function Batches({ stream, query }) {
 /** @param {string} name */
 function columns(name) {
   return [
-    { name: "Batch time", cell: (each) => html`<${Link} to=${["streams", name, "batches", each.batch_time]}><${Time} at=${each.batch_time} /></${Link}>` },
+    { name: "Batch time", cell: (each) => html`<${Link} to=${["streams", name, "batches", each.batch_time]}><${Time} at=${each.batch_time} /></${Link}>${each.absorbed ? html`<div class="quiet">with ${count(each.absorbed)} since <${Time} at=${each.first_time} /></div>` : null}` },
     { name: "State", cell: (each) => html`<${StateBadge} state=${each.state} />` },
     { name: "Records", number: true, cell: (each) => count(each.records) },
     { name: "Scheduling delay", number: true, cell: (each) => duration(each.scheduling_delay) },
