@@ -82,6 +82,7 @@ def report_counts(counts: ReplayCounts) -> None:
         "written": documents.created + documents.updated,
         "there already": documents.repeated,
         "there already with other contents": documents.kept,
+        "there already and not comparable": documents.uncompared,
         "superseded by a newer one": documents.superseded,
         "deleted": documents.deleted,
         "without a value and ignored": documents.ignored_tombstones,

@@ -37,7 +37,7 @@ _LETTER_PRIVILEGES = (*_DOCUMENT_PRIVILEGES, "delete")
 _LOST_SCROLL = "search_context_missing_exception"
 
 # An alias's properties, which are kept when it moves.
-_ALIAS_PROPERTIES = ("filter", "index_routing", "search_routing", "is_hidden")
+_ALIAS_PROPERTIES = ("filter", "search_routing", "is_hidden")
 
 
 def official_client(cluster: Cluster, *, timeout_seconds: float) -> Elasticsearch:
@@ -158,7 +158,7 @@ class Administration:
     def concrete_index(self, name: str) -> ConcreteIndex | None:
         """The concrete index behind the name; None if it does not exist yet.
 
-        Raises UnsuitableTargetError too: the name is a data stream, an alias of several indices or one that rolls over.
+        Raises UnsuitableTargetError too: see `single_index`.
         """
         found = self.ask(
             f"Asking about index {name!r}",
@@ -191,7 +191,8 @@ class Administration:
     def move_alias(self, alias: str, new: str) -> str:
         """Make the alias point to the index ``new`` instead of its index, in one request. Returns the old index.
 
-        The alias's filter, routing and hidden flag are kept. Nothing is sent if the alias points to ``new`` already.
+        The alias's filter, search routing and hidden flag are kept. If the alias points to ``new`` already, nothing is
+        sent.
 
         Raises UnsuitableTargetError too: the alias does not exist, is an index itself, or does not point to exactly one
         index; or ``new`` is not the name of an index.

@@ -18,6 +18,7 @@ from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import ElasticsearchRefusedError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RetryBudget
+from headrace.elasticsearch.stored_source import StoredSource
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport
 from headrace.elasticsearch.verdicts import (
     Item,
@@ -95,6 +96,7 @@ class BulkSender:
         self._clock = clock
         self._cancelled = cancelled
         self._jitter = jitter
+        self._stored = StoredSource(transport, index)
         self._path = f"/{quote(index, safe='')}/_bulk?{_TIMEOUT}&{_ANSWER}"
 
     def send(self, prepared: PreparedRows, lines: Any) -> SentRequest:
@@ -116,7 +118,7 @@ class BulkSender:
         )
 
     def conflicts(self, counts: IndexingCounts) -> VersionConflicts:
-        return VersionConflicts(self._transport, self._index, self._options, counts)
+        return VersionConflicts(self._transport, self._index, self._options, counts, self._stored)
 
     def post(self, body: bytes) -> Response:
         return self._transport.request("POST", self._path, body)
@@ -154,7 +156,8 @@ class _Sending:
                 self._again(piece, str(error))
                 continue
             self._take(piece, response)
-        self._conflicts.settle(self._prepared, self._retry_budget)
+            if not self._pieces and (gone := self._conflicts.settle(self._prepared, self._retry_budget)):
+                self._pieces.append(np.asarray(gone))
         return self._sent
 
     def _again(self, piece: Any, why: str) -> None:

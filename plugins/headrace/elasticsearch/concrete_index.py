@@ -1,8 +1,8 @@
 """Checks that an index's name stands for one concrete index, in which ids are unique (rule 7).
 
 A replay after a rollover gave two documents with one id. So aliases that roll over are refused, and also data streams,
-which always roll over. An index template can turn a missing name into a data stream at the first write, so the check
-is repeated after the last write.
+which always roll over, and aliases with a routing, since by another name the same ids are in other shards. An index
+template can turn a missing name into a data stream at the first write, so the check is repeated after the last write.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class ConcreteIndex:
 def single_index(name: str, indices: Mapping[str, dict[str, Any]] | None) -> ConcreteIndex | None:
     """The concrete index behind the name, by Elasticsearch's description of its indices; None if there is none yet.
 
-    Raises UnsuitableTargetError: the name is a data stream, an alias of several indices or one that rolls over.
+    Raises UnsuitableTargetError: the name is a data stream, an alias of several indices, or an alias that rolls over or
+    has a routing.
     """
     if indices is None:
         return None
@@ -58,6 +59,13 @@ def single_index(name: str, indices: Mapping[str, dict[str, Any]] | None) -> Con
         )
     if concrete[0] != name and _rolls_over(name, indices[concrete[0]]):
         raise UnsuitableTargetError(f"{name!r} is an alias that rolls over (now {concrete[0]!r}).", remedy=_ONE_INDEX)
+    if routing := indices[concrete[0]].get("aliases", {}).get(name, {}).get("index_routing"):
+        raise UnsuitableTargetError(
+            f"{name!r} is an alias of {concrete[0]!r} that has a routing of its own ({routing!r}). An id is unique for "
+            "one routing only: by the index's name, or another alias, it could be there a second time.",
+            remedy="Take the routing out of the alias, and look for ids that are in several shards; or write to "
+            "another index.",
+        )
     return ConcreteIndex(concrete[0], indices[concrete[0]].get("settings", {}).get("index", {}).get("uuid"))
 
 

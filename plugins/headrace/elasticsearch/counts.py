@@ -25,6 +25,9 @@ class IndexingCounts:
     kept: int = 0
     """The index already had a document of the same source with other contents: an earlier attempt wrote it with
     another transform, or with one that is not deterministic. It was left unchanged."""
+    uncompared: int = 0
+    """The index already had a document under the id, which cannot be read, or of which it does not keep what was sent.
+    It was left unchanged."""
     foreign: int = 0
     """The index has a document of another source under the id. The write fails."""
     superseded: int = 0
@@ -70,8 +73,8 @@ class IndexingCounts:
 
     def check(self) -> None:
         """Raise DocumentsUnaccountedError unless every row has exactly one outcome."""
-        outcomes = self.indexed + self.repeated + self.kept + self.foreign + self.superseded + self.deleted
-        outcomes += self.dead_lettered + self.ignored_tombstones + self.dropped
+        outcomes = self.indexed + self.repeated + self.kept + self.uncompared + self.foreign + self.superseded
+        outcomes += self.deleted + self.dead_lettered + self.ignored_tombstones + self.dropped
         if outcomes != self.rows:
             raise DocumentsUnaccountedError(
                 f"Of {self.rows} rows {outcomes} have an outcome: {self.to_dict()}.",

@@ -49,8 +49,8 @@ class ReplayCounts:
     def to_dict(self) -> dict[str, Any]:
         """The counts as JSON fields."""
         numbers = {name: getattr(self, name) for name in ("letters", "replayed", "refused", "written_anew", "left")}
-        names = ("created", "updated", "repeated", "kept", "superseded", "deleted", "ignored_tombstones", "dropped")
-        documents = {name: getattr(self.documents, name) for name in names}
+        names = ("created", "updated", "repeated", "kept", "uncompared", "superseded", "deleted")
+        documents = {name: getattr(self.documents, name) for name in (*names, "ignored_tombstones", "dropped")}
         reasons = {"refused_because": dict(self.refused_because), "left_because": dict(self.left_because)}
         return {**numbers, "documents": documents, **reasons}
 

@@ -43,10 +43,10 @@ class Response:
     body: bytes
 
     def json(self) -> Any:
-        """The parsed body, or None if it is not JSON."""
+        """The parsed body, or None if it is not JSON, or nested too deep to be read."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     def error(self) -> tuple[str, str]:

@@ -9,13 +9,19 @@ superseded     the index holds a newer version; or a document of another source 
 kept           the id implies the source, the contents differ, and this batch may have written the document before:
                in an earlier attempt, or in an earlier try of this request with an unknown outcome. The contents differ
                because the transform was another one, is not deterministic, or an ingest pipeline changed them
-foreign        the same, but this batch cannot have written it before: it is another record's document
+uncompared     the index holds a document, but it cannot be read, or its mapping does not keep what was sent
+foreign        the contents differ, and this batch cannot have written it before: it is another record's document
 =============  =====================================================================================================
+
+One document that cannot be read must not keep the others from being settled, nor its batch from ending: an answer that
+fails as a whole is asked for in halves.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -23,24 +29,44 @@ from urllib.parse import quote
 from headrace.elasticsearch.bulk_bodies import PreparedRows
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
-from headrace.elasticsearch.transport import Transport
+from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget
+from headrace.elasticsearch.stored_source import UNPARSED, StoredSource
+from headrace.elasticsearch.transport import NoAnswerError, Response, Transport, error_of
 from headrace.elasticsearch.verdicts import Reason, current_version, refusal
 
 _FETCHED_AT_ONCE = 500
+_TRIES = 3
+"""How often a document is asked for whose answer is an error, before it is taken as one that cannot be read."""
+_SERVER_ERROR = 500
+# An entry's error that is not the document's: its shard is not ready, as after a restart. It is waited for.
+_NOT_NOW = re.compile("shard|node|rejected|timeout|circuit|block|closed")
+_ANSWER = b'{"docs":['
+# Before a document in an answer. In an id these quotes would be escaped.
+_SOURCE = b',"_source":'
 
 
 class VersionConflicts:
     """The conflicts of one request."""
 
-    def __init__(self, transport: Transport, index: str, options: IndexingOptions, counts: IndexingCounts) -> None:
-        """``counts`` is updated by each conflict."""
+    def __init__(
+        self,
+        transport: Transport,
+        index: str,
+        options: IndexingOptions,
+        counts: IndexingCounts,
+        stored: StoredSource | None = None,
+    ) -> None:
+        """``counts`` is updated by each conflict. ``stored`` is the index's."""
         self._transport = transport
         self._index = index
         self._options = options
         self._counts = counts
+        self._stored = stored or StoredSource(transport, index)
         # The lines to settle, each with whether an earlier try of this request may have written its document.
         self._undecided: dict[int, bool] = {}
+        self._failures: Counter[int] = Counter()
+        self._gone: list[int] = []
+        self._sent_again: set[int] = set()
 
     def take(self, prepared: PreparedRows, line: int, reason: Reason, *, may_be_ours: bool) -> None:
         """Count this line's conflict if the answer alone decides it; otherwise keep it for ``settle``.
@@ -53,35 +79,65 @@ class VersionConflicts:
         else:
             self._undecided[line] = may_be_ours
 
-    def settle(self, prepared: PreparedRows, retry_budget: RetryBudget) -> None:
-        """Fetch the existing documents, a bounded number at a time, and count the conflicts that ``take`` kept."""
-        for lines in self._portions(prepared):
-            self._settle(prepared, retry_budget, lines)
-        self._undecided = {}
+    def settle(self, prepared: PreparedRows, retry_budget: RetryBudget) -> list[int]:
+        """Fetch the existing documents, a bounded number at a time, and count the conflicts that ``take`` kept.
 
-    def _settle(self, prepared: PreparedRows, retry_budget: RetryBudget, lines: list[int]) -> None:
-        fields = "docs._version,docs.found,docs._source,docs._id,docs.error"
-        path = f"/{quote(self._index, safe='')}/_mget?filter_path={fields}"
-        while lines:
-            body = json.dumps({"ids": [prepared.id(line) for line in lines]}).encode()
-            response = request_with_retries(self._transport, retry_budget, "POST", path, body)
-            parsed = response.json()
-            found = parsed.get("docs") if isinstance(parsed, dict) else None
-            if response.status != 200 or not isinstance(found, list) or len(found) != len(lines):
-                raise refusal(response.status, Reason(*response.error()), self._index)
-            # With status 200, since other shards may have answered: a shard that is not ready after a restart. Such an
-            # entry does not say that there is no document.
-            failed = [line for line, there in zip(lines, found, strict=True) if "found" not in there]
-            for line, there in zip(lines, found, strict=True):
-                if "found" in there:
-                    self._count(prepared, line, there)
-            if len(failed) < len(lines):
+        Returns the lines to send again: their documents were deleted after the conflict.
+        """
+        pending = deque(self._portions(prepared))
+        while pending:
+            lines = pending.popleft()
+            found = self._fetch(prepared, retry_budget, lines)
+            if found is None:
+                half = len(lines) // 2
+                pending.extendleft((lines[half:], lines[:half]))
+                continue
+            later = [
+                line
+                for line, there in zip(lines, found, strict=True)
+                if not self._settled(prepared, line, there, retry_budget)
+            ]
+            if len(later) < len(lines):
                 retry_budget.progressed()
-            if failed:
-                error = next(there.get("error") for there in found if "found" not in there)
-                why = f"{error.get('type')}: {error.get('reason')}" if isinstance(error, dict) else str(error)
-                retry_budget.wait(f"{len(failed)} of {len(lines)} documents cannot be fetched: {why}")
-            lines = failed
+            if later:
+                error = Reason(*error_of(next(there for there in found if "found" not in there), "no reason"))
+                retry_budget.wait(f"{len(later)} of {len(lines)} documents cannot be fetched: {error}")
+                pending.appendleft(later)
+        self._undecided = {}
+        gone, self._gone = self._gone, []
+        self._sent_again.update(gone)
+        return gone
+
+    def _fetch(
+        self, prepared: PreparedRows, retry_budget: RetryBudget, lines: list[int]
+    ) -> list[dict[str, Any]] | None:
+        """Elasticsearch's answers about these lines' documents; None if one of them makes the whole answer fail."""
+        # No filter_path: with it Elasticsearch would write the documents again instead of copying them, and fail for
+        # one that is nested too deep.
+        path = f"/{quote(self._index, safe='')}/_mget"
+        body = json.dumps({"ids": [prepared.id(line) for line in lines]}).encode()
+        while (response := self._answer(path, body, retry_budget)) is None:
+            pass
+        parsed = response.json()
+        found = parsed.get("docs") if isinstance(parsed, dict) else None
+        if response.status == 200 and isinstance(found, list) and len(found) == len(lines):
+            return found
+        if response.status == _SERVER_ERROR or response.body.startswith(_ANSWER):
+            if len(lines) > 1:
+                return None
+            return [_unread(response)]
+        raise refusal(response.status, Reason(*response.error()), self._index)
+
+    def _answer(self, path: str, body: bytes, retry_budget: RetryBudget) -> Response | None:
+        try:
+            response = self._transport.request("POST", path, body)
+        except NoAnswerError as error:
+            retry_budget.wait(str(error))
+            return None
+        if response.status in RETRIED_STATUSES - {_SERVER_ERROR}:
+            retry_budget.wait(f"{response.status} {' '.join(response.error())}")
+            return None
+        return response
 
     def _portions(self, prepared: PreparedRows) -> Iterator[list[int]]:
         portion: list[int] = []
@@ -96,19 +152,32 @@ class VersionConflicts:
         if portion:
             yield portion
 
-    def _count(self, prepared: PreparedRows, line: int, there: dict[str, Any]) -> None:
+    def _settled(self, prepared: PreparedRows, line: int, there: dict[str, Any], retry_budget: RetryBudget) -> bool:
+        """Count the line's conflict. False: its document is to be asked for again."""
+        if "found" in there:
+            self._count(prepared, line, there, retry_budget)
+            return True
+        kind, _ = error_of(there, "")
+        self._failures[line] += 1
+        if _NOT_NOW.search(kind) or self._failures[line] < _TRIES:
+            return False
+        self._counts.uncompared += 1
+        return True
+
+    def _count(self, prepared: PreparedRows, line: int, there: dict[str, Any], retry_budget: RetryBudget) -> None:
         counts, options = self._counts, self._options
         sent, document = prepared.version(line), prepared.document(line)
-        if not there.get("found"):
-            # Elasticsearch remembers a deleted document's version, not the document.
-            if document is None:
-                counts.repeated += 1
-            else:
-                counts.superseded += 1
-        elif sent is not None and there.get("_version") != sent:
+        if not there["found"]:
+            self._count_absent(line, versioned=sent is not None, deletes=document is None)
+            return
+        if sent is not None and there.get("_version") != sent:
             counts.superseded += 1
-        elif document is not None and _is_same(document, there):
+            return
+        same = document is not None and self._stored.same(document, there, retry_budget)
+        if same:
             counts.repeated += 1
+        elif same is None:
+            counts.uncompared += 1
         elif not options.ids_imply_source:
             counts.superseded += 1
         elif options.written_before or self._undecided[line]:
@@ -118,12 +187,23 @@ class VersionConflicts:
             if len(counts.foreign_ids) < EXAMPLES:
                 counts.foreign_ids.append(prepared.id(line))
 
+    def _count_absent(self, line: int, *, versioned: bool, deletes: bool) -> None:
+        if deletes:
+            self._counts.repeated += 1
+        elif versioned:
+            # Elasticsearch remembers a deleted document's version, not the document.
+            self._counts.superseded += 1
+        elif line in self._sent_again:
+            # It is in another shard, by the routing that an ingest pipeline has set.
+            self._counts.uncompared += 1
+        else:
+            self._gone.append(line)
 
-def _is_same(document: bytes, there: dict[str, Any]) -> bool:
-    if "_source" not in there:
-        # The index does not store _source, so the documents cannot be compared.
-        return True
-    try:
-        return bool(json.loads(document) == there["_source"])
-    except ValueError:
-        return False
+
+def _unread(response: Response) -> dict[str, Any]:
+    """The entry of an answer that cannot be parsed, about one document: with the bytes from its document on."""
+    head, found, source = response.body.partition(_SOURCE)
+    if response.status == _SERVER_ERROR or not found:
+        kind, reason = response.error()
+        return {"error": {"type": kind, "reason": reason}}
+    return {**json.loads(head + b"}]}")["docs"][0], UNPARSED: source}

@@ -26,6 +26,7 @@ OUTPUT_COUNTS = (
     "updated",
     "repeated",
     "kept",
+    "uncompared",
     "superseded",
     "deleted",
     "ignored_tombstones",

@@ -59,6 +59,7 @@ _RESULTS = {
     "updated": "updated",
     "repeated": "repeated",
     "kept": "kept",
+    "uncompared": "uncompared",
     "superseded": "superseded",
     "deleted": "deleted",
     "ignored_tombstones": "ignored_tombstones",

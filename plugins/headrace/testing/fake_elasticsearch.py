@@ -61,6 +61,8 @@ class FakeElasticsearch:
     """One entry for each of the next bulk requests; True: it is carried out, but its response is lost."""
     not_fetched: deque[set[str]] = field(default_factory=deque)
     """One entry for each of the next requests that fetch documents: the ids whose shard is not available."""
+    unreadable: set[str] = field(default_factory=set)
+    """The ids of documents that make each request fail that fetches them."""
     descriptions: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Responses to GET /<name>; they take precedence over ``indices``."""
     bulks: list[tuple[str, list[Action]]] = field(default_factory=list)
@@ -106,6 +108,8 @@ class FakeElasticsearch:
         return _answer(200, {index: {"aliases": {}, "settings": settings}})
 
     def _mget(self, index: str, ids: Sequence[str]) -> Response:
+        if self.unreadable.intersection(ids):
+            return _error(500, "stream_constraints_exception", "Document nesting depth (1001) exceeds the maximum")
         docs: list[dict[str, Any]] = []
         not_fetched = self.not_fetched.popleft() if self.not_fetched else set()
         for id_ in ids:

@@ -142,6 +142,9 @@ def test_the_concrete_index_is_found_and_a_rollover_alias_is_refused(real: Any) 
     assert concrete(real) is None
     real.ask("PUT", f"/{real.name}-1", {"aliases": {real.name: {}}})
     assert concrete(real) == f"{real.name}-1"
+    real.ask("POST", f"/{real.name}-1/_alias/{real.name}", {"routing": "1"})
+    with pytest.raises(UnsuitableTargetError, match="a routing of its own"):
+        concrete(real)
     real.ask("POST", f"/{real.name}-1/_alias/{real.name}", {"is_write_index": True})
     with pytest.raises(UnsuitableTargetError, match="rolls over"):
         concrete(real)
@@ -196,3 +199,41 @@ def test_the_same_version_of_another_record_is_superseded(real: Any, rows: Any) 
     assert real.index(first, **options).created == 1
     assert real.index(first, **options).repeated == 1
     assert real.index(other, **options).superseded == 1
+
+
+DEEP = b'{"n":' * 1000 + b"1" + b"}" * 1000
+MANY = [
+    b'{"a": 1.10, "b": 1, "c": [{"d": 1}, {"e": 2, "d": 3}], "f": {"d": 1}}',
+    b'{"a": 1e400, "b": 123456789012345678901234567890}',
+    b'{"a": 0.1234567890123456789, "a.b": [], "c": {}, "b": null}',
+]
+STORED = {
+    "whole": ({}, {}, "repeated"),
+    "excluded": ({"excludes": ["b", "c.d", "f*"]}, {}, "repeated"),
+    "included": ({"includes": ["a", "c.*"]}, {}, "repeated"),
+    "disabled": ({"enabled": False}, {}, "uncompared"),
+    "synthetic": ({}, {"index.mapping.source.mode": "synthetic"}, "uncompared"),
+}
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_what_the_index_took_once_is_settled_the_second_time(real: Any, rows: Any, stored: str) -> None:
+    """Whatever its mapping keeps, and though a search's or a client's parser cannot read it."""
+    source, settings, count = STORED[stored]
+    mappings = {"dynamic": False, "_source": source, "properties": {"z": {"type": "keyword"}}}
+    real.ask("PUT", f"/{real.name}", {"mappings": mappings, "settings": settings})
+    batch = rows([*MANY, DEEP, b'{"z": "y"}'])
+    first = real.index(batch)
+    assert (first.created, first.dead_lettered) == (5, 0)
+    again = real.index(batch)
+    alike = again.repeated + again.uncompared
+    assert (alike, again.indexed, again.foreign, again.dead_lettered) == (5, 0, 0, 0), again
+    assert getattr(again, count) >= 4, again
+
+
+def test_what_an_index_keeps_of_documents_tells_them_apart(real: Any, rows: Any) -> None:
+    mappings = {"_source": {"excludes": ["secret"]}}
+    real.ask("PUT", f"/{real.name}", {"mappings": mappings})
+    real.index(rows([b'{"n": 1, "secret": 1}', b'{"n": 2, "secret": 1}']))
+    again = real.index(rows([b'{"n": 1, "secret": 2}', b'{"n": 3, "secret": 1}']), written_before=True)
+    assert (again.repeated, again.kept) == (1, 1)

@@ -138,12 +138,12 @@ NEW = answer(200, {"new": {"aliases": {}, "settings": {"index": {"uuid": "v"}}}}
 
 
 def test_an_alias_moves_in_one_request_with_its_properties(administer: Any) -> None:
-    held = answer(200, {"old": {"aliases": {"live": {"filter": {"term": {"a": 1}}, "index_routing": "x"}}}})
+    held = answer(200, {"old": {"aliases": {"live": {"filter": {"term": {"a": 1}}, "search_routing": "x"}}}})
     answers = Answers(alias_of("old"), NEW, held, answer(200, {"acknowledged": True}))
     assert administer(answers).move_alias("live", "new") == "old"
     actions = [
         {"remove": {"index": "old", "alias": "live", "must_exist": True}},
-        {"add": {"index": "new", "alias": "live", "filter": {"term": {"a": 1}}, "index_routing": "x"}},
+        {"add": {"index": "new", "alias": "live", "filter": {"term": {"a": 1}}, "search_routing": "x"}},
     ]
     assert answers.requests[-1] == ("POST", "/_aliases", {"actions": actions})
 

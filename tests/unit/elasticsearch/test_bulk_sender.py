@@ -323,13 +323,36 @@ def test_another_row_of_the_same_group_is_not_counted_as_repeated(send: Send, ma
 def test_a_record_counts_as_repeated_if_the_index_has_the_same_document(send: Send, make_rows: Any) -> None:
     """Whatever is there under a record's id was compared with it; the id alone proves nothing."""
     send(make_rows([{"n": 1}, {"n": 2.0, "deep": {"a": [1]}}]))
-    again = send(make_rows([b'{"n":1}', b'{"deep": {"a": [1]}, "n": 2}', {"n": 3}]))
+    again = send(make_rows([b'{"n":1}', b'{"deep": {"a": [1]}, "n": 2.0}', {"n": 3}]))
     assert (again.counts.repeated, again.counts.created, again.counts.foreign) == (2, 1, 0)
     other = send(make_rows([{"n": 1}, {"n": 5}, {"n": 6}]))
     assert (other.counts.repeated, other.counts.foreign) == (1, 2)
     assert other.counts.foreign_ids == ["t+0+1", "t+0+2"]
     later = send(make_rows([{"n": 1}, {"n": 5}, {"n": 6}]), written_before=True)
     assert (later.counts.repeated, later.counts.kept, later.counts.foreign_ids) == (1, 2, [])
+
+
+@pytest.mark.parametrize(("held", "sent"), [(b"1", b"true"), (b"1", b"1.0"), (b"[0]", b"[false]"), (b"1", b'"1"')])
+def test_values_of_other_types_are_not_the_same(send: Send, make_rows: Any, held: bytes, sent: bytes) -> None:
+    send(make_rows([b'{"n": {"m": %b}}' % held]))
+    assert send(make_rows([b'{"n": {"m": %b}}' % sent]), written_before=True).counts.kept == 1
+
+
+def test_a_document_that_was_deleted_after_its_conflict_is_sent_again(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    conflict = once({"t+0+0"}, 409, "version_conflict_engine_exception")
+    elasticsearch.item_fault = conflict
+    counts = send(make_rows([{"n": 1}, {"n": 2}])).counts
+    assert (counts.created, counts.superseded, counts.uncompared) == (2, 0, 0)
+
+
+def test_a_document_that_is_there_and_cannot_be_found_is_not_counted_as_superseded(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    elasticsearch.item_fault = lambda _: (409, "version_conflict_engine_exception", "exists")
+    counts = send(make_rows([{"n": 1}])).counts
+    assert (counts.uncompared, counts.superseded, counts.requests) == (1, 0, 2)
 
 
 def test_a_key_at_the_same_offset_of_another_partition_is_not_counted_as_repeated(send: Send, make_rows: Any) -> None:
@@ -412,6 +435,16 @@ def test_a_document_whose_shard_is_not_available_is_fetched_again(
     counts = send(make_rows([{"n": 1}, {"n": 2}, {"n": 3}])).counts
     assert (counts.repeated, counts.superseded) == (3, 0)
     assert [path for _, path in elasticsearch.requests].count("/clicks/_mget") == 3
+
+
+def test_one_document_that_cannot_be_read_does_not_keep_the_others_from_being_settled(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    rows = make_rows([{"n": n} for n in range(9)])
+    send(rows)
+    elasticsearch.unreadable = {"t+0+4"}
+    counts = send(rows).counts
+    assert (counts.repeated, counts.uncompared, counts.foreign) == (8, 1, 0)
 
 
 def test_documents_that_cannot_be_fetched_for_too_long_fail_the_write(
