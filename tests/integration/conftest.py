@@ -7,9 +7,12 @@ A test that kills or suspends a server makes one of its own, in `server_folder`.
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import tempfile
 import uuid
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +21,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from headrace.devstack.elasticsearch import ElasticsearchServer
+from headrace.devstack.jars import ELASTICSEARCH_VERSION, bundle_jars
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.postgres import PostgresServer
 
@@ -62,8 +66,28 @@ def kafka_admin(kafka: str) -> AdminClient:
 @pytest.fixture(scope="session")
 def elasticsearch_server() -> Iterator[ElasticsearchServer]:
     """The session's Elasticsearch. Do not stop it: others use it too."""
-    with _folder() as folder, ElasticsearchServer(folder) as server:
-        yield server
+    with _folder() as folder:
+        server = ElasticsearchServer(folder)
+        if shutil.which("javac"):
+            _add_processor(folder)
+        with server:
+            yield server
+
+
+def _add_processor(folder: Path) -> None:
+    """Give Elasticsearch an ingest processor: those that come with it are not published as jars."""
+    module, classes = folder / "home" / "modules" / "acting", folder / "classes"
+    module.mkdir(parents=True)
+    source = Path(__file__).with_name("ActingPlugin.java")
+    jars = os.pathsep.join(map(str, bundle_jars("elasticsearch")))
+    subprocess.run(["javac", "-proc:none", "--release", "17", "-cp", jars, "-d", classes, source], check=True)
+    with zipfile.ZipFile(module / "acting.jar", "w") as jar:
+        for each in classes.rglob("*.class"):
+            jar.write(each, each.relative_to(classes))
+    (module / "plugin-descriptor.properties").write_text(
+        f"description=a processor for tests\nversion=1\nname=acting\njava.version=17\n"
+        f"elasticsearch.version={ELASTICSEARCH_VERSION}\nclassname=headrace.tests.ActingPlugin\n"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,18 @@ class PreparedRows:
     def id(self, line: int) -> str:
         return str(self._ids[line].as_py())
 
+    def ids(self, lines: Any) -> Any:
+        """The ids of these lines (large_string)."""
+        return self._ids.take(pa.array(lines))
+
+    def describe(self, line: int) -> str:
+        """The document of this line, for people: its id, and its record if the rows tell it."""
+        named = f"document {self.id(line)!r}"
+        if not all(name in self.source.schema.names for name in columns.COORDINATES):
+            return named
+        topic, partition, offset = (self.source.column(name)[self.row(line)] for name in columns.COORDINATES)
+        return f"{named} ({topic}, partition {partition}, offset {offset})"
+
     def version(self, line: int) -> int | None:
         """The external version sent with this line, if it has one."""
         return None if self._versions is None else int(self._versions[line].as_py())
@@ -92,6 +104,15 @@ class Preparation:
     rejected: dict[int, Reason]
     """Rows of the batch that are dead letters."""
     ignored_tombstones: int
+
+
+def created_answer(verb: bytes, index: str, ids: Any) -> bytes:
+    """Elasticsearch's answer to a request that has created documents of these ids in the index."""
+    opening = b'{"%b":{"_index":"%b","_id":"' % (verb, index.encode())
+    data, offsets = line_offsets(
+        _joined(opening, pc.cast(ids, pa.large_binary()), b'","result":"created","status":201}},')
+    )
+    return b'{"items":[%b]}' % data[offsets[0] : offsets[-1] - 1].tobytes()
 
 
 def prepare_rows(

@@ -6,18 +6,18 @@ import random
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from headrace.clock import Clock
-from headrace.elasticsearch.bulk_bodies import PreparedRows
+from headrace.elasticsearch.bulk_bodies import PreparedRows, created_answer
+from headrace.elasticsearch.concrete_index import describe_indices
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import ElasticsearchRefusedError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retry_budget import RetryBudget
+from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
 from headrace.elasticsearch.stored_source import StoredSource
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport
 from headrace.elasticsearch.verdicts import (
@@ -46,22 +46,12 @@ _TOO_MANY_REQUESTS = 429
 
 # The only fields that are read from an answer. Every item has "status", so no item is left out of the list.
 _ANSWER = (
-    "filter_path=items.*.status,items.*.result,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
+    "filter_path=items.*._index,items.*._id,items.*.status,items.*.result,items.*.error.type,items.*.error.reason,"
+    "items.*.error.caused_by.reason"
 )
 # How long Elasticsearch waits for a shard or a change of the mapping. By default it answers after a minute, as long as
 # the client waits, and meanwhile nobody knows that a shard is missing.
 _TIMEOUT = "timeout=10s"
-
-
-@lru_cache(maxsize=16)
-def _all_created(items: int) -> tuple[bytes, ...]:
-    """The answers to a request of which all documents were created.
-
-    Comparing an answer with them takes a hundredth of the time of parsing it and reading its items. An answer that is
-    written otherwise is parsed.
-    """
-    each = (b'{"%b":{"result":"created","status":201}}' % verb for verb in (b"create", b"index"))
-    return tuple(b'{"items":[%b]}' % b",".join([item] * items) for item in each)
 
 
 @dataclass(slots=True)
@@ -70,6 +60,13 @@ class SentRequest:
 
     counts: IndexingCounts = field(default_factory=IndexingCounts)
     rejected: list[tuple[int, Reason]] = field(default_factory=list)
+    doubtful: list[tuple[int, int, Reason]] = field(default_factory=list)
+    """(line, status, reason) of lines that are rejected if documents of other requests pass."""
+
+    @property
+    def refused(self) -> list[tuple[int, Reason]]:
+        """The lines that are rejected or doubtful."""
+        return [*self.rejected, *((line, reason) for line, _, reason in self.doubtful)]
 
 
 class BulkSender:
@@ -97,6 +94,11 @@ class BulkSender:
         self._cancelled = cancelled
         self._jitter = jitter
         self._stored = StoredSource(transport, index)
+        self.passed = False
+        """Whether the index has taken a document."""
+        self.place = index
+        """The concrete index that answers name."""
+        self._places = {index}
         self._path = f"/{quote(index, safe='')}/_bulk?{_TIMEOUT}&{_ANSWER}"
 
     def send(self, prepared: PreparedRows, lines: Any) -> SentRequest:
@@ -123,8 +125,31 @@ class BulkSender:
     def post(self, body: bytes) -> Response:
         return self._transport.request("POST", self._path, body)
 
-    def refused(self, status: int, reason: Reason) -> ElasticsearchRefusedError:
-        return refusal(status, reason, self._index)
+    def refused(self, status: int, reason: Reason, document: str = "") -> ElasticsearchRefusedError:
+        return refusal(status, reason, self._index, document)
+
+    def check_place(self, id_: str, item: dict[str, Any], retry_budget: RetryBudget) -> None:
+        """Raise ElasticsearchRefusedError if the answer to a document names another index or id than asked for.
+
+        An alias's index, and a data stream's, have other names than the one asked for.
+        """
+        index, found = item.get("_index", self.place), item.get("_id", id_)
+        if index not in self._places:
+            self._places |= (describe_indices(self._transport, retry_budget, self._index) or {}).keys()
+        if index not in self._places or found != id_:
+            raise ElasticsearchRefusedError(
+                f"Elasticsearch has answered for document {id_!r} of index {self._index!r} with the place {found!r} of "
+                f"index {index!r}: an ingest pipeline changes _index or _id.",
+                remedy="Take this out of the index's pipelines, and delete what the batch has written elsewhere; then "
+                "run the batch again. A batch that runs a second time would not find its documents.",
+            )
+        self.place = index
+
+    def holds_documents(self, retry_budget: RetryBudget) -> bool:
+        """Whether the index has a document that searches find."""
+        path = f"/{quote(self._index, safe='')}/_search?size=0&terminate_after=1&filter_path=hits.total.value"
+        found = request_with_retries(self._transport, retry_budget, "GET", path).json()
+        return isinstance(found, dict) and found.get("hits", {}).get("total", {}).get("value", 0) > 0
 
 
 class _Sending:
@@ -158,6 +183,10 @@ class _Sending:
             self._take(piece, response)
             if not self._pieces and (gone := self._conflicts.settle(self._prepared, self._retry_budget)):
                 self._pieces.append(np.asarray(gone))
+        if counts.created or counts.updated:
+            self._sender.passed = True
+        if self._sender.passed:
+            self._sent.rejected, self._sent.doubtful = self._sent.refused, []
         return self._sent
 
     def _again(self, piece: Any, why: str) -> None:
@@ -198,7 +227,7 @@ class _Sending:
         self._sent.rejected.append((line, reason))
 
     def _read_items(self, piece: Any, response: Response) -> None:
-        if response.body in _all_created(len(piece)):
+        if self._all_created(piece, response.body):
             self._retry_budget.progressed()
             self._sent.counts.created += len(piece)
             return
@@ -212,20 +241,31 @@ class _Sending:
             return
         later: list[int] = []
         why = ""
-        for line, entry in zip(piece.tolist(), items, strict=True):
+        ids = self._prepared.ids(piece).to_pylist()
+        for line, id_, entry in zip(piece.tolist(), ids, items, strict=True):
             (item,) = entry.values()
+            self._sender.check_place(id_, item, self._retry_budget)
             verdict = judge_item(item["status"], item)
             if verdict is Item.NOT_NOW:
                 if item["status"] >= 500:
                     self._unknown.add(line)
                 later.append(line)
-                why = f"{item['status']} {item_reason(item)}"
+                why = f"{item['status']} {item_reason(item)}, for {self._prepared.describe(line)}"
             else:
                 self._settle(line, verdict, item)
         if len(later) < len(piece):
             self._retry_budget.progressed()
         if later:
             self._again(np.asarray(later), f"{why} ({len(later)} of {len(piece)} documents)")
+
+    def _all_created(self, piece: Any, body: bytes) -> bool:
+        """Whether the answer says that all documents were created in their places.
+
+        Comparing it takes a hundredth of the time of parsing it and reading its items. An answer that is written
+        otherwise, or names another index than the one before, is parsed.
+        """
+        verb = next((verb for verb in (b"create", b"index") if body.startswith(b'{"items":[{"%b":{' % verb)), None)
+        return verb is not None and body == created_answer(verb, self._sender.place, self._prepared.ids(piece))
 
     def _settle(self, line: int, verdict: Item, item: dict[str, Any]) -> None:
         counts = self._sent.counts
@@ -238,8 +278,11 @@ class _Sending:
         elif verdict is Item.DROPPED:
             counts.dropped += 1
         elif verdict is Item.CONFLICT:
+            self._sender.passed = True
             self._conflicts.take(self._prepared, line, item_reason(item), may_be_ours=line in self._unknown)
         elif verdict is Item.REJECTED:
             self._sent.rejected.append((line, item_reason(item)))
+        elif verdict is Item.DOUBTFUL:
+            self._sent.doubtful.append((line, item["status"], item_reason(item)))
         else:
-            raise self._sender.refused(item["status"], item_reason(item))
+            raise self._sender.refused(item["status"], item_reason(item), self._prepared.describe(line))

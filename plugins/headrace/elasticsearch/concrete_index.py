@@ -17,7 +17,7 @@ from headrace.clock import Clock
 from headrace.elasticsearch.errors import UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
-from headrace.elasticsearch.transport import Response, Transport
+from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason, refusal
 
 _ONE_INDEX = "Write to one concrete index; use one index per period, and headrace's document ids, instead of rollover."
@@ -40,6 +40,21 @@ class ConcreteIndex:
 
     name: str
     uuid: str | None
+
+
+def describe_indices(transport: Transport, retry_budget: RetryBudget, name: str) -> dict[str, dict[str, Any]] | None:
+    """The indices behind the name, with the fields of `DESCRIPTION`; None if there are none yet.
+
+    Raises ElasticsearchRefusedError, and the errors of ``request_with_retries``.
+    """
+    path = f"/{quote(name, safe='')}?filter_path={','.join(DESCRIPTION)}"
+    response = request_with_retries(transport, retry_budget, "GET", path)
+    if response.status == 404:
+        return None
+    parsed = response.json()
+    if response.status == 200 and isinstance(parsed, dict):
+        return parsed
+    raise refusal(response.status, Reason(*response.error()), name)
 
 
 def single_index(name: str, indices: Mapping[str, dict[str, Any]] | None) -> ConcreteIndex | None:
@@ -93,25 +108,19 @@ class TargetIndex:
             ElasticsearchUnavailableError: there was no answer within ``max_retry_seconds``.
         """
         name = self._options.index
-        response = self._request("GET", f"/{quote(name, safe='')}?filter_path={','.join(DESCRIPTION)}")
-        if response.status == 404:
-            return None
-        parsed = response.json()
-        if response.status == 200 and isinstance(parsed, dict):
-            return single_index(name, parsed)
-        raise refusal(response.status, Reason(*response.error()), name)
+        return single_index(name, describe_indices(self._transport, self._retry_budget(), name))
 
     def refresh(self) -> None:
         """Make the indexed documents visible to searches."""
-        response = self._request("POST", f"/{quote(self._options.index, safe='')}/_refresh")
+        path = f"/{quote(self._options.index, safe='')}/_refresh"
+        response = request_with_retries(self._transport, self._retry_budget(), "POST", path)
         if response.status not in (200, 404):
             raise refusal(response.status, Reason(*response.error()), self._options.index)
 
-    def _request(self, method: str, path: str) -> Response:
-        retry_budget = RetryBudget(
+    def _retry_budget(self) -> RetryBudget:
+        return RetryBudget(
             f"Asking about index {self._options.index!r}",
             max_seconds=self._options.max_retry_seconds,
             clock=self._clock,
             cancelled=threading.Event(),
         )
-        return request_with_retries(self._transport, retry_budget, method, path)

@@ -119,7 +119,7 @@ class DeadLetterReplay:
         for lines in prepared.requests(self._options):
             sent = self._sender.send(prepared, lines)
             counts.documents.add(sent.counts)
-            refused |= {prepared.row(line): reason for line, reason in sent.rejected}
+            refused |= {prepared.row(line): reason for line, reason in sent.refused}
         return refused
 
     def _note(self, letters: Sequence[StoredLetter], refused: dict[int, Reason], counts: ReplayCounts) -> None:

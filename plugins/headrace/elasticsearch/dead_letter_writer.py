@@ -108,7 +108,7 @@ class DeadLetterWriter:
             counts.bytes += sent.counts.bytes
             if sent.counts.dropped:
                 raise self._refused(Reason("dropped", "an ingest pipeline of the index drops it"))
-            for line, reason in sent.rejected:
+            for line, reason in sent.refused:
                 if reason.type != DOCUMENT_TOO_LARGE:
                     raise self._refused(reason)
                 too_large.append(letters[line])

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from headrace.clock import Clock, SystemClock
 from headrace.elasticsearch.bulk_bodies import PreparedRows, prepare_rows
-from headrace.elasticsearch.bulk_sender import BulkSender, SentRequest
+from headrace.elasticsearch.bulk_sender import MOST_OFFENDERS, BulkSender, SentRequest
 from headrace.elasticsearch.columns import check_columns
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.dead_letter_writer import DeadLetterWriter, OriginalRecords
@@ -20,6 +20,10 @@ from headrace.elasticsearch.document_ids import identify
 from headrace.elasticsearch.duplicate_ids import DuplicateIdCheck
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Transport
+from headrace.elasticsearch.verdicts import Reason, usual_of_processors
+
+MOST_REQUESTS_WITHOUT_PASSING = 16
+"""The number of requests that may end with documents in doubt and none that passed; one more fails the task."""
 
 
 class Indexer:
@@ -49,6 +53,8 @@ class Indexer:
         self._counts = IndexingCounts()
         self._duplicates = DuplicateIdCheck(options, seed)
         self._in_flight: dict[Future[SentRequest], PreparedRows] = {}
+        # Requests with documents that were refused for a reason that may be the index's, while no document has passed.
+        self._doubtful: list[tuple[PreparedRows, SentRequest]] = []
 
     def index(self, batches: Iterable[pa.RecordBatch]) -> IndexingCounts:
         """Index all rows. Returns the counts when every row has its outcome and the dead letters are written.
@@ -64,6 +70,7 @@ class Indexer:
                     self._index_batch(batch, pool)
                 while self._in_flight:
                     self._collect()
+                self._settle_doubtful()
                 self._dead_letter_writer.flush(self._counts)
             except BaseException:
                 # Ends the threads that wait to retry; the pool's exit waits for them.
@@ -100,8 +107,35 @@ class Indexer:
             prepared = self._in_flight.pop(future)
             sent = future.result()
             self._counts.add(sent.counts)
-            rejected = [(prepared.row(line), reason) for line, reason in sent.rejected]
-            self._dead_letter_writer.take(prepared.source, rejected, self._counts)
+            self._reject(prepared, sent.rejected)
+            if sent.doubtful:
+                self._doubtful.append((prepared, sent))
+        if self._sender.passed or len(self._doubtful) > MOST_REQUESTS_WITHOUT_PASSING:
+            self._settle_doubtful()
+
+    def _reject(self, prepared: PreparedRows, lines: Iterable[tuple[int, Reason]]) -> None:
+        rejected = [(prepared.row(line), reason) for line, reason in lines]
+        self._dead_letter_writer.take(prepared.source, rejected, self._counts)
+
+    def _settle_doubtful(self) -> None:
+        """Make dead letters of the documents in doubt if others have passed; else raise ElasticsearchRefusedError."""
+        doubts = [(prepared, *doubt) for prepared, sent in self._doubtful for doubt in sent.doubtful]
+        if doubts and not self._sender.passed and not self._few_of_documents([reason for *_, reason in doubts]):
+            prepared, line, status, reason = doubts[0]
+            raise self._sender.refused(
+                status, reason, f"all {len(doubts)} documents that were sent, such as {prepared.describe(line)},"
+            )
+        for prepared, sent in self._doubtful:
+            self._reject(prepared, [(line, reason) for line, _, reason in sent.doubtful])
+        self._doubtful = []
+
+    def _few_of_documents(self, reasons: list[Reason]) -> bool:
+        """Whether so few documents are in doubt, and an index that has taken others, that they are at fault."""
+        return (
+            len(reasons) <= MOST_OFFENDERS
+            and all(map(usual_of_processors, reasons))
+            and self._sender.holds_documents(self._sender.retry_budget())
+        )
 
 
 def regroup(batches: Iterable[pa.RecordBatch], options: IndexingOptions) -> Iterator[pa.RecordBatch]:

@@ -2,8 +2,9 @@
 
 A bad document and a closed index both give status 400, so the type and the text of the error are compared. A document
 is at fault if the error is on the list of errors that a document causes: it does not fit the mapping, is not JSON, or a
-pipeline rejects it. All other errors fail the batch, including errors that a later Elasticsearch may add: a failed
-batch loses nothing, while a faulty index would make every document a dead letter. Measured on 8.19.
+pipeline rejects it. Errors on the list of the index's fail the batch. All others are in doubt: a pipeline's processor
+passes on whatever error its code raises. They are a document's where other documents pass, and fail the batch where
+none does: a failed batch loses nothing, while a faulty index would make every document a dead letter. Measured on 8.19.
 
 New fields beyond ``index.mapping.total_fields.limit`` are the document's fault: the index accepts all documents without
 new fields. If most documents have new fields, the output's limit of dead letters fails the batch.
@@ -45,8 +46,10 @@ class Item(Enum):
     """Send this item again, later."""
     REJECTED = auto()
     """The document itself is at fault: a dead letter."""
+    DOUBTFUL = auto()
+    """The document is at fault if others pass, else the index."""
     REFUSED = auto()
-    """The index is at fault, or the error is not known to be the document's: stop."""
+    """The index or the credentials are at fault: stop."""
 
 
 class Whole(Enum):
@@ -70,11 +73,35 @@ _INDEX_AT_FAULT = frozenset(
         "security_exception",
         "index_not_found_exception",
         "invalid_alias_name_exception",
+        "routing_missing_exception",
     }
 )
 _INDEX_AT_FAULT_TEXT = re.compile(
     r"^no write index is defined for alias|^pipeline with id \[|^only write ops with an op_type of create are allowed"
+    # One full shard; documents of others pass.
+    r"|(?i:^number of documents in the (index|shard) can(no|')t exceed)"
 )
+# Errors that Java code raises over a value: with status 500, but no later try of the same document helps.
+_COMPUTATION = frozenset(
+    {
+        "arithmetic_exception",
+        "array_index_out_of_bounds_exception",
+        "array_store_exception",
+        "class_cast_exception",
+        "concurrent_modification_exception",
+        "date_time_exception",
+        "date_time_parse_exception",
+        "empty_stack_exception",
+        "index_out_of_bounds_exception",
+        "negative_array_size_exception",
+        "no_such_element_exception",
+        "null_pointer_exception",
+        "string_index_out_of_bounds_exception",
+        "unsupported_operation_exception",
+        "unsupported_temporal_type_exception",
+    }
+)
+_OF_PROCESSORS = _COMPUTATION | {"illegal_argument_exception", "number_format_exception", "script_exception"}
 # The document does not fit the mapping, is no JSON, or is rejected by a pipeline on purpose.
 _DOCUMENT_AT_FAULT = frozenset(
     {
@@ -120,21 +147,27 @@ _DELETED_WITHOUT_DOCUMENT = "not_found"
 
 def judge_item(status: int, item: dict[str, Any]) -> Item:
     """The verdict on one entry of a bulk answer's ``items`` (the object below the action's name)."""
-    error = item.get("error")
-    if error is None:
-        result = item.get("result")
-        if result in ("deleted", _DELETED_WITHOUT_DOCUMENT):
-            return Item.DELETED
-        if result == "noop":
-            return Item.DROPPED
-        return Item.CREATED if result == "created" else Item.UPDATED
-    reason = item_reason(item)
+    if item.get("error") is not None:
+        return _judge_error(status, item_reason(item))
+    result = item.get("result")
+    if result in ("deleted", _DELETED_WITHOUT_DOCUMENT):
+        return Item.DELETED
+    if result == "noop":
+        return Item.DROPPED
+    return Item.CREATED if result == "created" else Item.UPDATED
+
+
+def _judge_error(status: int, reason: Reason) -> Item:
     if status == 409:
         return Item.CONFLICT
+    if reason.type in _COMPUTATION:
+        return Item.DOUBTFUL
     if status == 429 or status >= 500 or reason.type == "cluster_block_exception":
         # A block ends when someone frees disk space or ends the maintenance; max_retry_seconds limits the wait.
         return Item.NOT_NOW
-    return Item.REJECTED if status == _BAD_REQUEST and document_at_fault(reason) else Item.REFUSED
+    if status != _BAD_REQUEST or index_at_fault(reason):
+        return Item.REFUSED
+    return Item.REJECTED if document_at_fault(reason) else Item.DOUBTFUL
 
 
 def judge_response(response: Response) -> Whole:
@@ -159,6 +192,11 @@ def document_at_fault(reason: Reason) -> bool:
     if reason.type == "illegal_argument_exception":
         return _DOCUMENT_AT_FAULT_TEXT.match(reason.text) is not None
     return reason.type in _DOCUMENT_AT_FAULT
+
+
+def usual_of_processors(reason: Reason) -> bool:
+    """Whether processors of pipelines refuse a document with such an error."""
+    return reason.type in _OF_PROCESSORS
 
 
 def index_at_fault(reason: Reason) -> bool:
@@ -212,8 +250,8 @@ _ANY_REMEDY = (
 )
 
 
-def refusal(status: int, reason: Reason, index: str) -> ElasticsearchRefusedError:
-    """The error that fails the batch, with a remedy."""
+def refusal(status: int, reason: Reason, index: str, document: str = "") -> ElasticsearchRefusedError:
+    """The error that fails the batch, with a remedy. ``document`` describes the one that was refused."""
     if status == 401:
         remedy = "Check the connection's login, API key or token."
     elif status == 403 or reason.type == "security_exception":
@@ -224,5 +262,5 @@ def refusal(status: int, reason: Reason, index: str) -> ElasticsearchRefusedErro
     else:
         remedy = next((remedy for sign, remedy in _REMEDIES if sign.search(str(reason))), _ANY_REMEDY)
     return ElasticsearchRefusedError(
-        f"Elasticsearch refuses a request for index {index!r} with {status}, {reason}.", remedy=remedy
+        f"Elasticsearch refuses {document or 'a request'} for index {index!r} with {status}, {reason}.", remedy=remedy
     )

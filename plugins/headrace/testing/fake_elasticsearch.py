@@ -80,6 +80,8 @@ class FakeElasticsearch:
                 return self._bulk(index, body or b"")
             if endpoint == "_mget":
                 return self._mget(index, json.loads(body or b"{}")["ids"])
+            if endpoint == "_search":
+                return _answer(200, {"hits": {"total": {"value": len(self.documents(index))}}})
             if endpoint == "_refresh":
                 return _answer(200 if index in self.indices else 404, {})
             return self._index(method, index)
@@ -136,7 +138,9 @@ class FakeElasticsearch:
         for action in actions:
             if len(action.id.encode()) > MAX_ID_BYTES or (action.version or 0) < 0:
                 return _error(400, "action_request_validation_exception", "Validation Failed: 1: ...;")
-        items = [{action.verb: self._carry_out(index, action)} for action in actions]
+        items = [
+            {action.verb: {"_index": index, "_id": action.id, **self._carry_out(index, action)}} for action in actions
+        ]
         if self.answer_lost and self.answer_lost.popleft():
             raise NoAnswerError("timed out")
         return _answer(200, {"items": items})

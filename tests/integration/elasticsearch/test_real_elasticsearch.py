@@ -207,28 +207,28 @@ MANY = [
     b'{"a": 1e400, "b": 123456789012345678901234567890}',
     b'{"a": 0.1234567890123456789, "a.b": [], "c": {}, "b": null}',
 ]
-STORED = {
-    "whole": ({}, {}, "repeated"),
-    "excluded": ({"excludes": ["b", "c.d", "f*"]}, {}, "repeated"),
-    "included": ({"includes": ["a", "c.*"]}, {}, "repeated"),
-    "disabled": ({"enabled": False}, {}, "uncompared"),
-    "synthetic": ({}, {"index.mapping.source.mode": "synthetic"}, "uncompared"),
+# (the mapping's _source, settings, at least so many of the five documents that are known to be the same)
+STORED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "whole": ({}, {}, 5),
+    "excluded": ({"excludes": ["b", "c.d", "f*"]}, {}, 4),
+    "included": ({"includes": ["a", "c.*", "z"]}, {}, 4),
+    "disabled": ({"enabled": False}, {}, 0),
+    "synthetic": ({}, {"index.mapping.source.mode": "synthetic"}, 0),
 }
 
 
 @pytest.mark.parametrize("stored", STORED)
 def test_what_the_index_took_once_is_settled_the_second_time(real: Any, rows: Any, stored: str) -> None:
     """Whatever its mapping keeps, and though a search's or a client's parser cannot read it."""
-    source, settings, count = STORED[stored]
+    source, settings, the_same = STORED[stored]
     mappings = {"dynamic": False, "_source": source, "properties": {"z": {"type": "keyword"}}}
     real.ask("PUT", f"/{real.name}", {"mappings": mappings, "settings": settings})
     batch = rows([*MANY, DEEP, b'{"z": "y"}'])
     first = real.index(batch)
     assert (first.created, first.dead_lettered) == (5, 0)
     again = real.index(batch)
-    alike = again.repeated + again.uncompared
-    assert (alike, again.indexed, again.foreign, again.dead_lettered) == (5, 0, 0, 0), again
-    assert getattr(again, count) >= 4, again
+    assert (again.repeated + again.uncompared, again.indexed, again.foreign, again.dead_lettered) == (5, 0, 0, 0), again
+    assert again.repeated >= the_same, again
 
 
 def test_what_an_index_keeps_of_documents_tells_them_apart(real: Any, rows: Any) -> None:

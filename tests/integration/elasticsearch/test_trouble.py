@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -92,6 +93,76 @@ def test_a_fault_of_the_index_fails_the_batch_and_leaves_no_dead_letter(real: An
     with pytest.raises(ElasticsearchRefusedError, match=remedy):
         real.index(rows([b'{"n": 1}', b'{"n": 2}']), max_retry_seconds=5)
     assert not real.ask("GET", f"/{real.name}-dead-letters*/_settings")
+
+
+@pytest.fixture
+def through_a_pipeline(real: Any) -> None:
+    """Each document's field "do" says what the index's pipeline does to it."""
+    if shutil.which("javac") is None:
+        pytest.skip("no javac: the JDK compiles the pipeline's processor")
+    real.ask("PUT", "/_ingest/pipeline/acting", {"processors": [{"act": {}}]})
+    real.ask("PUT", f"/{real.name}", {"settings": {"index.default_pipeline": "acting", "index.number_of_shards": 3}})
+
+
+ILLEGAL = "java.lang.IllegalArgumentException"
+# What processors of Elasticsearch 8.19 raise over one document's value: (class, text).
+PROCESSORS = {
+    "rename": (ILLEGAL, "field [b] already exists"),
+    "convert": (ILLEGAL, "[maybe] is not a boolean value, cannot convert to boolean"),
+    "dot_expander": (ILLEGAL, "cannot expand [a.b], because [a] is not an object field, but a value field"),
+    "kv": (ILLEGAL, "field [m] does not contain value_split [=]"),
+    "json": (ILLEGAL, "com.fasterxml.jackson.core.JsonParseException: Unrecognized token 'x'"),
+    "uri_parts": (ILLEGAL, "unable to parse URI [:]"),
+    "urldecode": (ILLEGAL, 'URLDecoder: Illegal hex characters in escape (%) pattern - not a hexadecimal digit: "z"'),
+    "geoip": (ILLEGAL, "'x' is not an IP string literal."),
+    "csv": (ILLEGAL, "Illegal character inside unquoted field at 1"),
+    "script": ("org.elasticsearch.script.GeneralScriptException", "runtime error"),
+    "date": (ILLEGAL, "unable to parse date [x]"),
+    "grok": (ILLEGAL, "Provided Grok expressions do not match field value: [x]"),
+    "a missing field": (ILLEGAL, "field [m] doesn't exist"),
+    "split": (ILLEGAL, "field [m] of type [java.lang.Integer] cannot be cast to [java.lang.String]"),
+    "foreach": ("java.lang.ClassCastException", "class java.lang.String cannot be cast to class java.util.List"),
+    "sort": ("java.lang.NullPointerException", 'because "value" is null'),
+    "a date's field": ("java.time.format.DateTimeException", ""),
+    "a parser": ("org.elasticsearch.ElasticsearchParseException", "failed to parse"),
+}
+
+
+def refused_by(processor: str) -> bytes:
+    kind, text = PROCESSORS[processor]
+    return json.dumps({"do": {"throw": kind, "text": text}}).encode()
+
+
+@pytest.mark.usefixtures("through_a_pipeline")
+def test_a_document_that_a_processor_refuses_is_a_dead_letter_and_no_other_is(real: Any, rows: Any) -> None:
+    bad = [refused_by(processor) for processor in PROCESSORS]
+    counts = real.index(rows([value for each in bad for value in (each, b'{"n": 1}')]))
+    assert (counts.created, counts.dead_lettered, counts.retries) == (len(bad), len(bad), 0)
+    letters = real.documents(f"{real.name}-dead-letters")
+    assert {letter["document_id"] for letter in letters.values()} == {f"t+0+{2 * n}" for n in range(len(bad))}
+    alone = real.index(rows([refused_by("kv")], first=100))
+    assert alone.dead_lettered == 1, "the index has taken others"
+
+
+@pytest.mark.usefixtures("through_a_pipeline")
+def test_a_pipeline_that_no_document_passes_fails_the_batch_and_names_one_of_them(real: Any, rows: Any) -> None:
+    with pytest.raises(ElasticsearchRefusedError, match=r"all 40 documents .* 't\+0\+0' \(t, partition 0, offset 0\)"):
+        real.index(rows([refused_by("script")] * 40), bulk_actions=10)
+    assert not real.ask("GET", f"/{real.name}-dead-letters*/_settings")
+
+
+@pytest.mark.parametrize("moved", ["_index", "_id"])
+@pytest.mark.usefixtures("through_a_pipeline")
+def test_a_pipeline_that_moves_a_document_is_refused_at_its_first_answer(real: Any, rows: Any, moved: str) -> None:
+    elsewhere = f"{real.name}-2026"
+    values = [b'{"n": 1}', json.dumps({"do": {moved: elsewhere}}).encode()]
+    with pytest.raises(ElasticsearchRefusedError, match=rf"document 't\+0\+1' .* {elsewhere}"):
+        real.index(rows(values))
+    real.ask("POST", "/_aliases", {"actions": [{"add": {"index": real.name, "alias": f"{real.name}-by-alias"}}]})
+    by_alias = real.index(rows([b'{"n": 1}', b'{"n": 2}'], first=2), index=f"{real.name}-by-alias")
+    assert by_alias.created == 2, "an alias's index has another name, and is the place asked for"
+    with pytest.raises(ElasticsearchRefusedError, match="changes _index or _id"):
+        real.index(rows(values), index=f"{real.name}-by-alias")
 
 
 def test_a_missing_shard_is_reported_before_the_client_gives_up(

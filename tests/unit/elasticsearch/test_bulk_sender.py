@@ -391,6 +391,34 @@ def test_a_document_that_a_pipeline_drops_is_not_counted_as_written(
     assert (counts.created, counts.updated, counts.dropped) == (2, 0, 1)
 
 
+@pytest.mark.parametrize("place", [{"_index": "other"}, {"_id": "other"}])
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_answer_that_names_another_place_is_refused(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, place: dict[str, str], others: int
+) -> None:
+    written = elasticsearch._carry_out
+    moved = f"t+0+{others}"
+    elasticsearch._carry_out = lambda index, action: {  # type: ignore[method-assign]
+        **written(index, action),
+        **(place if action.id == moved else {}),
+    }
+    with pytest.raises(ElasticsearchRefusedError, match="an ingest pipeline changes _index or _id"):
+        send(make_rows([{"n": n} for n in range(others + 1)]))
+
+
+def test_the_index_of_an_alias_is_the_place_asked_for(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    written = elasticsearch._carry_out
+    elasticsearch._carry_out = lambda index, action: {  # type: ignore[method-assign]
+        **written(index, action),
+        "_index": "clicks-1",
+    }
+    elasticsearch.descriptions["clicks"] = {"clicks-1": {"aliases": {"clicks": {}}}}
+    assert send(make_rows([{"n": 1}, {"n": 2}])).counts.created == 2
+    assert send(make_rows([{"n": 1}])).counts.repeated == 1
+
+
 @pytest.mark.parametrize(("status", "kept"), [(429, 0), (503, 1)])
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_request_rejected_with_429_has_written_nothing(

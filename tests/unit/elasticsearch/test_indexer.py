@@ -62,6 +62,47 @@ def test_a_letter_that_a_pipeline_drops_fails_the_batch(
         index(make_rows([{"n": 1}, b"junk"]))
 
 
+def refuses(*numbers: int, kind: str = "illegal_argument_exception") -> Callable[[Action], Any]:
+    """Documents with these numbers are refused for a reason that may also be the index's."""
+    return lambda action: (400, kind, "of a processor") if action.document.get("n") in numbers else None
+
+
+def test_a_document_is_at_fault_if_others_pass_in_another_request(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    elasticsearch.item_fault = refuses(*range(10), kind="of_a_later_version")
+    counts = index(make_rows([{"n": n} for n in range(11)]), bulk_actions=2, requests_in_flight=1)
+    assert (counts.created, counts.dead_lettered) == (1, 10)
+
+
+def test_an_index_that_no_document_passes_is_at_fault(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    elasticsearch.item_fault = refuses(*range(1000))
+    with pytest.raises(
+        ElasticsearchRefusedError, match=r"refuses all 2 documents that were sent, such as document 't\+0"
+    ):
+        index(make_rows([{"n": 0}, {"n": 1}]))
+    elasticsearch.requests.clear()
+    with pytest.raises(ElasticsearchRefusedError, match="refuses all"):
+        index(make_rows([{"n": n} for n in range(1000)]), bulk_actions=10)
+    assert len(elasticsearch.requests) <= 20, "it is not asked for each of them"
+    assert LETTERS not in elasticsearch.indices
+
+
+def test_a_few_documents_are_at_fault_if_the_index_has_taken_others(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    index(make_rows([{"n": 5000}], offsets=[5000]))
+    elasticsearch.item_fault = refuses(*range(17))
+    assert index(make_rows([{"n": n} for n in range(16)])).dead_lettered == 16
+    with pytest.raises(ElasticsearchRefusedError, match="refuses all 17 documents"):
+        index(make_rows([{"n": n} for n in range(17)]))
+    elasticsearch.item_fault = refuses(0, kind="of_a_later_version")
+    with pytest.raises(ElasticsearchRefusedError, match="of_a_later_version"):
+        index(make_rows([{"n": 0}]))
+
+
 def test_running_again_changes_nothing(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
     rows = make_rows([{"n": 1}, b"junk", None, {"n": 2}])
     index(rows)
