@@ -2,8 +2,8 @@
 
 Imports neither Spark nor Airflow. What holds here (rules 7 and 11 of the design):
 
-* Every input row ends as exactly one of created, updated, repeated, kept, superseded, deleted, dead-lettered or
-  ignored. If a row has none of these outcomes, the task fails and the batch is run again.
+* Every input row ends as exactly one of created, updated, repeated, kept, uncompared, superseded, deleted,
+  dead-lettered, ignored or dropped. If a row has none of these outcomes, the task fails and the batch is run again.
 * Rows of one batch never share an id (``duplicate_ids``). An existing document is compared with the row before the row
   counts as repeated (``version_conflicts``); a document of another source fails the batch.
 * Indexing the same rows again changes nothing in the index: ids are functions of the record, versions of its offset.
