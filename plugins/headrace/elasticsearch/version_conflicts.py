@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -35,11 +35,9 @@ from headrace.elasticsearch.transport import NoAnswerError, Response, Transport,
 from headrace.elasticsearch.verdicts import Reason, current_version, refusal
 
 _FETCHED_AT_ONCE = 500
-_TRIES = 3
-"""How often a document is asked for whose answer is an error, before it is taken as one that cannot be read."""
 _SERVER_ERROR = 500
-# An entry's error that is not the document's: its shard is not ready, as after a restart. It is waited for.
-_NOT_NOW = re.compile("shard|node|rejected|timeout|circuit|block|closed")
+# Errors that are not a document's, and pass: a shard that is not ready after a restart, a node that is busy or gone.
+_NOT_NOW = re.compile("shard|node|transport|rejected|timeout|circuit|cancelled|block|closed")
 _ANSWER = b'{"docs":['
 # Before a document in an answer. In an id these quotes would be escaped.
 _SOURCE = b',"_source":'
@@ -64,7 +62,6 @@ class VersionConflicts:
         self._stored = stored or StoredSource(transport, index)
         # The lines to settle, each with whether an earlier try of this request may have written its document.
         self._undecided: dict[int, bool] = {}
-        self._failures: Counter[int] = Counter()
         self._gone: list[int] = []
         self._sent_again: set[int] = set()
 
@@ -134,10 +131,13 @@ class VersionConflicts:
         except NoAnswerError as error:
             retry_budget.wait(str(error))
             return None
-        if response.status in RETRIED_STATUSES - {_SERVER_ERROR}:
-            retry_budget.wait(f"{response.status} {' '.join(response.error())}")
-            return None
-        return response
+        if response.status not in RETRIED_STATUSES:
+            return response
+        kind, reason = response.error()
+        if response.status == _SERVER_ERROR and not _NOT_NOW.search(kind):
+            return response
+        retry_budget.wait(f"{response.status} {kind} {reason}")
+        return None
 
     def _portions(self, prepared: PreparedRows) -> Iterator[list[int]]:
         portion: list[int] = []
@@ -158,8 +158,7 @@ class VersionConflicts:
             self._count(prepared, line, there, retry_budget)
             return True
         kind, _ = error_of(there, "")
-        self._failures[line] += 1
-        if _NOT_NOW.search(kind) or self._failures[line] < _TRIES:
+        if _NOT_NOW.search(kind):
             return False
         self._counts.uncompared += 1
         return True

@@ -5,11 +5,13 @@ Each check has a time limit, leaves nothing changed, and names the address or pa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from confluent_kafka import KafkaException
@@ -34,6 +36,10 @@ from headrace.stream import (
 )
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage, open_storage
+
+if TYPE_CHECKING:
+    from headrace.elasticsearch.administration import Administration
+    from headrace.elasticsearch.concrete_index import ConcreteIndex
 
 # The limit for an answer: a person waits for it.
 _SECONDS = 5.0
@@ -66,6 +72,7 @@ def check_connections(stream: Stream) -> Iterator[Checked]:
         yield from check_input(source)
     for output in stream.outputs:
         yield from check_output(output)
+    yield from check_shared_indices(stream)
 
 
 def check_ledger(stream: Stream) -> Checked:
@@ -109,6 +116,29 @@ def check_output(output: Output) -> Iterator[Checked]:
         yield from _kafka(name, KafkaInput(id=output.id, topics=(output.topic,), **servers))
     elif isinstance(output, ParquetOutput):
         yield _checked(name, output.path, lambda: _write_and_read(output.path))
+
+
+def check_shared_indices(stream: Stream) -> Iterator[Checked]:
+    """Each output whose index is another output's too, by an alias or another connection, though their ids collide."""
+    found: list[tuple[ElasticsearchOutput, ConcreteIndex]] = []
+    outputs = [output for output in stream.outputs if isinstance(output, ElasticsearchOutput)]
+    for output in outputs if len(outputs) > 1 else []:
+        index = None
+        # What is wrong with an output's index is reported for the output.
+        with contextlib.suppress(HeadraceError), _administration(Cluster.of(output)) as administration:
+            index = administration.concrete_index(output.index)
+        if index is None or index.uuid is None:
+            continue
+        for other, its_index in found:
+            if its_index.uuid == index.uuid and other.shares_ids(output):
+                yield Checked(
+                    f"output {output.id}",
+                    f"index {output.index}",
+                    f"Output {other.id} writes into the same index, {index.name!r}. Their documents have the same ids, "
+                    "so that those of one output are lost.",
+                    "Give each output an index of its own.",
+                )
+        found.append((output, index))
 
 
 def _checked(name: str, where: str, look: Callable[[], object]) -> Checked:
@@ -184,13 +214,17 @@ def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
 
 
 def _elasticsearch(name: str, output: ElasticsearchOutput) -> Checked:
-    from headrace.elasticsearch.administration import Administration
-
     where = ", ".join(output.hosts) or f"connection {output.connection}"
     try:
         cluster = Cluster.of(output)
     except HeadraceError as error:
         return Checked(name, where, error.what, error.remedy)
     where = f"{', '.join(map(str, cluster.nodes))}, index {output.index}"
-    with Administration.of(cluster, timeout_seconds=_SECONDS, max_retry_seconds=0) as administration:
+    with _administration(cluster) as administration:
         return _checked(name, where, lambda: administration.check_writable(output))
+
+
+def _administration(cluster: Cluster) -> Administration:
+    from headrace.elasticsearch.administration import Administration
+
+    return Administration.of(cluster, timeout_seconds=_SECONDS, max_retry_seconds=0)

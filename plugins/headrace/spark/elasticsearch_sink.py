@@ -17,10 +17,11 @@ option, no plan and no task.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -42,6 +43,7 @@ from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import KAFKA, IndexingOptions
 from headrace.elasticsearch.transport import ElasticsearchTransport
 from headrace.elasticsearch.write_report import IndexingReport, warnings_beside
+from headrace.errors import HeadraceError
 from headrace.spark.original_records import (
     BatchOriginalRecords,
     KafkaOriginalRecords,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.spark.wal_source import LogBlocks
+    from headrace.stream import ElasticsearchOutput
 
 logger = logging.getLogger(__name__)
 
@@ -221,6 +224,29 @@ def withdraw_letters(options: IndexingOptions) -> int:
         return DeadLetterIndex(administration, options).withdraw(options.batch_time_ms, options.attempt)
 
 
+def check_unshared(options: IndexingOptions, others: Iterable[ElasticsearchOutput]) -> None:
+    """Raise UnsuitableTargetError if one of the stream's other outputs writes into this index, by whatever name.
+
+    ``others`` are those whose documents may have the same ids.
+    """
+    own: ConcreteIndex | None = None
+    for other in others:
+        own = own or TargetWatch(options).now()
+        if own is None:
+            return
+        theirs = None
+        # What is wrong with another output's index is its own error.
+        with contextlib.suppress(HeadraceError):
+            asking = IndexingOptions.of(other, stream_name=options.stream_name, batch_time_ms=None)
+            theirs = TargetWatch(replace(asking, max_retry_seconds=0, request_timeout_seconds=5)).now()
+        if theirs is not None and own.uuid is not None and own.uuid == theirs.uuid:
+            raise UnsuitableTargetError(
+                f"Output {other.id} writes into the same index, {own.name!r}, as {other.index!r}. Their documents have "
+                "the same ids, so that those of one output are lost.",
+                remedy="Give each output an index of its own.",
+            )
+
+
 class TargetWatch:
     """The index as it is before and after the tasks, for the calling process."""
 
@@ -231,7 +257,7 @@ class TargetWatch:
 
     def look_before(self) -> None:
         """Refuse an index in which ids are not unique."""
-        self._before = self._now()
+        self._before = self.now()
         letters = self._options.dead_letter_index
         if self._before is not None and self._before.name == letters:
             raise UnsuitableTargetError(
@@ -241,7 +267,7 @@ class TargetWatch:
 
     def look_after(self) -> str | None:
         """The concrete index. Raises UnsuitableTargetError if it is not the one from before."""
-        before, now = self._before, self._now()
+        before, now = self._before, self.now()
         if before is not None and now != before:
             if now is not None and now.name == before.name:
                 what = f"{before.name!r} was deleted and created again; its earlier documents are gone"
@@ -262,7 +288,8 @@ class TargetWatch:
         with closing(_transport(self._options, 1, self._cluster)) as transport:
             TargetIndex(transport, self._options, clock=SystemClock()).refresh()
 
-    def _now(self) -> ConcreteIndex | None:
+    def now(self) -> ConcreteIndex | None:
+        """The concrete index behind the name at present; None if there is none."""
         with closing(_transport(self._options, 1, self._cluster)) as transport:
             return TargetIndex(transport, self._options, clock=SystemClock()).concrete()
 

@@ -180,6 +180,16 @@ class ElasticsearchOutput(_Output):
             return self.connection == other.connection
         return not {_host(host) for host in self.hosts}.isdisjoint(_host(host) for host in other.hosts)
 
+    def shares_ids(self, other: ElasticsearchOutput) -> bool:
+        """Whether documents of both may have the same ids, so that the outputs need an index each."""
+        mine, theirs = self.document_ids, other.document_ids
+        if isinstance(mine, RecordIds) and isinstance(theirs, RecordIds):
+            # Only ids with rows hold a "~".
+            return bool(mine.rows) == bool(theirs.rows)
+        if isinstance(mine, ColumnIds) and isinstance(theirs, ColumnIds):
+            return mine == theirs
+        return mine.kind == theirs.kind
+
 
 def _host(text: str) -> str:
     return (text if "://" in text else f"http://{text}").rstrip("/").lower()

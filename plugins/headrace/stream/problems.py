@@ -12,7 +12,6 @@ from headrace.stream.fields import StreamFields
 from headrace.stream.inputs import ReceiverInput
 from headrace.stream.model import milliseconds
 from headrace.stream.outputs import (
-    ColumnIds,
     ElasticsearchOutput,
     KafkaOutput,
     KeyIds,
@@ -163,7 +162,7 @@ def _letters_among_documents(stream: StreamFields) -> Iterator[str]:
 def _shared_index_problems(stream: StreamFields) -> Iterator[str]:
     outputs = [output for output in stream.outputs if isinstance(output, ElasticsearchOutput)]
     for first, second in combinations(outputs, 2):
-        if first.index == second.index and first.shares_cluster(second) and not _ids_differ(first, second):
+        if first.index == second.index and first.shares_cluster(second) and first.shares_ids(second):
             yield (
                 f"outputs.{second.id}.index: {second.index} is also the index of output {first.id}, and their "
                 "documents would have the same ids, so that those of one output are lost; give each an index of its "
@@ -213,16 +212,6 @@ def _own_topic_problems(stream: StreamFields) -> Iterator[str]:
                     f"outputs.{output.id}.topic: input {source.id} reads {output.topic}, so the stream would receive "
                     "what it sends, without end; send to another topic"
                 )
-
-
-def _ids_differ(first: ElasticsearchOutput, second: ElasticsearchOutput) -> bool:
-    one, other = first.document_ids, second.document_ids
-    if isinstance(one, RecordIds) and isinstance(other, RecordIds):
-        # Only ids with rows hold a "~".
-        return bool(one.rows) != bool(other.rows)
-    if isinstance(one, ColumnIds) and isinstance(other, ColumnIds):
-        return one != other
-    return one.kind != other.kind
 
 
 def _interval_problems(stream: StreamFields) -> Iterator[str]:

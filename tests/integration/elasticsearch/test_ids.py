@@ -16,6 +16,7 @@ from headrace.elasticsearch.transport import Response, Transport
 from headrace.ledger.models import TopicRow
 from headrace.receiver.errors import KeyVersionsError
 from headrace.receiver.key_versions import check_key_versions
+from headrace.spark.elasticsearch_sink import check_unshared
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 
 
@@ -289,3 +290,14 @@ class TestAnOldAttemptStillWritingWhileTheNewOneRuns:
         assert real.index(batch).dead_lettered == 10
         assert old.end().dead_lettered == 10
         assert len(real.documents(f"{real.name}-dead-letters")) == 10
+
+
+def test_another_output_that_writes_into_the_index_by_an_alias_is_refused(real: Any) -> None:
+    other = ElasticsearchOutput(id="other", hosts=real.url.replace("127.0.0.1", "localhost"), index=f"{real.name}-too")
+    away = ElasticsearchOutput(id="away", hosts="http://127.0.0.1:1", index=real.name)
+    check_unshared(real.options(), [away, other])
+    real.ask("PUT", f"/{real.name}")
+    check_unshared(real.options(), [away, other])
+    real.ask("PUT", f"/{real.name}/_alias/{other.index}")
+    with pytest.raises(UnsuitableTargetError, match=f"Output other writes into the same index, '{real.name}'"):
+        check_unshared(real.options(), [away, other])

@@ -13,11 +13,18 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.fsck.connecting import Checked, check_input, check_ledger, check_output, check_storage
+from headrace.fsck.connecting import (
+    Checked,
+    check_input,
+    check_ledger,
+    check_output,
+    check_shared_indices,
+    check_storage,
+)
 from headrace.hooks.ledger import register
 from headrace.kafka import admin_questions
 from headrace.ledger import Ledger
-from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KeyIds, ParquetOutput, Stream
+from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KeyIds, ParquetOutput, RecordIds, Stream
 
 CLOSED = "127.0.0.1:1"
 
@@ -122,6 +129,24 @@ def test_the_privileges_are_those_that_the_output_needs(
         {"names": ["shop"], "privileges": [*needed, *more]},
         {"names": ["shop-dead-letters"], "privileges": [*needed, "delete"]},
     ]
+
+
+@pytest.mark.parametrize(("ids", "wrong"), [(RecordIds(), 1), (KeyIds(), 0)])
+def test_outputs_of_the_same_ids_and_one_index_by_two_names_are_found(
+    elasticsearch: Elasticsearch, tmp_path: Path, ids: Any, wrong: int
+) -> None:
+    for name in ("shop", "sales"):
+        elasticsearch.answers[f"/{name}"] = (200, {"shop-1": {"settings": {"index": {"uuid": "u"}}}})
+    port = elasticsearch.server.server_port
+    outputs = (
+        ElasticsearchOutput(id="one", hosts=f"http://127.0.0.1:{port}", index="shop"),
+        ElasticsearchOutput(id="two", hosts=f"http://localhost:{port}", index="sales", document_ids=ids),
+        ElasticsearchOutput(id="away", hosts=f"http://{CLOSED}", index="shop"),
+    )
+    found = list(check_shared_indices(make(tmp_path, outputs=outputs)))
+    assert [(each.name, "Output one writes into the same index" in (each.error or "")) for each in found] == [
+        ("output two", True)
+    ] * wrong
 
 
 def test_an_elasticsearch_that_is_away(tmp_path: Path) -> None:

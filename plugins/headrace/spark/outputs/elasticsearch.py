@@ -65,7 +65,7 @@ class ElasticsearchOutputWriter:
             incarnations = batch.incarnations()
         total = IndexingCounts()
         with report_file(batch, self._output.id) as uri:
-            options = options_of(self._output, batch, report=uri)
+            options = self._options(batch, uri)
             report = write_documents(frame, self._output, options, incarnations=incarnations)
         total.add(report.counts)
         for input_id, rows in batch.undecodable().items():
@@ -78,12 +78,21 @@ class ElasticsearchOutputWriter:
         from headrace.spark.elasticsearch_sink import index_rows
 
         with report_file(batch, self._output.id) as uri:
-            options = options_of(self._output, batch, report=uri)
+            options = self._options(batch, uri)
             report = index_rows(numbers, options, blocks)
         if report.duplicates:
             raise duplicate_ids_error(options.index, options.document_id, [])
         report.check_foreign()
         return self._outcome(report, report.counts, batch, options)
+
+    def _options(self, batch: WrittenBatch, report: str) -> IndexingOptions:
+        """The options, when the index is known to be this output's alone. Raises UnsuitableTargetError if it is not."""
+        from headrace.spark.elasticsearch_sink import check_unshared
+
+        options = options_of(self._output, batch, report=report)
+        others = (each for each in batch.stream.outputs if isinstance(each, ElasticsearchOutput))
+        check_unshared(options, [o for o in others if o.id != self._output.id and o.shares_ids(self._output)])
+        return options
 
     def _outcome(
         self, report: IndexingReport, total: IndexingCounts, batch: WrittenBatch, options: IndexingOptions
