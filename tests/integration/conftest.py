@@ -85,8 +85,9 @@ def _add_processor(folder: Path) -> None:
         for each in classes.rglob("*.class"):
             jar.write(each, each.relative_to(classes))
     (module / "plugin-descriptor.properties").write_text(
-        f"description=a processor for tests\nversion=1\nname=acting\njava.version=17\n"
+        f"description=a processor for tests\nversion={ELASTICSEARCH_VERSION}\nname=acting\njava.version=17\n"
         f"elasticsearch.version={ELASTICSEARCH_VERSION}\nclassname=headrace.tests.ActingPlugin\n"
+        "extended.plugins=\nhas.native.controller=false\n"
     )
 
 
