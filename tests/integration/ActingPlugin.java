@@ -1,11 +1,13 @@
 package headrace.tests;
 
+import java.util.List;
 import java.util.Map;
 import org.elasticsearch.ingest.AbstractProcessor;
 import org.elasticsearch.ingest.IngestDocument;
 import org.elasticsearch.ingest.Processor;
 import org.elasticsearch.plugins.IngestPlugin;
 import org.elasticsearch.plugins.Plugin;
+import org.elasticsearch.script.ScriptException;
 
 /** The processor "act" does what the document's field "do" says: throws, drops, or sets fields such as _index. */
 public class ActingPlugin extends Plugin implements IngestPlugin {
@@ -32,6 +34,10 @@ public class ActingPlugin extends Plugin implements IngestPlugin {
             Map<?, ?> todo = document.getFieldValue("do", Map.class);
             if (todo.containsKey("drop")) {
                 return null;
+            }
+            if ("script".equals(todo.get("throw"))) {
+                String text = (String) todo.get("text");
+                throw new ScriptException(text, new ArithmeticException(text), List.of(), "ctx.n / 0", "painless");
             }
             if (todo.containsKey("throw")) {
                 Class<?> kind = Class.forName((String) todo.get("throw"));

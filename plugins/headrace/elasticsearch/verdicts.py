@@ -92,6 +92,7 @@ _COMPUTATION = frozenset(
         "date_time_exception",
         "date_time_parse_exception",
         "empty_stack_exception",
+        "general_script_exception",
         "index_out_of_bounds_exception",
         "negative_array_size_exception",
         "no_such_element_exception",

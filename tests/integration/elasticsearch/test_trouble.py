@@ -116,15 +116,14 @@ PROCESSORS = {
     "urldecode": (ILLEGAL, 'URLDecoder: Illegal hex characters in escape (%) pattern - not a hexadecimal digit: "z"'),
     "geoip": (ILLEGAL, "'x' is not an IP string literal."),
     "csv": (ILLEGAL, "Illegal character inside unquoted field at 1"),
-    "script": ("org.elasticsearch.script.GeneralScriptException", "runtime error"),
+    "script": ("script", "runtime error"),
     "date": (ILLEGAL, "unable to parse date [x]"),
     "grok": (ILLEGAL, "Provided Grok expressions do not match field value: [x]"),
     "a missing field": (ILLEGAL, "field [m] doesn't exist"),
     "split": (ILLEGAL, "field [m] of type [java.lang.Integer] cannot be cast to [java.lang.String]"),
     "foreach": ("java.lang.ClassCastException", "class java.lang.String cannot be cast to class java.util.List"),
     "sort": ("java.lang.NullPointerException", 'because "value" is null'),
-    "a date's field": ("java.time.format.DateTimeException", ""),
-    "a parser": ("org.elasticsearch.ElasticsearchParseException", "failed to parse"),
+    "a date's field": ("java.time.DateTimeException", "no such month"),
 }
 
 
@@ -140,6 +139,7 @@ def test_a_document_that_a_processor_refuses_is_a_dead_letter_and_no_other_is(re
     assert (counts.created, counts.dead_lettered, counts.retries) == (len(bad), len(bad), 0)
     letters = real.documents(f"{real.name}-dead-letters")
     assert {letter["document_id"] for letter in letters.values()} == {f"t+0+{2 * n}" for n in range(len(bad))}
+    assert len(real.documents()) == len(bad)
     alone = real.index(rows([refused_by("kv")], first=100))
     assert alone.dead_lettered == 1, "the index has taken others"
 
@@ -147,7 +147,7 @@ def test_a_document_that_a_processor_refuses_is_a_dead_letter_and_no_other_is(re
 @pytest.mark.usefixtures("through_a_pipeline")
 def test_a_pipeline_that_no_document_passes_fails_the_batch_and_names_one_of_them(real: Any, rows: Any) -> None:
     with pytest.raises(ElasticsearchRefusedError, match=r"all 40 documents .* 't\+0\+0' \(t, partition 0, offset 0\)"):
-        real.index(rows([refused_by("script")] * 40), bulk_actions=10)
+        real.index(rows([refused_by("script")] * 40), bulk_actions=10, requests_in_flight=1)
     assert not real.ask("GET", f"/{real.name}-dead-letters*/_settings")
 
 
@@ -156,7 +156,7 @@ def test_a_pipeline_that_no_document_passes_fails_the_batch_and_names_one_of_the
 def test_a_pipeline_that_moves_a_document_is_refused_at_its_first_answer(real: Any, rows: Any, moved: str) -> None:
     elsewhere = f"{real.name}-2026"
     values = [b'{"n": 1}', json.dumps({"do": {moved: elsewhere}}).encode()]
-    with pytest.raises(ElasticsearchRefusedError, match=rf"document 't\+0\+1' .* {elsewhere}"):
+    with pytest.raises(ElasticsearchRefusedError, match=rf"document 't\+0\+1' .*{elsewhere}"):
         real.index(rows(values))
     real.ask("POST", "/_aliases", {"actions": [{"add": {"index": real.name, "alias": f"{real.name}-by-alias"}}]})
     by_alias = real.index(rows([b'{"n": 1}', b'{"n": 2}'], first=2), index=f"{real.name}-by-alias")
