@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from elastic_transport import NodeConfig, TlsError, TransportError
-from elasticsearch import ApiError, Elasticsearch, UnsupportedProductError
+from elasticsearch import ApiError, Elasticsearch
 from elasticsearch.helpers import ScanError
 
 from headrace.clock import Clock, SystemClock
 from headrace.elasticsearch.cluster import Cluster
-from headrace.elasticsearch.concrete_index import DESCRIPTION, ConcreteIndex, single_index
+from headrace.elasticsearch.concrete_index import DESCRIPTION, ConcreteIndex, check_server, single_index
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     IndexingOptionsError,
@@ -25,7 +25,7 @@ from headrace.elasticsearch.errors import (
     UnsuitableTargetError,
 )
 from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget
-from headrace.elasticsearch.transport import UNTRUSTED, error_of
+from headrace.elasticsearch.transport import UNTRUSTED, ElasticsearchTransport, Transport, error_of
 from headrace.elasticsearch.verdicts import Reason, refusal
 from headrace.stream.outputs import ElasticsearchOutput
 
@@ -90,15 +90,29 @@ class Administration:
     ElasticsearchUnavailableError: there was no answer within ``max_retry_seconds``.
     """
 
-    def __init__(self, client: Elasticsearch, *, max_retry_seconds: float, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        client: Elasticsearch,
+        *,
+        max_retry_seconds: float,
+        clock: Clock | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        """``transport``: by it the server is asked who it is, before the first request; not at all without one."""
         self._client = client
+        self._transport = transport
+        self._is_checked = transport is None
         self._max_retry_seconds = max_retry_seconds
         self._clock = clock or SystemClock()
 
     @classmethod
     def of(cls, cluster: Cluster, *, timeout_seconds: float, max_retry_seconds: float) -> Self:
         """``timeout_seconds`` is for each request, ``max_retry_seconds`` for trying again (0: not at all)."""
-        return cls(official_client(cluster, timeout_seconds=timeout_seconds), max_retry_seconds=max_retry_seconds)
+        return cls(
+            official_client(cluster, timeout_seconds=timeout_seconds),
+            max_retry_seconds=max_retry_seconds,
+            transport=ElasticsearchTransport(cluster, connections=1, timeout_seconds=timeout_seconds),
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +121,8 @@ class Administration:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._client.close()
+        if self._transport is not None:
+            self._transport.close()
 
     def ask(
         self,
@@ -125,6 +141,9 @@ class Administration:
         retry_budget = RetryBudget(
             purpose, max_seconds=self._max_retry_seconds, clock=self._clock, cancelled=threading.Event()
         )
+        if not self._is_checked and self._transport is not None:
+            check_server(self._transport, retry_budget, self._where)
+            self._is_checked = True
         while True:
             try:
                 answer = request(self._client)
@@ -132,11 +151,6 @@ class Administration:
                 if (why := incomplete(body)) is None:
                     return body
                 retry_budget.wait(why)
-            except UnsupportedProductError as error:
-                raise ElasticsearchRefusedError(
-                    f"The server at {self._where} is not Elasticsearch: {error.message}.",
-                    remedy="Check the address. A proxy has to pass on the response header X-Elastic-Product.",
-                ) from error
             except ApiError as error:
                 reason = _reason(error)
                 lost_scroll = reason.type == _LOST_SCROLL

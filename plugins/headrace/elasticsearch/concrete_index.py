@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from headrace.clock import Clock
-from headrace.elasticsearch.errors import UnsuitableTargetError
+from headrace.elasticsearch.errors import ElasticsearchRefusedError, UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
 from headrace.elasticsearch.transport import Transport
@@ -34,12 +34,46 @@ DESCRIPTION = (
 """The fields that `single_index` needs of Elasticsearch's answer to ``GET /<name>``, as its ``filter_path``."""
 
 
+PRODUCT = "Elasticsearch"
+OLDEST_MAJOR = 8
+"""The oldest version that the official client speaks to."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConcreteIndex:
     """One index. ``uuid`` distinguishes it from other indices with the same name, before or later; None if unknown."""
 
     name: str
     uuid: str | None
+
+
+def check_server(transport: Transport, retry_budget: RetryBudget, where: str) -> None:
+    """Ask who answers, before anything is written: the official client refuses other servers, and by then a first
+    attempt would have written to them.
+
+    Raises ElasticsearchRefusedError: it is not Elasticsearch, or too old. A server that does not let the user ask, with
+    401 or 403, is not refused here. Also raises the errors of ``request_with_retries``.
+    """
+    response = request_with_retries(transport, retry_budget, "GET", "/")
+    if response.status in (401, 403):
+        return
+    parsed = response.json()
+    version = parsed.get("version") if isinstance(parsed, dict) else None
+    found = version if isinstance(version, dict) else {}
+    number = str(found.get("number", ""))
+    if response.product != PRODUCT:
+        named = f": it reports {found.get('distribution', 'a version')} {number}" if number else ""
+        raise ElasticsearchRefusedError(
+            f"The server at {where} does not say that it is Elasticsearch, by the response header "
+            f"X-Elastic-Product{named}.",
+            remedy="Check the address; OpenSearch is not supported. A proxy has to pass on this header.",
+        )
+    major = number.partition(".")[0]
+    if major.isdigit() and int(major) < OLDEST_MAJOR:
+        raise ElasticsearchRefusedError(
+            f"The server at {where} is Elasticsearch {number}.",
+            remedy=f"headrace needs Elasticsearch {OLDEST_MAJOR} or newer.",
+        )
 
 
 def describe_indices(transport: Transport, retry_budget: RetryBudget, name: str) -> dict[str, dict[str, Any]] | None:
@@ -98,6 +132,10 @@ class TargetIndex:
         self._transport = transport
         self._options = options
         self._clock = clock
+
+    def check_server(self, where: str) -> None:
+        """Raise ElasticsearchRefusedError if the server is not an Elasticsearch that headrace supports."""
+        check_server(self._transport, self._retry_budget(), where)
 
     def concrete(self) -> ConcreteIndex | None:
         """The concrete index behind the name; None if it does not exist yet.

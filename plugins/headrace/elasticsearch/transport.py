@@ -37,10 +37,11 @@ _HASHES = {32: "md5", 40: "sha1", 64: "sha256"}
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer, whatever its status."""
+    """An answer, whatever its status. ``product`` is its header X-Elastic-Product, which only Elasticsearch sends."""
 
     status: int
     body: bytes
+    product: str | None = None
 
     def json(self) -> Any:
         """The parsed body, or None if it is not JSON, or nested too deep to be read."""
@@ -120,7 +121,7 @@ class ElasticsearchTransport:
             self._nodes.failed(chosen)
         else:
             self._nodes.answered(chosen)
-        return Response(answer.status, answer.data)
+        return Response(answer.status, answer.data, answer.headers.get("x-elastic-product"))
 
     def close(self) -> None:
         self._nodes.close()

@@ -256,8 +256,11 @@ class TargetWatch:
         self._before: ConcreteIndex | None = None
 
     def look_before(self) -> None:
-        """Refuse an index in which ids are not unique."""
-        self._before = self.now()
+        """Refuse a server that is not supported, and an index in which ids are not unique."""
+        with closing(_transport(self._options, 1, self._cluster)) as transport:
+            target = TargetIndex(transport, self._options, clock=SystemClock())
+            target.check_server(", ".join(map(str, self._cluster.nodes)))
+            self._before = target.concrete()
         letters = self._options.dead_letter_index
         if self._before is not None and self._before.name == letters:
             raise UnsuitableTargetError(

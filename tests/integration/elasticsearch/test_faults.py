@@ -21,6 +21,7 @@ from headrace.elasticsearch.errors import ElasticsearchRefusedError, Elasticsear
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import ElasticsearchTransport, NoAnswerError
+from headrace.spark.elasticsearch_sink import TargetWatch
 from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
 Step = Callable[["Handler"], None]
@@ -272,6 +273,13 @@ def test_a_missing_privilege_is_reported_before_the_first_row(server: Server, st
     with pytest.raises(ElasticsearchRefusedError, match="'clicks' with"):
         TargetIndex(transport, options, clock=SystemClock()).concrete()
     transport.close()
+
+
+def test_a_server_that_does_not_say_that_it_is_elasticsearch_gets_no_document(server: Server) -> None:
+    options = IndexingOptions(index="clicks", dead_letter_index="clicks-dead-letters", hosts=(str(server.node),))
+    with pytest.raises(ElasticsearchRefusedError, match="X-Elastic-Product"):
+        TargetWatch(options).look_before()
+    assert [(method, path) for method, path, _ in server.seen] == [("GET", "/")]
 
 
 def test_credentials_are_sent_and_are_in_no_error(server: Server, rows: Any) -> None:

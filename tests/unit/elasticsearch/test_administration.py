@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from headrace.connections import Connection
 from headrace.elasticsearch.administration import Administration, official_client
 from headrace.elasticsearch.cluster import Cluster
-from headrace.elasticsearch.concrete_index import ConcreteIndex
+from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     ElasticsearchUnavailableError,
@@ -105,19 +106,43 @@ def test_a_scroll_that_was_lost_is_started_again_and_does_not_count_as_a_missing
     assert ask(administer(Answers(lost, answer(200, {"clicks": {}}))), missing_is_none=True) == {"clicks": {}}
 
 
-def test_another_server_is_not_taken_for_elasticsearch(administer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    administration = administer(Answers(answer(200, {})))
-    (node,) = administration._client.transport.node_pool.all()
-    perform = node.perform_request
+SERVERS = {
+    "OpenSearch": (200, {"distribution": "opensearch", "number": "2.11.0"}, None, "reports opensearch 2.11.0"),
+    "a proxy that drops the header": (200, {"number": "9.2.1"}, None, "pass on this header"),
+    "another server": (404, None, None, "X-Elastic-Product"),
+    "an old version": (200, {"number": "7.17.29"}, "Elasticsearch", "is Elasticsearch 7.17.29"),
+}
 
-    def without_header(*arguments: Any, **named: Any) -> Any:
-        found = perform(*arguments, **named)
-        del found.meta.headers._internal["x-elastic-product"]
-        return found
 
-    monkeypatch.setattr(node, "perform_request", without_header)
-    with pytest.raises(ElasticsearchRefusedError, match=r"The server at http://fake:9200 is not Elasticsearch"):
+@pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
+def test_another_server_is_refused_alike_by_a_write_and_by_every_other_request(
+    clock: Any, make_options: Any, server: tuple[int, Any, str | None, str]
+) -> None:
+    status, version, product, says = server
+    who = replace(answer(status, {"version": version}), product=product)
+    asked, written = Answers(who), Answers(who)
+    client = fake_elasticsearch.official_client(Answers())
+    administration = Administration(client, max_retry_seconds=0, clock=clock, transport=asked)
+    with pytest.raises(ElasticsearchRefusedError, match=says) as by_client:
         ask(administration)
+    with pytest.raises(ElasticsearchRefusedError, match=says) as by_write:
+        TargetIndex(written, make_options(), clock=clock).check_server("http://fake:9200")
+    assert str(by_client.value) == str(by_write.value)
+    assert "http://fake:9200" in str(by_write.value)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_user_who_may_not_ask_who_the_server_is_can_write(clock: Any, make_options: Any, status: int) -> None:
+    TargetIndex(Answers(error(status)), make_options(), clock=clock).check_server("http://fake:9200")
+
+
+def test_the_server_is_asked_who_it_is_once(clock: Any) -> None:
+    asked = Answers(replace(answer(200, {"version": {"number": "9.2.1"}}), product="Elasticsearch"))
+    client = fake_elasticsearch.official_client(Answers(answer(200, {}), answer(200, {})))
+    administration = Administration(client, max_retry_seconds=0, clock=clock, transport=asked)
+    ask(administration)
+    ask(administration)
+    assert [path for _, path, _ in asked.requests] == ["/"]
 
 
 def test_the_concrete_index_is_the_same_as_a_write_finds(administer: Any, elasticsearch: FakeElasticsearch) -> None:
