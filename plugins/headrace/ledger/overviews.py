@@ -219,7 +219,7 @@ def _failed_query() -> Any:
     rows = select(batches.c.batch_time_ms).where(
         batches.c.stream == streams.c.name, batches.c.state == BatchState.FAILED, *_scheduled(batches)
     )
-    counted = rows.limit(MOST_COUNTED).correlate(streams).subquery()
+    counted = rows.limit(MOST_COUNTED).correlate(streams).subquery("counted_failures")
     return select(func.count()).select_from(counted).scalar_subquery()
 
 

@@ -9,7 +9,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -74,6 +74,8 @@ class FakeElasticsearch:
         with self._lock:
             route, _, _ = path.partition("?")
             self.requests.append((method, route))
+            if route == "/":
+                return replace(_answer(200, {"version": {"number": "9.2.1"}}), product="Elasticsearch")
             index, _, endpoint = route.strip("/").partition("/")
             index = unquote(index)
             if endpoint == "_bulk":

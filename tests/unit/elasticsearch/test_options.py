@@ -35,7 +35,17 @@ def test_every_setting_of_an_output_that_concerns_writing_is_in_the_options() ->
         "max_retry_seconds": 2.5,
         "refresh": True,
     }
-    of_definition = {"kind", "id", "transform", "window", "connection", "hosts", "index", "document_ids"}
+    of_definition = {
+        "kind",
+        "id",
+        "renamed_from",
+        "transform",
+        "window",
+        "connection",
+        "hosts",
+        "index",
+        "document_ids",
+    }
     assert set(ElasticsearchOutput.model_fields) - of_definition - {"dead_letter_limit"} == set(changed)
     options = options_of(**changed, id="mine", dead_letter_limit=DeadLetterLimit())
     assert {name: getattr(options, name) for name in changed} == changed

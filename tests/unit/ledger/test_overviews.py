@@ -47,15 +47,19 @@ def _one_by_one(ledger: Ledger, found: StreamOverview, points: int) -> StreamOve
     every = ledger.batches.page(name, 1_000, UNFINISHED, oldest_first=True)
     unfinished = next((each for each in every if each.steps is None), None)
     backfilled = next((each for each in every if each.steps is not None), None)
-    judged = [each.batch_time_ms for each in (unfinished, backfilled) if each is not None]
+    recent = ledger.batch_pages.newest(name, points)
+    failed = [each for each in recent if each.state is BatchState.FAILED]
+    judged = {each.batch_time_ms for each in (unfinished, backfilled, *failed) if each is not None}
     attempts = [each for time_ms in judged for each in ledger.attempts.of_batch(name, time_ms)]
     waiting = ledger.blocks.waiting(name, found.now_ms)
-    recent = ledger.batch_pages.newest(name, points)
+    jobs = ledger.jobs.page(name, 2)
     outputs = [output for batch in recent for output in ledger.attempts.outputs(name, batch.batch_time_ms)]
     return StreamOverview(
         stream=ledger.streams.get(name),
         now_ms=found.now_ms,
         job=ledger.jobs.current(name),
+        job_before=jobs[1] if len(jobs) > 1 else None,
+        failed=len([each for each in every if each.state is BatchState.FAILED and each.steps is None]),
         receivers=ledger.receivers.all(name),
         recent=recent,
         last_completed=next(iter(ledger.batches.page(name, 1, [BatchState.COMPLETED])), None),

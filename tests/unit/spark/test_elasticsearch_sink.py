@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.elasticsearch.cluster import Cluster, Node
 from headrace.elasticsearch.deletions import MOST_KEPT_BYTES
 from headrace.elasticsearch.errors import DocumentsUnaccountedError
 from headrace.elasticsearch.options import IndexingOptions
@@ -51,7 +52,7 @@ def elasticsearch(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeElasticsearch
     fake = FakeElasticsearch()
     transport = SimpleNamespace(request=fake.request, close=lambda: None)
     monkeypatch.setattr(elasticsearch_sink, "_transport", lambda *_, **__: transport)
-    monkeypatch.setattr("headrace.elasticsearch.cluster.Cluster.of", lambda _: None)
+    monkeypatch.setattr("headrace.elasticsearch.cluster.Cluster.of", lambda _: Cluster((Node("http", "fake", 9200),)))
     return fake
 
 
