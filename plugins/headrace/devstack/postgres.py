@@ -69,8 +69,17 @@ class PostgresServer(Server):
 
     @property
     def password(self) -> str:
-        """The superuser's password; generated once."""
+        """The superuser's password; generated once.
+
+        Raises:
+            LocalStackError: the database is there, and the file with its password is not.
+        """
         if not self.passfile.exists():
+            if (self.data / "PG_VERSION").exists():
+                raise LocalStackError(
+                    f"The password of the database in {self.data} is lost: {self.passfile} is not there.",
+                    remedy=f"Restore the file, or delete {self.data}, which deletes its databases.",
+                )
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.passfile, f"{LOOPBACK}:*:*:{USER}:{secrets.token_hex(24)}\n")
         return self.passfile.read_text().strip().rpartition(":")[2]
@@ -98,14 +107,10 @@ class PostgresServer(Server):
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", sql.Identifier(name))
 
     def specify(self) -> ProcessSpec:
+        password = self.password
         binaries = _unpacked(self._user is not None)
         if not (self.data / "PG_VERSION").exists():
-            self._initialise(binaries)
-        elif not self.passfile.exists():
-            raise LocalStackError(
-                f"The password of the database in {self.data} is lost: {self.passfile} is not there.",
-                remedy=f"Restore the file, or delete {self.data}, which deletes its databases.",
-            )
+            self._initialise(binaries, password)
         settings = {
             "listen_addresses": LOOPBACK,
             "port": str(self.port),
@@ -145,7 +150,7 @@ class PostgresServer(Server):
             write_atomically(path, secrets.token_hex(16))
         return path.read_text()
 
-    def _initialise(self, binaries: Path) -> None:
+    def _initialise(self, binaries: Path, password: str) -> None:
         self.data.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.data.mkdir(0o700)
@@ -158,13 +163,13 @@ class PostgresServer(Server):
         if self._user is not None:
             os.chown(self.data, *self._user)
             user = {"user": self._user[0], "group": self._user[1], "extra_groups": []}
-        with tempfile.NamedTemporaryFile("w", prefix="headrace-") as password:
-            password.write(self.password)
-            password.flush()
+        with tempfile.NamedTemporaryFile("w", prefix="headrace-") as file:
+            file.write(password)
+            file.flush()
             if self._user is not None:
-                os.chown(password.name, *self._user)
+                os.chown(file.name, *self._user)
             command = [str(binaries / "bin" / "initdb"), "-D", str(self.data), "-U", USER, "--auth=scram-sha-256"]
-            command += [f"--pwfile={password.name}", "--encoding=UTF8", "--no-locale", "--no-sync"]
+            command += [f"--pwfile={file.name}", "--encoding=UTF8", "--no-locale", "--no-sync"]
             done = subprocess.run(
                 command, cwd="/", capture_output=True, text=True, check=False, env=child_environment(), **user
             )

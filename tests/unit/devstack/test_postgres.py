@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.devstack import postgres
+from headrace.devstack.errors import LocalStackError
 from headrace.devstack.postgres import PostgresServer
 
 
@@ -34,3 +35,17 @@ def test_a_folder_made_anew_has_no_old_data(closed: Path) -> None:
 def test_wiping_a_folder_that_is_not_there_makes_none(closed: Path) -> None:
     PostgresServer(closed, port=1).wipe()
     assert not closed.exists()
+
+
+def test_a_lost_password_is_reported_and_no_other_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stack asks for it before it starts the server."""
+    monkeypatch.setattr(postgres, "unprivileged_user", lambda: None)
+    server = PostgresServer(tmp_path / "postgres", port=1)
+    made = server.password
+    server.data.mkdir()
+    (server.data / "PG_VERSION").write_text("17")
+    assert server.password == made
+    server.passfile.unlink()
+    with pytest.raises(LocalStackError, match="password of the database"):
+        _ = server.password
+    assert not server.passfile.exists()
