@@ -44,21 +44,22 @@ def render(
         shows_ledger: whether a ledger, by its reference, is shown even if none of its streams may be read.
     """
     families, shown, seen = Families(), list[tuple[str, StreamReading]](), set[str]()
-    for number, url in enumerate(dict.fromkeys(ledgers)):
+    labels = _labels(ledgers)
+    for number, url in enumerate(labels):
         began = time.monotonic()
         try:
             readings = read(url)
         except HeadraceError as error:
             # A reference that is refused may hold a password.
-            label = f"invalid {number}" if isinstance(error, LedgerUrlError) else _without_login(url)
+            label = f"invalid {number}" if isinstance(error, LedgerUrlError) else labels[url]
             logger.warning("The metrics of ledger %s cannot be read: %s", label, error)
             if shows_ledger(url):
                 families.add("headrace_ledger_up", (label,), 0)
             continue
         readable = [(url, reading) for reading in readings if may_read(url, reading.stream.name)]
         if readable or shows_ledger(url):
-            families.add("headrace_ledger_up", (_without_login(url),), 1)
-            families.add("headrace_ledger_scrape_seconds", (_without_login(url),), time.monotonic() - began)
+            families.add("headrace_ledger_up", (labels[url],), 1)
+            families.add("headrace_ledger_scrape_seconds", (labels[url],), time.monotonic() - began)
         shown += readable
     for url, reading in sorted(shown, key=lambda each: (each[0], each[1].stream.name) not in declared):
         name = reading.stream.name
@@ -71,8 +72,17 @@ def render(
     return encode(families), content_type
 
 
+def _labels(ledgers: Iterable[str]) -> dict[str, str]:
+    """Each ledger's label. One that another ledger has gets its number: two samples of one label are an error."""
+    found: dict[str, str] = {}
+    for number, reference in enumerate(dict.fromkeys(ledgers)):
+        label = _without_login(reference)
+        found[reference] = f"{label} {number}" if label in found.values() else label
+    return found
+
+
 def _without_login(reference: str) -> str:
-    """A ledger's label: its reference, without the login and the options of a URL."""
+    """The reference, without the login and the options of a URL."""
     scheme, separator, rest = reference.partition("://")
     if not separator or scheme.startswith("sqlite"):
         return reference

@@ -90,6 +90,16 @@ def test_no_login_of_a_ledger_is_in_a_label(airflow: NoAirflow, get: Callable[..
     assert "someone" not in text
 
 
+def test_ledgers_that_differ_by_their_logins_alone_have_labels_of_their_own(
+    airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]
+) -> None:
+    """Prometheus refuses a whole scrape in which two samples have the same labels."""
+    airflow.ledger_urls = [f"postgresql+psycopg://{user}@127.0.0.1:1/db" for user in ("one", "two")]
+    text = get(Authorization=f"Bearer {TOKEN}")[1]
+    up = [line for line in text.splitlines() if line.startswith("headrace_ledger_up") and "127.0.0.1" in line]
+    assert len(up) == len(set(up)) == 2
+
+
 def test_a_user_gets_the_streams_whose_batch_dag_they_may_read(
     airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]
 ) -> None:
