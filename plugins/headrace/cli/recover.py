@@ -51,6 +51,8 @@ def recover(
     from headrace.stream import Stream
     from headrace.wal.storage import open_storage
 
+    # A definition in the current folder can be imported, as by `headrace streams check`.
+    sys.path.insert(0, "")
     given = None if definition is None else Stream.load(definition)
     with _opened(ledger, dry_run=dry_run) as found:
         recovered = run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +79,18 @@ def test_a_refused_recovery_is_explained_in_a_sentence(stream: Stream, tmp_path:
     assert "holds no checkpoint" in refused.stderr
     assert "Traceback" not in refused.output
     assert run(stream, "--storage", stream.storage.url, "--mode", "hope").exit_code == 2
+
+
+def test_a_definition_in_a_module_of_the_current_folder_is_found(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    monkeypatch.chdir(tmp_path)
+    text = f"from headrace.stream import Stream\nstream = Stream.from_json({stream.to_json()!r})\n"
+    Path("shop_of_this_folder.py").write_text(text)
+    done = run(stream, "--definition", "shop_of_this_folder:stream", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "Would write the ledger from checkpoints/" in done.stdout
 
 
 def test_a_ledger_that_is_not_lost_keeps_its_definition_and_a_note_says_so(stream: Stream, tmp_path: Path) -> None:
