@@ -145,7 +145,7 @@ def _begun_in_replay(
 def _place(definition: str, output_id: str) -> tuple[Any, ...] | None:
     """Where an output of a replay's definition writes; None if it is not there."""
     for output in json.loads(definition).get("outputs") or ():
-        if output["id"] == output_id:
+        if (output.get("renamed_from") or output["id"]) == output_id:
             return tuple(output.get(name) for name in ("connection", "hosts", "index"))
     return None
 

@@ -72,7 +72,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
                 target=self.target,
                 definition=self.replay.to_json(),
                 outputs=(self.step,),
-                ordered=(self.step,) if self.replay.output(self.step).deletes_by_key else (),
+                ordered=(self.step,) if self.replay.output_of_step(self.step).deletes_by_key else (),
                 holder=holder(context),
                 way=way,
                 lease_ms=FIRST_LEASE_MS[way],

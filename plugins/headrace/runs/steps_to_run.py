@@ -97,7 +97,7 @@ def needs_of(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable
     spark = STATE_STEP in steps or any(plan.needs_spark for plan in plans)
     # A console output prints its heading for a batch without records too.
     prints = any(isinstance(plan.output, ConsoleOutput) and plan.skipped is None for plan in plans)
-    counts = {plan.output.id: {"skipped": plan.skipped} if plan.skipped else {"records": 0} for plan in plans}
+    counts = {plan.output.step: {"skipped": plan.skipped} if plan.skipped else {"records": 0} for plan in plans}
     return StepNeeds(spark, spark or prints, counts)
 
 

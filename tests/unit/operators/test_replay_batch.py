@@ -94,6 +94,26 @@ def test_batches_that_delete_by_key_are_replayed_in_their_order(stream, allocate
     assert refused.value.failure is Failure.FINAL
 
 
+def test_a_renamed_output_is_replayed_in_order_with_the_batches_before_its_renaming(
+    stream, allocated, toy_batch, connectable, ledger
+):
+    (first_ms, first), (second_ms, second) = allocated(), allocated()
+    run(stream, second, document_ids=KeyIds())
+    renamed = stream.outputs[0].model_copy(update={"id": "orders", "renamed_from": "elasticsearch"})
+    stream = stream.model_copy(update={"outputs": (renamed,)})
+
+    def replay(index, target="v2"):
+        copied = replayed(
+            stream, {"orders": {"index": index, "document_ids": KeyIds()}}, transform="corrected:transform"
+        )
+        return ReplayBatchOperator(task_id="r", stream=stream, replay=copied, target=target, step="orders")
+
+    with pytest.raises(ReplayOrderError):
+        replay("flights-v2").execute(first.context)
+    replay("flights-v3").execute(first.context)
+    assert replays(ledger) == [(first_ms, "completed"), (second_ms, "completed")]
+
+
 def test_a_batch_without_records_is_replayed_without_spark(stream, allocated, connectable, ledger):
     plain = replayed(stream, {"elasticsearch": {"index": "flights-v2"}})
     at_ms, task = allocated(records=0)

@@ -21,6 +21,14 @@ def test_records_need_spark_and_none_need_nothing(stream, allocated, ledger):
     assert needs_of(ledger, stream, at_ms, stream.steps).spark
 
 
+def test_a_batch_without_records_completes_for_a_renamed_output(stream, allocated, ledger, connectable):
+    renamed = stream.outputs[0].model_copy(update={"id": "orders", "renamed_from": "elasticsearch"})
+    renamed_stream = stream.model_copy(update={"outputs": (renamed,)})
+    at_ms, task = allocated(records=0)
+    WalSparkSubmitOperator(task_id="generate", stream=renamed_stream, step="orders").execute(task.context)
+    assert ledger.batches.get("flights", at_ms).state == "completed"
+
+
 def test_state_always_does(stream, allocated, ledger):
     at_ms, _ = allocated(records=0)
     assert needs_of(ledger, stream, at_ms, ["state"]).spark
