@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection, exists, insert, select, update
+from sqlalchemy import Connection, exists, func, insert, select, update
 
 from headrace.ledger.batch_states import find_batch
 from headrace.ledger.clock_corrections import CLOCK_SKEW_MS, take_back
 from headrace.ledger.database import LockedStream, Repository
-from headrace.ledger.models import batch_runs, batches, unclaimed_times
+from headrace.ledger.models import batch_attempts, batch_runs, batches, unclaimed_times
 from headrace.ledger.states import BatchState
 
 CLOCKS_DIFFER_MS = 60_000
@@ -103,21 +103,24 @@ class RunBatchTimes(Repository):
     def repeat(self, stream: str, run_id: str, batch_time_ms: int) -> str:
         """Return the run that repeats the batch, of those runs of a backfill that ask for it.
 
-        It is the first one that asks. The others get its id until none has asked for 10 minutes: a task does not know
-        its backfill. If the run that repeats it asks again (it was cleared, or its task is retried), it repeats it.
+        It is the first one that asks. The others get its id until none has asked, and its attempts have ended, for 10
+        minutes: a task does not know its backfill. If the run that repeats it asks again (it was cleared, or its task
+        is retried), it repeats it.
 
         Raises:
             StreamNotFoundError: there is no such stream.
         """
         with self._database.write_stream(stream) as (connection, locked):
-            query = select(batch_runs.c.run_id).where(
-                batch_runs.c.stream == stream,
-                batch_runs.c.batch_time_ms == batch_time_ms,
-                batch_runs.c.repeats,
-                batch_runs.c.at_ms > locked.now_ms - _REPEAT_MS,
+            query = select(batch_runs.c.run_id, batch_runs.c.at_ms).where(
+                batch_runs.c.stream == stream, batch_runs.c.batch_time_ms == batch_time_ms, batch_runs.c.repeats
             )
-            newest = connection.execute(query.order_by(batch_runs.c.at_ms.desc()).limit(1)).scalar_one_or_none()
-            by = newest or run_id
+            newest = connection.execute(query.order_by(batch_runs.c.at_ms.desc()).limit(1)).one_or_none()
+            by = run_id
+            if newest is not None:
+                # The batch may take longer than the runs wait for each other.
+                ran_ms = _ran_until(connection, stream, batch_time_ms, newest.run_id)
+                if max(newest.at_ms, ran_ms) > locked.now_ms - _REPEAT_MS:
+                    by = newest.run_id
             asked = update(batch_runs).where(batch_runs.c.stream == stream, batch_runs.c.run_id == by)
             values = {"batch_time_ms": batch_time_ms, "at_ms": locked.now_ms, "repeats": True}
             if not connection.execute(asked.values(values)).rowcount:
@@ -152,6 +155,17 @@ class RunBatchTimes(Repository):
 def _known(connection: Connection, stream: str, run_id: str) -> int | None:
     query = select(batch_runs.c.batch_time_ms).where(batch_runs.c.stream == stream, batch_runs.c.run_id == run_id)
     return connection.execute(query).scalar_one_or_none()
+
+
+def _ran_until(connection: Connection, stream: str, batch_time_ms: int, run_id: str) -> int:
+    """Return when the run's last attempt at the batch ended, or was last heard of; 0 if it has made none."""
+    attempts = batch_attempts.c
+    last_ms = func.coalesce(attempts.ended_at_ms, attempts.heartbeat_ms)
+    query = select(attempts.attributes, last_ms.label("at_ms")).where(
+        attempts.stream == stream, attempts.batch_time_ms == batch_time_ms, attempts.target == ""
+    )
+    own = (row.at_ms for row in connection.execute(query) if row.attributes.get("run_id") == run_id)
+    return max(own, default=0)
 
 
 def _keep(connection: Connection, locked: LockedStream, run_id: str, batch_time_ms: int) -> int:

@@ -141,3 +141,23 @@ def test_one_run_repeats_a_batch_until_nobody_has_asked_for_ten_minutes(filled: 
     assert runs.repeat("flights", "b", T1) == "b"
     assert runs.repeat("flights", "a", T1) == "b"
     assert (runs.find("flights", "b"), runs.find("flights", "own")) == (T1, T1)
+
+
+def test_a_batch_that_takes_longer_is_not_repeated_by_another_run(filled: Any) -> None:
+    runs, attempts = filled.ledger.runs, filled.ledger.attempts
+    filled.allocate(T1)
+    assert runs.repeat("flights", "a", T1) == "a"
+    begun: dict[str, Any] = {"holder": "task", "way": "connect", "lease_ms": 5_000, "attributes": {"run_id": "a"}}
+    attempt = attempts.begin("flights", T1, **begun)
+    for _ in range(30):
+        filled.clock.advance(60_000)
+        attempts.renew(attempt)
+    assert runs.repeat("flights", "b", T1) == "a"
+    filled.clock.advance(1_200_000)
+    attempts.fail(attempt, "no")
+    filled.clock.advance(500_000)
+    assert runs.repeat("flights", "b", T1) == "a"
+    filled.clock.advance(700_000)
+    # An attempt of another run does not count.
+    attempts.begin("flights", T1, **begun | {"attributes": {"run_id": "other"}})
+    assert runs.repeat("flights", "b", T1) == "b"
