@@ -131,10 +131,26 @@ class Attempts(Repository):
     def settle(self, stream: str, batch_time_ms: int) -> BatchRow:
         """Compute the batch's state again, as after an attempt. Returns its row.
 
-        This is for a batch whose steps the definition has lost: no attempt at them can begin.
+        This is for a batch whose steps the definition has lost: no attempt at them can begin. A batch that was given up
+        meanwhile stays so.
         """
         with self._database.write_stream(stream) as (connection, locked):
-            return settle(connection, locked, require_batch(connection, stream, batch_time_ms))
+            batch = require_batch(connection, stream, batch_time_ms)
+            if batch.state in (BatchState.ABANDONED, BatchState.ABSORBED):
+                return batch
+            return settle(connection, locked, batch)
+
+    def end_run(self, stream: str, batch_time_ms: int) -> None:
+        """Add the event of a failed batch whose run waits for outputs that none of its tasks has begun, and none will.
+
+        This is for the end of an Airflow run: it may not have asked for them, or their tasks may have ended before.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            batch = require_batch(connection, stream, batch_time_ms)
+            run = present_run(connection, stream, batch_time_ms)
+            if batch.state is BatchState.FAILED and run is not None and not run.failed:
+                newest = newest_outputs(connection, stream, batch_time_ms)
+                record_end(connection, locked, batch, newest, None)
 
     def renew(self, attempt: Attempt, *, attributes: Mapping[str, Any] | None = None) -> int:
         """Extend the attempt's lease and add to its attributes (application id, UI address).

@@ -42,11 +42,15 @@ def checkpoint_after(run: BatchRun, log: Any) -> None:
     """Write the stream's checkpoint if the batch is allocated and a checkpoint is due. Log the result, and what is left
     of the batch."""
     from headrace.batch.checkpoint_writer import write_checkpoint
+    from headrace.ledger.states import BatchState
 
-    at = time_text(run.batch_time_ms)
-    if run.find_batch() is None:
+    at, batch = time_text(run.batch_time_ms), run.find_batch()
+    if batch is None:
         log.info("Batch %s was not allocated, so there is nothing to checkpoint.", at)
         return
+    if batch.state is BatchState.FAILED:
+        # All tasks of this run have ended. An output whose task began no attempt does not delay the event any longer.
+        run.ledger.attempts.end_run(batch.stream, batch.batch_time_ms)
     written = write_checkpoint(run.stream_context, run.batch_time_ms)
     if written is None:
         log.info("No checkpoint is due at batch %s; the next one covers it.", at)

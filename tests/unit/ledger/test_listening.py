@@ -132,6 +132,9 @@ class Tasks:
             self._attempts.record_output(attempt, output, {})
         self._attempts.complete(attempt)
 
+    def end_run(self) -> None:
+        self._attempts.end_run(STREAM, T1)
+
     def story(self) -> list[tuple[str, int | None]]:
         events = heard(self._world, EventKind.BATCH_STARTED, EventKind.BATCH_COMPLETED, EventKind.BATCH_FAILED)
         numbers = [event.payload.get("ended_attempt", event.payload["attempt"]) for event in events]
@@ -169,6 +172,17 @@ def test_a_run_whose_other_task_never_begins_has_failed_when_the_next_one_begins
     assert tasks.story() == [("started", 1), ("failed", None), ("started", 2)]
     tasks.fail(tasks.begin("files"))
     assert tasks.story()[3:] == [("failed", 3)]
+
+
+def test_a_run_whose_other_task_never_begins_has_failed_at_its_end(tasks: Tasks) -> None:
+    tasks.fail(tasks.begin("index"))
+    for _ in range(2):
+        tasks.end_run()
+        assert tasks.story() == [("started", 1), ("failed", None)]
+    tasks.complete(tasks.begin("files"))
+    tasks.complete(tasks.begin("index"))
+    tasks.end_run()
+    assert tasks.story()[2:] == [("started", 2), ("completed", 3)]
 
 
 def test_a_task_that_is_retried_beside_another_belongs_to_the_same_run(tasks: Tasks) -> None:

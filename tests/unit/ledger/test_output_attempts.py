@@ -493,6 +493,13 @@ def test_outputs_wait_for_a_state_that_is_updated_again(build: Callable[..., Any
     assert stateful.begin("index", force=True).outputs == ("index",)
 
 
+def test_a_batch_that_was_given_up_is_not_settled_again(two: Batches) -> None:
+    two.attempts.fail(two.begin(), "no")
+    two.batches.abandon("flights", T1, "poison")
+    assert two.attempts.settle("flights", T1).state is BatchState.ABANDONED
+    assert two.state() is BatchState.ABANDONED
+
+
 def test_an_abandoned_batch_fences_all_its_attempts(two: Batches) -> None:
     attempts = [two.begin("index"), two.begin("files")]
     two.batches.abandon("flights", T1, "poison")

@@ -244,6 +244,13 @@ def test_a_batch_whose_only_output_was_given_up_needs_those_that_the_stream_has_
     assert (runs.state(failed), runs.written(failed)) == ("completed", {TWO: 2, three: 3})
 
 
+def test_a_runs_end_reports_the_failure_although_a_task_never_began(runs, toy_batch, ledger):
+    failed, task = runs.fail(toy_batch)
+    CheckpointOperator(task_id="checkpoint", stream=runs.stream).execute(task.context)
+    kinds = [event.kind for event in ledger.events.of_batch("flights", failed)]
+    assert kinds.count("batch_failed") == 1
+
+
 def test_abandoned_batches_and_batches_with_a_live_attempt_are_not_retried(runs, toy_batch, ledger):
     abandoned, _ = runs.fail(toy_batch)
     ledger.batches.abandon("flights", abandoned, "its index is gone")
