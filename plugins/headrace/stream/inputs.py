@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveInt, Tag, field_validator, model_validator
 
-from headrace.stream.ddl import ColumnsText, parse_columns
+from headrace.stream.ddl import ColumnsText, ColumnType, parse_columns
 from headrace.stream.model import Identifier, Part
 from headrace.stream.references import CalledClass, check_reference
 from headrace.stream.secrets import check_servers
@@ -46,6 +46,9 @@ _INTERNAL_TOPIC = re.compile(r"^__.*|^_(schemas|confluent.*)$")
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
+# What is escaped in JSON: msgspec, by which records are decoded, takes no such names.
+_ESCAPED_IN_JSON = re.compile(r'["\\\x00-\x1f]')
+
 # Types of Spark's DDL that JSON is not decoded into.
 _NOT_OF_JSON = frozenset(
     {"char", "character", "varchar", "geometry", "geography", "interval", "variant", "void"},
@@ -76,7 +79,7 @@ class JsonDecoder(Part):
     @field_validator("fields")
     @classmethod
     def _fields_are_what_json_can_hold(cls, value: str) -> str:
-        for kind in (kind for column in parse_columns(value) for kind in column.type.all()):
+        for kind in ColumnType("struct", parse_columns(value)).all():
             if kind.name == "map" and kind.parts[0].type.name != "string":
                 raise ValueError("has a MAP whose keys are not STRING, as the names in a JSON object are")
             if kind.name in _NOT_OF_JSON:
@@ -84,6 +87,11 @@ class JsonDecoder(Part):
                     f"has {kind.name.upper()}, which JSON is not decoded into; take STRING, which holds any value as "
                     "its text, and convert it in the transform"
                 )
+            names = [part.name for part in kind.parts if kind.name == "struct"]
+            if double := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"has a STRUCT that names {', '.join(double)} twice")
+            if escaped := [name for name in names if _ESCAPED_IN_JSON.search(name)]:
+                raise ValueError(f"names {escaped[0]!r}; a name has no quotes, backslashes or control characters")
         return value
 
 

@@ -44,6 +44,10 @@ from headrace.stream import (
             {"value_decoder": {"kind": "json", "fields": "n ARRAY<VARCHAR(3)>"}},
             "VARCHAR, which JSON is not decoded into",
         ),
+        ({"key_decoder": {"kind": "json", "fields": "n ARRAY<STRUCT<a INT, a INT>>"}}, "STRUCT that names a twice"),
+        ({"value_decoder": {"kind": "json", "fields": '`a"b` INT'}}, "a name has no quotes"),
+        ({"value_decoder": {"kind": "json", "fields": "n MAP<STRING, STRUCT<`a\\b` INT>>"}}, "a name has no quotes"),
+        ({"value_decoder": {"kind": "json", "fields": "`a\tb` INT"}}, "a name has no quotes"),
     ],
 )
 def test_inputs_are_checked(changes: dict[str, Any], words: str) -> None:
