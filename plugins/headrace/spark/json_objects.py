@@ -2,14 +2,14 @@
 
 Each text must be one JSON document (RFC 8259), and each value must fit its declared type exactly; the table of
 conversions is in docs/stream.md. A whole batch is converted at once by msgspec and Arrow, at about a microsecond for a
-record; only a batch that does not convert is divided until its records that do not fit are found.
+record; only a column that does not convert is divided until its values that do not fit are found.
 """
 
 from __future__ import annotations
 
 import binascii
 import decimal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Protocol
@@ -55,9 +55,7 @@ class JsonObjects:
             objects = [None if text is None else decode(text) for text in texts]
         except _REFUSED:
             objects = [self._one(row, text, refused) for row, text in enumerate(texts)]
-        parts = self._arrays(objects, 0, refused)
-        array = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-        return array, {row: f"{self._wanted}: {reason}" for row, reason in refused.items()}
+        return self._array(objects, refused), {row: f"{self._wanted}: {reason}" for row, reason in refused.items()}
 
     def _one(self, row: int, text: bytes | None, refused: dict[int, str]) -> Any:
         if text is None or row in refused:
@@ -75,15 +73,14 @@ class JsonObjects:
         refused[row] = str(reason)
         return None
 
-    def _arrays(self, objects: Sequence[Any], first: int, refused: dict[int, str]) -> list[pa.Array]:
+    def _array(self, objects: list[Any], refused: dict[int, str]) -> pa.Array:
         try:
-            return [self._objects.array(objects)]
-        except _UnfitError as error:
-            if len(objects) == 1:
-                refused[first] = str(error)
-                return [pa.nulls(1, self._objects.kind)]
-        half = len(objects) // 2
-        return [*self._arrays(objects[:half], first, refused), *self._arrays(objects[half:], first + half, refused)]
+            return self._objects.array(objects)
+        except _UnfitError:
+            for row, error in self._objects.unfit(objects):
+                refused.setdefault(row, str(error))
+                objects[row] = None
+        return self._objects.array(objects)
 
 
 def utf8_texts(values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
@@ -186,17 +183,24 @@ class _Objects:
         fields = [field for field, _ in self._fields.values()]
         return pa.StructArray.from_arrays(children, fields=fields, mask=pa.array(absent, pa.bool_()))
 
+    def unfit(self, values: Sequence[Any]) -> Iterator[tuple[int, _UnfitError]]:
+        """The numbers of the values that do not fit, by field. Each field is searched by itself: where all records are
+        at fault, often only one of their fields is."""
+        for name, (_, held) in self._fields.items():
+            column = [None if value is None else getattr(value, name) for value in values]
+            yield from held.objects.unfit(column) if isinstance(held, _Optional) else _unfit(held, column)
+
 
 class _Optional:
     """A STRUCT within another value, which may be null."""
 
     def __init__(self, objects: _Objects) -> None:
-        self._objects = objects
+        self.objects = objects
         self.strict = objects.strict | None
         self.loose = self.strict if objects.loose is objects.strict else objects.loose | None
 
     def array(self, values: Sequence[Any]) -> pa.Array:
-        return self._objects.array(values)
+        return self.objects.array(values)
 
 
 class _Lists:
@@ -225,6 +229,18 @@ class _Maps:
         keys = pa.array(list(chain.from_iterable(held)), pa.string())
         items = self._item.array(list(chain.from_iterable(value.values() for value in held)))
         return pa.MapArray.from_arrays(_offsets(values), keys, items, self._kind)
+
+
+def _unfit(held: _Values, values: Sequence[Any], first: int = 0) -> Iterator[tuple[int, _UnfitError]]:
+    try:
+        held.array(values)
+    except _UnfitError as error:
+        if len(values) == 1:
+            yield first, error
+            return
+        half = len(values) // 2
+        yield from _unfit(held, values[:half], first)
+        yield from _unfit(held, values[half:], first + half)
 
 
 def _inner(values: _Values) -> Any:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headrace.spark import json_objects
 from headrace.spark.decoding import RecordDecoding, UnknownTimeZoneError
 from headrace.spark.json_objects import JsonObjects, utf8_texts
 from headrace.stream import KafkaInput, Utf8Decoder
@@ -134,6 +135,33 @@ def test_the_reason_names_the_fields_the_value_and_the_place() -> None:
         0: "no JSON object of v: Not exactly decimal128(10, 2): 1.239 - at `$.v[].d`",
         1: "no JSON object of v: Expected `array | null`, got `int` - at `$.v`",
     }
+
+
+def test_only_the_column_that_does_not_fit_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a producer changes one of 200 fields, no record fits, and each of them would be converted alone."""
+    converted = []
+
+    def whole_numbers(values: Any, kind: pa.DataType) -> pa.Array:
+        converted.append(len(values))
+        return pa.array(values, kind)
+
+    conversions = ((pa.types.is_integer, int, whole_numbers), *json_objects._CONVERSIONS)
+    monkeypatch.setattr(json_objects, "_CONVERSIONS", conversions)
+    kind = pa.struct([("p", pa.struct([("n", pa.int64()), ("d", DECIMAL)])), ("t", TIME)])
+    texts = [b'{"p":{"n":1,"d":1.239},"t":1}'] * 64
+    texts[3] = b'{"p":{"n":3,"d":1.23},"t":1700000000000}'
+    texts[5:9] = [b'{"p":null}', b'{"p":{"n":9223372036854775808,"d":1.239}}', b'{"p":{"n":7}}', b"{}"]
+    found, refused = JsonObjects(kind).decode(pa.array(texts, pa.binary()))
+    assert [row for row in range(64) if row not in refused] == [5, 7, 8]
+    assert found.take(pa.array([3, 5, 6, 7, 8])).to_pylist() == [
+        None,
+        {"p": None, "t": None},
+        None,
+        {"p": {"n": 7, "d": None}, "t": None},
+        {"p": None, "t": None},
+    ]
+    assert [refused[row][-8:] for row in (0, 3, 6)] == [" `$.p.d`", "at `$.t`", " `$.p.n`"]
+    assert sum(converted) < 64 * 5
 
 
 def test_of_a_name_given_twice_the_last_counts_and_each_must_fit() -> None:
