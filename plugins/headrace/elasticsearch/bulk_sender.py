@@ -182,7 +182,7 @@ class _Sending:
                 continue
             self._take(piece, response)
             if not self._pieces and (gone := self._conflicts.settle(self._prepared, self._retry_budget)):
-                self._pieces.append(np.asarray(gone))
+                self._pieces.append(np.asarray(sorted(gone)))
         if counts.created or counts.updated:
             self._sender.passed = True
         if self._sender.passed:

@@ -63,7 +63,7 @@ _RESULT = "counts STRING, digests BINARY, held BIGINT, deletions BINARY"
 _RESULT_SCHEMA = pa.schema(
     [("counts", pa.string()), ("digests", pa.binary()), ("held", pa.int64()), ("deletions", pa.binary())]
 )
-# Each row of a result is at most 2 MiB: Spark Connect sends it in one message.
+# Each row of a result is at most about 3 MiB, with deletions: Spark Connect sends it in one message.
 _DIGESTS_IN_A_ROW = 256 * 1024
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -345,6 +346,23 @@ def test_a_document_that_was_deleted_after_its_conflict_is_sent_again(
     elasticsearch.item_fault = conflict
     counts = send(make_rows([{"n": 1}, {"n": 2}])).counts
     assert (counts.created, counts.superseded, counts.uncompared) == (2, 0, 0)
+
+
+def test_documents_that_are_sent_again_get_their_own_answers(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    """The conflicts of a second try come after those of the first."""
+    tries: Counter[str] = Counter()
+    answers = {"t+0+0": [409], "t+0+1": [429, 409], "t+0+2": [409], "t+0+3": [429, 409]}
+
+    def fault(action: Action) -> tuple[int, str, str] | None:
+        tries[action.id] += 1
+        status = next(iter(answers[action.id][tries[action.id] - 1 :]), None)
+        return None if status is None else (status, "version_conflict_engine_exception", "not now")
+
+    elasticsearch.item_fault = fault
+    counts = send(make_rows([{"n": n} for n in range(4)])).counts
+    assert (counts.created, counts.uncompared) == (4, 0)
 
 
 def test_a_document_that_is_there_and_cannot_be_found_is_not_counted_as_superseded(
