@@ -129,6 +129,8 @@ class RecordDecoding:
 
         from headrace.spark.json_objects import JsonObjects, utf8_texts
 
+        # The executor's database may lack what the driver's has. Each local time would then be refused.
+        _check_time_zone(self.time_zone)
         found: dict[str, Callable[[pa.Array], tuple[pa.Array, dict[int, str]]]] = {}
         for name, kind in self.kinds.items():
             if name in self.fields:
@@ -217,8 +219,9 @@ def _check_time_zone(zone: str) -> None:
         pc.assume_timezone(pa.scalar(0, pa.timestamp("us")), zone)
     except pa.ArrowInvalid:
         raise UnknownTimeZoneError(
-            f"spark.sql.session.timeZone is {zone!r}, which is no name of the IANA database.",
-            remedy="Set it to such a name, for example Europe/Berlin, or to an offset such as +02:00.",
+            f"spark.sql.session.timeZone is {zone!r}, which is no name of the IANA database of this host.",
+            remedy="Set it to such a name, for example Europe/Berlin, or to an offset such as +02:00. If the host has "
+            "no such database, install tzdata, on executors too.",
         ) from None
 
 

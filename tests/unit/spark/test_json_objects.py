@@ -182,6 +182,8 @@ def test_a_session_whose_time_zone_is_not_known_is_refused() -> None:
     spark: Any = SimpleNamespace(conf={"spark.sql.session.timeZone": "GMT+2"})
     with pytest.raises(UnknownTimeZoneError, match="'GMT\\+2', which is no name"):
         RecordDecoding.of(source, spark)
+    with pytest.raises(UnknownTimeZoneError, match="Nowhere"):
+        next(RecordDecoding({}, {}, "Nowhere").run(iter([pa.record_batch({"value": [b"{}"]})])))
 
 
 def test_bytes_that_are_not_utf8_are_refused_as_text() -> None:
