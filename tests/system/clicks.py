@@ -160,7 +160,11 @@ class Clicks:
         return self.ledger.batches.page(STREAM, 10_000, oldest_first=True)
 
     def settle(self, *, seconds: float = 600.0) -> None:
-        """Wait until every record in Kafka is in a batch that has completed and whose log has gone."""
+        """Wait until every record in Kafka is in a batch that has completed and whose log has gone: ``seconds`` at most
+        between two changes."""
+
+        def progress() -> list[tuple[Any, ...]]:
+            return [(b.batch_time_ms, b.state, b.attempt, b.cleaned_at_ms) for b in self.batches()]
 
         def settled() -> bool:
             held = sum(end - first for first, end in offsets(self.kafka, TOPIC).values())
@@ -170,7 +174,9 @@ class Clicks:
             )
 
         try:
-            wait_until(settled, seconds=seconds, poll=0.5)
+            while not settled():
+                before = progress()
+                wait_until(lambda: settled() or progress() != before, seconds=seconds, poll=0.5)  # noqa: B023
         except AssertionError as late:
             rows = [(b.batch_time_ms, b.state.value, b.records, b.cleaned_at_ms, b.error) for b in self.batches()]
             raise AssertionError(f"{late}; unclaimed {self.ledger.blocks.unclaimed(STREAM)}; batches {rows}") from None

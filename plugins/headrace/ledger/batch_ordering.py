@@ -74,7 +74,8 @@ def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -
         "Run it: its blocks are there, and no batch has taken them."
         if first.state is None
         else "Wait for it or run it; if it can never succeed, abandon it: "
-        f"`headrace batches abandon {batch.stream} {time_text(first.batch_time_ms)} --reason WHY`."
+        f"`headrace batches abandon {batch.stream} {time_text(first.batch_time_ms)} --reason WHY` (with `--output ID` "
+        "one output of it only)."
     )
     raise NotItsTurnError(
         f"Stream {batch.stream!r} runs its batches in order, and before {time_text(batch.batch_time_ms)} "

@@ -15,7 +15,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 
 # The server ends a statement after a second, the client stops waiting 5 s later; a connection takes 2 s at most.
-BOUNDS = "?connect_timeout=2&options=-c%20statement_timeout%3D1000"
+BOUNDS = "&connect_timeout=2&options=-c%20statement_timeout%3D1000"
 # No call may take longer: that of a statement or of a ping, then of a new connection; and something for a busy machine.
 LONGEST_SECONDS = 30.0
 STREAM = {"batch_interval_ms": 1000, "block_interval_ms": 200}
