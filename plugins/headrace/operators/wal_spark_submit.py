@@ -355,8 +355,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         return (
             "Correct what makes it fail: later runs run it again once the stream's definition or code has changed, or "
             "clear its run. If the batch can never succeed, abandon it: "
-            f"`headrace batches abandon {self.stream.name} {time_text(batch_time_ms)} --reason WHY` (with `--output ID` "
-            "one output of it only)."
+            f"`headrace batches abandon {self.stream.name} {time_text(batch_time_ms)} --reason WHY` "
+            "(with `--output ID` one output of it only)."
         )
 
     def _run_ahead(self, run: BatchRun, batch: BatchRow) -> None:
