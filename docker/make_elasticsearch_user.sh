@@ -3,7 +3,7 @@
 # the indices of the streams in dags/. A stream with another index needs it here.
 set -euo pipefail
 put() {
-  curl --silent --show-error --fail-with-body --user "elastic:$ELASTIC_PASSWORD" -X PUT \
+  curl --retry 5 --silent --show-error --fail-with-body --user "elastic:$ELASTIC_PASSWORD" -X PUT \
     -H 'Content-Type: application/json' --data-binary @- "http://elasticsearch:9200/_security/$1"
   echo
 }
