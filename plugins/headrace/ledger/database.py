@@ -36,7 +36,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from headrace.clock import Clock, SystemClock
-from headrace.ledger.engines import READS
+from headrace.ledger.engines import READS, connect_file
 from headrace.ledger.errors import (
     LedgerConflictError,
     LedgerError,
@@ -126,8 +126,7 @@ class Database:
         try:
             if self.is_sqlite:
                 # A connection of its own: those of the engine wait for a lock for longer.
-                path = self.engine.url.database or ""
-                with _translated(), closing(sqlite3.connect(path, timeout=1, isolation_level=None)) as connection:
+                with _translated(), closing(connect_file(self.engine.url, lock_timeout_ms=1_000)) as connection:
                     connection.execute("BEGIN IMMEDIATE")
             else:
                 with self.write() as connection:

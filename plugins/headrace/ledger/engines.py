@@ -80,23 +80,24 @@ def _require_file(path: Path, *, create: bool) -> None:
         raise LedgerUrlError(f"The ledger's file cannot be made: {error}.") from error
 
 
+def connect_file(url: URL, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> sqlite3.Connection:
+    """Connect to a SQLite ledger's file, which has to be there, without a transaction."""
+    # mode=rw: a file that was deleted is an error, not a new and empty ledger.
+    return sqlite3.connect(
+        f"file:{quote(str(Path(url.database or '')))}?mode=rw",
+        uri=True,
+        timeout=lock_timeout_ms / 1000,
+        check_same_thread=False,
+        # The driver must not begin transactions; on_begin does.
+        isolation_level=None,
+    )
+
+
 def _sqlite_engine(url: URL) -> Engine:
     path = Path(url.database or "")
-
-    def connect() -> sqlite3.Connection:
-        # mode=rw: a file that was deleted is an error, not a new and empty ledger.
-        return sqlite3.connect(
-            f"file:{quote(str(path))}?mode=rw",
-            uri=True,
-            timeout=LOCK_TIMEOUT_MS / 1000,
-            check_same_thread=False,
-            # The driver must not begin transactions; on_begin does.
-            isolation_level=None,
-        )
-
     engine = create_engine(
         url,
-        creator=connect,
+        creator=lambda: connect_file(url),
         # Opening a file costs more than a query, and the last one to close it checkpoints the whole WAL.
         poolclass=QueuePool,
         pool_size=POOL_SIZE,
