@@ -21,7 +21,10 @@ LIST = Path(__file__).with_name("flaky.txt")
 
 
 class Failures:
-    """A plugin of pytest: what each failed test printed, by its node id. With xdist it runs in the controller."""
+    """A plugin of pytest: prints each failure when it happens, and keeps what the failed test printed, by its node id.
+
+    With xdist it runs in the controller.
+    """
 
     def __init__(self) -> None:
         self.outputs: dict[str, str] = {}
@@ -33,6 +36,8 @@ class Failures:
             parts += [f"-- {title} --\n{text}" for title, text in report.sections]
             known = self.outputs.get(report.nodeid)
             self.outputs[report.nodeid] = "\n".join(parts if known is None else [known, *parts])
+            # At once too: a run that is stopped at its time limit would hide what failed.
+            print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}", flush=True)
 
 
 def main(arguments: Sequence[str], *, flaky_list: Path = LIST) -> int:

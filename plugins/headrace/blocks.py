@@ -34,6 +34,8 @@ class OffsetRange:
     from_offset: int
     until_offset: int
     records: int
+    leader_epoch: int | None = None
+    """That of the last record, None if it is not known: Kafka gives an offset to another record only in a later one."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.from_offset <= self.until_offset:

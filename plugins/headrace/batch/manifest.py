@@ -8,7 +8,7 @@ file is overwritten: the second name also contains a hash of the contents, and t
 On disk it is a document with a checksum (`headrace.batch.checksummed_json`) that holds ``version``, ``stream``,
 ``batch_time_ms``, ``interval_ms``, ``segments`` (paths below the log's root) and ``inputs``, by id: ``partitions``
 as [topic, topic id, partition, incarnation] and ``blocks`` as [segment's index, offset, length, records, payload
-bytes, [[partition's index, from, until, records], …]].
+bytes, [[partition's index, from, until, records, leader epoch if known], …]].
 
 A batch that was built from Kafka by timestamps (`headrace.batch.build_from_kafka`) has no blocks: its inputs hold
 ``ranges`` as [partition's index, from, until], whose records are not counted.
@@ -105,7 +105,9 @@ class Manifest:
     def ranges(self, input_id: str) -> list[RecordedRange]:
         """The offset ranges of one input's blocks, or its built ranges; used to read the batch again from Kafka."""
         of_blocks = [
-            RecordedRange(taken.partition, taken.from_offset, taken.until_offset, taken.records)
+            RecordedRange(
+                taken.partition, taken.from_offset, taken.until_offset, taken.records, leader_epoch=taken.leader_epoch
+            )
             for block in self.inputs.get(input_id, ())
             for taken in block.ranges
         ]
@@ -253,7 +255,13 @@ def _input_to_json(
     listed = []
     for block in blocks:
         ranges = [
-            [partitions.setdefault(r.partition, len(partitions)), r.from_offset, r.until_offset, r.records]
+            [
+                partitions.setdefault(r.partition, len(partitions)),
+                r.from_offset,
+                r.until_offset,
+                r.records,
+                *([] if r.leader_epoch is None else [r.leader_epoch]),
+            ]
             for r in block.ranges
         ]
         handle = block.handle
@@ -280,7 +288,7 @@ def _blocks_from_json(part: Mapping[str, Any], segments: list[str]) -> tuple[Man
             handle=BlockHandle(segments[segment], offset, length),
             records=records,
             payload_bytes=payload_bytes,
-            ranges=tuple(OffsetRange(partitions[index], start, until, count) for index, start, until, count in ranges),
+            ranges=tuple(OffsetRange(partitions[index], *numbers) for index, *numbers in ranges),
         )
         for segment, offset, length, records, payload_bytes, ranges in part["blocks"]
     )

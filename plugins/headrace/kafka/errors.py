@@ -27,6 +27,18 @@ class RecordsDifferError(ReplayError):
     failure = Failure.FINAL
 
 
+class RecordsReplacedError(RecordsDifferError):
+    """Kafka's log was truncated after records were received, and their offsets were given to others."""
+
+    def __init__(self, ranges: str) -> None:
+        super().__init__(
+            "Kafka's log was truncated after these records were received, and it has given their offsets to others: "
+            f"{ranges}.",
+            remedy="The log no longer has them, and Kafka has other records in their place. Documents that were "
+            "written stay as they are. If the batch has not completed, give it up: `headrace batches abandon`.",
+        )
+
+
 class RangesUnreadableError(ReplayError):
     """Kafka does not answer, or does not deliver the records that it should have."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from headrace.blocks import TopicPartition
 from headrace.kafka.errors import OverlappingRangesError
@@ -15,12 +16,16 @@ MIN_TASK_RECORDS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class RecordedRange:
-    """Offsets ``[from_offset, until_offset)``; ``records`` of them hold a record (None: not counted)."""
+    """Offsets ``[from_offset, until_offset)``; ``records`` of them hold a record (None: not counted).
+
+    ``leader_epoch`` is that of `OffsetRange`.
+    """
 
     partition: TopicPartition
     from_offset: int
     until_offset: int
     records: int | None
+    leader_epoch: int | None = None
 
     @property
     def weight(self) -> int:
@@ -35,13 +40,26 @@ class RecordedRange:
 class RangeRun:
     """Adjacent ranges of one partition: they are read in one pass, but each one's records are counted.
 
-    The i-th range ends before ``untils[i]``, where the next one begins, and holds ``counts[i]`` records.
+    The i-th range ends before ``untils[i]``, where the next one begins, and holds ``counts[i]`` records, the last of
+    which is of the leader epoch ``leader_epochs[i]``.
     """
 
     partition: TopicPartition
     from_offset: int
     untils: tuple[int, ...]
     counts: tuple[int | None, ...]
+    leader_epochs: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, ranges: Sequence[RecordedRange]) -> Self:
+        """Join adjacent ranges of one partition, of which there is at least one."""
+        return cls(
+            ranges[0].partition,
+            ranges[0].from_offset,
+            untils=tuple(each.until_offset for each in ranges),
+            counts=tuple(each.records for each in ranges),
+            leader_epochs=tuple(each.leader_epoch for each in ranges),
+        )
 
     @property
     def until_offset(self) -> int:
@@ -57,8 +75,8 @@ class RangeRun:
         """The ranges that it was joined from."""
         begins = (self.from_offset, *self.untils[:-1])
         return [
-            RecordedRange(self.partition, begin, until, count)
-            for begin, until, count in zip(begins, self.untils, self.counts, strict=True)
+            RecordedRange(self.partition, begin, until, count, epoch)
+            for begin, until, count, epoch in zip(begins, self.untils, self.counts, self.leader_epochs, strict=True)
         ]
 
     def __str__(self) -> str:
@@ -120,12 +138,7 @@ def joined(ordered: Sequence[RecordedRange]) -> tuple[RangeRun, ...]:
             runs[-1].append(each)
         else:
             runs.append([each])
-    return tuple(_run(filled) for run in runs if (filled := _without_empty_ends(run)))
-
-
-def _run(ranges: Sequence[RecordedRange]) -> RangeRun:
-    untils = tuple(each.until_offset for each in ranges)
-    return RangeRun(ranges[0].partition, ranges[0].from_offset, untils, tuple(each.records for each in ranges))
+    return tuple(RangeRun.of(filled) for run in runs if (filled := _without_empty_ends(run)))
 
 
 def _without_empty_ends(ranges: Sequence[RecordedRange]) -> Sequence[RecordedRange]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headrace.blocks import TopicPartition
 from headrace.kafka.offset_questions import Kept, OffsetQuestions
-from headrace.kafka.offset_ranges import RangeRun
+from headrace.kafka.offset_ranges import RangeRun, RecordedRange
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.topic_watch import SeenTopic
 from headrace.stream.inputs import KafkaInput
@@ -95,7 +95,7 @@ class OffsetsByTime:
         if self._reader is None:
             self._reader = KafkaRangeReader(self._clients, questions=self._questions)
         # Closed with this generator, also when the caller stops after the first batch.
-        with closing(self._reader.read([RangeRun(partition, begin, (until,), (None,))])) as reading:
+        with closing(self._reader.read([RangeRun.of([RecordedRange(partition, begin, until, None)])])) as reading:
             yield from reading
 
 

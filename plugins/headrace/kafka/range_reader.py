@@ -20,12 +20,12 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
 from headrace.kafka.client_settings import ClientConfig, admin_config, consumer_config
-from headrace.kafka.errors import RangesUnreadableError, RecordsDifferError
+from headrace.kafka.errors import RangesUnreadableError, RecordsDifferError, RecordsReplacedError
 from headrace.kafka.message_columns import consume
 from headrace.kafka.offset_questions import ANSWER_SECONDS, OffsetQuestions
 from headrace.kafka.offset_ranges import RangeRun, RecordedRange
 from headrace.kafka.range_availability import check_available, gone, listed
-from headrace.kafka.record_batches import Converted, Cursor, convert
+from headrace.kafka.record_batches import Converted, Cursor, EpochRecords, convert
 from headrace.stream.inputs import KafkaInput
 from headrace.stream.limits import Limits
 
@@ -41,6 +41,8 @@ _FIRST_RECORDS = 500
 _CONSUME_SECONDS = 0.05
 # The pause before a partition is fetched again after an error.
 _AGAIN_SECONDS = 0.1
+
+_ANY_EPOCH = int(np.iinfo(np.int64).max)
 
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _FINAL = frozenset(
@@ -100,6 +102,8 @@ def check_ranges(clients: RangeClients, runs: Sequence[RangeRun]) -> None:
 class _Reading:
     """The progress of reading a run; ``seen`` counts the records of each of its ranges.
 
+    ``leader_epochs`` are those recorded for its ranges, the highest possible number where none is.
+
     ``is_anew``: the run is fetched again after an error and has no result yet, so the client may still report its old
     position. ``end`` is the partition's end as the client last reported it.
     """
@@ -108,16 +112,35 @@ class _Reading:
     next_offset: int
     seen: np.ndarray[Any, Any]
     untils: np.ndarray[Any, Any]
+    leader_epochs: np.ndarray[Any, Any]
     end: int | None = None
     is_anew: bool = False
 
     @classmethod
     def of(cls, run: RangeRun) -> Self:
         untils = np.array(run.untils, dtype=np.int64)
-        return cls(run, run.from_offset, np.zeros(len(untils), dtype=np.int64), untils)
+        epochs = [_ANY_EPOCH if epoch is None else epoch for epoch in run.leader_epochs]
+        return cls(run, run.from_offset, np.zeros(len(untils), dtype=np.int64), untils, np.array(epochs))
 
     def count(self, offsets: np.ndarray[Any, Any]) -> None:
         self.seen += np.bincount(np.searchsorted(self.untils, offsets, side="right"), minlength=len(self.untils))
+
+    def refuse_later(self, records: EpochRecords) -> None:
+        """Refuse records of a later leader epoch than the last record of their range had when it was received.
+
+        Offsets ascend with leader epochs, and a log that was truncated goes on in a later one (KIP-101).
+
+        Raises:
+            RecordsReplacedError: Kafka has given the offsets to other records.
+        """
+        first, last = np.searchsorted(self.untils, (records.first_offset, records.until_offset - 1), side="right")
+        (later,) = np.nonzero(self.leader_epochs[first : last + 1] < records.leader_epoch)
+        if len(later):
+            place = int(first + later[0])
+            raise RecordsReplacedError(
+                f"{self.run.ranges()[place]} ended in leader epoch {self.leader_epochs[place]}, and Kafka has records "
+                f"of leader epoch {records.leader_epoch} from offset {records.first_offset} on"
+            )
 
     @property
     def is_done(self) -> bool:
@@ -167,6 +190,8 @@ class KafkaRangeReader:
 
         Raises:
             RecordsDifferError: a counted range holds more or fewer records than its count.
+            RecordsReplacedError: Kafka has other records in a range than the received ones. Raised before it returns
+                any of them.
             RangesGoneError: Kafka no longer has an offset, or the topic was created again meanwhile.
             RangesUnreadableError: there was no progress for ``stall_seconds``, or a record cannot be read.
         """
@@ -254,6 +279,8 @@ class KafkaRangeReader:
             if last > reading.run.until_offset:
                 beyond = offsets >= reading.run.until_offset
                 keep &= ~(beyond & mine) if not isinstance(mine, slice) else ~beyond
+            for records in converted.epochs[partition]:
+                reading.refuse_later(records)
             of_run = offsets[mine]
             reading.count(of_run[of_run < reading.run.until_offset])
         if keep.all():

@@ -29,7 +29,7 @@ def dump_json(value: Any) -> str:
 
 
 def dump_ranges(ranges: Iterable[OffsetRange]) -> list[list[Any]]:
-    """Return each range as [topic, topic id, partition, incarnation, from, until, records]."""
+    """Return each range as [topic, topic id, partition, incarnation, from, until, records, leader epoch if known]."""
     return [
         [
             r.partition.topic,
@@ -39,6 +39,7 @@ def dump_ranges(ranges: Iterable[OffsetRange]) -> list[list[Any]]:
             r.from_offset,
             r.until_offset,
             r.records,
+            *([] if r.leader_epoch is None else [r.leader_epoch]),
         ]
         for r in ranges
     ]
@@ -47,8 +48,8 @@ def dump_ranges(ranges: Iterable[OffsetRange]) -> list[list[Any]]:
 def load_ranges(value: Iterable[list[Any]]) -> tuple[OffsetRange, ...]:
     """The reverse of `dump_ranges`."""
     return tuple(
-        OffsetRange(TopicPartition(topic, topic_id, partition, incarnation), from_offset, until_offset, records)
-        for topic, topic_id, partition, incarnation, from_offset, until_offset, records in value
+        OffsetRange(TopicPartition(topic, topic_id, partition, incarnation), *numbers)
+        for topic, topic_id, partition, incarnation, *numbers in value
     )
 
 

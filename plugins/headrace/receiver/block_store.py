@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -132,6 +132,7 @@ class BlockStore:
     def _store_block(self, chunks: Sequence[RecordChunk], cut_time_ms: int, gone: Sequence[TopicPartition]) -> None:
         """``gone``: partitions whose records are dropped."""
         records, ranges = combine(chunks)
+        ranges = tuple(self._with_leader_epoch(each) for each in ranges)
         if gone:
             records, ranges = self._without(records, ranges, gone)
         while ranges:
@@ -147,6 +148,10 @@ class BlockStore:
                 records, ranges = self._without(records, ranges, [error.partition])
         self._next_offsets.update((each.partition, each.until_offset) for each in ranges)
         self._source.commits.note(ranges)
+
+    def _with_leader_epoch(self, each: OffsetRange) -> OffsetRange:
+        end = self._source.leader_epochs.end_at(each.partition, each.until_offset) if each.records else None
+        return each if end is None else replace(each, leader_epoch=end.leader_epoch)
 
     def advance(self, partition: TopicPartition, from_offset: int, until_offset: int, gap: str | None) -> None:
         """Advance a position over offsets that hold no record, or that are lost (``gap`` says why)."""

@@ -18,7 +18,7 @@ from headrace.blocks import TopicPartition
 from headrace.errors import HeadraceError
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.offset_questions import OffsetQuestions
-from headrace.kafka.offset_ranges import RangeRun
+from headrace.kafka.offset_ranges import RangeRun, RecordedRange
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.record_batches import Converted, Cursor
 
@@ -69,7 +69,7 @@ class KafkaEvidence:
 
     def record_offsets(self, partition: TopicPartition, offsets: Offsets) -> np.ndarray[Any, Any]:
         from_offset, until_offset = offsets
-        run = RangeRun(partition, from_offset, (until_offset,), (None,))
+        run = RangeRun.of([RecordedRange(partition, from_offset, until_offset, None)])
         clients = self._clients.for_offsets(until_offset - from_offset)
         found = []
         with KafkaRangeReader(clients, stall_seconds=_ANSWER_SECONDS, questions=self._ask()) as reader:

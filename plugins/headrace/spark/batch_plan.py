@@ -15,7 +15,7 @@ from headrace.batch.manifest import Manifest
 from headrace.batch.vanished_blocks import without_vanished
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
-from headrace.kafka.errors import RecordsDifferError
+from headrace.kafka.errors import RecordsReplacedError
 from headrace.ledger.states import AttemptState, EventKind
 from headrace.spark.outputs.writer import needs_empty_batches
 from headrace.spark.state.store import StateStore
@@ -214,8 +214,11 @@ def origins_of(context: StreamContext, times: Iterable[int], *, abandoned: bool 
 def refuse_reused(context: StreamContext, origins: Iterable[BatchOrigin]) -> None:
     """Refuse batches that would be read from Kafka where its log was truncated since: other records have their offsets.
 
+    What no receiver has reported, for example because none ran, is refused when it is read, by the leader epochs in the
+    manifest. A batch that was built from Kafka has none.
+
     Raises:
-        RecordsDifferError: a receiver has reported such offsets; the text names them.
+        RecordsReplacedError: a receiver has reported such offsets; the text names them.
     """
     in_kafka = [origin for origin in origins if origin.source == "kafka"]
     reused = context.ledger.events.latest(context.name, [EventKind.OFFSETS_REUSED], 1_000) if in_kafka else ()
@@ -227,12 +230,7 @@ def refuse_reused(context: StreamContext, origins: Iterable[BatchOrigin]) -> Non
         if each.weight and _holds_reused(each, event.payload)
     ]
     if problems:
-        raise RecordsDifferError(
-            "Kafka's log was truncated after these records were received, and it has given their offsets to others: "
-            f"{'; '.join(sorted(set(problems))[:_MOST_NAMED])}.",
-            remedy="The log no longer has them, and Kafka has other records in their place. Documents that were "
-            "written stay as they are. If the batch has not completed, give it up: `headrace batches abandon`.",
-        )
+        raise RecordsReplacedError("; ".join(sorted(set(problems))[:_MOST_NAMED]))
 
 
 def _holds_reused(each: RecordedRange, reused: Mapping[str, Any]) -> bool:

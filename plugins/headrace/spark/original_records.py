@@ -181,7 +181,7 @@ class KafkaOriginalRecords:
         from headrace.kafka.range_reader import KafkaRangeReader
 
         until = min(taken.until_offset, offset + OFFSETS_AT_ONCE)
-        run = RangeRun(taken.partition, offset, (until,), (None,))
+        run = RangeRun.of([RecordedRange(taken.partition, offset, until, None, taken.leader_epoch)])
         reader = self._readers.get(input_id)
         if reader is None:
             reader = self._readers[input_id] = KafkaRangeReader(self._clients[input_id])

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from headrace.batch.manifest import LOG_FOLDER
 from headrace.blocks import BlockHandle
 from headrace.errors import HeadraceError
-from headrace.kafka.offset_ranges import RangeRun
+from headrace.kafka.offset_ranges import RangeRun, RecordedRange
 from headrace.kafka.range_availability import since
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.stream import KafkaInput
@@ -99,7 +99,7 @@ class RecordReader:
             raise NotInKafkaError(f"Kafka has no such offset yet: the partition ends at {kept.end}.")
         if position.offset < kept.first:
             raise NotInKafkaError(f"Kafka has deleted it: {since(kept)}.")
-        run = RangeRun(partition, position.offset, (position.offset + 1,), (None,))
+        run = RangeRun.of([RecordedRange(partition, position.offset, position.offset + 1, None)])
         with KafkaRangeReader(clients, stall_seconds=STALL_SECONDS, questions=questions) as reader:
             for records in reader.read([run]):
                 found = _record(records, position, "kafka")

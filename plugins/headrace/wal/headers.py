@@ -1,7 +1,7 @@
 """The headers of the log's frames, as JSON, so that ``strings`` can read a log when everything else is lost.
 
 Offset ranges are grouped by topic, since a block may span thousands of partitions:
-``[["flights", "<topic id>", 1, [[partition, from, until, records], …]], …]``.
+``[["flights", "<topic id>", 1, [[partition, from, until, records, leader epoch if known], …]], …]``.
 
 A field that was added later is omitted when it has no value, and read as None when it is missing. Readers ignore
 unknown fields. So a new field needs a new format version only if older readers must not ignore it.
@@ -204,14 +204,20 @@ def _dump_ranges(ranges: tuple[OffsetRange, ...]) -> list[Any]:
     for r in ranges:
         tp = r.partition
         topics.setdefault((tp.topic, tp.topic_id, tp.incarnation), []).append(
-            [tp.partition, r.from_offset, r.until_offset, r.records]
+            [
+                tp.partition,
+                r.from_offset,
+                r.until_offset,
+                r.records,
+                *([] if r.leader_epoch is None else [r.leader_epoch]),
+            ]
         )
     return [[*topic, partitions] for topic, partitions in topics.items()]
 
 
 def _load_ranges(topics: list[Any]) -> tuple[OffsetRange, ...]:
     return tuple(
-        OffsetRange(TopicPartition(topic, topic_id, partition, incarnation), from_offset, until_offset, records)
+        OffsetRange(TopicPartition(topic, topic_id, partition, incarnation), *numbers)
         for topic, topic_id, incarnation, partitions in topics
-        for partition, from_offset, until_offset, records in partitions
+        for partition, *numbers in partitions
     )

@@ -23,6 +23,8 @@ from confluent_kafka.admin import (
 )
 from tests.integration.receiver.launchers import ProcessLauncher, ThreadLauncher
 
+from headrace.kafka.offset_ranges import RecordedRange, in_order, joined
+from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.ledger import Ledger
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
@@ -184,6 +186,17 @@ class Rig:
             for block in self.ledger.allocations.blocks_of("air", each.batch_time_ms)
         ]
         return [row for block in blocks for row in read_block(log, block.info.handle)[1].to_pylist()]
+
+    def read_again(self) -> int:
+        """Read the records of all accepted blocks again from Kafka; returns their number."""
+        ranges = [
+            RecordedRange(each.partition, each.from_offset, each.until_offset, each.records, each.leader_epoch)
+            for unclaimed in self.ledger.blocks.unclaimed("air", limit=100_000)
+            for block in self.ledger.allocations.blocks_of("air", unclaimed.batch_time_ms)
+            for each in block.info.ranges
+        ]
+        with KafkaRangeReader(RangeClients.of(self.stream.inputs[0])) as reader:
+            return sum(batch.num_rows for batch in reader.read(joined(in_order(ranges))))
 
     def offsets(self) -> dict[tuple[str, int], list[int]]:
         found: dict[tuple[str, int], list[int]] = {}

@@ -24,6 +24,7 @@ from confluent_kafka.admin import (
 from tests.integration.receiver.kafka_bytes import batches_of, cut_off
 
 from headrace.devstack.kafka import KafkaServer
+from headrace.kafka.errors import RecordsReplacedError
 from headrace.kafka.range_reader import RangeClients
 from headrace.ledger import EventKind, PartitionState
 from headrace.receiver import partition_errors
@@ -205,11 +206,15 @@ def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_reported
     rig.begin(rig.define(on_lost_offsets="reset"))
     rig.await_positions({(rig.topic, 0): 6, (rig.topic, 1): 3})
     rig.end()
+    assert rig.read_again() == 9
     server.stop()
     cut_off(folder_of(server, rig), 3)
     server.start()
     rig.produce(20, tag="new")
     rig.produce(2, partition=1)
+    # No receiver has noticed it. A batch that is read again from Kafka does, by what its manifest knows.
+    with pytest.raises(RecordsReplacedError, match=rf"{rig.topic}-0 \[.*ended in leader epoch"):
+        rig.read_again()
     rig.begin(rig.define(on_lost_offsets="reset"))
     rig.await_positions({(rig.topic, 0): 23, (rig.topic, 1): 5})
     (event,) = rig.ledger.events.page("air", kinds=[EventKind.OFFSETS_REUSED])

@@ -34,7 +34,7 @@ def test_written_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     folder = f"{tmp_path}/shop"
     written = manifest(
         folder,
-        clicks=(block("b", 7, OffsetRange(P0, 0, 3, 2), OffsetRange(P1, 5, 9, 4)), block("a", 0)),
+        clicks=(block("b", 7, OffsetRange(P0, 0, 3, 2), OffsetRange(P1, 5, 9, 4, leader_epoch=7)), block("a", 0)),
         views=(),
     )
     sha256 = written.write(open_storage(folder))
@@ -61,8 +61,8 @@ def test_another_manifest_is_neither_overwritten_nor_taken_for_this_one(tmp_path
 
 
 def test_ranges_are_those_of_the_blocks(tmp_path: Path) -> None:
-    listed = manifest(str(tmp_path), clicks=(block("a", 0, OffsetRange(P0, 0, 3, 2), OffsetRange(P1, 5, 9, 4)),))
-    assert listed.ranges("clicks") == [RecordedRange(P0, 0, 3, 2), RecordedRange(P1, 5, 9, 4)]
+    listed = manifest(str(tmp_path), clicks=(block("a", 0, OffsetRange(P0, 0, 3, 2, 7), OffsetRange(P1, 5, 9, 4)),))
+    assert listed.ranges("clicks") == [RecordedRange(P0, 0, 3, 2, 7), RecordedRange(P1, 5, 9, 4)]
     assert listed.ranges("unknown") == []
 
 

@@ -15,20 +15,20 @@ P1 = TopicPartition("clicks", "id", 1)
 
 
 def test_ranges_that_meet_are_one_run_and_stay_counted_one_by_one() -> None:
-    ranges = [RecordedRange(P1, 0, 4, 4), RecordedRange(P0, 5, 9, 3), RecordedRange(P0, 0, 5, 5)]
-    assert deal(ranges, 1) == [(RangeRun(P0, 0, (5, 9), (5, 3)), RangeRun(P1, 0, (4,), (4,)))]
+    ranges = [RecordedRange(P1, 0, 4, 4), RecordedRange(P0, 5, 9, 3, 7), RecordedRange(P0, 0, 5, 5)]
+    assert deal(ranges, 1) == [(RangeRun.of([ranges[2], ranges[1]]), RangeRun.of([ranges[0]]))]
 
 
 def test_ranges_that_hold_nothing_are_read_only_between_others() -> None:
     empty_end = [RecordedRange(P0, 0, 5, 5), RecordedRange(P0, 5, 22, 0), RecordedRange(P0, 22, 25, 3)]
-    assert deal([*empty_end, RecordedRange(P0, 25, 40, 0)], 1) == [(RangeRun(P0, 0, (5, 22, 25), (5, 0, 3)),)]
+    assert deal([*empty_end, RecordedRange(P0, 25, 40, 0)], 1) == [(RangeRun.of(empty_end),)]
     assert deal([RecordedRange(P0, 5, 22, 0), RecordedRange(P1, 3, 3, None)], 4) == []
     assert deal([], 4) == []
 
 
 def test_ranges_that_do_not_meet_are_runs_of_their_own() -> None:
-    (task,) = deal([RecordedRange(P0, 0, 5, 5), RecordedRange(P0, 6, 9, 3)], 1)
-    assert task == (RangeRun(P0, 0, (5,), (5,)), RangeRun(P0, 6, (9,), (3,)))
+    ranges = [RecordedRange(P0, 0, 5, 5), RecordedRange(P0, 6, 9, 3)]
+    assert deal(ranges, 1) == [tuple(RangeRun.of([each]) for each in ranges)]
 
 
 def test_an_offset_in_two_ranges_is_refused() -> None:
@@ -40,7 +40,7 @@ def test_few_records_are_one_task_and_an_uncounted_range_is_split() -> None:
     assert len(deal([RecordedRange(P0, 0, 900, 900), RecordedRange(P1, 0, 900, 900)], 8)) == 1
     tasks = deal([RecordedRange(P0, 0, 1000, None)], 4, min_task_records=10)
     assert [run for task in tasks for run in task] == [
-        RangeRun(P0, begin, (begin + 250,), (None,)) for begin in range(0, 1000, 250)
+        RangeRun(P0, begin, (begin + 250,), (None,), (None,)) for begin in range(0, 1000, 250)
     ]
 
 

@@ -10,9 +10,9 @@ from confluent_kafka import KafkaError, Message
 
 from headrace.blocks import TopicPartition
 from headrace.kafka import range_reader as kafka_ranges
-from headrace.kafka.errors import RangesGoneError, RangesUnreadableError, RecordsDifferError
+from headrace.kafka.errors import RangesGoneError, RangesUnreadableError, RecordsDifferError, RecordsReplacedError
 from headrace.kafka.offset_questions import Kept, OffsetQuestions
-from headrace.kafka.offset_ranges import RangeRun
+from headrace.kafka.offset_ranges import RangeRun, RecordedRange
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.stream import KafkaInput
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
@@ -48,7 +48,15 @@ class Clicks:
 
     def run(self, partition: int, begin: int, *ends: tuple[int, int | None]) -> RangeRun:
         where = TopicPartition("clicks", self.topic_id, partition)
-        return RangeRun(where, begin, tuple(end for end, _ in ends), tuple(count for _, count in ends))
+        begins = [begin, *(end for end, _ in ends)]
+        return RangeRun.of(
+            [RecordedRange(where, start, end, count) for start, (end, count) in zip(begins, ends, strict=False)]
+        )
+
+    def received(self, *ranges: tuple[int, int, int]) -> RangeRun:
+        """A run of partition 0: each range's from, until and leader epoch; all offsets have a record."""
+        where = TopicPartition("clicks", self.topic_id, 0)
+        return RangeRun.of([RecordedRange(where, start, end, end - start, epoch) for start, end, epoch in ranges])
 
     def reader(self, *, stall_seconds: float = 5.0, compacted: bool = False) -> KafkaRangeReader:
         def make(config: Mapping[str, Any]) -> FakeConsumer:
@@ -141,6 +149,22 @@ def test_more_records_than_recorded_are_an_error(clicks: Clicks) -> None:
     clicks.kafka.produce("clicks", 0, b"a", b"b")
     with pytest.raises(RecordsDifferError, match=r"1 recorded, 2 read.*isolation.level"):
         clicks.read(clicks.run(0, 0, (2, 1)))
+
+
+def test_records_that_took_the_offsets_of_others_are_refused_before_any_is_returned(clicks: Clicks) -> None:
+    clicks.kafka.produce("clicks", 0, b"a", b"b")
+    clicks.kafka.elect("clicks", 0)
+    clicks.kafka.produce("clicks", 0, b"c", b"d", b"e")
+    runs = clicks.received((0, 1, 0), (1, 4, 1), (4, 5, 1))
+    assert len(clicks.read(runs)) == 5
+    clicks.kafka.elect("clicks", 0, high=3)
+    clicks.kafka.produce("clicks", 0, b"x", b"y", b"z")
+    received = []
+    with clicks.reader() as reader, pytest.raises(RecordsReplacedError, match=r"clicks-0 \[1, 4\) ended in leader epoch 1"):
+        received = [batch for batch in reader.read([runs])]
+    assert received == []
+    assert len(clicks.read(clicks.received((0, 1, 0), (1, 3, 1)))) == 3, "what was not cut off is read"
+    assert len(clicks.read(clicks.run(0, 0, (5, 5)))) == 5, "without leader epochs there is nothing to compare"
 
 
 def test_a_log_that_ends_early_is_not_waited_for_forever(clicks: Clicks) -> None:

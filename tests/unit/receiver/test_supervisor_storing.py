@@ -11,6 +11,7 @@ from tests.unit.receiver.waiting import eventually
 from headrace.ledger import Ledger, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.wal.log_scan import scan_log
+from headrace.wal.reader import read_block
 
 
 class BrokenDisk:
@@ -107,3 +108,23 @@ def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
     assert "did not answer" in report.error
     assert setting.positions() == [2, 0]
     assert [each.accepted for each in scan_log(setting.storage.below("log")).settled()] == [True, None]
+
+
+def test_a_block_keeps_the_leader_epoch_of_each_range_in_the_log_and_the_ledger(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    setting.kafka.elect("flights", 0)
+    with setting.running():
+        setting.kafka.produce("flights", 0, b"b")
+        eventually(lambda: setting.positions() == [2, 0])
+        setting.kafka.elect("flights", 0)
+        setting.kafka.produce("flights", 0, b"c")
+        eventually(lambda: setting.positions() == [3, 0])
+    ends = {}
+    for each in setting.ledger.blocks.unclaimed("air"):
+        for block in setting.ledger.allocations.blocks_of("air", each.batch_time_ms):
+            header, _ = read_block(setting.storage.below("log"), block.info.handle)
+            assert header.ranges == block.info.ranges
+            ends |= {(of.partition.partition, of.until_offset): of.leader_epoch for of in block.info.ranges}
+    assert ends[0, 2] == 1
+    assert ends[0, 3] == 2

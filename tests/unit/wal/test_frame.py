@@ -25,7 +25,7 @@ BLOCK = FrameHeader(
     cut_time_ms=1_700_000_000_200,
     ranges=(
         OffsetRange(TopicPartition("a", "id-a", 0), 0, 10, 10),
-        OffsetRange(TopicPartition("a", "id-a", 1), 5, 22, 4),
+        OffsetRange(TopicPartition("a", "id-a", 1), 5, 22, 4, leader_epoch=6),
         OffsetRange(TopicPartition("b", "id-b", 0, 2), 1 << 62, (1 << 62) + 1, 1),
     ),
     records=15,
