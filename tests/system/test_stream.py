@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import psutil
 import pytest
 from tests.system.killing import kill_session
 from tests.system.orders import STREAM, Orders, wait_until
+from typer.testing import CliRunner
 
+from headrace.cli.main import app
+from headrace.cli.stack_environment import environment
 from headrace.clock import time_text
 from headrace.devstack.stack import Stack
 from headrace.ledger.states import JobState
@@ -21,14 +25,20 @@ def test_everything_arrives_once_and_unchanged(orders: Orders) -> None:
     orders.assert_proved()
 
 
-def test_a_batch_run_again_changes_nothing(orders: Orders) -> None:
+def test_a_batch_run_again_by_the_command_changes_nothing(orders: Orders, stack: Stack) -> None:
     orders.finish(orders.produce(1_000))
     batch = orders.settle().with_records[-1]
     taken = orders.ledger.runs.newest(STREAM)
     (run_id,) = [run_id for run_id, batch_time_ms in taken.items() if batch_time_ms == batch.batch_time_ms]
     orders.api.wait_for_run(f"{STREAM}_batches", run_id)
-    orders.api.clear(f"{STREAM}_batches", run_id)
+    command = ["batches", "run", STREAM, time_text(batch.batch_time_ms)]
+    preview = CliRunner().invoke(app, [*command, "--preview"], env=environment(stack.state))
+    assert f"Run {run_id} of {STREAM}_batches is cleared" in preview.output
+    done = CliRunner().invoke(app, [*command, "--reason", "a test", "--json"], env=environment(stack.state))
+    assert done.exit_code == 0, done.output
+    assert f"Run {run_id} of {STREAM}_batches is cleared" in json.loads(done.stdout)["done"]
     orders.api.wait_for_run(f"{STREAM}_batches", run_id)
+    assert orders.ledger.batches.get(STREAM, batch.batch_time_ms).attempt > batch.attempt
     orders.assert_proved()
 
 

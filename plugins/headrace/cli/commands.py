@@ -39,13 +39,14 @@ COMMANDS: dict[str, Noun] = {
         },
     ),
     "batches": Noun(
-        "Batches of a stream: list them, show one, or abandon one.",
+        "Batches of a stream: list them, show one, run one again, or abandon one.",
         {
             "list": "headrace.cli.batches:list_batches",
             "show": "headrace.cli.batches:show",
             "unclaimed": "headrace.cli.batches:unclaimed",
             "preview": "headrace.cli.batch_preview:preview",
             "export": "headrace.cli.batch_preview:export",
+            "run": "headrace.cli.batch_run:run",
             "abandon": "headrace.cli.batches:abandon",
         },
     ),

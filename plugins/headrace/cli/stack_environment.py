@@ -7,13 +7,16 @@ import shlex
 from pathlib import Path
 
 from headrace.cli.commands import examples
-from headrace.cli.options import LEDGER_VARIABLE, AsJson
+from headrace.cli.options import AIRFLOW_VARIABLE, LEDGER_VARIABLE, AsJson
 from headrace.cli.output import echo
 from headrace.cli.stack import Data
 from headrace.connections import CONNECTION_PREFIX, variable_name
 from headrace.devstack.errors import LocalStackError
 from headrace.devstack.stack import LEDGER_CONNECTION
 from headrace.devstack.state import Phase, StackState, read_state
+
+AIRFLOW_CONNECTION = "headrace_airflow"
+"""The connection to the stack's Airflow, by which commands log in to its API."""
 
 
 @examples("stack env", "stack env --data mine/data --json")
@@ -36,8 +39,21 @@ def env(*, data: Data = Path(".headrace"), as_json: AsJson = False) -> None:
 
 
 def environment(state: StackState) -> dict[str, str]:
-    """The variables: ``AIRFLOW_CONN_…`` for each connection, and the ledger if the stack has Postgres."""
+    """The variables: ``AIRFLOW_CONN_…`` for each connection, and the names of the ledger's and Airflow's if it has
+    them."""
     found = {variable_name(conn_id): json.dumps(fields) for conn_id, fields in state.connections.items()}
     if LEDGER_CONNECTION in state.connections:
         found[LEDGER_VARIABLE] = f"{CONNECTION_PREFIX}{LEDGER_CONNECTION}"
+    airflow = state.services.get("api-server")
+    if airflow is not None and airflow.address is not None and state.login is not None:
+        passwords = json.loads(Path(state.login.password_file).read_text(encoding="utf-8"))
+        found[AIRFLOW_VARIABLE] = AIRFLOW_CONNECTION
+        found[variable_name(AIRFLOW_CONNECTION)] = json.dumps(
+            {
+                "conn_type": "http",
+                "host": airflow.address,
+                "login": state.login.user,
+                "password": passwords[state.login.user],
+            }
+        )
     return found

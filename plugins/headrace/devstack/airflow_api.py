@@ -1,4 +1,4 @@
-"""A small client of Airflow's REST API (v2), for the demo and the tests."""
+"""A small client of Airflow's REST API (v2), for the demo, the tests and the command `batches run`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,17 @@ class RunFailedError(LocalStackError):
 
 
 class AirflowApi:
-    """A client of the Airflow at ``url`` (without a path) for one user. Not thread-safe."""
+    """A client of the Airflow at ``url`` for one user. Not thread-safe.
+
+    The URL is of the scheme http or https; a path of its own, as behind a proxy, comes before those of Airflow.
+    """
 
     def __init__(self, url: str, user: str, password: str, *, timeout: float = 30.0) -> None:
         parts = urlsplit(url)
-        self._address = (parts.hostname or "", parts.port or 80)
+        self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._address = (parts.hostname or "", parts.port or self._connect.default_port)
+        self._url = url.rstrip("/")
+        self._base = parts.path.rstrip("/")
         self._login = {"username": user, "password": password}
         self._timeout = timeout
         self._token: str | None = None
@@ -186,10 +192,10 @@ class AirflowApi:
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
-        where = f"{method} http://{self._address[0]}:{self._address[1]}{path.partition('?')[0]}"
-        connection = http.client.HTTPConnection(*self._address, timeout=self._timeout)
+        where = f"{method} {self._url}{path.partition('?')[0]}"
+        connection = self._connect(*self._address, timeout=self._timeout)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            connection.request(method, self._base + path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             text = answer.read().decode()
         except (OSError, http.client.HTTPException) as error:
@@ -197,13 +203,23 @@ class AirflowApi:
         finally:
             connection.close()
         if answer.status >= http.client.BAD_REQUEST:
-            raise AirflowApiError(f"{where} was answered {answer.status} {answer.reason}: {text[:2000]}", answer.status)
+            why = _detail(text)
+            raise AirflowApiError(f"{where} was answered {answer.status} {answer.reason}: {why}", answer.status)
         if not text:
             return None
         try:
             return json.loads(text)
         except ValueError:
             return text
+
+
+def _detail(text: str) -> str:
+    """The reason in an error's answer: the texts of Airflow and headrace are the value of "detail"."""
+    try:
+        detail = json.loads(text)["detail"]
+    except (ValueError, LookupError, TypeError):
+        detail = text
+    return detail if isinstance(detail, str) else text[:2000]
 
 
 def _run(dag_id: str, run_id: str) -> str:

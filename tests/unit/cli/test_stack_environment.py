@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from headrace.cli.main import app
 from headrace.connections import resolve
 from headrace.devstack.stack_processes import ProcessRef
-from headrace.devstack.state import Phase, StackState, write_state
+from headrace.devstack.state import Login, Phase, ServiceState, StackState, write_state
 
 KAFKA = {"conn_type": "kafka", "extra": {"bootstrap.servers": "127.0.0.1:1", "client.id": "it's $HOME"}}
 LEDGER = {"conn_type": "postgres", "host": "127.0.0.1", "port": 2, "login": "headrace", "schema": "headrace"}
@@ -59,6 +59,17 @@ def test_a_stack_without_postgres_has_no_ledger(data: Path) -> None:
     del state.connections["headrace_ledger"]
     write_state(data, state)
     assert set(json.loads(env(data, "--json").stdout)) == {"AIRFLOW_CONN_KAFKA_DEFAULT"}
+
+
+def test_a_stack_with_airflow_exports_its_login(data: Path) -> None:
+    state = StackState.model_validate_json((data / "stack.json").read_bytes())
+    (data / "passwords.json").write_text('{"admin": "secret"}')
+    state.login = Login(user="admin", password_file=str(data / "passwords.json"))
+    state.services["api-server"] = ServiceState(name="api-server", address="http://127.0.0.1:3")
+    write_state(data, state)
+    variables = json.loads(env(data, "--json").stdout)
+    airflow = resolve(variables["HEADRACE_AIRFLOW"], variables)
+    assert (airflow.host, airflow.login, airflow.password) == ("http://127.0.0.1:3", "admin", "secret")
 
 
 def test_a_stack_that_does_not_run_exports_nothing(data: Path, tmp_path: Path) -> None:
