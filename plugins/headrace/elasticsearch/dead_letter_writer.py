@@ -117,8 +117,8 @@ class DeadLetterWriter:
     def _refused(self, reason: Reason) -> DeadLettersRefusedError:
         return DeadLettersRefusedError(
             f"A dead letter was refused by index {self._options.dead_letter_index!r}: {reason}.",
-            remedy="Let headrace create that index, or give it the mapping that it would have created; "
-            "then run the batch again.",
+            remedy="Let headrace create that index, or give it the mapping that it would have created. "
+            "The next run of the batch DAG tries the batch again.",
         )
 
     def _with_original(self, letter: DeadLetter) -> DeadLetter:

@@ -68,7 +68,7 @@ class RetryBudget:
             raise ElasticsearchUnavailableError(
                 f"{self._what} made no progress for {self._max_seconds:g} s ({self._failures + 1} tries); "
                 f"the last answer: {reason}",
-                remedy="Nothing was dropped. Check the cluster, then run the batch again. "
+                remedy="Nothing was dropped. Check the cluster. The next run of the batch DAG tries the batch again. "
                 "'max_retry_seconds' sets how long to wait.",
             )
         self._report(now - self._failing_since, left, reason)

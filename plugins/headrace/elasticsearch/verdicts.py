@@ -246,8 +246,8 @@ _REMEDIES = tuple(
     )
 )
 _ANY_REMEDY = (
-    "Correct the index or the connection, then run the batch again; nothing was dropped. Where documents are at fault, "
-    "let the transform correct or reject them (rejected_because)."
+    "Correct the index or the connection. Nothing was dropped; the next run of the batch DAG tries the batch again. "
+    "Where documents are at fault, let the transform correct or reject them (rejected_because)."
 )
 
 

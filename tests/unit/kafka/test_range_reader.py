@@ -159,12 +159,10 @@ def test_records_that_took_the_offsets_of_others_are_refused_before_any_is_retur
     assert len(clicks.read(runs)) == 5
     clicks.kafka.elect("clicks", 0, high=3)
     clicks.kafka.produce("clicks", 0, b"x", b"y", b"z")
-    received = []
-    with (
-        clicks.reader() as reader,
-        pytest.raises(RecordsReplacedError, match=r"clicks-0 \[1, 4\) ended in leader epoch 1"),
-    ):
-        received = [batch for batch in reader.read([runs])]
+    refused = pytest.raises(RecordsReplacedError, match=r"clicks-0 \[1, 4\) ended in leader epoch 1")
+    received: list[object] = []
+    with clicks.reader() as reader, refused:
+        received.extend(reader.read([runs]))
     assert received == []
     assert len(clicks.read(clicks.received((0, 1, 0), (1, 3, 1)))) == 3, "what was not cut off is read"
     assert len(clicks.read(clicks.run(0, 0, (5, 5)))) == 5, "without leader epochs there is nothing to compare"
