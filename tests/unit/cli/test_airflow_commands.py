@@ -44,7 +44,7 @@ def test_commands_run_under_airflow_with_its_connections(tmp_path: Path) -> None
     (tmp_path / "connections.json").write_text(json.dumps({"headrace_ledger_default": connection}))
     listed = airflow(tmp_path, "events", "list", "orders", "--json")
     assert listed.returncode == 0, listed.stderr
-    assert json.loads(listed.stdout)["kind"] == "stream_registered"
+    assert json.loads(listed.stdout)[0]["kind"] == "stream_registered"
 
 
 def test_all_that_follows_a_noun_is_left_to_the_command() -> None:

@@ -44,7 +44,7 @@ def test_the_option_wins_over_the_variable_over_the_folders_file_over_the_users(
 ) -> None:
     urls = {name: ledger_with(home, name) for name in ("option", "variable", "folder", "user")}
     user_file(home, f'ledger = "{urls["user"]}"')
-    assert json.loads(list_events("user").stdout)["kind"] == "stream_registered"
+    assert json.loads(list_events("user").stdout)[0]["kind"] == "stream_registered"
     Path("headrace.toml").write_text(f'ledger = "{urls["folder"]}"')
     assert list_events("user").exit_code == 1
     assert list_events("folder").exit_code == 0

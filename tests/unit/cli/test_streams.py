@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -243,10 +244,23 @@ def test_batches_are_listed_and_shown_by_their_time(stream: Stream) -> None:
     assert run(stream, "batches", "show", "shop", "yesterday").exit_code == 2
 
 
-def test_events_are_a_json_object_a_line(stream: Stream) -> None:
-    lines = run(stream, "events", "list", "shop", "--json").stdout.splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["stream_registered", "job_started", "batch_allocated"]
+def test_events_are_listed_newest_first(stream: Stream) -> None:
+    listed: Any = answer(stream, "events", "list", "shop")
+    assert [each["kind"] for each in listed] == ["batch_allocated", "job_started", "stream_registered"]
+    lines = run(stream, "events", "list", "shop", "--limit", "1").stdout.splitlines()
+    assert next(line.split()[0] for line in lines if line.strip()) == "at"
+    assert "batch_allocated" in "".join(lines)
+    assert "job_started" not in "".join(lines)
     assert run(stream, "events", "list", "shop", "--kind", "nonsense").exit_code == 2
+
+
+def test_events_are_followed_oldest_first_a_json_object_a_line(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    lines = run(stream, "events", "list", "shop", "--follow", "--json").stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["stream_registered", "job_started", "batch_allocated"]
 
 
 def test_an_unknown_stream_or_ledger_is_an_error_and_makes_nothing(stream: Stream, tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_too_large_a_request_is_split(send: Send, elasticsearch: FakeElasticsear
         ((401, "security_exception"), "login"),
         ((403, "security_exception"), "privileges"),
         ((404, "index_not_found_exception"), "auto_create_index"),
-        ((400, "invalid_index_name_exception"), "nothing was dropped"),
+        ((400, "invalid_index_name_exception"), "Nothing was dropped"),
     ],
 )
 def test_an_error_that_a_retry_cannot_correct_fails_at_once(
