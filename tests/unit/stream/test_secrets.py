@@ -127,6 +127,8 @@ def test_the_url_of_a_python_file_takes_no_login_and_no_signature(url: str) -> N
         ({"nodes": ["https://me:hunter2@h/"]}, r"nodes\.0"),
         ({"db": '{"login": "me", "pwd": "hunter2"}'}, "db"),
         ({"header": "Bearer hunter2"}, "header"),
+        ({"header": "basic bWU6aHVudGVyMg=="}, "header"),
+        ({"header": "Basic dXNlcjpwYXNz"}, "header"),
     ],
 )
 def test_arguments_and_parameters_take_no_secret(arguments: dict[str, Any], path: str) -> None:
@@ -148,6 +150,8 @@ def test_arguments_that_only_sound_like_secrets_are_taken() -> None:
         "token_url": "https://h/token",
         "signature_version": "s3v4",
         "keys": ["a"],
+        "plan": "basic monthly plan",
+        "side": "Bearer certificates",
         "url": "https://h/",
     }
     assert ReceiverInput(id="orders", receiver="shop:Orders", arguments=arguments).arguments == arguments
