@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
+from headrace.ledger.states import STATE_STEP
 
 if TYPE_CHECKING:
     from headrace.ledger.models import BatchRow
@@ -209,11 +210,13 @@ class StepsLostError(BatchStateError):
 
     def __init__(self, batch: BatchRow, steps: Sequence[str]) -> None:
         at, first = time_text(batch.batch_time_ms), steps[0]
+        again = f"If the output {first!r} has another id now, give it renamed_from={first!r}. If not, declare it again"
+        if first == STATE_STEP:
+            again = "Declare the stream's state again"
         super().__init__(
             f"Batch {at} of stream {batch.stream!r} was not written to {', '.join(map(repr, steps))}, which the "
             "definition no longer has.",
-            remedy=f"If the output {first!r} has another id now, give it renamed_from={first!r}. If not, declare it "
-            "again until such batches are done, or give it up for this batch: "
+            remedy=f"{again} until such batches are done, or give it up for this batch: "
             f"`headrace batches abandon {batch.stream} {at} --output {first} --reason WHY`.",
         )
         self.steps = tuple(steps)

@@ -32,7 +32,8 @@ _ASSIGNMENT = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*["']?[^\s"']""")
 # What is a secret whatever its name: a header, a key in PEM, a JSON web token, keys of AWS and GitHub. The token of a
 # header is no word: it has a digit, an equals sign or a capital inside.
 _VALUE = re.compile(
-    r"\b(?i:bearer|basic)\s+(?=[\w+/=.-]*(?:\d|=|[a-z][A-Z]))[\w+/=.-]{6,}|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\."
+    r"\b(?i:bearer|basic)\s+(?=[\w+/=.-]*(?:\d|=|[a-z][A-Z]))[\w+/=.-]{6,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\."
     r"|\bA(?:KIA|SIA)[0-9A-Z]{16}\b|\bgh[pousr]_\w{20,}"
 )
 # An address as librdkafka accepts it: the protocol before it and the port are optional.

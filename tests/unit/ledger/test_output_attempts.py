@@ -280,6 +280,16 @@ def test_the_steps_of_a_completed_batch_never_become_fewer(two: Batches) -> None
     assert (half.state, half.steps) == (BatchState.FAILED, (*TWO, "topic"))
 
 
+def test_a_state_that_the_stream_lost_is_no_output_with_another_name(two: Batches) -> None:
+    two.register("state", *TWO)
+    two.attempts.fail(two.begin("state"), "boom")
+    two.register(*TWO)
+    assert two.finish(two.begin()).state is BatchState.FAILED
+    with pytest.raises(StepsLostError, match=r"Declare the stream's state again until") as lost:
+        two.begin()
+    assert "renamed_from" not in str(lost.value)
+
+
 def test_an_output_that_the_stream_lost_stays_required_until_it_is_written(two: Batches) -> None:
     two.attempts.fail(two.begin("files"), "boom")
     two.register("index")

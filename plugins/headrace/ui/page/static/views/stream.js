@@ -78,7 +78,7 @@ function Header({ stream, refresh }) {
       <p class="reason"><${Words} text=${stream.reason} /></p>
       ${stream.details ? html`<details class="whole"><summary>The whole error</summary><pre>${stream.details}</pre></details>` : null}
       ${stream.remedy ? html`<p class="remedy"><strong>What to do:</strong> <${Words} text=${stream.remedy} /></p>` : null}
-      ${stream.also?.length ? html`<p>Also: <${Words} text=${stream.also.join(" ")} /></p>` : null}
+      ${(stream.also ?? []).map((each) => html`<p>Also: <${Words} text=${each} /></p>`)}
       ${oldest ? html`<p class="quiet">Oldest unfinished batch: <${Link} to=${["streams", stream.name, "batches", oldest.batch_time]}><${Time} at=${oldest.batch_time} /></${Link}>${`, ${words(oldest.state)}`}, ${duration(oldest.age)} old${oldest.error ? html`: <span class="error"><${Words} text=${oldest.error} /></span>` : null}</p>` : null}
     </div>
     <${Facts} facts=${[

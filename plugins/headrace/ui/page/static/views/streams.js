@@ -114,7 +114,7 @@ function Line({ stream }) {
   return html`<tr role="row">
     <td role="cell" class="state"><${StateBadge} state=${stream.state} /></td>
     <th role="rowheader" scope="row" class="name"><${Link} to=${["streams", stream.name]}>${stream.name}</${Link}></th>
-    <td role="cell" class="why"><${Words} text=${stream.reason} />${stream.remedy ? html`<div class="remedy"><${Words} text=${stream.remedy} /></div>` : null}${stream.also?.length ? html`<div class="also">Also: <${Words} text=${stream.also.join(" ")} /></div>` : null}</td>
+    <td role="cell" class="why"><${Words} text=${stream.reason} />${stream.remedy ? html`<div class="remedy"><${Words} text=${stream.remedy} /></div>` : null}${(stream.also ?? []).map((each) => html`<div class="also">Also: <${Words} text=${each} /></div>`)}</td>
     <td role="cell" class="brief" data-name="Input">${rate(stream.input_rate)}</td>
     <td role="cell" class="brief" data-name="Lag">${stream.lag == null ? "not known" : html`<b>${count(stream.lag)}</b> records`}${stream.lag_seconds == null ? null : html`<div class="quiet">${duration(stream.lag_seconds)}</div>`}</td>
     <td role="cell" class="brief" data-name="Last completed batch">${last
