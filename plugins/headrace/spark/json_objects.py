@@ -296,7 +296,7 @@ def _from_base64(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _dates(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, pa.string()).cast(kind)
+    return _in_calendar(pa.array(values, pa.string()).cast(kind))
 
 
 def _times_of_day(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -305,7 +305,7 @@ def _times_of_day(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _local_times(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return _cut_zeros(pa.array(values, pa.string())).cast(kind)
+    return _in_calendar(_cut_zeros(pa.array(values, pa.string())).cast(kind))
 
 
 def _times(values: Sequence[Any], kind: Any, time_zone: str) -> pa.Array:
@@ -324,9 +324,18 @@ def _times(values: Sequence[Any], kind: Any, time_zone: str) -> pa.Array:
         local = pc.if_else(has_zone, None, texts).cast(pa.timestamp(kind.unit))
         zoned = pc.if_else(has_zone, texts, None).cast(kind)
         times = pc.coalesce(zoned, pc.assume_timezone(local, time_zone).cast(kind))
+    times = _in_calendar(times)
     if seconds is None:
         return times
     return pc.coalesce(times, pc.multiply(seconds, 1_000_000).cast(pa.timestamp("us")).cast(kind))
+
+
+def _in_calendar(times: pa.Array) -> pa.Array:
+    """The times if all are in the years 1 to 9999: Arrow takes the year 0, and UTC may be in another year."""
+    least, most = pc.min_max(times.cast(pa.timestamp("s", getattr(times.type, "tz", None)), safe=False)).values()
+    if least.is_valid and not (_YEARS_1_TO_9999[0] <= least.value and most.value <= _YEARS_1_TO_9999[1]):
+        raise ValueError("the year is not 1 to 9999")
+    return times
 
 
 def _cut_zeros(texts: pa.Array) -> pa.Array:
