@@ -34,7 +34,7 @@ def check(
     """
     from headrace.kafka.client_settings import check_client_settings
     from headrace.listeners.loading import check_listeners
-    from headrace.receiver.custom_source import check_receiver_classes
+    from headrace.receiver.receiver import check_receiver_classes
     from headrace.spark.transforms import add_py_files, check_transform
     from headrace.stream import Stream
 

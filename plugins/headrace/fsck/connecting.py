@@ -23,7 +23,7 @@ from headrace.kafka.admin_questions import AdminQuestions
 from headrace.kafka.errors import TopicsNotFoundError
 from headrace.kafka.topic_watch import TopicWatch
 from headrace.ledger import Ledger
-from headrace.receiver.custom_source import check_receiver_class
+from headrace.receiver.receiver import check_receiver_class
 from headrace.stream import (
     ElasticsearchOutput,
     Input,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -12,57 +11,18 @@ from headrace.blocks import OffsetRange, TopicPartition
 from headrace.kafka.record_batches import RecordChunk
 from headrace.ledger.models import EpochEnd
 from headrace.receiver.end_offset_tracker import Ends, Key
-from headrace.receiver.errors import ReceiverClassError
 from headrace.receiver.handoff import Handoff, Taken
 from headrace.receiver.leader_epochs import LeaderEpochs
 from headrace.receiver.partition_state import FetchState, Gap, PartitionStatus
-from headrace.receiver.receiver import Receiver, Record
+from headrace.receiver.receiver import Record, check_receiver_class, load_receiver_class
 from headrace.receiver.receiver_lifecycle import STOP_SECONDS, LifecycleState, ReceiverLifecycle
 from headrace.receiver.record_source import Acknowledgements, SourceError
-from headrace.stream import Stream
-from headrace.stream.errors import StreamDefinitionError
 from headrace.stream.inputs import ReceiverInput
-from headrace.stream.references import load_reference
 from headrace.wal.payload import RECORD_SCHEMA
 
 # Kafka's names for a timestamp that the record's source gave, and for one of the time of storing.
 _CREATE_TIME, _APPEND_TIME = 0, 1
 _FINISH_SECONDS = 0.05
-
-
-def load_receiver_class(source: ReceiverInput) -> type[Receiver]:
-    """Import the class of the input's receivers. Raises ReceiverClassError, which names it."""
-    try:
-        found = load_reference(source.receiver, "receiver")
-    except StreamDefinitionError as error:
-        raise ReceiverClassError(f"Input {source.id}: {error.what}", remedy=error.remedy) from error
-    if not isinstance(found, type) or not issubclass(found, Receiver):
-        what = found.__name__ if isinstance(found, type) else f"a {type(found).__name__}"
-        raise ReceiverClassError(
-            f"Input {source.id}: {source.receiver} is {what}, which does not extend headrace.receiver.Receiver.",
-            remedy="Name a class that does.",
-        )
-    return found
-
-
-def check_receiver_class(source: ReceiverInput) -> None:
-    """Raise ReceiverClassError if the class cannot be found, is no Receiver, or does not take the arguments."""
-    receiver_class = load_receiver_class(source)
-    try:
-        inspect.signature(receiver_class).bind(**source.keywords)
-    except TypeError as error:
-        raise ReceiverClassError(
-            f"Input {source.id}: {source.receiver} does not take the arguments "
-            f"({', '.join(source.keywords) or 'none'}): {error}.",
-            remedy="Let ReceiverInput.arguments be its constructor's keyword arguments.",
-        ) from None
-
-
-def check_receiver_classes(stream: Stream) -> None:
-    """Check the classes of all custom receivers of a stream, as `check_receiver_class`."""
-    for source in stream.inputs:
-        if isinstance(source, ReceiverInput):
-            check_receiver_class(source)
 
 
 class CustomSource:

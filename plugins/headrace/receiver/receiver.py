@@ -6,12 +6,17 @@ This module imports neither Spark nor Airflow.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.receiver.errors import ReceivingError
+from headrace.receiver.errors import ReceiverClassError, ReceivingError
+
+if TYPE_CHECKING:
+    from headrace.stream import Stream
+    from headrace.stream.inputs import ReceiverInput
 
 RESTART_DELAY_SECONDS = 2.0
 # A position is in the header of every block that has one, and in the ledger.
@@ -250,3 +255,43 @@ def _changed_by_json(given: JsonValue, where: str) -> str:
         if found := _changed_by_json(part, f"{where}[{key!r}]"):
             return found
     return ""
+
+
+def load_receiver_class(source: ReceiverInput) -> type[Receiver]:
+    """Import the class of the input's receivers. Raises ReceiverClassError, which names it."""
+    from headrace.stream.errors import StreamDefinitionError
+    from headrace.stream.references import load_reference
+
+    try:
+        found = load_reference(source.receiver, "receiver")
+    except StreamDefinitionError as error:
+        raise ReceiverClassError(f"Input {source.id}: {error.what}", remedy=error.remedy) from error
+    if not isinstance(found, type) or not issubclass(found, Receiver):
+        what = found.__name__ if isinstance(found, type) else f"a {type(found).__name__}"
+        raise ReceiverClassError(
+            f"Input {source.id}: {source.receiver} is {what}, which does not extend headrace.receiver.Receiver.",
+            remedy="Name a class that does.",
+        )
+    return found
+
+
+def check_receiver_class(source: ReceiverInput) -> None:
+    """Raise ReceiverClassError if the class cannot be found, is no Receiver, or does not take the arguments."""
+    receiver_class = load_receiver_class(source)
+    try:
+        inspect.signature(receiver_class).bind(**source.keywords)
+    except TypeError as error:
+        raise ReceiverClassError(
+            f"Input {source.id}: {source.receiver} does not take the arguments "
+            f"({', '.join(source.keywords) or 'none'}): {error}.",
+            remedy="Let ReceiverInput.arguments be its constructor's keyword arguments.",
+        ) from None
+
+
+def check_receiver_classes(stream: Stream) -> None:
+    """Check the classes of all custom receivers of a stream, as `check_receiver_class`."""
+    from headrace.stream.inputs import ReceiverInput
+
+    for source in stream.inputs:
+        if isinstance(source, ReceiverInput):
+            check_receiver_class(source)

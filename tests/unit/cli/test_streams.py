@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -275,6 +277,13 @@ def test_check_reports_what_is_wrong(stream: Stream, tmp_path: Path) -> None:
     good = tmp_path / "good.json"
     good.write_text(stream.to_json())
     assert CliRunner().invoke(app, ["streams", "check", str(good)]).exit_code == 0
+    # A check takes as long as its imports.
+    script = (
+        "import sys; from headrace.cli.main import app; app(['streams', 'check', sys.argv[1]], standalone_mode=False);"
+        "print(sorted({'headrace.ledger', 'sqlalchemy', 'pyarrow', 'pyspark', 'airflow'} & sys.modules.keys()))"
+    )
+    checked = subprocess.run([sys.executable, "-c", script, good], capture_output=True, text=True, check=True)
+    assert checked.stdout.splitlines()[-1] == "[]"
     bad = tmp_path / "bad.json"
     bad.write_text(json.dumps({**json.loads(stream.to_json()), "outputs": []}))
     result = CliRunner().invoke(app, ["streams", "check", str(bad)])
