@@ -90,7 +90,8 @@ def assert_fenced(rig: Any, zombie: Unkillable, records: int) -> None:
 def test_a_receiver_that_sleeps_past_its_lease_stores_commits_and_reports_nothing(rig: Any, stubborn: Stubborn) -> None:
     rig.create(partitions=1)
     rig.launcher = stubborn
-    rig.begin(rig.define(), receiver_lease_ms=LEASE_MS, hang_seconds=6.0)
+    # Far longer than a process takes to start: one that still starts is not to be taken for one that hangs.
+    rig.begin(rig.define(), receiver_lease_ms=LEASE_MS, hang_seconds=30.0)
     rig.produce(100)
     rig.await_positions({(rig.topic, 0): 100})
     zombie = stubborn.handles[0]
