@@ -52,7 +52,7 @@ stream = Stream(
     ),
     transform="orders_transform:with_total",
     outputs=ElasticsearchOutput(connection="elasticsearch_default", index="orders"),
-    batch_interval="10 s",
+    batch_interval="20 s",
     storage=os.environ["ORDERS_STORAGE"],
     ledger="connection:headrace_ledger",
     spark=SparkSettings(py_files=(str(Path(__file__).with_name("orders_transform.py")),)),

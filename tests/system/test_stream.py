@@ -88,7 +88,7 @@ def test_kill_9_of_the_scheduler(orders: Orders, stack: Stack) -> None:
     # The receiver job does not need Airflow.
     orders.finish(producing)
     # So far as batch times without a batch: the next test is about them.
-    orders.finish(orders.produce(1_500, rate=50))
+    orders.finish(orders.produce(3_500, rate=50))
     orders.until(lambda snapshot: snapshot.received == snapshot.produced)
     assert orders.job().epoch == before.epoch
     scheduler.start()

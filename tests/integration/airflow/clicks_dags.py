@@ -39,7 +39,8 @@ clicks = Stream(
         ElasticsearchOutput(id="search", hosts="http://localhost:9", index="clicks"),
         ParquetOutput(id="lake", path=f"{FOLDER}/lake"),
     ],
-    batch_interval="4 s",
+    # A run takes seconds of a processor, and there is one for each interval until the story ends.
+    batch_interval="10 s",
     coalesce=False,
     parameters={"factor": 1},
     limits={"max_concurrent_batches": 3},

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DAG_FILE = "clicks_dags.py"
 DAGS = ("clicks_receiver", "clicks_batches", "reports", "orders_receiver", "orders_batches")
-INTERVAL_MS = 4000
+INTERVAL_MS = 10_000
 
 
 def reported(installation) -> list[dict]:

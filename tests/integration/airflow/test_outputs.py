@@ -158,7 +158,7 @@ def test_runs_for_the_times_that_a_batch_took_over_name_it_and_repeat_it_once_if
 
 def date_of(at_ms: int) -> datetime:
     """The logical date of a batch's run: the start of its interval."""
-    return datetime.fromtimestamp((at_ms - 10_000) / 1000, UTC)
+    return datetime.fromtimestamp((at_ms - 20_000) / 1000, UTC)
 
 
 def _tries(installation, run_id: str) -> int:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DAG_FILE = "flights_dags.py"
 DAGS = RECEIVER, BATCHES = "flights_receiver", "flights_batches"
-INTERVAL = timedelta(seconds=10)
+INTERVAL = timedelta(seconds=20)
 
 
 def job(installation):
@@ -112,7 +112,7 @@ def test_a_failed_batch_fails_its_run_though_checkpoint_and_cleanup_run(installa
 def test_a_cleared_run_processes_the_same_batch_again(installation, until):
     failed = next(run for run in finished(installation) if run["state"] == "failed")
     installation.api.clear(BATCHES, failed["dag_run_id"])
-    installation.api.wait_for_run(BATCHES, failed["dag_run_id"], timeout=120)
+    installation.api.wait_for_run(BATCHES, failed["dag_run_id"], timeout=300)
     at_ms = _batch_time(failed)
     with installation.ledger() as ledger:
         assert ledger.batches.get("flights", at_ms).state.value == "completed"
@@ -155,7 +155,7 @@ def test_a_completed_batch_is_run_again_when_a_run_asks_for_it(installation):
     with installation.ledger() as ledger:
         before = ledger.batches.get("flights", _batch_time(done))
     run_id = installation.api.trigger(BATCHES, conf={"reprocess": True}, logical_date=inside)
-    run = installation.api.wait_for_run(BATCHES, run_id, timeout=120)
+    run = installation.api.wait_for_run(BATCHES, run_id, timeout=300)
     assert run["data_interval_start"] == done["data_interval_start"]
     with installation.ledger() as ledger:
         after = ledger.batches.get("flights", _batch_time(done))
@@ -191,7 +191,7 @@ def test_a_killed_triggerer_and_scheduler_cost_the_receiver_job_nothing(installa
     with installation.ledger() as ledger:
         ledger.jobs.request_stop("flights", "the test")
     run = installation.api.runs(RECEIVER)[-1]
-    installation.api.wait_for_run(RECEIVER, run["dag_run_id"], timeout=120)
+    installation.api.wait_for_run(RECEIVER, run["dag_run_id"], timeout=300)
     # @continuous: the next run starts the next job.
     until(lambda: job(installation)[1] and job(installation)[0].epoch == before.epoch + 1, what="the next job")
 
@@ -215,7 +215,7 @@ def test_a_batch_whose_scheduler_dies_is_taken_over_by_its_next_try_while_the_fi
     finally:
         hold.unlink()
     (run,) = [run for run in installation.api.runs(BATCHES) if _batch_time(run) == held.batch_time_ms]
-    installation.api.wait_for_run(BATCHES, run["dag_run_id"], timeout=200)
+    installation.api.wait_for_run(BATCHES, run["dag_run_id"], timeout=300)
     assert list(_attempt_states(installation, held).values()) == ["fenced", "completed"]
 
 
