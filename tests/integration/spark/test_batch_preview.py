@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from pyspark.sql import SparkSession
+from tests.unit.pins.freezing import every_stored, frozen, stored
+from tests.unit.pins.test_parquet import described
 from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app
@@ -198,6 +200,17 @@ def test_an_exported_batch_runs_through_the_transform_in_a_test(
     (shown,) = preview(batch, spark).outputs
     assert run.rows() == list(shown.rows)
     assert [(row["offset"], row["value"]) for row in run.undecodable()] == [(2, b"junk")]
+
+
+def test_export_format(spark: SparkSession, orders: Make, tmp_path: Path) -> None:
+    batch = orders()
+    path = tmp_path / "batch.parquet"
+    command(batch, "export", "--to", str(path))
+    stored("export.parquet", path.read_bytes())
+    frozen("parquet_export.txt", described(path))
+    for kept in every_stored():
+        run = run_transform(batch.stream, kept / "export.parquet", spark=spark)
+        assert [(row["offset"], row["total"]) for row in run.rows()] == [(0, 500), (1, 300)]
 
 
 def test_an_existing_file_is_replaced_only_on_request(spark: SparkSession, orders: Make, tmp_path: Path) -> None:
