@@ -43,7 +43,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.devstack.kafka import KafkaServer
-from headrace.kafka.client_settings import consumer_config
+from headrace.kafka.client import consumer_config
 from headrace.ledger import Ledger
 from headrace.receiver.receiver_task import ReceiverTask, run_receiver
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream

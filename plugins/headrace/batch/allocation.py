@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from headrace.batch.manifest import Manifest, ManifestBlock
-from headrace.kafka.offset_ranges import RecordedRange
+from headrace.kafka.ranges import RecordedRange
 from headrace.ledger.errors import AllocationConflictError
 from headrace.ledger.models import BatchInputRow, BatchRow, StoredBlock
 from headrace.ledger.states import BatchState

@@ -19,11 +19,10 @@ from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
-from headrace.kafka.offset_questions import Kept
-from headrace.kafka.offset_ranges import RecordedRange
-from headrace.kafka.offsets_by_time import OffsetsByTime
-from headrace.kafka.range_availability import listed, since
-from headrace.kafka.topic_watch import SeenTopic
+from headrace.kafka.offsets import Kept, listed, since
+from headrace.kafka.range_reader import OffsetsByTime
+from headrace.kafka.ranges import RecordedRange
+from headrace.kafka.topics import SeenTopic
 from headrace.ledger import Ledger
 from headrace.ledger.models import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState

@@ -24,7 +24,7 @@ from typing import Any
 from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.errors import Failure, HeadraceError
-from headrace.kafka.offset_ranges import RecordedRange
+from headrace.kafka.ranges import RecordedRange
 from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage, open_storage
 

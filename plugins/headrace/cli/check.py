@@ -32,7 +32,7 @@ def check(
     With --connect, also checks its ledger, storage, Kafka topics and outputs. Connections come from AIRFLOW_CONN_...
     variables.
     """
-    from headrace.kafka.client_settings import check_client_settings
+    from headrace.kafka.client import check_client_settings
     from headrace.listeners.loading import check_listeners
     from headrace.receiver.receiver import check_receiver_classes
     from headrace.spark.transforms import add_py_files, check_transform

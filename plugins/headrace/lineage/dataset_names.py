@@ -26,7 +26,7 @@ class DatasetName:
 
 def topic_name(source: KafkaInput | KafkaOutput, topic: str) -> DatasetName:
     """The name of a topic: the namespace has the first of the bootstrap servers."""
-    from headrace.kafka.client_settings import connection_config
+    from headrace.kafka.client import connection_config
 
     servers = source.bootstrap_servers
     if source.connection is not None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from headrace.blocks import BlockInfo, OffsetRange, TopicPartition
-from headrace.kafka.record_batches import RecordChunk, combine, without
+from headrace.kafka.records import RecordChunk, combine, without
 from headrace.ledger.errors import (
     LeaseLostError,
     LedgerUnavailableError,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 from headrace.ledger.models import EpochEnd
 from headrace.receiver.end_offset_tracker import Ends, Key
 from headrace.receiver.handoff import Handoff, Taken

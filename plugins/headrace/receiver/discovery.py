@@ -13,10 +13,9 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaException
 
 from headrace.errors import HeadraceError
-from headrace.kafka.admin_questions import AdminQuestions
-from headrace.kafka.errors import TopicsNotFoundError
-from headrace.kafka.starting_offsets import resolve, unknown_partitions
-from headrace.kafka.topic_watch import SeenTopic, TopicWatch
+from headrace.kafka.client import TopicsNotFoundError
+from headrace.kafka.offsets import resolve, unknown_partitions
+from headrace.kafka.topics import AdminQuestions, SeenTopic, TopicWatch
 from headrace.stream import Stream
 from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 
 _NO_TIMESTAMP = -1
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ReceiverLease, ReceiverOrders
 from headrace.ledger.states import EventKind, ReceiverState

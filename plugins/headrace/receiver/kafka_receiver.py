@@ -19,9 +19,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock, SystemClock
-from headrace.kafka.admin_questions import plain
-from headrace.kafka.message_columns import MessageColumns, consume
-from headrace.kafka.record_batches import Cursor, RecordChunk, chunks_of, convert
+from headrace.kafka.records import Cursor, MessageColumns, RecordChunk, chunks_of, consume, convert
+from headrace.kafka.topics import plain
 from headrace.ledger.models import EpochEnd
 from headrace.receiver.errors import KafkaClientError
 from headrace.receiver.leader_epochs import LeaderEpochs

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock
-from headrace.kafka.admin_questions import error_text
+from headrace.kafka.topics import error_text
 from headrace.receiver.end_offset_tracker import EndOffsets, Ends, Key
 from headrace.receiver.partition_state import FetchState, PartitionStatus
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.record_batches import EpochRecords
+from headrace.kafka.records import EpochRecords
 from headrace.ledger.models import EpochEnd
 
 # Covers the elections between reading a record and storing it, which takes seconds.

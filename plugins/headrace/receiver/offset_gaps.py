@@ -16,11 +16,11 @@ import numpy as np
 
 from headrace.blocks import TopicPartition
 from headrace.errors import HeadraceError
-from headrace.kafka.errors import RangesGoneError
-from headrace.kafka.offset_questions import OffsetQuestions
-from headrace.kafka.offset_ranges import RangeRun, RecordedRange
+from headrace.kafka.client import RangesGoneError
+from headrace.kafka.offsets import OffsetQuestions
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
-from headrace.kafka.record_batches import Converted, Cursor
+from headrace.kafka.ranges import RangeRun, RecordedRange
+from headrace.kafka.records import Converted, Cursor
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 from headrace.receiver.leader_epochs import LeaderEpochs
 from headrace.receiver.offset_gaps import Offsets
 from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 from headrace.ledger.models import AssignedPartition, ReceiverLease, ReceiverOrders
 from headrace.ledger.states import PartitionState
 from headrace.receiver.block_generator import BlockGenerator

@@ -11,10 +11,10 @@ from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 
 from headrace.blocks import BlockInfo, TopicPartition
-from headrace.kafka.client_settings import admin_config, consumer_config, isolation_level
+from headrace.kafka.client import admin_config, consumer_config, isolation_level
 from headrace.kafka.range_reader import RangeClients
-from headrace.kafka.record_batches import RecordChunk
-from headrace.kafka.topic_ids import AdminTopicIds, IncarnationGuard, RecreatedTopics, TopicIds
+from headrace.kafka.records import RecordChunk
+from headrace.kafka.topics import AdminTopicIds, IncarnationGuard, RecreatedTopics, TopicIds
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import ReceiverState

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 from headrace.ledger.models import EpochEnd
 from headrace.receiver.partition_state import Gap, PartitionStatus
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from headrace.blocks import ReceiverId
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 from headrace.ledger.errors import LeaseLostError
 from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import ReceiverState

@@ -11,8 +11,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.record_batches import RecordChunk
-from headrace.kafka.topic_ids import IncarnationGuard
+from headrace.kafka.records import RecordChunk
+from headrace.kafka.topics import IncarnationGuard
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.event_times import EventTimes
 from headrace.receiver.record_source import RecordSource

@@ -25,8 +25,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.kafka.offset_ranges import RangeRun, deal, in_order, joined
 from headrace.kafka.range_reader import STALL_SECONDS, KafkaRangeReader, RangeClients, check_ranges
+from headrace.kafka.ranges import RangeRun, deal, in_order, joined
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.spark.source_options import SourceOptionError, SourceOptions, required
 from headrace.spark.wal_source import to_spark

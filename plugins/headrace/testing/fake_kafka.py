@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.errors import RangesUnreadableError
-from headrace.kafka.topic_watch import SeenTopic
+from headrace.kafka.client import RangesUnreadableError
+from headrace.kafka.topics import SeenTopic
 from headrace.receiver.discovery import Discovery, Known
 from headrace.receiver.end_offset_tracker import Ends
 

@@ -12,8 +12,8 @@ from headrace.batch.manifest import LOG_FOLDER, Manifest, ManifestError
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
-from headrace.kafka.offset_ranges import in_order, joined
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
+from headrace.kafka.ranges import in_order, joined
 from headrace.ledger.models import BatchOrigin
 from headrace.ledger.states import BatchState
 from headrace.stream import KafkaInput

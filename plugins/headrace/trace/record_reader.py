@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 from headrace.batch.manifest import LOG_FOLDER
 from headrace.blocks import BlockHandle
 from headrace.errors import HeadraceError
-from headrace.kafka.offset_ranges import RangeRun, RecordedRange
-from headrace.kafka.range_availability import since
+from headrace.kafka.offsets import since
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
+from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.stream import KafkaInput
 from headrace.stream_context import StreamContext
 from headrace.trace.models import RecordHeader, RecordPosition, TracedBlock, TracedRecord

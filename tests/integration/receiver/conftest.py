@@ -23,8 +23,8 @@ from confluent_kafka.admin import (
 )
 from tests.integration.receiver.launchers import ProcessLauncher, ThreadLauncher
 
-from headrace.kafka.offset_ranges import RecordedRange, in_order, joined
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
+from headrace.kafka.ranges import RecordedRange, in_order, joined
 from headrace.ledger import Ledger
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream

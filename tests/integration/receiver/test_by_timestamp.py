@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from headrace.devstack.kafka import KafkaServer
-from headrace.kafka.starting_offsets import resolve
+from headrace.kafka.offsets import resolve
 from headrace.runs.readiness import blocks_ready
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage

@@ -12,9 +12,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from headrace.blocks import BlockInfo
-from headrace.kafka.errors import RangesGoneError, RangesUnreadableError, RecordsDifferError
-from headrace.kafka.offset_ranges import RecordedRange, deal
+from headrace.kafka.client import RangesGoneError, RangesUnreadableError, RecordsDifferError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients, check_ranges
+from headrace.kafka.ranges import RecordedRange, deal
 from headrace.stream import KafkaInput
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage

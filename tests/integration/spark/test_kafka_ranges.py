@@ -22,10 +22,10 @@ from headrace.batch.manifest import Manifest, ManifestBlock, ManifestError
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
 from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.elasticsearch.options import KAFKA, IndexingOptions
-from headrace.kafka.client_settings import consumer_config
-from headrace.kafka.offset_ranges import RecordedRange
+from headrace.kafka.client import consumer_config
 from headrace.kafka.range_reader import RangeClients
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.ranges import RecordedRange
+from headrace.kafka.records import RecordChunk
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 from headrace.spark.original_records import KafkaOriginalRecords, ManifestOriginalRecords

@@ -17,9 +17,9 @@ from headrace.batch.build_from_kafka import BatchBuildError, build_from_kafka
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.clock import ManualClock
-from headrace.kafka.offset_questions import Kept
-from headrace.kafka.offset_ranges import RecordedRange
-from headrace.kafka.topic_watch import SeenTopic
+from headrace.kafka.offsets import Kept
+from headrace.kafka.ranges import RecordedRange
+from headrace.kafka.topics import SeenTopic
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import BatchTimeError
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KeyIds, State, Stream, Window

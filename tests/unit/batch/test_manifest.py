@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.batch.checksummed_json import encode_document
 from headrace.batch.manifest import Manifest, ManifestBlock, ManifestError, manifest_path
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.kafka.offset_ranges import RecordedRange
+from headrace.kafka.ranges import RecordedRange
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import open_storage
 

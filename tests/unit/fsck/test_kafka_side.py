@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from headrace.fsck.coverage import Hole, check_coverage
 from headrace.fsck.findings import Problem
 from headrace.fsck.kafka_side import observe_kafka
-from headrace.kafka.offsets_by_time import OffsetsByTime
+from headrace.kafka.range_reader import OffsetsByTime
 from headrace.stream import KafkaInput
 
 from .conftest import INPUT, STREAM, Shop

@@ -10,8 +10,7 @@ import pytest
 from confluent_kafka import IsolationLevel
 
 from headrace.connections import ConnectionTypeError
-from headrace.kafka.client_settings import admin_config, consumer_config, isolation_level
-from headrace.kafka.errors import ClientSettingError
+from headrace.kafka.client import ClientSettingError, admin_config, consumer_config, isolation_level
 from headrace.stream import KafkaInput, Limits
 
 

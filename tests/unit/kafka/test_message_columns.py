@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import TopicPartition
-from headrace.kafka import message_columns
-from headrace.kafka.message_columns import columns_of, concat, consume
-from headrace.kafka.record_batches import Cursor, EpochRecords, convert
+from headrace.kafka import records
+from headrace.kafka.records import Cursor, EpochRecords, columns_of, concat, consume, convert
 
-LOT = message_columns._LOT
+LOT = records._LOT
 OWNED = {
     (topic, partition): Cursor(TopicPartition(topic, f"id-{topic}", partition), 0)
     for topic in ("a", "b")
@@ -62,7 +61,7 @@ def arrivals(draw: st.DrawFn) -> list[Message]:
 @given(arrivals(), st.integers(1, 50), st.integers(1, 7))
 def test_lots_give_what_all_messages_at_once_give(messages: list[Message], most: int, lot: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message_columns, "_LOT", lot)
+        patch.setattr(records, "_LOT", lot)
         columns = consume(Consumer(messages), most, 0.0, sort_out=never)
     in_lots, at_once = convert(columns, OWNED), convert(columns_of(messages[:most]) if messages else None, OWNED)
     assert (in_lots.counts, in_lots.positions, in_lots.epochs) == (at_once.counts, at_once.positions, at_once.epochs)

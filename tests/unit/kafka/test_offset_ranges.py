@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.errors import OverlappingRangesError
-from headrace.kafka.offset_ranges import RangeRun, RecordedRange, deal
+from headrace.kafka.client import OverlappingRangesError
+from headrace.kafka.ranges import RangeRun, RecordedRange, deal
 
 P0 = TopicPartition("clicks", "id", 0)
 P1 = TopicPartition("clicks", "id", 1)

@@ -10,10 +10,10 @@ from confluent_kafka import KafkaError, Message
 
 from headrace.blocks import TopicPartition
 from headrace.kafka import range_reader as kafka_ranges
-from headrace.kafka.errors import RangesGoneError, RangesUnreadableError, RecordsDifferError, RecordsReplacedError
-from headrace.kafka.offset_questions import Kept, OffsetQuestions
-from headrace.kafka.offset_ranges import RangeRun, RecordedRange
+from headrace.kafka.client import RangesGoneError, RangesUnreadableError, RecordsDifferError, RecordsReplacedError
+from headrace.kafka.offsets import Kept, OffsetQuestions
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
+from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.stream import KafkaInput
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.kafka import message_columns
-from headrace.kafka.message_columns import columns_of
-from headrace.kafka.record_batches import Cursor, RecordChunk, chunks_of, combine, convert, without
+from headrace.kafka import records
+from headrace.kafka.records import Cursor, RecordChunk, chunks_of, columns_of, combine, convert, without
 from headrace.wal.payload import RECORD_SCHEMA, decode, encode
 
 A0 = TopicPartition("a", "id-a", 0)
@@ -139,7 +138,7 @@ class _Poisoned(Message):  # type: ignore[misc]
 
 
 def test_headers_that_cannot_be_read_are_left_out_and_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_columns, "_HEADERS", lambda message: message.headers())
+    monkeypatch.setattr(records, "_HEADERS", lambda message: message.headers())
     partition = TopicPartition("a", "id", 0)
     poisoned = [_Poisoned(topic="a", partition=0, offset=n, value=b"v", timestamp=(1, 5)) for n in (1, 3)]
     good = [

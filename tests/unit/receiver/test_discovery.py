@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.kafka.offset_questions import EARLIEST
+from headrace.kafka.offsets import EARLIEST
 from headrace.receiver.discovery import AtStart, KafkaDiscoverer, Known
 from headrace.stream import KafkaInput
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.kafka.record_batches import RecordChunk, combine
+from headrace.kafka.records import RecordChunk, combine
 from headrace.receiver.event_times import EventTimes, by_event_time
 from headrace.wal.payload import RECORD_SCHEMA
 

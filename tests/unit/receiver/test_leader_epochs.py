@@ -5,8 +5,7 @@ from __future__ import annotations
 from confluent_kafka import Message
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.message_columns import columns_of
-from headrace.kafka.record_batches import Cursor, EpochRecords, convert
+from headrace.kafka.records import Cursor, EpochRecords, columns_of, convert
 from headrace.ledger.models import EpochEnd
 from headrace.receiver.leader_epochs import LeaderEpochs
 

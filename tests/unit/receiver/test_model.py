@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import ManualClock
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
 from headrace.receiver.block_store import BlockStore, StoreCounts

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 from pyspark.errors import AnalysisException, PySparkException
 
 from headrace.errors import Failure
-from headrace.kafka.errors import RangesGoneError
+from headrace.kafka.client import RangesGoneError
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.spark.failures import failure_of, first_cause, python_account, task_cause
 from headrace.spark.termination import Terminated
@@ -103,7 +103,7 @@ def raised(error: Exception, *, from_: Exception) -> Exception:
     ("error", "failure"),
     [
         (RangesGoneError("gone"), Failure.FINAL),
-        (of_executor("headrace.kafka.errors.RangesGoneError: gone"), Failure.FINAL),
+        (of_executor("headrace.kafka.client.RangesGoneError: gone"), Failure.FINAL),
         (of_executor("headrace.spark.wal_source.DamagedBlockError: damaged"), Failure.FINAL),
         (of_executor("headrace.spark.wal_source.UnreadableBlockError: missing"), Failure.PASSING),
         (of_executor("headrace.no_such_module.AnError: ?"), Failure.PASSING),

@@ -5,7 +5,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.kafka.offset_ranges import RecordedRange
+from headrace.kafka.ranges import RecordedRange
 from headrace.spark.incarnations import (
     FOUND_INCARNATION,
     BatchIncarnations,

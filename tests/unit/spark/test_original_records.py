@@ -12,8 +12,8 @@ import pytest
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.elasticsearch.dead_letters import OriginalRecord
-from headrace.kafka.errors import RangesGoneError
-from headrace.kafka.offset_ranges import RangeRun, RecordedRange
+from headrace.kafka.client import RangesGoneError
+from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.spark.original_records import KafkaOriginalRecords
 from headrace.testing.records import make_block
 from headrace.wal.storage import open_storage

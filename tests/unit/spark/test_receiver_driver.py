@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from headrace.kafka import admin_questions
+from headrace.kafka import topics
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.listeners import StreamingStarted, StreamListener
@@ -295,7 +295,7 @@ def test_a_storage_that_cannot_be_written_to_ends_the_job_at_once_with_its_path(
 def test_a_kafka_that_is_away_is_in_the_jobs_log_and_the_ledger_while_spark_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(admin_questions, "_HOPE_SECONDS", 0.2)
+    monkeypatch.setattr(topics, "_HOPE_SECONDS", 0.2)
     stream = make(tmp_path, str(tmp_path / "storage"))
     with Ledger.open(stream.ledger) as ledger:
         ledger.streams.register("shop", stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)

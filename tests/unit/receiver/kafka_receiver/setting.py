@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import ManualClock
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.offset_gaps import OffsetGaps
 from headrace.receiver.partition_state import FetchState, Gap

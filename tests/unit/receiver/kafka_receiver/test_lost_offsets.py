@@ -6,7 +6,7 @@ import pytest
 from tests.unit.receiver.kafka_receiver.setting import GONE, Setting, reported
 
 from headrace.blocks import OffsetRange
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 from headrace.receiver.partition_state import FetchState, Gap
 
 

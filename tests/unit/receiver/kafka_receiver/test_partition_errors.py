@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from tests.unit.receiver.kafka_receiver.setting import DAMAGED, Setting, reported
 
 from headrace.blocks import OffsetRange
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 from headrace.receiver.errors import KafkaClientError
 from headrace.receiver.partition_state import FetchState, Gap
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry

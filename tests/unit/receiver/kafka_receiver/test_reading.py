@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 from tests.unit.receiver.kafka_receiver.setting import CONTROL, Setting
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.records import RecordChunk
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.partition_state import FetchState
 

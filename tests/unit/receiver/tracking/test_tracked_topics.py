@@ -8,8 +8,8 @@ import pytest
 from tests.unit.receiver.tracking.setting import MakeStream, Setting
 from tests.unit.receiver.waiting import eventually
 
-from headrace.kafka.errors import KafkaNotAskedError
-from headrace.kafka.topic_watch import SeenTopic
+from headrace.kafka.client import KafkaNotAskedError
+from headrace.kafka.topics import SeenTopic
 from headrace.ledger import EventKind, PartitionState
 from headrace.receiver.discovery import Discovery
 from headrace.receiver.errors import KeyVersionsError

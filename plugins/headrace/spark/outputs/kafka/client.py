@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from headrace.connections import resolve
-from headrace.kafka.client_settings import SECURITY_SETTINGS, connection_config
+from headrace.kafka.client import SECURITY_SETTINGS, connection_config
 from headrace.spark.outputs.errors import (
     KafkaOutputError,
     KafkaRefusedError,

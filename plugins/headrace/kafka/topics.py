@@ -1,0 +1,300 @@
+"""The topics of an input: which there are, their ids and numbers of partitions, and whether one was created again.
+
+librdkafka continues to read by name: if a topic was deleted and created again, and has already reached the old
+position, its records would pass for those of the old one. So the ids of a block's topics are queried after its last
+record was read and before it is stored (one query per block, about a millisecond). If they are still the positions'
+ids, every record is of that topic.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from headrace.blocks import TopicPartition
+from headrace.kafka.client import KafkaNotAskedError, TopicsNotFoundError, admin_config
+from headrace.stream.inputs import KafkaInput
+
+logger = logging.getLogger(__name__)
+
+_QUESTION_SECONDS = 10.0
+# Stands for the id of a topic that may not be described: no topic has it, so its records are not stored.
+_NOT_DESCRIBED = ""
+
+
+class TopicIds(Protocol):
+    """Queries Kafka for topic ids."""
+
+    def ask(self, topics: Collection[str]) -> Callable[[float], Mapping[str, str | None] | None]:
+        """Start a query without waiting. Returns a function that waits up to the given seconds for the answer.
+
+        It returns each topic's id, None for a topic that does not exist; or None instead of the mapping when there is
+        no answer yet. Raises KafkaException when the query failed."""
+        ...
+
+
+class AdminTopicIds:
+    """``TopicIds`` by an AdminClient."""
+
+    def __init__(self, admin: Any) -> None:
+        self._admin = admin
+
+    def ask(self, topics: Collection[str]) -> Callable[[float], Mapping[str, str | None] | None]:
+        futures = self._admin.describe_topics(
+            TopicCollection(topic_names=list(topics)), request_timeout=_QUESTION_SECONDS
+        )
+
+        def answer(seconds: float) -> Mapping[str, str | None] | None:
+            concurrent.futures.wait(futures.values(), timeout=seconds)
+            if not all(future.done() for future in futures.values()):
+                return None
+            return {topic: _id_of(future) for topic, future in futures.items()}
+
+        return answer
+
+
+def _id_of(future: concurrent.futures.Future[Any]) -> str | None:
+    try:
+        return str(future.result().topic_id)
+    except KafkaException as error:
+        if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+            return None
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Partitions whose records must not be stored: their topic now has another id (``recreated``), or may not be
+    described (``unauthorized``)."""
+
+    recreated: tuple[TopicPartition, ...] = ()
+    unauthorized: tuple[TopicPartition, ...] = ()
+
+
+class IncarnationGuard:
+    """Determines which partitions' records must not be stored. ``wait(seconds)`` is called while Kafka does not answer,
+    so that heartbeats continue."""
+
+    def __init__(self, ids: TopicIds, wait: Callable[[float], None]) -> None:
+        self._ids = ids
+        self._wait = wait
+
+    def look(self, partitions: Sequence[TopicPartition]) -> Foreign:
+        """Those of ``partitions`` whose records must not be stored. A deleted topic has no other id, so the records
+        read are its own. Waits until Kafka answers; ``wait`` raises to give up."""
+        topics = {partition.topic for partition in partitions}
+        if not topics:
+            return Foreign()
+        current = self._current(topics)
+        unauthorized = tuple(each for each in partitions if current[each.topic] == _NOT_DESCRIBED)
+        recreated = tuple(
+            each for each in partitions if current[each.topic] not in (None, _NOT_DESCRIBED, each.topic_id)
+        )
+        for found, why in ((recreated, "was created again"), (unauthorized, "may not be described")):
+            for each in found:
+                logger.error(
+                    "%s-%d %s; the records that were read under its name are dropped", each.topic, each.partition, why
+                )
+        return Foreign(recreated, unauthorized)
+
+    def _current(self, topics: Collection[str]) -> Mapping[str, str | None]:
+        while True:
+            answer = self._ids.ask(topics)
+            try:
+                current = answer(0.2)
+                while current is None:
+                    self._wait(0.0)
+                    current = answer(0.2)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    # One such topic must not prevent the others' records from being stored, so query them singly.
+                    if len(topics) == 1:
+                        return dict.fromkeys(topics, _NOT_DESCRIBED)
+                    return {topic: reported for each in topics for topic, reported in self._current([each]).items()}
+                logger.warning("Kafka does not answer with the topics' ids, and is asked again: %s", error)
+                self._wait(1.0)
+            else:
+                return current
+
+
+class RecreatedTopics:
+    """Determines without waiting whether a topic was created again. Not thread-safe."""
+
+    def __init__(self, ids: TopicIds) -> None:
+        self._ids = ids
+        self._questions: dict[str, Callable[[float], Mapping[str, str | None] | None]] = {}
+
+    def look(self, partition: TopicPartition) -> bool | None:
+        """Whether the partition's topic was deleted or created again. None while Kafka has not answered yet; False also
+        when the query failed."""
+        topic = partition.topic
+        try:
+            answer = self._questions.get(topic)
+            if answer is None:
+                answer = self._questions[topic] = self._ids.ask([topic])
+            reported = answer(0.0)
+        except KafkaException:
+            self._questions.pop(topic, None)
+            return False
+        if reported is None:
+            return None
+        del self._questions[topic]
+        return reported[topic] != partition.topic_id
+
+
+# By then a client with a broken connection has tried again several times: another broker would have answered.
+_HOPE_SECONDS = 3.0
+_SLACK_SECONDS = 5.0
+# librdkafka puts times and counts in its errors, which make the text of the same error differ each time.
+_COUNTED = re.compile(r" \(after \d+ms in state [A-Z_]+(, \d+ identical error\(s\) suppressed)?\)")
+
+
+class AdminQuestions:
+    """An admin client of an input's cluster. Not thread-safe."""
+
+    def __init__(self, source: KafkaInput, admin: Any = None) -> None:
+        """Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError."""
+        self.source = source
+        self._heard: list[str] = []
+        config: dict[str, Any] = dict(admin_config(source)) if admin is None else {}
+        self.servers = str(config.get("bootstrap.servers") or source.bootstrap_servers or source.connection)
+        config["error_cb"] = self._on_error
+        self.admin = AdminClient(config) if admin is None else admin
+        self._polls = admin is None
+
+    def wait(self, futures: Collection[concurrent.futures.Future[Any]], seconds: float) -> None:
+        """Wait until all are done, but not much longer than ``seconds``, and about 3 s if the client reports errors."""
+        began = time.monotonic()
+        self._heard.clear()
+        open_ones = set(futures)
+        while open_ones and time.monotonic() < began + seconds + _SLACK_SECONDS:
+            self._poll()
+            _, open_ones = concurrent.futures.wait(open_ones, timeout=0.1)
+            if self._heard and time.monotonic() > began + _HOPE_SECONDS:
+                return
+
+    def not_asked(self, error: BaseException) -> KafkaNotAskedError:
+        """The error that names the servers that did not answer, and why."""
+        self._poll()
+        why = self._heard[-1] if self._heard else error_text(error)
+        return KafkaNotAskedError(
+            f"Kafka at {self.servers} cannot be asked: {why}.",
+            remedy="See to the servers, or to the address and the security settings of "
+            + (f"connection {self.source.connection!r}." if self.source.connection else "bootstrap_servers."),
+        )
+
+    def _poll(self) -> None:
+        if self._polls:
+            self.admin.poll(0)
+
+    def _on_error(self, error: KafkaError) -> None:
+        # "All brokers down" says less than the error of one broker.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._heard:
+            self._heard[:] = [plain(error)]
+
+
+def error_text(error: BaseException) -> str:
+    """A Kafka error's name and text, any other's text."""
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return plain(inner) if isinstance(inner, KafkaError) else str(error) or type(error).__name__
+
+
+def plain(error: KafkaError) -> str:
+    """The error's name and text, without times and counts."""
+    return f"{error.name()}: {_COUNTED.sub('', error.str())}"
+
+
+_ANSWER_SECONDS = 10.0
+_GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SeenTopic:
+    """A topic as Kafka describes it now. ``partitions`` is their number; they are numbered from 0."""
+
+    topic: str
+    topic_id: str
+    partitions: int
+
+
+class TopicWatch:
+    """Queries Kafka. A query may take seconds, so don't call it in a loop that renews a lease."""
+
+    def __init__(
+        self,
+        admin: Any,
+        source: KafkaInput,
+        wait: Callable[[Collection[concurrent.futures.Future[Any]], float], None] | None = None,
+    ) -> None:
+        """``wait(futures, seconds)`` waits for the answers, for about so many seconds."""
+        self._admin = admin
+        self._source = source
+        self._wait = wait or _wait
+
+    def look(self, refused: dict[str, TopicsNotFoundError] | None = None) -> tuple[list[SeenTopic], list[str]]:
+        """The input's topics in order of their names, and the named ones that do not exist.
+
+        With ``refused``, the errors of topics that may not be described are put there, and do not stop the others.
+
+        Raises:
+            KafkaException: Kafka does not answer.
+            TopicsNotFoundError: a topic may not be described, and ``refused`` is None.
+        """
+        names = self._names()
+        if not names:
+            return [], []
+        futures = self._admin.describe_topics(
+            TopicCollection(topic_names=names), include_authorized_operations=False, request_timeout=_ANSWER_SECONDS
+        )
+        self._wait(futures.values(), _ANSWER_SECONDS)
+        seen, missing = [], []
+        for topic in names:
+            try:
+                described = _described(topic, futures[topic])
+            except TopicsNotFoundError as error:
+                if refused is None:
+                    raise
+                refused[topic] = error
+                continue
+            if described is None:
+                missing.append(topic)
+            # Kafka's internal topics may match a name pattern too; they are left out.
+            elif not described.is_internal:
+                seen.append(SeenTopic(topic, str(described.topic_id), len(described.partitions)))
+        return seen, missing
+
+    def _names(self) -> list[str]:
+        if self._source.topic_pattern is None:
+            return sorted(set(self._source.topics))
+        metadata = self._admin.list_topics(timeout=_ANSWER_SECONDS)
+        return sorted(topic for topic in metadata.topics if self._source.matches(topic))
+
+
+def _wait(futures: Collection[concurrent.futures.Future[Any]], seconds: float) -> None:
+    concurrent.futures.wait(futures, timeout=seconds + 5)
+
+
+def _described(topic: str, future: concurrent.futures.Future[Any]) -> Any:
+    """The topic's description, None when there is no such topic."""
+    try:
+        return future.result(timeout=0)
+    except concurrent.futures.TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"describing {topic}")) from None
+    except KafkaException as error:
+        kafka_error = error.args[0]
+        if kafka_error.code() in _GONE:
+            return None
+        if kafka_error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise TopicsNotFoundError(
+                f"Topic {topic} may not be described: {kafka_error.str()}.",
+                remedy="Let the connection's user DESCRIBE and READ it.",
+            ) from error
+        raise
