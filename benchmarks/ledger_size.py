@@ -28,7 +28,7 @@ from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream_context import StreamContext
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 from headrace.wal.writer import WriteAheadLogWriter
 
 START_MS = 1_700_000_000_000

@@ -39,7 +39,7 @@ from headrace.spark.state.updating import update_state
 from headrace.spark.state.windowed import add_and_subtract
 from headrace.spark.transforms import BatchContext
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream, Utf8Decoder
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from headrace.blocks import BlockHandle, OffsetRange, ReceiverId, TopicPartition
 from headrace.testing.records import TOPIC_ID, make_block
-from headrace.wal.payload import Codec, encode
+from headrace.wal.frame import Codec, encode
 from headrace.wal.reader import read_blocks
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter

@@ -1,6 +1,6 @@
 """The types that describe a block: offset range, handle, receiver id and the block's description for the ledger.
 
-The records themselves are an Arrow record batch with ``headrace.wal.payload.RECORD_SCHEMA``.
+The records themselves are an Arrow record batch with ``headrace.wal.frame.RECORD_SCHEMA``.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from headrace.clock import time_text
 from headrace.ledger.errors import BatchStateError
 from headrace.ledger.states import BatchState
 from headrace.stream_context import StreamContext
-from headrace.wal.orphaned_segments import is_orphaned
-from headrace.wal.segments import segments_in
+from headrace.wal.frame import segments_in
+from headrace.wal.recovery import is_orphaned
 from headrace.wal.storage import LogStorage
 
 logger = logging.getLogger(__name__)

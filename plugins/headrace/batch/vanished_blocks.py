@@ -15,8 +15,8 @@ from headrace.clock import time_text
 from headrace.ledger.models import BatchOrigin
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import DamagedFrameError
+from headrace.wal.frame import SegmentName
 from headrace.wal.reader import read_block
-from headrace.wal.segments import SegmentName
 from headrace.wal.storage import LogStorage, open_storage
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,10 @@ from headrace.fsck.findings import Finding, Problem
 from headrace.ledger.models import StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.wal.errors import DamagedFrameError, PayloadError, SegmentMissingError, WalError, ranges_text
-from headrace.wal.headers import FrameHeader
-from headrace.wal.log_scan import LogScan, scan_log
+from headrace.wal.frame import FrameHeader, segments_in
 from headrace.wal.reader import read_block
+from headrace.wal.recovery import LogScan, scan_log
 from headrace.wal.scan import RecoveryMode
-from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
 
 # Cleanup may delete a file between the listing and the reading; then the receiver's log is read again.

@@ -195,7 +195,7 @@ class KafkaRangeReader:
         self.close()
 
     def read(self, runs: Sequence[RangeRun]) -> Generator[pa.RecordBatch, None, None]:
-        """Read the records of ``runs``, as batches of ``headrace.wal.payload.RECORD_SCHEMA`` in order within each run.
+        """Read the records of ``runs``, as batches of ``headrace.wal.frame.RECORD_SCHEMA`` in order within each run.
 
         Errors may be raised as late as after the last record, so the caller must not rely on any batch before the end.
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from confluent_kafka import Message
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 
 logger = logging.getLogger(__name__)
 

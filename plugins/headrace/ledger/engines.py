@@ -112,7 +112,7 @@ def _sqlite_engine(url: URL) -> Engine:
         _use_wal(connection, path)
         # In WAL mode anything less than FULL loses commits at a power cut.
         connection.execute("PRAGMA synchronous=FULL")
-        # Has an effect only on macOS: the drive flushes its cache too (as in headrace.wal.file_sync).
+        # Has an effect only on macOS: the drive flushes its cache too (as in headrace.wal.local_storage).
         connection.execute("PRAGMA fullfsync=ON")
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute(f"PRAGMA busy_timeout={LOCK_TIMEOUT_MS}")

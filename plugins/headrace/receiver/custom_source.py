@@ -18,7 +18,7 @@ from headrace.receiver.receiver import Record, check_receiver_class, load_receiv
 from headrace.receiver.receiver_lifecycle import STOP_SECONDS, LifecycleState, ReceiverLifecycle
 from headrace.receiver.record_source import Acknowledgements, SourceError
 from headrace.stream.inputs import ReceiverInput
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 
 # Kafka's names for a timestamp that the record's source gave, and for one of the time of storing.
 _CREATE_TIME, _APPEND_TIME = 0, 1

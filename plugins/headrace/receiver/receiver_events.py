@@ -8,10 +8,9 @@ from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import EventKind
 from headrace.receiver.partition_state import Gap
 from headrace.wal.errors import ranges_text
-from headrace.wal.log_recovery import LogRecovery
-from headrace.wal.repair import cut_is_reported, unreported_cuts
+from headrace.wal.frame import receiver_directory
+from headrace.wal.recovery import LogRecovery, cut_is_reported, unreported_cuts
 from headrace.wal.scan import TornTail
-from headrace.wal.segments import receiver_directory
 from headrace.wal.storage import LogStorage
 
 # The number of newest events among which a repeated finding is looked for.

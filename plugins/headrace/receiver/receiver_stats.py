@@ -13,7 +13,7 @@ from headrace.receiver.lag_watch import Lag, LagWatch
 from headrace.receiver.partition_state import FetchState
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.record_source import RecordSource
-from headrace.wal.log_recovery import LogRecovery
+from headrace.wal.recovery import LogRecovery
 
 # The window of the rate: long enough to be steady, short enough to show a stall.
 _RATE_SECONDS = 10.0

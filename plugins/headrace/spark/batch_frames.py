@@ -72,7 +72,7 @@ def read_records(
     copies: CopySettings | None = None,
     decoding: RecordDecoding | None = None,
 ) -> DataFrame:
-    """The records of one input in these batches, by default undecoded (``headrace.wal.payload.RECORD_SCHEMA``).
+    """The records of one input in these batches, by default undecoded (``headrace.wal.frame.RECORD_SCHEMA``).
 
     ``copies``: the settings of the log's local copies; None: the log is read.
     """

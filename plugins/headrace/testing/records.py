@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 

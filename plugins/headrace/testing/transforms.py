@@ -41,7 +41,7 @@ from headrace.spark.record_columns import RECORD_SCHEMA as SPARK_SCHEMA
 from headrace.spark.sessions import collect
 from headrace.spark.transforms import BatchContext, apply_transform, check_transform, load_transform
 from headrace.stream import ElasticsearchOutput, Input, ReceiverInput, Stream
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,8 +17,8 @@ A frame is a fixed prefix, a JSON header and (blocks only) an Arrow IPC payload.
       28     4  payload length P, 0 to 1 GiB
       32     4  CRC32C of the payload
       36     4  CRC32C of bytes 0 to 35 and of the header
-      40     H  header, JSON in UTF-8 (headers.py)
-    40+H     P  payload, an Arrow IPC stream of one record batch (payload.py)
+      40     H  header, JSON in UTF-8
+    40+H     P  payload, an Arrow IPC stream of one record batch
 
 What each part is for:
 
@@ -33,21 +33,436 @@ What each part is for:
   after a crash at most the last frame of a segment is incomplete: that is a torn tail. Anything else is damage.
 - A closed segment has an end frame; the header of the next one says how long the one before it is and how it was
   left. So a segment that was cut short, even between two frames, or lost, is noticed.
+
+Headers are JSON, so that ``strings`` can read a log when everything else is lost. Offset ranges are grouped by topic,
+since a block may span thousands of partitions:
+``[["flights", "<topic id>", 1, [[partition, from, until, records, leader epoch if known], …]], …]``.
+A field that was added later is omitted when it has no value, and read as None when it is missing. Readers ignore
+unknown fields. So a new field needs a new format version only if older readers must not ignore it.
+
+Payloads are compressed by zstd. Measured on one core with 60,000 JSON records of 185 bytes: zstd's level 1 takes 18 ms
+and leaves 3.4 of 14.7 MB; lz4 takes 15 ms and leaves 6.7 MB; level 3 takes 40 ms and leaves no less. Decompression is 9
+and 4 ms.
+
+Segments are named by receiver, epoch and number, so that a sorted listing is the order of writing.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
+from typing import Any, Literal
+from urllib.parse import quote, unquote
 
 import google_crc32c
 import pyarrow as pa
 
-from headrace.wal.errors import FrameTooLongError
-from headrace.wal.headers import AnyHeader, FrameHeader, SegmentEnd, SegmentHeader
+from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
+from headrace.wal.errors import FrameTooLongError, PayloadError
+
+
+class PreviousState(StrEnum):
+    """How a writer left the previous segment."""
+
+    CLOSED = "closed"
+    """Ended by an end frame; ``length`` is the whole file."""
+    POISONED = "poisoned"
+    """A write or sync failed after ``length`` good bytes; what follows them was never acknowledged."""
+    INHERITED = "inherited"
+    """An earlier epoch's last segment; the new epoch's writer found ``length`` bytes that belong to the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousSegment:
+    """A segment before this one. ``length`` is the number of its bytes that belong to the log (0: it may not exist)."""
+
+    segment: str
+    length: int
+    state: PreviousState
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """The header of a block's frame.
+
+    ``last_accepted_sequence`` is the sequence of the newest frame of this epoch that the ledger had accepted when
+    this one was written, None if there was none. ``raw_bytes`` is the block's size in memory, before compression.
+    ``event_time_ms`` is that of `BlockInfo`: a rebuild of a lost ledger needs it to find the batch of a block of a
+    stream by timestamp. ``source_position`` is that of `BlockInfo`.
+    """
+
+    receiver: ReceiverId
+    epoch: int
+    sequence: int
+    last_accepted_sequence: int | None
+    cut_time_ms: int
+    ranges: tuple[OffsetRange, ...]
+    records: int
+    raw_bytes: int
+    event_time_ms: int | None = None
+    source_position: str | None = None
+
+    def to_json(self) -> bytes:
+        return _dump(
+            {
+                **_dump_writer(self.receiver, self.epoch),
+                "sequence": self.sequence,
+                "accepted": self.last_accepted_sequence,
+                "cut_ms": self.cut_time_ms,
+                **({} if self.event_time_ms is None else {"event_ms": self.event_time_ms}),
+                **({} if self.source_position is None else {"source_position": self.source_position}),
+                "records": self.records,
+                "raw_bytes": self.raw_bytes,
+                "ranges": _dump_ranges(self.ranges),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, data: bytes) -> FrameHeader:
+        fields = json.loads(data)
+        return cls(
+            receiver=_load_receiver(fields),
+            epoch=fields["epoch"],
+            sequence=fields["sequence"],
+            last_accepted_sequence=fields["accepted"],
+            cut_time_ms=fields["cut_ms"],
+            ranges=_load_ranges(fields["ranges"]),
+            records=fields["records"],
+            raw_bytes=fields["raw_bytes"],
+            event_time_ms=fields.get("event_ms"),
+            source_position=fields.get("source_position"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """The header of a segment's first frame: its writer, the writer's positions and the segments before it.
+
+    ``positions`` are the next offsets of the writer's partitions when it opened the segment. ``previous`` are all
+    segments since the last one that has a readable header, oldest first.
+    """
+
+    receiver: ReceiverId
+    epoch: int
+    number: int
+    opened_ms: int
+    next_sequence: int
+    last_accepted_sequence: int | None
+    positions: Mapping[TopicPartition, int]
+    previous: tuple[PreviousSegment, ...]
+
+    def to_json(self) -> bytes:
+        return _dump(
+            {
+                **_dump_writer(self.receiver, self.epoch),
+                "number": self.number,
+                "opened_ms": self.opened_ms,
+                "next_sequence": self.next_sequence,
+                "accepted": self.last_accepted_sequence,
+                "positions": [[*_dump_partition(tp), offset] for tp, offset in sorted(self.positions.items())],
+                "previous": [[p.segment, p.length, p.state.value] for p in self.previous],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, data: bytes) -> SegmentHeader:
+        fields = json.loads(data)
+        return cls(
+            receiver=_load_receiver(fields),
+            epoch=fields["epoch"],
+            number=fields["number"],
+            opened_ms=fields["opened_ms"],
+            next_sequence=fields["next_sequence"],
+            last_accepted_sequence=fields["accepted"],
+            positions={_load_partition(tp): offset for *tp, offset in fields["positions"]},
+            previous=tuple(PreviousSegment(s, length, PreviousState(state)) for s, length, state in fields["previous"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEnd:
+    """The header of a segment's last frame: the writer closed the segment after ``blocks`` blocks; no byte follows.
+
+    ``last_accepted_sequence`` is None also when the writer could not know it: the end frame was written together with
+    the last block.
+    """
+
+    receiver: ReceiverId
+    epoch: int
+    blocks: int
+    next_sequence: int
+    last_accepted_sequence: int | None
+    closed_ms: int
+
+    def to_json(self) -> bytes:
+        return _dump(
+            {
+                **_dump_writer(self.receiver, self.epoch),
+                "blocks": self.blocks,
+                "next_sequence": self.next_sequence,
+                "accepted": self.last_accepted_sequence,
+                "closed_ms": self.closed_ms,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, data: bytes) -> SegmentEnd:
+        fields = json.loads(data)
+        return cls(
+            receiver=_load_receiver(fields),
+            epoch=fields["epoch"],
+            blocks=fields["blocks"],
+            next_sequence=fields["next_sequence"],
+            last_accepted_sequence=fields["accepted"],
+            closed_ms=fields["closed_ms"],
+        )
+
+
+AnyHeader = FrameHeader | SegmentHeader | SegmentEnd
+
+
+def _dump(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _dump_writer(receiver: ReceiverId, epoch: int) -> dict[str, Any]:
+    return {"stream": receiver.stream, "input": receiver.input_id, "receiver": receiver.index, "epoch": epoch}
+
+
+def _load_receiver(fields: dict[str, Any]) -> ReceiverId:
+    return ReceiverId(fields["stream"], fields["input"], fields["receiver"])
+
+
+def _dump_partition(partition: TopicPartition) -> list[Any]:
+    return [partition.topic, partition.topic_id, partition.incarnation, partition.partition]
+
+
+def _load_partition(fields: list[Any]) -> TopicPartition:
+    topic, topic_id, incarnation, partition = fields
+    return TopicPartition(topic, topic_id, partition, incarnation)
+
+
+def _dump_ranges(ranges: tuple[OffsetRange, ...]) -> list[Any]:
+    topics: dict[tuple[str, str, int], list[list[int]]] = {}
+    for r in ranges:
+        tp = r.partition
+        topics.setdefault((tp.topic, tp.topic_id, tp.incarnation), []).append(
+            [
+                tp.partition,
+                r.from_offset,
+                r.until_offset,
+                r.records,
+                *([] if r.leader_epoch is None else [r.leader_epoch]),
+            ]
+        )
+    return [[*topic, partitions] for topic, partitions in topics.items()]
+
+
+def _load_ranges(topics: list[Any]) -> tuple[OffsetRange, ...]:
+    return tuple(
+        OffsetRange(TopicPartition(topic, topic_id, partition, incarnation), *numbers)
+        for topic, topic_id, incarnation, partitions in topics
+        for partition, *numbers in partitions
+    )
+
+
+Codec = Literal["zstd", "lz4"]
+
+# The names are those of Spark's Kafka source, so that a transform works on both.
+RECORD_SCHEMA: pa.Schema = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+        pa.field("timestampType", pa.int8()),
+        pa.field("headers", pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
+        pa.field("incarnation", pa.int32()),
+    ]
+)
+
+# What Arrow adds to the bytes of a block's records: padding, and the dictionary of its topics.
+_SLACK_BYTES = 1 << 20
+# Kafka's topics have up to 249 characters. Each record's row repeats what the dictionary has once.
+_LONGEST_TOPIC = 1_000
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
+
+# One thread: the cores are shared with the consumer and the broker, and more threads save only 15 % of the time.
+_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+def encode(records: pa.RecordBatch, codec: Codec = "zstd") -> pa.Buffer:
+    """Encode the records (``RECORD_SCHEMA``; ``topic`` may be dictionary-encoded) as compressed bytes.
+
+    Raises PayloadError when a column is missing, surplus or of another type.
+    """
+    _check(records.schema)
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
+    with pa.ipc.new_stream(sink, records.schema, options=options) as stream:
+        stream.write_batch(records)
+    return sink.getvalue()
+
+
+def decode(data: bytes | pa.Buffer, raw_bytes: int | None = None) -> pa.RecordBatch:
+    """Decode the record batch in ``data``, exactly as ``RECORD_SCHEMA`` (``topic`` plain: Spark reads no dictionaries).
+
+    ``raw_bytes``: the size of the records in memory; what would decompress to more is refused before it does.
+
+    Raises PayloadError when the bytes hold something else.
+    """
+    try:
+        if raw_bytes is not None and (size := decompressed_bytes(data)) > raw_bytes + _SLACK_BYTES:
+            raise PayloadError(f"A block's payload would take {size:,} bytes, and its records have {raw_bytes:,}.")
+        with pa.ipc.open_stream(data, options=_READ_OPTIONS) as stream:
+            batch = stream.read_next_batch()
+        # A checksum detects damage, not malice: Arrow would follow offsets that lead out of their buffers.
+        batch.validate(full=True)
+        _check(batch.schema)
+    except (pa.ArrowException, OSError, StopIteration, EOFError, UnicodeDecodeError, struct.error) as error:
+        raise PayloadError(f"A block's payload is no Arrow stream of one record batch: {error}.") from error
+    if pa.types.is_dictionary(batch.schema.field("topic").type):
+        position = batch.schema.get_field_index("topic")
+        if any(len(topic.as_py() or "") > _LONGEST_TOPIC for topic in batch.column(position).dictionary):
+            raise PayloadError(f"A block has a topic of more than {_LONGEST_TOPIC:,} characters.")
+        batch = batch.set_column(position, RECORD_SCHEMA.field("topic"), batch.column(position).cast(pa.string()))
+    if batch.schema.names == RECORD_SCHEMA.names:
+        return batch
+    return batch.select(RECORD_SCHEMA.names)
+
+
+def _check(schema: pa.Schema) -> None:
+    if schema.equals(RECORD_SCHEMA):
+        return
+    if sorted(schema.names) != sorted(RECORD_SCHEMA.names):
+        raise PayloadError(f"A block's columns are {RECORD_SCHEMA.names}, got {schema.names}.")
+    for expected in RECORD_SCHEMA:
+        got = schema.field(expected.name).type
+        is_topic_dictionary = expected.name == "topic" and pa.types.is_dictionary(got) and got.value_type == pa.string()
+        if got != expected.type and not is_topic_dictionary:
+            raise PayloadError(f"A block's column {expected.name!r} is {expected.type}, got {got}.")
+
+
+def decompressed_bytes(data: bytes | pa.Buffer) -> int:
+    """The memory that the buffers of the Arrow stream in ``data`` will take, by what is written before each of them.
+
+    Arrow allocates that much before it decompresses. pyarrow does not show it, so the messages' tables (FlatBuffers)
+    are read here. Raises struct.error if they lead out of the message.
+    """
+    return sum(
+        size
+        for message in pa.ipc.MessageReader.open_stream(data)
+        for size in _buffer_sizes(message.metadata, message.body)
+    )
+
+
+def _buffer_sizes(metadata: pa.Buffer, body: pa.Buffer | None) -> Iterator[int]:
+    # Of Message: 1 is the header's type, 2 the header. Of DictionaryBatch: 1 is its RecordBatch. Of RecordBatch: 2 are
+    # the buffers, 3 is the compression.
+    message = _follow(metadata, 0)
+    kind_at = _field(metadata, message, 1)
+    kind = struct.unpack_from("<B", metadata, kind_at)[0] if kind_at else 0
+    if kind not in (_DICTIONARY_BATCH, _RECORD_BATCH) or body is None:
+        return
+    batch = _follow(metadata, _field(metadata, message, 2))
+    if kind == _DICTIONARY_BATCH:
+        batch = _follow(metadata, _field(metadata, batch, 1))
+    is_compressed = bool(_field(metadata, batch, 3))
+    buffers = _follow(metadata, _field(metadata, batch, 2))
+    (count,) = struct.unpack_from("<I", metadata, buffers)
+    for number in range(count):
+        start, length = struct.unpack_from("<qq", metadata, buffers + 4 + 16 * number)
+        if is_compressed and length >= 8:
+            (size,) = struct.unpack_from("<q", body, start)
+            # -1: this buffer is not compressed.
+            yield max(size, length)
+        else:
+            yield length
+
+
+def _field(table: pa.Buffer, at: int, index: int) -> int:
+    """Where a field of the table at ``at`` is; 0 if the table does not have it."""
+    vtable = at - struct.unpack_from("<i", table, at)[0]
+    (size,) = struct.unpack_from("<H", table, vtable)
+    place = 4 + 2 * index
+    offset = struct.unpack_from("<H", table, vtable + place)[0] if place < size else 0
+    return at + offset if offset else 0
+
+
+def _follow(table: pa.Buffer, at: int) -> int:
+    return at + int(struct.unpack_from("<I", table, at)[0])
+
+
+SUFFIX = ".wal"
+_NAME = re.compile(
+    r"(?P<input>[^/]+)-(?P<index>\d+)/"
+    r"(?P<epoch>\d{10,})-(?P<number>\d{6,})-(?P<opened>\d{13,})(-(?P<token>[0-9a-f]{16}))?\.wal"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentName:
+    """The parts of a segment's name. Sorts by receiver, then in the order of writing.
+
+    ``token`` is 16 random hexadecimal digits in an object store, and empty in a folder. With it, no two logs have a
+    segment of the same name, not even a stream's log and that of the same stream after it was removed and created
+    again. Local copies of blocks rely on this (`local_copies`).
+    """
+
+    input_id: str
+    index: int
+    epoch: int
+    number: int
+    opened_ms: int
+    token: str = ""
+
+    @property
+    def directory(self) -> str:
+        """The directory of its receiver, below the log's root."""
+        return _directory(self.input_id, self.index)
+
+    @property
+    def path(self) -> str:
+        """The segment's path below the log's root, as in handles."""
+        token = f"-{self.token}" if self.token else ""
+        return f"{self.directory}/{self.epoch:010d}-{self.number:06d}-{self.opened_ms:013d}{token}{SUFFIX}"
+
+    @classmethod
+    def parse(cls, path: str) -> SegmentName | None:
+        """Parse ``path``; None when it is not a segment's."""
+        match = _NAME.fullmatch(path)
+        if match is None:
+            return None
+        return cls(
+            unquote(match["input"]),
+            int(match["index"]),
+            int(match["epoch"]),
+            int(match["number"]),
+            int(match["opened"]),
+            match["token"] or "",
+        )
+
+
+def receiver_directory(receiver: ReceiverId) -> str:
+    """The directory below the log's root that holds a receiver's segments."""
+    return _directory(receiver.input_id, receiver.index)
+
+
+def _directory(input_id: str, index: int) -> str:
+    return f"{quote(input_id, safe='')}-{index}"
+
+
+def segments_in(paths: list[str]) -> list[SegmentName]:
+    """The segments among ``paths``, in the order of writing."""
+    return sorted(name for path in paths if (name := SegmentName.parse(path)) is not None)
+
 
 MAGIC = b"HRWL"
 VERSION = 1

@@ -1,4 +1,10 @@
-"""Storage in a local file system: files are synced, and directories are synced when they change."""
+"""Storage in a local file system: files are synced, and directories are synced when they change.
+
+Every sync in headrace goes through this file, and its calls of the operating system are in one place, so that a test
+can make them fail (`headrace.testing.faulty_files`). On Linux fsync and fdatasync return when the drive has flushed its
+cache. On macOS fsync returns when the bytes have reached the drive, which may still lose them in a power failure;
+fdatasync does not exist. F_FULLFSYNC flushes there.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +17,10 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -25,8 +31,124 @@ from headrace.wal.errors import (
     StoredFileExistsError,
     StoredFileMissingError,
 )
-from headrace.wal.file_calls import FileCalls, SystemCalls
 from headrace.wal.storage import Data, SegmentFile, checked_path, joined
+
+# The errors of a file system without F_FULLFSYNC, such as a network file system. Any other error is a failed sync.
+_NOT_SUPPORTED = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL}
+
+
+def sync_file(fd: int) -> None:
+    """Make the file or directory at ``fd`` durable, with its metadata.
+
+    Raises:
+        OSError: it may not be durable. A second try cannot find out: it may succeed without having written anything.
+    """
+    flush = _full_sync()
+    if flush is not None:
+        try:
+            fcntl.fcntl(fd, flush)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+        else:
+            return
+    os.fsync(fd)
+
+
+def sync_data(fd: int) -> None:
+    """As `sync_file`, without metadata that reading the bytes does not need (times). Cheaper where fdatasync exists.
+
+    Raises:
+        OSError: as `sync_file`.
+    """
+    if _full_sync() is None and hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:
+        sync_file(fd)
+
+
+def _full_sync() -> int | None:
+    """macOS's fcntl command F_FULLFSYNC; None on other systems."""
+    return getattr(fcntl, "F_FULLFSYNC", None)
+
+
+class FileCalls(Protocol):
+    """The calls that read and write files, with the parameters of ``os``; each raises OSError."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o640) -> int: ...
+
+    def close(self, fd: int) -> None: ...
+
+    def writev(self, fd: int, parts: Sequence[memoryview]) -> int: ...
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes: ...
+
+    def size(self, fd: int) -> int: ...
+
+    def exists(self, path: Path) -> bool: ...
+
+    def ftruncate(self, fd: int, length: int) -> None: ...
+
+    def fsync(self, fd: int) -> None: ...
+
+    def fdatasync(self, fd: int) -> None: ...
+
+    def mkdir(self, path: Path) -> None: ...
+
+    def replace(self, source: Path, target: Path) -> None: ...
+
+    def link(self, source: Path, target: Path) -> None: ...
+
+    def unlink(self, path: Path) -> None: ...
+
+    def walk(self, top: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[str, list[str], list[str]]]: ...
+
+
+class SystemCalls:
+    """The operating system's own calls."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o640) -> int:
+        return os.open(path, flags, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def writev(self, fd: int, parts: Sequence[memoryview]) -> int:
+        return os.writev(fd, parts)
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        return os.pread(fd, length, offset)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def ftruncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def fsync(self, fd: int) -> None:
+        sync_file(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        sync_data(fd)
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir()
+
+    def replace(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        target.hardlink_to(source)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def walk(self, top: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[str, list[str], list[str]]]:
+        return os.walk(top, onerror=onerror)
+
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,8 @@ from headrace.wal.errors import (
     SegmentMissingError,
     StoredFileMissingError,
 )
-from headrace.wal.frame import FrameFault, FrameKind
-from headrace.wal.headers import AnyHeader, FrameHeader
+from headrace.wal.frame import AnyHeader, FrameFault, FrameHeader, FrameKind, decode
 from headrace.wal.local_copies import BlockCopies
-from headrace.wal.payload import decode
 from headrace.wal.storage import LogStorage, RandomAccessFile
 
 # Adjacent blocks are fetched together up to this many bytes: on an object store a request costs more than the bytes.

@@ -1,29 +1,247 @@
-"""Reads a segment from its beginning: every frame, the torn tail, and damage by the recovery mode."""
+"""Reads a segment from its beginning: every frame, the torn tail, and damage by the recovery mode.
+
+After damage it searches for the next frame. Which offsets the unreadable bytes held is known from the ledger, from the
+frame's own header, or by inference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
 from headrace.wal import frame
 from headrace.wal.errors import (
     DamagedFrameError,
     LogVersionError,
     SegmentMissingError,
+    StorageError,
     StoredFileMissingError,
     TornTailError,
+    is_unreadable,
     ranges_text,
 )
-from headrace.wal.frame import FrameFault
-from headrace.wal.headers import AnyHeader, FrameHeader, SegmentEnd, SegmentHeader
-from headrace.wal.lost_ranges import KnownOfSegment, Lost, ReaderPositions
-from headrace.wal.reader import Frame, decode_block
-from headrace.wal.storage import LogStorage
-from headrace.wal.window import Window
+from headrace.wal.frame import AnyHeader, FrameFault, FrameHeader, Prefix, SegmentEnd, SegmentHeader, segment_id
+from headrace.wal.reader import Frame, decode_block, read_frame
+from headrace.wal.storage import LogStorage, RandomAccessFile
+
+WINDOW_BYTES = 4 << 20  # Fetched at a time: a few blocks, so that small frames do not cost a request each.
+SEARCH_BYTES = 64 << 10
+SECTOR_BYTES = 4096
+READ_TRIES = 3  # After so many failed reads the bytes count as unreadable.
+
+logger = logging.getLogger(__name__)
+
+
+class Window:
+    """Reads a file ahead, one window at a time. No read allocates more than the file's size.
+
+    With ``blank_unreadable``, sectors that the disk cannot read become zeros, which never pass for a frame.
+    """
+
+    def __init__(
+        self, file: RandomAccessFile, *, read_ahead: int = WINDOW_BYTES, blank_unreadable: bool = False
+    ) -> None:
+        self._file = file
+        self._read_ahead = read_ahead
+        self._blank_unreadable = blank_unreadable
+        self._start = 0
+        self._data = pa.py_buffer(b"")
+        self.size = file.size
+
+    def another(self) -> Window:
+        """A separate window on the same file."""
+        return Window(self._file, read_ahead=self._read_ahead, blank_unreadable=self._blank_unreadable)
+
+    def read(self, offset: int, length: int) -> pa.Buffer:
+        """Up to ``length`` bytes, fewer where the file ends."""
+        at = offset - self._start
+        if at < 0 or at + length > self._data.size:
+            self._data = self._fetch(offset, max(length, self._read_ahead))
+            self._start, at = offset, 0
+        return self._data[at : at + length]
+
+    def _fetch(self, offset: int, length: int) -> pa.Buffer:
+        try:
+            return self._file.read_at(offset, length)
+        except StorageError as error:
+            if not self._blank_unreadable or not is_unreadable(error):
+                raise
+        end = min(offset + length, self.size)
+        starts = [offset, *range((offset // SECTOR_BYTES + 1) * SECTOR_BYTES, end, SECTOR_BYTES)]
+        sectors = zip(starts, [*starts[1:], end], strict=True)
+        return pa.py_buffer(b"".join(self._sector(start, stop) for start, stop in sectors))
+
+    def _sector(self, start: int, stop: int) -> bytes:
+        for tried in range(1, READ_TRIES + 1):
+            try:
+                data: bytes = self._file.read_at(start, stop - start).to_pybytes()
+            except StorageError as error:
+                if not is_unreadable(error):
+                    raise
+                if tried == READ_TRIES:
+                    logger.warning("%s These bytes are treated as damaged.", error.what)
+            else:
+                return data
+        return bytes(stop - start)
+
+    def frame(self, segment: int, offset: int, end: int) -> Frame:
+        """The frame at ``offset``, checked, if it ends at or before ``end``; FrameFault if not."""
+        prefix = self._prefix(segment, offset, end)
+        # The header's checksum covers the payload's length, so the header is checked before the length is used.
+        header_end = frame.PREFIX_BYTES + prefix.header_length
+        head = self.read(offset, min(header_end, end - offset))
+        frame.parse_header(prefix, head[frame.PREFIX_BYTES :].to_pybytes())
+        return read_frame(self.read(offset, min(prefix.frame_length, end - offset)), segment=segment, offset=offset)
+
+    def header(self, segment: int, offset: int = 0) -> AnyHeader:
+        """The header of the frame at ``offset``, without reading its payload; FrameFault if there is none."""
+        prefix = self._prefix(segment, offset, self.size)
+        return frame.parse_header(prefix, self.read(offset + frame.PREFIX_BYTES, prefix.header_length).to_pybytes())
+
+    def next_frame(self, segment: int, offset: int, end: int) -> int | None:
+        """The offset of the next frame with a whole header in [offset, end); None if there is none.
+
+        A frame holds its segment and offset, so bytes that only look like a frame are skipped. The search is for the
+        segment's id, not for the magic before it: record values full of magics cost nothing.
+        """
+        needle = frame.segment_id_bytes(segment)
+        at = offset + frame.SEGMENT_ID_OFFSET
+        while (at := self._find(needle, at, end)) >= 0:
+            if self._has_header(segment, at - frame.SEGMENT_ID_OFFSET):
+                return at - frame.SEGMENT_ID_OFFSET
+            at += 1
+        return None
+
+    def _has_header(self, segment: int, offset: int) -> bool:
+        """Whether a frame with a whole header starts at ``offset``."""
+        try:
+            self.header(segment, offset)
+        except FrameFault as fault:
+            # A frame of another version is a frame too, so the bytes before it are not a tail.
+            return fault.foreign
+        return True
+
+    def _prefix(self, segment: int, offset: int, end: int) -> Prefix:
+        return frame.parse_prefix(
+            self.read(offset, min(frame.PREFIX_BYTES, end - offset)).to_pybytes(),
+            segment=segment,
+            offset=offset,
+            header=lambda length: self.read(offset + frame.PREFIX_BYTES, length).to_pybytes(),
+        )
+
+    def _find(self, what: bytes, offset: int, end: int) -> int:
+        """The first offset of ``what`` in [offset, end), -1 if there is none."""
+        while offset < end:
+            chunk = self.read(offset, min(SEARCH_BYTES, end - offset)).to_pybytes()
+            found: int = chunk.find(what)
+            if found >= 0:
+                return offset + found
+            if offset + len(chunk) >= end or len(chunk) < len(what):
+                return -1
+            offset += len(chunk) - len(what) + 1
+        return -1
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOfSegment:
+    """What is known of a segment besides its own bytes.
+
+    ``accepted`` are the blocks in it that the ledger has accepted (None: there is no ledger to query).
+    ``positions_before`` and ``positions_after`` are its receiver's next offsets, taken from the segments around it.
+    """
+
+    accepted: Sequence[BlockInfo] | None = None
+    positions_before: Mapping[TopicPartition, int] = field(default_factory=dict)
+    positions_after: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    @property
+    def accepted_end(self) -> int:
+        """The end, in bytes, of the last block in the segment that the ledger has accepted; 0 if there is none."""
+        return max((each.handle.offset + each.handle.length for each in self.accepted or ()), default=0)
+
+    def accepted_between(self, offset: int, end: int | None) -> tuple[OffsetRange, ...] | None:
+        """The ranges of the accepted blocks that overlap the bytes [offset, end); None: there is no ledger to query."""
+        if self.accepted is None:
+            return None
+        touched = (
+            each
+            for each in sorted(self.accepted, key=lambda each: each.handle)
+            if each.handle.offset + each.handle.length > offset and (end is None or each.handle.offset < end)
+        )
+        return tuple(r for each in touched for r in each.ranges)
+
+
+class Lost(NamedTuple):
+    """Offset ranges that are lost; None: unknown."""
+
+    ranges: tuple[OffsetRange, ...] | None
+    exact: bool
+
+
+class ReaderPositions:
+    """Follows the next offset of each partition while a segment is read, and finds which offsets damage has cost."""
+
+    def __init__(self, segment: str, known: KnownOfSegment) -> None:
+        self._segment = segment_id(segment)
+        self._known = known
+        self._ahead: Window | None = None
+        self.next_offsets = dict(known.positions_before)
+
+    def open(self, header: SegmentHeader) -> None:
+        """Take over the header's positions: the writer's partitions may have changed since the previous segment."""
+        self.next_offsets.update(header.positions)
+
+    def follow(self, ranges: Iterable[OffsetRange]) -> None:
+        self.next_offsets.update((r.partition, r.until_offset) for r in ranges)
+
+    def lost(self, file: Window, offset: int, behind: int | None, end: int, fault: FrameFault) -> Lost:
+        """The offsets lost by the damage at ``offset``; the next whole frame is at ``behind`` (None: there is none).
+
+        Moves the positions past them, so that later damage does not report them again.
+        """
+        accepted = self._known.accepted_between(offset, behind)
+        if accepted is not None:
+            self.follow(accepted)
+            return Lost(accepted, exact=True)
+        if isinstance(fault.header, FrameHeader):
+            self.follow(fault.header.ranges)
+            return Lost(fault.header.ranges, exact=True)
+        until = self._positions_behind(file, end if behind is None else behind, end)
+        return self.lost_until(until)
+
+    def lost_until(self, until: Mapping[TopicPartition, int]) -> Lost:
+        """The offsets from the reader's position up to ``until``, for each partition where both are known."""
+        ranges = tuple(
+            OffsetRange(partition, known, until_offset, until_offset - known)
+            for partition, until_offset in until.items()
+            if (known := self.next_offsets.get(partition)) is not None and known < until_offset
+        )
+        self.follow(ranges)
+        return Lost(ranges or None, exact=False)
+
+    def _positions_behind(self, file: Window, offset: int, end: int) -> dict[TopicPartition, int]:
+        """Each partition's first offset after the damage: from the frames up to the next damage, else from the
+        positions after the segment. It reads no further than the next damage, so each byte is read once, however much
+        is damaged."""
+        if self._ahead is None:
+            self._ahead = file.another()
+        found: dict[TopicPartition, int] = {}
+        while offset < end:
+            try:
+                read = self._ahead.frame(self._segment, offset, end)
+            except FrameFault:
+                break
+            if isinstance(read.header, FrameHeader):
+                for r in read.header.ranges:
+                    found.setdefault(r.partition, r.from_offset)
+            offset += read.length
+        return {**self._known.positions_after, **found}
 
 
 class RecoveryMode(StrEnum):
@@ -49,7 +267,7 @@ class TornTail:
     """Bytes at a segment's end that are no whole frame, or that their writer never acknowledged.
 
     ``ranges`` are its offsets if a header in it is whole, else None. They were not acknowledged, so Kafka has them.
-    ``kept`` is the path of the copy if the tail was cut off (`headrace.wal.repair`), None if it was not.
+    ``kept`` is the path of the copy if the tail was cut off (`headrace.wal.recovery`), None if it was not.
     """
 
     segment: str

@@ -15,11 +15,19 @@ from headrace.blocks import BlockHandle, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.wal import frame
 from headrace.wal.errors import StaleWriterError, WriteFailedError
-from headrace.wal.headers import FrameHeader, PreviousSegment, PreviousState, SegmentEnd, SegmentHeader
-from headrace.wal.log_recovery import LogRecovery, recover_log
-from headrace.wal.log_scan import Accepted
-from headrace.wal.payload import Codec, encode
-from headrace.wal.segments import SegmentName, receiver_directory, segments_in
+from headrace.wal.frame import (
+    Codec,
+    FrameHeader,
+    PreviousSegment,
+    PreviousState,
+    SegmentEnd,
+    SegmentHeader,
+    SegmentName,
+    encode,
+    receiver_directory,
+    segments_in,
+)
+from headrace.wal.recovery import Accepted, LogRecovery, recover_log
 from headrace.wal.storage import Data, LogStorage, SegmentFile
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from headrace.spark.sessions import classic_session
 from headrace.spark.wal_source import LogBlocks
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
 from headrace.stream_context import StreamContext
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -16,8 +16,8 @@ from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.testing.records import make_block
 from headrace.wal.errors import StoredFileExistsError, WriteFailedError
-from headrace.wal.log_scan import scan_log
 from headrace.wal.reader import read_blocks
+from headrace.wal.recovery import scan_log
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -20,7 +20,7 @@ from headrace.ledger import Ledger, ReceiverState
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, LocalCopies, Storage, Stream
 from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeKafka
-from headrace.wal.log_scan import scan_log
+from headrace.wal.recovery import scan_log
 from headrace.wal.storage import open_storage
 
 VALUES = [b"value %02d" % number for number in range(20)]

@@ -38,7 +38,7 @@ from headrace.blocks import ReceiverId
 from headrace.testing.records import make_block
 from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
 from headrace.wal.local_storage import LocalStorage
-from headrace.wal.log_scan import scan_log
+from headrace.wal.recovery import scan_log
 from headrace.wal.reader import read_block
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -15,7 +15,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.models import AddedBlock
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -18,7 +18,7 @@ from headrace.ledger import BatchState, Ledger, PartitionState, ReceiverState
 from headrace.ledger.models import ReceiverLease
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream_context import StreamContext
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -20,7 +20,7 @@ from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.testing.faulty_files import FaultyFiles
 from headrace.wal.errors import DamagedFrameError, StorageError
 from headrace.wal.local_storage import LocalStorage
-from headrace.wal.log_scan import scan_log
+from headrace.wal.recovery import scan_log
 from headrace.wal.scan import RecoveryMode
 
 from .conftest import PARTITION, Receiving

@@ -10,7 +10,7 @@ from headrace.batch.cleanup import clean_up
 from headrace.ledger import ReceiverState
 from headrace.testing.records import make_block
 from headrace.wal.errors import WriteFailedError
-from headrace.wal.log_scan import scan_log
+from headrace.wal.recovery import scan_log
 
 from .conftest import START_MS, Receiving
 

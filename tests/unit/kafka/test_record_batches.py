@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.kafka import records
 from headrace.kafka.records import Cursor, RecordChunk, chunks_of, columns_of, combine, convert, without
-from headrace.wal.payload import RECORD_SCHEMA, decode, encode
+from headrace.wal.frame import RECORD_SCHEMA, decode, encode
 
 A0 = TopicPartition("a", "id-a", 0)
 A1 = TopicPartition("a", "id-a", 1)

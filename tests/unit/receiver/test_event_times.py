@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.kafka.records import RecordChunk, combine
 from headrace.receiver.event_times import EventTimes, by_event_time
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 
 INTERVAL = 10
 NOW = 1_000

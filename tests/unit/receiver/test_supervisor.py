@@ -18,7 +18,7 @@ from headrace.stream import Limits
 from headrace.stream.limits import Backpressure
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.testing.faulty_storage import FaultyStorage
-from headrace.wal import log_recovery
+from headrace.wal import recovery
 
 
 def test_receiver_life_cycle(setting: Setting) -> None:
@@ -280,8 +280,8 @@ def test_a_set_up_that_takes_longer_than_the_lease_keeps_it(setting: Setting, mo
                 looked.append(row.alive(setting.ledger.now_ms()))
                 yield each
 
-    scan_segment = log_recovery.scan_segment
-    monkeypatch.setattr(log_recovery, "scan_segment", lambda *given, **options: Slow(scan_segment(*given, **options)))
+    scan_segment = recovery.scan_segment
+    monkeypatch.setattr(recovery, "scan_segment", lambda *given, **options: Slow(scan_segment(*given, **options)))
     with setting.running(lease_ms=3_000):
         setting.kafka.produce("flights", 0, b"x")
         eventually(lambda: setting.positions() == [9, 0])

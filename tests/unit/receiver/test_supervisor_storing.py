@@ -10,8 +10,8 @@ from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger import Ledger, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.wal.log_scan import scan_log
 from headrace.wal.reader import read_block
+from headrace.wal.recovery import scan_log
 
 
 class BrokenDisk:

@@ -19,7 +19,7 @@ from headrace.blocks import BlockHandle
 from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.errors import PathEscapesRootError, PayloadError, WalError
-from headrace.wal.payload import decode, encode
+from headrace.wal.frame import decode, encode
 from headrace.wal.reader import read_block
 from headrace.wal.scan import scan_segment
 from headrace.wal.storage import open_storage

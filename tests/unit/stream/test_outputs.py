@@ -20,7 +20,7 @@ from headrace.stream import (
     StreamDefinitionError,
 )
 from headrace.stream.problems import RECORD_COLUMNS
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 
 
 def two_into_one_index(first: Any, second: Any, **more: Any) -> dict[str, Any]:

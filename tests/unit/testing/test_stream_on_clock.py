@@ -15,7 +15,7 @@ from headrace.receiver.tracker import TrackerEnd
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, ReceiverInput, Stream
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.testing.stream_on_clock import BatchOnClock, StreamOnClock
-from headrace.wal.segments import segments_in
+from headrace.wal.frame import segments_in
 
 START_MS = 1_700_000_000_000
 

@@ -14,7 +14,7 @@ from headrace.cli.main import app
 from headrace.stream_context import StreamContext
 from headrace.trace import key_search, location
 from headrace.trace.key_search import search_key
-from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.frame import RECORD_SCHEMA
 
 
 @pytest.fixture

@@ -12,12 +12,10 @@ from headrace.clock import ManualClock
 from headrace.testing.faulty_storage import FaultyStorage
 from headrace.testing.memory_storage import MemoryStorage
 from headrace.testing.records import make_block
-from headrace.wal import frame, window
-from headrace.wal.headers import AnyHeader, FrameHeader, SegmentEnd, SegmentHeader
+from headrace.wal import frame, scan
+from headrace.wal.frame import AnyHeader, Codec, FrameHeader, SegmentEnd, SegmentHeader, SegmentName, encode
 from headrace.wal.local_storage import LocalStorage
-from headrace.wal.payload import Codec, encode
 from headrace.wal.scan import RecoveryMode
-from headrace.wal.segments import SegmentName
 from headrace.wal.writer import WriteAheadLogWriter
 
 RECEIVER = ReceiverId("flights", "kafka", 0)
@@ -76,5 +74,5 @@ def lay_out(headers: Sequence[AnyHeader], path: str = PATH) -> tuple[MemoryStora
 
 def fetch_at_a_time(monkeypatch: pytest.MonkeyPatch, window_bytes: int) -> None:
     """Have scans read so many bytes ahead: the default is bound to its parameter, not looked up by its name."""
-    assert window.Window.__init__.__kwdefaults__ is not None
-    monkeypatch.setitem(window.Window.__init__.__kwdefaults__, "read_ahead", window_bytes)
+    assert scan.Window.__init__.__kwdefaults__ is not None
+    monkeypatch.setitem(scan.Window.__init__.__kwdefaults__, "read_ahead", window_bytes)

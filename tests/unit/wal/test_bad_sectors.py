@@ -17,11 +17,11 @@ from tests.unit.wal.small_segments import (
 
 from headrace.blocks import BlockInfo
 from headrace.testing.faulty_files import FaultyFiles
-from headrace.wal import window
+from headrace.wal import scan as log_scanner
 from headrace.wal.errors import StorageError
 from headrace.wal.local_storage import LocalStorage
-from headrace.wal.log_scan import scan_log
 from headrace.wal.reader import read_block
+from headrace.wal.recovery import scan_log
 from headrace.wal.scan import RecoveryMode
 
 
@@ -45,7 +45,7 @@ def test_an_unreadable_sector_is_an_error_of_the_disk_and_no_damage(tmp_path: Pa
     assert [f.handle for f in scan_log(storage)] == [each.handle for each in blocks]
 
 
-@pytest.mark.parametrize("times", [1, window.READ_TRIES])
+@pytest.mark.parametrize("times", [1, log_scanner.READ_TRIES])
 def test_an_error_that_passes_is_no_damage_where_damage_is_passed_over(tmp_path: Path, times: int) -> None:
     files, storage, blocks = spoiled(tmp_path, [100, 100])
     for mode in PASSING:

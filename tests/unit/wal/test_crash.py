@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from headrace.blocks import BlockHandle, ReceiverId
-from headrace.wal.log_scan import scan_log
 from headrace.wal.reader import read_blocks
+from headrace.wal.recovery import scan_log
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -14,10 +14,9 @@ from headrace.testing.faulty_storage import FaultyStorage
 from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, SegmentMissingError, TornTailError
-from headrace.wal.log_scan import scan_log
-from headrace.wal.lost_ranges import KnownOfSegment
 from headrace.wal.reader import read_block
-from headrace.wal.scan import RecoveryMode, scan_segment
+from headrace.wal.recovery import scan_log
+from headrace.wal.scan import KnownOfSegment, RecoveryMode, scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
 
 OpenWriter = Callable[..., WriteAheadLogWriter]

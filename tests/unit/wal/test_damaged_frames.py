@@ -23,14 +23,13 @@ from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.clock import ManualClock
 from headrace.testing.memory_storage import MemoryStorage
 from headrace.testing.records import make_block
-from headrace.wal import frame, window
+from headrace.wal import frame
+from headrace.wal import scan as log_scanner
 from headrace.wal.errors import DamagedFrameError, TornTailError
-from headrace.wal.headers import AnyHeader
-from headrace.wal.log_scan import scan_log
-from headrace.wal.lost_ranges import KnownOfSegment
-from headrace.wal.payload import Codec
+from headrace.wal.frame import AnyHeader, Codec
 from headrace.wal.reader import read_block
-from headrace.wal.scan import scan_segment
+from headrace.wal.recovery import scan_log
+from headrace.wal.scan import KnownOfSegment, scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
 
 
@@ -41,7 +40,7 @@ def test_a_search_finds_the_next_frame_wherever_its_chunks_end(monkeypatch: pyte
     data[second.handle.offset + 20] ^= 1
     storage.write_atomically(PATH, bytes(data))
     for search_bytes in range(8, 40):
-        monkeypatch.setattr(window, "SEARCH_BYTES", search_bytes)
+        monkeypatch.setattr(log_scanner, "SEARCH_BYTES", search_bytes)
         scan = scan_segment(storage, PATH, newest=True, mode=SKIP)
         assert [f.handle for f in scan] == [first.handle, third.handle]
 

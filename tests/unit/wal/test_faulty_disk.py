@@ -19,8 +19,8 @@ from headrace.testing.faulty_files import FaultyFiles
 from headrace.testing.records import make_block
 from headrace.wal.errors import StorageError, WalError, WriteFailedError, is_out_of_space
 from headrace.wal.local_storage import LocalStorage
-from headrace.wal.log_scan import scan_log
 from headrace.wal.reader import read_block
+from headrace.wal.recovery import scan_log
 from headrace.wal.writer import WriteAheadLogWriter
 
 RECEIVER = ReceiverId("flights", "kafka", 0)

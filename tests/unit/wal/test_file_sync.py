@@ -12,7 +12,7 @@ import pytest
 
 import headrace
 from headrace.spark.outputs.parquet.batch_folder import Claim
-from headrace.wal.file_sync import sync_data, sync_file
+from headrace.wal.local_storage import sync_data, sync_file
 from headrace.wal.storage import open_storage
 
 FULL_SYNC = 51
@@ -111,4 +111,4 @@ def test_nothing_else_of_the_package_syncs_a_file() -> None:
         for path in package.rglob("*.py")
         if re.search(r"\bos\.f(data)?sync\(", path.read_text())
     }
-    assert found == {"wal/file_sync.py"}
+    assert found == {"wal/local_storage.py"}

@@ -15,8 +15,8 @@ from headrace.testing.faulty_storage import FaultyStorage
 from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.errors import DamagedFrameError, LogVersionError
-from headrace.wal.log_scan import scan_log
 from headrace.wal.reader import read_block
+from headrace.wal.recovery import scan_log
 from headrace.wal.scan import RecoveryMode, scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -12,8 +12,16 @@ import pytest
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
 from headrace.wal import frame
 from headrace.wal.errors import FrameTooLongError
-from headrace.wal.frame import FrameFault, FrameKind
-from headrace.wal.headers import AnyHeader, FrameHeader, PreviousSegment, PreviousState, SegmentEnd, SegmentHeader
+from headrace.wal.frame import (
+    AnyHeader,
+    FrameFault,
+    FrameHeader,
+    FrameKind,
+    PreviousSegment,
+    PreviousState,
+    SegmentEnd,
+    SegmentHeader,
+)
 from headrace.wal.reader import read_frame
 
 RECEIVER = ReceiverId("flüge", "kafka", 3)

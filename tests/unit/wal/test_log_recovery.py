@@ -15,9 +15,8 @@ from headrace.testing.faulty_storage import FaultyStorage, WriteFault
 from headrace.testing.records import make_block
 from headrace.wal.errors import DamagedFrameError, StorageError, WriteFailedError
 from headrace.wal.local_storage import LocalStorage
-from headrace.wal.log_scan import scan_log
-from headrace.wal.repair import COPIES_KEPT
-from headrace.wal.window import READ_TRIES
+from headrace.wal.recovery import COPIES_KEPT, scan_log
+from headrace.wal.scan import READ_TRIES
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 
 OpenWriter = Callable[..., WriteAheadLogWriter]

@@ -30,8 +30,8 @@ from headrace.testing.faulty_files import FaultyFiles
 from headrace.testing.records import TOPIC_ID, make_block
 from headrace.wal.errors import WriteFailedError
 from headrace.wal.local_storage import LocalStorage
-from headrace.wal.log_scan import scan_log
 from headrace.wal.reader import read_block
+from headrace.wal.recovery import scan_log
 from headrace.wal.scan import RecoveryMode
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.testing.records import make_block
 from headrace.wal.errors import PayloadError
-from headrace.wal.payload import RECORD_SCHEMA, Codec, decode, encode
+from headrace.wal.frame import RECORD_SCHEMA, Codec, decode, encode
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])

@@ -19,9 +19,9 @@ from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFaul
 from headrace.testing.memory_storage import MemoryStorage
 from headrace.testing.records import make_block
 from headrace.wal.errors import DamagedFrameError, LogVersionError, PayloadError, WalError, WriteFailedError
-from headrace.wal.log_scan import LogScan, scan_log
-from headrace.wal.payload import Codec, decode, encode
+from headrace.wal.frame import Codec, decode, encode
 from headrace.wal.reader import read_block
+from headrace.wal.recovery import LogScan, scan_log
 from headrace.wal.scan import RecoveryMode, ScannedFrame, scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
 

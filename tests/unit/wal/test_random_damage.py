@@ -18,8 +18,8 @@ from headrace.testing.log_damage import KINDS, Damage, damage_file
 from headrace.testing.memory_storage import MemoryStorage
 from headrace.testing.written_log import Key, WrittenLog, write_log
 from headrace.wal.errors import DamagedFrameError, SegmentMissingError, WalError
-from headrace.wal.log_scan import LogScan, scan_log
 from headrace.wal.reader import read_block
+from headrace.wal.recovery import LogScan, scan_log
 from headrace.wal.scan import RecoveryMode, ScannedFrame
 from headrace.wal.storage import LogStorage, RandomAccessFile
 

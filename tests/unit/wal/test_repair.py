@@ -16,8 +16,7 @@ from headrace.testing.faulty_storage import FaultyStorage, WriteFault
 from headrace.testing.records import make_block
 from headrace.wal.errors import DamagedFrameError, RepairRefusedError, StorageError, WriteFailedError
 from headrace.wal.local_storage import LocalStorage
-from headrace.wal.log_scan import scan_log
-from headrace.wal.repair import cut_is_reported, quarantine_path, unreported_cuts
+from headrace.wal.recovery import cut_is_reported, quarantine_path, scan_log, unreported_cuts
 from headrace.wal.scan import scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -19,9 +19,8 @@ from headrace.blocks import OffsetRange
 from headrace.testing.faulty_storage import FaultyStorage
 from headrace.testing.memory_storage import MemoryStorage
 from headrace.testing.records import make_block
-from headrace.wal.headers import FrameHeader
-from headrace.wal.log_scan import scan_log
-from headrace.wal.payload import Codec
+from headrace.wal.frame import Codec, FrameHeader
+from headrace.wal.recovery import scan_log
 from headrace.wal.scan import RecoveryMode, scan_segment
 
 

@@ -11,7 +11,7 @@ from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
 from headrace.testing.faulty_storage import FaultyStorage
 from headrace.testing.records import make_block
-from headrace.wal.segments import SegmentName, receiver_directory, segments_in
+from headrace.wal.frame import SegmentName, receiver_directory, segments_in
 from headrace.wal.writer import WriteAheadLogWriter
 
 

@@ -20,13 +20,11 @@ from headrace.testing.memory_storage import MemoryStorage
 from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.errors import DamagedFrameError, SegmentMissingError, WriteFailedError
-from headrace.wal.headers import FrameHeader, SegmentEnd, SegmentHeader
+from headrace.wal.frame import FrameHeader, SegmentEnd, SegmentHeader, SegmentName, encode
 from headrace.wal.local_storage import LocalSegmentFile
-from headrace.wal.log_scan import scan_log
-from headrace.wal.payload import encode
 from headrace.wal.reader import read_block, read_blocks
+from headrace.wal.recovery import scan_log
 from headrace.wal.scan import scan_segment
-from headrace.wal.segments import SegmentName
 from headrace.wal.storage import LogStorage, RandomAccessFile, open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -14,9 +14,9 @@ from headrace.clock import ManualClock
 from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
 from headrace.testing.records import make_block
 from headrace.wal.errors import FrameTooLongError, PayloadError, StaleWriterError, StorageError, WriteFailedError
-from headrace.wal.headers import PreviousSegment, PreviousState, SegmentHeader
-from headrace.wal.log_scan import scan_log
+from headrace.wal.frame import PreviousSegment, PreviousState, SegmentHeader
 from headrace.wal.reader import read_block, read_blocks
+from headrace.wal.recovery import scan_log
 from headrace.wal.scan import scan_segment
 from headrace.wal.storage import RandomAccessFile
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame

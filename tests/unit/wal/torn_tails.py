@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.wal.repair import cut_off
+from headrace.wal.recovery import cut_off
 from headrace.wal.scan import TornTail, scan_segment
 from headrace.wal.storage import LogStorage
 

@@ -14,9 +14,9 @@ from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.models import BatchRow
 from headrace.ledger.states import BatchState
 from headrace.receiver.job_sign import JobSign, find_sign
-from headrace.wal.log_scan import header_of, scan_log
+from headrace.wal.frame import SegmentName, segments_in
+from headrace.wal.recovery import header_of, scan_log
 from headrace.wal.scan import RecoveryMode, ScannedFrame
-from headrace.wal.segments import SegmentName, segments_in
 from headrace.wal.storage import LogStorage
 
 Progress = Callable[[str], None]

@@ -8,7 +8,7 @@ from headrace.errors import Failure, HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import StreamNotFoundError
 from headrace.stream_context import StreamContext
-from headrace.wal.segments import segments_in
+from headrace.wal.frame import segments_in
 from headrace.wal.storage import LogStorage
 
 

@@ -31,7 +31,7 @@ from urllib.parse import quote
 
 from headrace.clock import time_text
 from headrace.spark.outputs.errors import AttemptReplacedError, OutputFolderError
-from headrace.wal.file_sync import sync_file
+from headrace.wal.local_storage import sync_file
 
 HIDDEN = ".headrace"
 RECORD = "_headrace.json"

@@ -22,7 +22,7 @@ from headrace.spark.outputs.errors import OutputFolderError, OutputOptionsError
 from headrace.spark.outputs.parquet.batch_folder import Claim, WrittenFile, claim_gone
 from headrace.spark.outputs.parquet.columns import file_schema
 from headrace.spark.outputs.report_files import leave_counts
-from headrace.wal.file_sync import sync_file
+from headrace.wal.local_storage import sync_file
 
 FORMAT = "headrace_parquet"
 

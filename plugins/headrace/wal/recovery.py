@@ -1,30 +1,60 @@
-"""Reads a whole log in order, receiver by receiver: for recovery without a ledger, and for checking.
+"""Reads and repairs a whole log: for a new epoch's writer, for recovery without a ledger, and for checking.
 
-Each segment's header holds the length and the state of the segments before it. So the scan detects a segment that is
+Each segment's header holds the length and the state of the segments before it. So a scan detects a segment that is
 missing, was cut short, or grew after its writer was replaced. Only the ledger knows whether the newest segments are all
-there.
+there. Torn tails are cut off, and a copy of each is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.wal import frame
-from headrace.wal.errors import DamagedFrameError, SegmentMissingError, StoredFileMissingError
-from headrace.wal.frame import FrameFault
-from headrace.wal.headers import PreviousSegment, PreviousState, SegmentEnd, SegmentHeader
-from headrace.wal.lost_ranges import KnownOfSegment, ReaderPositions
-from headrace.wal.scan import RecoveryMode, ScanEvent, ScannedFrame, SegmentScan, TornTail, scan_segment
-from headrace.wal.segments import SegmentName, receiver_directory, segments_in
+from headrace.wal.errors import (
+    DamagedFrameError,
+    RepairRefusedError,
+    SegmentMissingError,
+    StorageError,
+    StoredFileMissingError,
+    is_unreadable,
+)
+from headrace.wal.frame import (
+    FrameFault,
+    FrameHeader,
+    PreviousSegment,
+    PreviousState,
+    SegmentEnd,
+    SegmentHeader,
+    SegmentName,
+    receiver_directory,
+    segments_in,
+)
+from headrace.wal.scan import (
+    READ_TRIES,
+    SECTOR_BYTES,
+    KnownOfSegment,
+    ReaderPositions,
+    RecoveryMode,
+    ScanEvent,
+    ScannedFrame,
+    SegmentScan,
+    TornTail,
+    Window,
+    scan_segment,
+)
 from headrace.wal.storage import LogStorage
-from headrace.wal.window import SECTOR_BYTES, Window
 
 Accepted = Callable[[str], Sequence[BlockInfo]]
 """Returns the blocks that the ledger has accepted in the segment with this path."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +268,207 @@ def _last_inherited(said: dict[str, PreviousSegment]) -> dict[int, SegmentName]:
 def _is_superseded(name: SegmentName, last_inherited: Mapping[int, SegmentName]) -> bool:
     heir = last_inherited.get(name.epoch)
     return heir is not None and name > heir
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecovery:
+    """Earlier segments that no later header names yet, oldest first, with the torn tails and the damage found in them.
+
+    A torn tail's ``kept`` is None where it could not be cut off."""
+
+    segments: tuple[PreviousSegment, ...] = ()
+    torn_tails: tuple[TornTail, ...] = ()
+    damage: tuple[DamagedFrameError, ...] = ()
+
+
+def recover_log(
+    storage: LogStorage,
+    names: list[SegmentName],
+    accepted: Accepted | None = None,
+    *,
+    progress: Callable[[], None] = lambda: None,
+) -> LogRecovery:
+    """Reads the newest of ``names`` (in the order of writing) and cuts its torn tail off. Continues with older segments
+    until one has a readable header, which names its own predecessors. The writers of ``names`` must be fenced.
+
+    ``accepted`` returns the blocks that the ledger has accepted in a segment. Their bytes are never cut off.
+    ``progress`` is called after each frame that was read.
+    """
+    segments: list[PreviousSegment] = []
+    torn_tails: list[TornTail] = []
+    damage: list[DamagedFrameError] = []
+    for name in reversed(names):
+        known = KnownOfSegment(accepted=None if accepted is None else accepted(name.path))
+        try:
+            scan, error = _read_through(storage, name.path, known, progress)
+            length = scan.valid_bytes
+            if error is not None:
+                # This writer does not repair damage. The whole length is declared, so that every reader finds it too.
+                length = max(storage.size(name.path), known.accepted_end)
+                logger.error("The log of earlier writers is damaged: %s", error)
+                damage.append(error)
+            if scan.torn_tail is not None:
+                torn_tails.append(_cut_off(storage, scan, scan.torn_tail))
+            elif length:
+                # A killed writer's last frame may never have been synced; the next header declares it as durable.
+                storage.sync(name.path)
+        except (SegmentMissingError, StoredFileMissingError):
+            continue  # Cleanup has deleted it, before the file was opened or between two reads.
+        segments.append(PreviousSegment(name.path, length, PreviousState.INHERITED))
+        if scan.opening is not None:
+            break
+    return LogRecovery(tuple(reversed(segments)), tuple(reversed(torn_tails)), tuple(reversed(damage)))
+
+
+def _read_through(
+    storage: LogStorage, path: str, known: KnownOfSegment, progress: Callable[[], None]
+) -> tuple[SegmentScan, DamagedFrameError | None]:
+    """Scan a segment to its end or to the first damage. Bytes that the disk does not read in ``READ_TRIES`` tries are
+    damage too: otherwise no writer could continue."""
+    tries = 0
+    while True:
+        tries += 1
+        scan = scan_segment(storage, path, newest=True, known=known)
+        try:
+            for _ in scan:
+                progress()
+        except DamagedFrameError as error:
+            return scan, error
+        except StorageError as error:
+            if not is_unreadable(error):
+                raise
+            if tries == READ_TRIES:
+                # The file is read in large pieces, so more than the bad sector is reported as lost.
+                lost = known.accepted_between(scan.valid_bytes, None)
+                return scan, DamagedFrameError(path, scan.valid_bytes, error.what.rstrip("."), lost, exact=False)
+            logger.warning("%s It is read again.", error)
+        else:
+            return scan, None
+
+
+def _cut_off(storage: LogStorage, scan: SegmentScan, tail: TornTail) -> TornTail:
+    try:
+        tail = cut_off(storage, scan, tail)
+    except (RepairRefusedError, StorageError, OSError) as error:
+        # The next header holds the segment's length, so readers ignore a tail that was not cut off.
+        logger.warning("%s It could not be cut off: %s", tail, error)
+    else:
+        logger.warning("%s", tail)
+    return tail
+
+
+QUARANTINE = "torn"  # A directory below the log's root; its files do not have the suffix of segments.
+NOTES = "torn-unreported"  # A directory below the log's root: one note for each cut that is not reported yet.
+COPIES_KEPT = 10  # Per receiver: a receiver that crashes every minute must not fill the disk with copies.
+
+
+def quarantine_path(tail: TornTail) -> str:
+    """The path of the copy of a torn tail."""
+    return f"{QUARANTINE}/{tail.segment}-{tail.offset}.torn"
+
+
+def note_path(tail: TornTail) -> str:
+    """The path of the note that a torn tail was cut off and not reported yet."""
+    return f"{NOTES}/{tail.segment}-{tail.offset}.json"
+
+
+def unreported_cuts(storage: LogStorage, directory: str) -> tuple[TornTail, ...]:
+    """The torn tails of a receiver (``directory``, below the log's root) that were cut off but not reported, for
+    example because the process was killed in between."""
+    found = []
+    for path in storage.paths(f"{NOTES}/{directory}"):
+        try:
+            note = json.loads(storage.read(path))
+            found.append(TornTail(note["segment"], note["offset"], note["length"], note["reason"], None, note["kept"]))
+        except StoredFileMissingError:
+            continue  # A writer that was replaced has reported it meanwhile.
+        except (ValueError, LookupError, TypeError):
+            # This must not stop the receiver: the copy exists, and this line is logged each time.
+            logger.exception("The note %s of a torn tail that was cut off cannot be read.", path)
+    return tuple(found)
+
+
+def cut_is_reported(storage: LogStorage, tail: TornTail) -> None:
+    """Delete the note of a cut; to be called when the cut has been reported."""
+    storage.delete(note_path(tail))
+
+
+def cut_off(storage: LogStorage, scan: SegmentScan, tail: TornTail) -> TornTail:
+    """Cut off the torn tail that a finished scan found. Returns the tail with the path of its copy (``kept``).
+
+    ``storage`` is rooted at the log, and the segment's writer must be fenced. A segment without a whole header is
+    deleted. The last ``COPIES_KEPT`` copies of a receiver are kept. May be repeated after a crash.
+
+    A note of the cut is written before the cut and stays until ``cut_is_reported``: if this process is killed in
+    between, the next one finds the note (``unreported_cuts``).
+
+    Raises RepairRefusedError when a writer still has the local file open, and StorageError. The segment is then
+    unchanged.
+    """
+    with storage.open(tail.segment) as file:
+        torn = file.read_at(tail.offset, file.size - tail.offset)
+    path = quarantine_path(tail)
+    storage.write_atomically(path, torn)
+    cut = replace(tail, kept=path)
+    reported = {
+        "segment": cut.segment,
+        "offset": cut.offset,
+        "length": cut.length,
+        "reason": cut.reason,
+        "kept": cut.kept,
+    }
+    storage.write_atomically(note_path(tail), json.dumps(reported).encode())
+    try:
+        storage.truncate(tail.segment, tail.offset)
+    except (RepairRefusedError, StorageError, OSError):
+        with contextlib.suppress(StorageError, OSError):
+            cut_is_reported(storage, tail)
+        raise
+    with contextlib.suppress(StorageError, OSError):
+        # The segment is cut already: an empty file or a surplus copy that stays is no reason to fail.
+        if scan.opening is None:
+            storage.delete(tail.segment)
+        for old in storage.paths(path.rpartition("/")[0])[:-COPIES_KEPT]:
+            storage.delete(old)
+    return cut
+
+
+def is_orphaned(storage: LogStorage, name: SegmentName, later: Sequence[SegmentName]) -> bool:
+    """Whether a recovery would find no accepted block in the segment; its writer must have ended.
+
+    Frames carry their writer's last accepted sequence, so a later frame shows that a block was accepted: in the same
+    segment, or in its writer's next one. No later frame covers a writer's last block; a recovery drops it and reads it
+    from Kafka again. ``later`` are the receiver's segments after this one, in the order of writing. A damaged segment
+    does not count as orphaned.
+    """
+    first: int | None = None
+    try:
+        for event in _reported_by(storage, name, later):
+            header = event.header if isinstance(event, ScannedFrame) else event
+            accepted = header.last_accepted_sequence
+            if first is not None and accepted is not None and accepted >= first:
+                return False
+            if first is None and isinstance(header, FrameHeader):
+                first = header.sequence
+    except DamagedFrameError:
+        return False
+    return True
+
+
+def _reported_by(storage: LogStorage, name: SegmentName, later: Sequence[SegmentName]) -> Iterator[ScanEvent]:
+    """The segment's frames, then the first frame of the writer's next segment that has one."""
+    yield from _events(storage, name)
+    for following in later:
+        if following.epoch != name.epoch:
+            return
+        for event in _events(storage, following):
+            yield event
+            return
+
+
+def _events(storage: LogStorage, name: SegmentName) -> Iterator[ScanEvent]:
+    try:
+        # Any ending may be the result of a crash, so a torn tail is tolerated.
+        yield from scan_segment(storage, name.path, newest=True).events()
+    except (SegmentMissingError, StoredFileMissingError):
+        return
