@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
-from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import StreamDefinitionError
 
 if TYPE_CHECKING:
     from headrace.stream import Stream

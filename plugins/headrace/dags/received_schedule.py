@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetOrTimeSchedule, AssetWatcher
 
-from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import StreamDefinitionError
 from headrace.timetables.micro_batch import MicroBatchTimetable
 from headrace.triggers.records_received import RecordsReceivedTrigger
 

@@ -12,8 +12,8 @@ from headrace.dags.defaults import START_DATE, declaration, describe, tags
 from headrace.dags.params import outputs_param, parameters_param
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.runs.retries import replay_retries
-from headrace.stream.errors import StreamDefinitionError
-from headrace.stream.replays import replayed
+from headrace.stream.model import StreamDefinitionError
+from headrace.stream.stream import replayed
 from headrace.timetables.micro_batch import MicroBatchTimetable
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaException
 from headrace.connections import Connection, resolve
 from headrace.errors import Failure, HeadraceError
 from headrace.stream.inputs import CLIENT_SETTINGS, KafkaInput
-from headrace.stream.limits import Limits
+from headrace.stream.settings import Limits
 
 if TYPE_CHECKING:
-    from headrace.stream.definition import Stream
+    from headrace.stream.stream import Stream
 
 
 class ReplayError(HeadraceError):

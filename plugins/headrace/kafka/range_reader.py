@@ -38,7 +38,7 @@ from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.kafka.records import Converted, Cursor, EpochRecords, consume, convert
 from headrace.kafka.topics import SeenTopic
 from headrace.stream.inputs import KafkaInput
-from headrace.stream.limits import Limits
+from headrace.stream.settings import Limits
 
 STALL_SECONDS = 60.0
 """How long Kafka may make no progress before reading fails."""

@@ -9,8 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from headrace.listeners.stream_listener import StreamListener
 from headrace.stream import Listener, Stream
-from headrace.stream.errors import StreamDefinitionError
-from headrace.stream.references import load_reference
+from headrace.stream.model import StreamDefinitionError, load_reference
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import POINTS, Placed, StreamSummary, summarize
 from headrace.receiver.input_health import InputTrouble, input_troubles, receiver_state
 from headrace.stream import Stream
-from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import StreamDefinitionError
 
 LEASE_LOST = "lease lost"
 """The state of a job or receiver that should run and no longer renews its lease."""

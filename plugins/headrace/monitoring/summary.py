@@ -15,7 +15,7 @@ from headrace.monitoring.stream_state import judge
 from headrace.monitoring.unfinished import failed_of, unfinished_of
 from headrace.receiver.sampling import numbers
 from headrace.stream import Stream
-from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import StreamDefinitionError
 
 POINTS = 30
 """How many values a sparkline has."""

@@ -29,7 +29,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
     that has no blocks of its own is skipped: it was never allocated, or a later batch took its blocks over.
 
     :param stream: the stream whose batches are replayed.
-    :param replay: the stream definition with the replay's outputs (``headrace.stream.replays.replayed``).
+    :param replay: the stream definition with the replay's outputs (``headrace.stream.stream.replayed``).
     :param target: the replay's name in the ledger.
     :param step: the id of the output.
     """

@@ -14,7 +14,7 @@ from headrace.ledger import EventKind, Ledger
 from headrace.ledger.errors import RevisionNotFoundError
 from headrace.receiver.key_versions import versioned_by_offsets
 from headrace.stream import Stream
-from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import StreamDefinitionError
 
 REVISION = "revision"
 """The attribute of a receiver job that holds the revision of its definition."""

@@ -11,7 +11,7 @@ import random
 from collections.abc import Collection, Iterable, Sequence
 
 from headrace.stream.model import milliseconds
-from headrace.stream.spark import ExecutorAllocation
+from headrace.stream.settings import ExecutorAllocation
 
 
 def least_executors(settings: ExecutorAllocation, receivers: int, slots_per_executor: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.stream.limits import Backpressure
+from headrace.stream.settings import Backpressure
 
 
 class PidRateEstimator:

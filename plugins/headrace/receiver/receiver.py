@@ -259,8 +259,7 @@ def _changed_by_json(given: JsonValue, where: str) -> str:
 
 def load_receiver_class(source: ReceiverInput) -> type[Receiver]:
     """Import the class of the input's receivers. Raises ReceiverClassError, which names it."""
-    from headrace.stream.errors import StreamDefinitionError
-    from headrace.stream.references import load_reference
+    from headrace.stream.model import StreamDefinitionError, load_reference
 
     try:
         found = load_reference(source.receiver, "receiver")

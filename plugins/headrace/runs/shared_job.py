@@ -85,7 +85,7 @@ def connections_of_others(ledger: Ledger, stream: Stream) -> Mapping[str, str]:
     Without those that are not defined, or that this task may not read: the process refuses the streams that need them.
     """
     from headrace.stream import Stream as AnyStream
-    from headrace.stream.errors import StreamDefinitionError
+    from headrace.stream.model import StreamDefinitionError
 
     found: dict[str, str] = {}
     for row in ledger.streams.all():

@@ -20,7 +20,7 @@ from headrace.spark.document_preview import PreviewedDocument, preview_documents
 from headrace.spark.incarnations import lacks_incarnation
 from headrace.spark.sessions import collect
 from headrace.stream import ElasticsearchOutput, Output, Stream
-from headrace.stream.references import is_reference
+from headrace.stream.model import is_reference
 from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from headrace.spark.receiver_application import ReceiverApplication
 from headrace.spark.receiver_executors import live_executor_ids, release_executor, request_total_executors, task_slots
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.stream.model import milliseconds
-from headrace.stream.spark import ExecutorAllocation
+from headrace.stream.settings import ExecutorAllocation
 from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)

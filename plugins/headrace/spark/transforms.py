@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import Failure, HeadraceError
+from headrace.stream.model import load_reference
 from headrace.stream.outputs import ForeachBatchOutput
-from headrace.stream.references import load_reference
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,7 +1,5 @@
 """What a user writes: the definition of a stream, with its inputs, outputs, windows, state and limits."""
 
-from headrace.stream.definition import Stream
-from headrace.stream.errors import StreamDefinitionError
 from headrace.stream.fields import BatchTrigger
 from headrace.stream.inputs import (
     BytesDecoder,
@@ -13,8 +11,7 @@ from headrace.stream.inputs import (
     StartingTimestamp,
     Utf8Decoder,
 )
-from headrace.stream.limits import Backpressure, DeadLetterLimit, Limits
-from headrace.stream.listeners import Listener
+from headrace.stream.model import StreamDefinitionError
 from headrace.stream.outputs import (
     ColumnIds,
     ConsoleOutput,
@@ -26,10 +23,18 @@ from headrace.stream.outputs import (
     ParquetOutput,
     RecordIds,
 )
-from headrace.stream.spark import ExecutorAllocation, SparkSettings
-from headrace.stream.state import STATE_STEP, State
-from headrace.stream.storage import LocalCopies, Storage
-from headrace.stream.windows import Window
+from headrace.stream.settings import (
+    Backpressure,
+    DeadLetterLimit,
+    ExecutorAllocation,
+    Limits,
+    Listener,
+    LocalCopies,
+    SparkSettings,
+    Storage,
+)
+from headrace.stream.state import STATE_STEP, State, Window
+from headrace.stream.stream import Stream
 
 __all__ = [
     "STATE_STEP",

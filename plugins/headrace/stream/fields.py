@@ -12,15 +12,11 @@ from pydantic import Field, JsonValue, PositiveInt, field_validator
 
 from headrace.connections import CONNECTION_PREFIX
 from headrace.stream.inputs import Input, KafkaInput
-from headrace.stream.limits import Limits
-from headrace.stream.listeners import Listener
-from headrace.stream.model import Duration, Identifier, Part, milliseconds
+from headrace.stream.model import Duration, Identifier, Part, check_reference, milliseconds
 from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KafkaOutput, Output
-from headrace.stream.references import check_reference
 from headrace.stream.secrets import url_holds_secret, values_with_secrets
-from headrace.stream.spark import SparkSettings
+from headrace.stream.settings import Limits, Listener, SparkSettings, Storage
 from headrace.stream.state import STATE_STEP, State
-from headrace.stream.storage import Storage
 
 # The least default of limits.retry_for; it is three batch intervals if those are longer.
 _RETRY_FOR = timedelta(seconds=30)

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, PositiveInt, Tag, field_validator, model_validator
 
 from headrace.stream.ddl import ColumnsText, ColumnType, parse_columns
-from headrace.stream.model import Identifier, Part
-from headrace.stream.references import CalledClass, check_reference
+from headrace.stream.model import CalledClass, Identifier, Part, check_reference
 from headrace.stream.secrets import check_servers
 
 # The librdkafka settings that a stream may set. headrace sets those that affect offsets, assignment or delivery itself

@@ -1,4 +1,8 @@
-"""The outputs of a stream: Elasticsearch, console, Parquet, Kafka and foreach_batch, with their document ids."""
+"""The outputs of a stream: Elasticsearch, console, Parquet, Kafka and foreach_batch, with their document ids.
+
+Names of indices are checked as Elasticsearch's MetadataCreateIndexService does, before anything is sent. Characters
+that would make a name an expression over several indices (wildcards, commas, date mathematics) are refused.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,69 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
-from headrace.stream.index_names import check_dead_letter_index, check_host, check_index_name, dead_letters_of
-from headrace.stream.limits import DeadLetterLimit
-from headrace.stream.model import Identifier, Part
-from headrace.stream.references import check_reference
+from headrace.stream.model import Identifier, Part, check_reference
 from headrace.stream.secrets import check_servers, url_holds_secret
-from headrace.stream.storage import check_storage_url
-from headrace.stream.windows import Window
+from headrace.stream.settings import DeadLetterLimit, check_storage_url
+from headrace.stream.state import Window
+
+MAX_NAME_BYTES = 255
+_FORBIDDEN = '\\/*?"<>| ,#:'
+_FORBIDDEN_FIRST = "-_+"
+_SUFFIX = "-dead-letters"
+
+
+def check_index_name(name: str) -> str:
+    """Return the name if it is valid. Raises ValueError, which the definition's error repeats."""
+    found = sorted(set(name) & set(_FORBIDDEN))
+    if not name:
+        raise ValueError("is empty; name an index")
+    if name != name.lower():
+        raise ValueError("is no name for an index: it has capital letters")
+    if found or not name.isprintable():
+        shown = ", ".join("blanks" if character == " " else character for character in found)
+        raise ValueError(f"is no name for an index: it has {shown or 'characters that cannot be printed'}")
+    if name[0] in _FORBIDDEN_FIRST:
+        raise ValueError(f"is no name for an index: it begins with {name[0]}")
+    if name in (".", ".."):
+        raise ValueError("is no name for an index: it is a folder's")
+    size = len(name.encode())
+    if size > MAX_NAME_BYTES:
+        raise ValueError(f"is no name for an index: it has {size} bytes in UTF-8, more than {MAX_NAME_BYTES}")
+    return name
+
+
+def dead_letters_of(index: str) -> str:
+    """The dead-letter index of an output for ``index`` that names none itself."""
+    return f"{index}{_SUFFIX}"
+
+
+def check_dead_letter_index(index: str, given: str | None) -> None:
+    """Check that an output's dead letters have a separate index: ``given``, or the name derived from ``index``.
+
+    Raises ValueError.
+    """
+    if given == index:
+        raise ValueError(f"dead_letter_index is the index itself, {index!r}; name another, or leave it out")
+    derived = len(dead_letters_of(index).encode())
+    if not given and derived > MAX_NAME_BYTES:
+        raise ValueError(
+            f"dead_letter_index would be <index>{_SUFFIX}, {derived} bytes and more than {MAX_NAME_BYTES}; name another"
+        )
+
+
+def check_host(host: str) -> str:
+    """Return the address of an Elasticsearch node if it is valid: a URL, or ``host:port`` for http. Raises
+    ValueError."""
+    parts = urlsplit(host if "://" in host else f"http://{host}")
+    try:
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or any(character.isspace() for character in host):
+        # The text is not repeated: it may hold a credential.
+        raise ValueError("has what is no http or https URL; write https://host:9200")
+    return host
+
 
 Tombstones = Literal["delete", "ignore", "dead_letter"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import Failure, HeadraceError
-from headrace.stream.definition import Stream
+from headrace.stream.stream import Stream
 
 ATTRIBUTE = "parameters"
 """The attribute of an attempt that holds the parameters given by its run."""

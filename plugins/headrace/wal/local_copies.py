@@ -32,7 +32,7 @@ import pyarrow as pa
 from headrace.blocks import BlockHandle
 
 if TYPE_CHECKING:
-    from headrace.stream.storage import Storage
+    from headrace.stream.settings import Storage
     from headrace.wal.storage import Data
 
 logger = logging.getLogger(__name__)

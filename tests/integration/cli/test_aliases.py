@@ -20,7 +20,7 @@ from headrace.elasticsearch.transport import ElasticsearchTransport
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
-from headrace.stream.replays import replayed
+from headrace.stream.stream import replayed
 
 TIMES = (10_000, 20_000, 30_000)
 

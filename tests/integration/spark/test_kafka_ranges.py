@@ -32,7 +32,7 @@ from headrace.spark.original_records import KafkaOriginalRecords, ManifestOrigin
 from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.stream import ElasticsearchOutput, KafkaInput
-from headrace.stream.limits import Limits
+from headrace.stream.settings import Limits
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from headrace.ledger import AttemptState, BatchState
 from headrace.spark.failures import AttemptFailedError
 from headrace.stream import ConsoleOutput, KafkaInput, ParquetOutput, SparkSettings, State, Stream, Utf8Decoder
-from headrace.stream.replays import replayed
+from headrace.stream.stream import replayed
 
 Records = Callable[..., pa.RecordBatch]
 Make = Callable[..., Any]

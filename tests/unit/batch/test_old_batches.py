@@ -31,7 +31,7 @@ from headrace.ledger import removal as ledger_removal
 from headrace.ledger.errors import BatchRemovedError
 from headrace.ledger.models import Attempt, batch_attempts, batch_inputs, batch_outputs, batches, positions, segments
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
-from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import StreamDefinitionError
 
 from .conftest import PARTITION, START_MS, Receiving, take
 from .life import LEASE_MS, NAME, Life

@@ -16,7 +16,7 @@ from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, Stream
-from headrace.stream.replays import replayed
+from headrace.stream.stream import replayed
 
 START_MS = 1_700_000_000_000
 T1, T2, T3, T4 = (START_MS + 10_000 * number for number in range(1, 5))

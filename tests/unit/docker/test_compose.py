@@ -18,7 +18,7 @@ import yaml
 
 from headrace.connections import from_text, variable_name
 from headrace.devstack import jars
-from headrace.stream.index_names import dead_letters_of
+from headrace.stream.outputs import dead_letters_of
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())

@@ -11,7 +11,7 @@ import pytest
 from headrace.listeners import StatsReport, StreamListener
 from headrace.listeners.loading import check_listeners, load_listeners
 from headrace.stream import ConsoleOutput, KafkaInput, Listener, Stream
-from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import StreamDefinitionError
 
 MODULE = """
 from headrace.listeners import StreamListener

@@ -12,7 +12,7 @@ from headrace.ledger.errors import ReplayOrderError
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.operators.spark_attempt import BatchTaskError
 from headrace.stream import KeyIds, RecordIds
-from headrace.stream.replays import replayed
+from headrace.stream.stream import replayed
 from headrace.timetables.micro_batch import from_ms
 
 

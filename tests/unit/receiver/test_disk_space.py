@@ -17,7 +17,7 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.receiver import pausing
 from headrace.receiver.disk_space import DiskReserve, room_for, space_of
 from headrace.stream import Stream
-from headrace.stream.limits import MIB
+from headrace.stream.settings import MIB
 from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeEntry
 

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from headrace.receiver.pid_rate_estimator import PidRateEstimator
-from headrace.stream.errors import StreamDefinitionError
-from headrace.stream.limits import Backpressure, Limits
+from headrace.stream.model import StreamDefinitionError
+from headrace.stream.settings import Backpressure, Limits
 
 TICKS = 40
 # As Spark's: a tick a second with its records, and how long each batch took.

@@ -17,7 +17,7 @@ from headrace.ledger.models import Attempt, JobLease
 from headrace.receiver.rate_controller import RateController, ran_at_once, waited_ms
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Limits, Stream
-from headrace.stream.limits import Backpressure
+from headrace.stream.settings import Backpressure
 from headrace.stream_context import StreamContext
 
 NOW_MS = 1_700_000_000_000

@@ -15,7 +15,7 @@ from headrace.receiver import lag_watch, receiver_factory, unauthorized_topics
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Limits
-from headrace.stream.limits import Backpressure
+from headrace.stream.settings import Backpressure
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.testing.faulty_storage import FaultyStorage
 from headrace.wal import recovery

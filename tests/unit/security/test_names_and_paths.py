@@ -9,8 +9,7 @@ import pytest
 
 from headrace.blocks import BlockHandle
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, ParquetOutput, Stream
-from headrace.stream.errors import StreamDefinitionError
-from headrace.stream.references import is_reference
+from headrace.stream.model import StreamDefinitionError, is_reference
 from headrace.wal.errors import PathEscapesRootError
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
-from headrace.stream.errors import StreamDefinitionError
-from headrace.stream.spark import SparkSettings
+from headrace.stream.model import StreamDefinitionError
+from headrace.stream.settings import SparkSettings
 
 EVIL = "x --class Evil --jars evil.jar"
 # With a value each, as SparkSubmitOptionParser reads them.

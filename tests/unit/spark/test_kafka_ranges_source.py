@@ -12,7 +12,7 @@ from headrace.spark.kafka_ranges_source import KafkaRangesDataSource, KafkaRange
 from headrace.spark.source_options import SourceOptionError
 from headrace.spark.wal_source import RECORD_SCHEMA
 from headrace.stream import KafkaInput
-from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import StreamDefinitionError
 
 SOURCE = KafkaInput(connection="replayed_kafka", topics="clicks")
 

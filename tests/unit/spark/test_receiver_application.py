@@ -19,7 +19,7 @@ from headrace.spark.receiver_application import (
     start_application,
 )
 from headrace.stream import ConsoleOutput, ExecutorAllocation, KafkaInput, SparkSettings, Stream
-from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import StreamDefinitionError
 
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
 

@@ -7,7 +7,7 @@ from tests.unit.stream.ddl_texts import REFUSED, TAKEN
 
 from headrace.stream import JsonDecoder, State
 from headrace.stream.ddl import Column, ColumnType, parse_columns
-from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import StreamDefinitionError
 
 
 def test_what_spark_takes_is_taken() -> None:

@@ -29,7 +29,7 @@ from headrace.stream import (
     Stream,
     StreamDefinitionError,
 )
-from headrace.stream.spark import _NAMES_HERE
+from headrace.stream.settings import _NAMES_HERE
 
 
 def test_defaults_are_filled_in() -> None:

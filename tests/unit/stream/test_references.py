@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.stream import StreamDefinitionError
-from headrace.stream.references import is_reference, load_reference
+from headrace.stream.model import is_reference, load_reference
 
 
 def test_a_reference_is_a_module_and_one_name() -> None:

@@ -19,7 +19,7 @@ from headrace.stream import (
     StreamDefinitionError,
     Utf8Decoder,
 )
-from headrace.stream.replays import replayed
+from headrace.stream.stream import replayed
 
 
 def stream(**changes: Any) -> Stream:

@@ -22,7 +22,7 @@ from headrace.receiver.scheduling_policy import Executor
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
 from headrace.runs.readiness import blocks_ready
 from headrace.stream import Limits
-from headrace.stream.limits import Backpressure
+from headrace.stream.settings import Backpressure
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage
 

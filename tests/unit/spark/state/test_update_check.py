@@ -9,7 +9,7 @@ import pytest
 
 from headrace.spark.transforms import TransformError, check_transform
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, State, Stream
-from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import StreamDefinitionError
 
 FUNCTIONS = """
 def update(lines, state, leaving, timing_out, batch): ...

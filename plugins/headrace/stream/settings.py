@@ -1,16 +1,178 @@
-"""The Spark settings of a stream: master, configuration and how batches run."""
+"""The settings of a stream: its limits (rule 12 of the design), its storage, Spark, and its listeners."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from datetime import timedelta
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
-from headrace.stream.model import Duration, Identifier, Part
+from headrace.stream.model import CalledClass, Duration, Identifier, Part, check_reference
 from headrace.stream.secrets import settings_with_secrets, url_holds_secret
+
+MIB = 1024 * 1024
+
+
+class Backpressure(Part):
+    """Slows receivers down to the rate that batches can process, by Spark's PID estimate (with its defaults).
+
+    The factors have no unit: ``proportional`` weighs the error of the rate, ``integral`` the backlog, ``derivative``
+    the change of the error. Rates are records per second. Without ``initial_rate`` a rate is first set after the second
+    completed batch, with it after the first.
+    """
+
+    proportional: NonNegativeFloat = 1.0
+    integral: NonNegativeFloat = 0.2
+    derivative: NonNegativeFloat = 0.0
+    min_rate: PositiveFloat = 100.0
+    """The lowest rate that is set for one receiver."""
+    initial_rate: PositiveFloat | None = None
+    """The rate of each receiver until the first estimate; None: no bound. For the backlog of a new stream."""
+
+
+class Limits(Part):
+    """Bounds on what a stream uses, each for one receiver unless stated otherwise."""
+
+    max_block_bytes: PositiveInt = 16 * MIB
+    max_queued_blocks: PositiveInt = 10
+    prefetch_bytes: PositiveInt = 128 * MIB
+    max_rate: PositiveFloat | None = None
+    """Records per second; None: no bound."""
+    max_rate_per_partition: PositiveFloat | None = None
+    """Records per second of each partition, so that a busy one does not take the whole of ``max_rate``; None: no
+    bound."""
+    backpressure: Backpressure | None = None
+    """How batches that take longer than their interval slow the receivers down; None: not at all."""
+    max_log_bytes: PositiveInt | None = None
+    """The log's bytes, of all receivers together. Above this, receiving pauses and Kafka keeps the rest. None: no
+    bound."""
+    segment_bytes: PositiveInt = 128 * MIB
+    segment_interval: Duration = timedelta(seconds=60)
+    store_timeout: Duration = Field(default=timedelta(seconds=30), le=timedelta(seconds=45))
+    """How long one write to an object store may take, with the retries of its driver. Then it counts as failed. The
+    default is that of Spark's ``blockStoreTimeout``. At most 45 s: the tracker gives up a receiver that has not renewed
+    its lease for 60 s. Has no effect on a log in a folder."""
+    seal_grace: Duration = timedelta(seconds=10)
+    """How long a batch waits for live receivers to declare that they have stored all blocks of its batch time."""
+    max_coalesced_records: PositiveInt = 500_000
+    """Records of a batch that takes over other batch times; the next batch takes the rest. A single batch time may hold
+    more."""
+    max_coalesced_bytes: PositiveInt = 256 * MIB
+    """The same bound in bytes, as stored in the log."""
+    retry_for: Duration | None = None
+    """How long a run of the schedule waits for the batches that must run before its own, and for how long it retries
+    batches that failed before; by default 30 s, or three batch intervals if they are longer."""
+    max_concurrent_batches: PositiveInt = 1
+    """Batches of the stream that run at the same time."""
+    history: Duration | None = timedelta(days=30)
+    """How long the ledger and the stream's folder keep a finished batch; None: forever. Older batches cannot be run or
+    replayed again, not even from Kafka."""
+
+
+class DeadLetterLimit(Part):
+    """Bounds on the dead letters of one batch in one output, all tasks together. A batch with more of them fails.
+
+    Records without a value do not count: ``tombstones`` of the output decides what happens to them.
+
+    By default a batch fails when more than 100 rows and more than half of its rows are rejected. Damaged records are a
+    small part of a healthy stream; if most are rejected, the mapping, the decoder or the transform is wrong. In a batch
+    of a few records a share means nothing, so up to 100 letters never fail a batch.
+    """
+
+    number: NonNegativeInt | None = Field(default=None, description="The maximum number of letters; None: no maximum.")
+    share: float = Field(
+        default=0.5, ge=0, le=1, description="The maximum number of letters as a share of the rows; 1: no maximum."
+    )
+    tolerated: NonNegativeInt = Field(
+        default=100, description="Up to this number of letters, the share is not checked."
+    )
+
+    def passed(self, letters: int, rows: int) -> str | None:
+        """Text that names the bound that ``letters`` of ``rows`` exceed; None if they exceed none."""
+        if self.number is not None and letters > self.number:
+            return f"more than the {self.number:,} of dead_letter_limit.number"
+        if letters > self.tolerated and letters > self.share * rows:
+            return f"more than the {self.share:.0%} of dead_letter_limit.share"
+        return None
+
+
+class LocalCopies(Part):
+    """Copies of recent blocks on the disks of the hosts that run receivers, for a log in an object store.
+
+    Each receiver keeps a copy of its newest blocks. A batch's task on the same host reads them instead of the log.
+    ``max_bytes`` is the most that the copies of the stream take on a host; the oldest are deleted first. ``folder`` is
+    an absolute path, by default the temporary folder of the process (``TMPDIR``, else ``/tmp``). All receivers and
+    batches of a host need the same.
+    """
+
+    max_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    folder: str | None = None
+
+    @field_validator("folder")
+    @classmethod
+    def _is_absolute(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/"):
+            raise ValueError("must be an absolute path: receivers and batches start in different folders")
+        return value
+
+
+class Storage(Part):
+    """A folder by its absolute path or URL, or an ``s3://`` URL (any store whose fsspec driver creates objects
+    conditionally).
+
+    A local path with a Spark master of several hosts is refused, unless ``shared`` says that every host sees the same
+    folder there (NFS, for example).
+    """
+
+    url: str = Field(min_length=1)
+    shared: bool = False
+    local_copies: LocalCopies | None = None
+    """Copies of recent blocks on the executors' disks; None: no copies. Refused for a log that is itself in a
+    folder."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_absolute(cls, value: str) -> str:
+        return check_storage_url(value)
+
+    @model_validator(mode="after")
+    def _copies_are_of_a_remote_log(self) -> Self:
+        if self.local_copies is not None and self.is_local:
+            raise ValueError(
+                f"local_copies is for a log in an object store, and {self.url} is a folder, which is read directly; "
+                "leave local_copies out"
+            )
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is a folder of the machine's own file system."""
+        return urlsplit(self.url).scheme in ("", "file")
+
+
+def check_storage_url(value: str) -> str:
+    """The URL or absolute path without a trailing slash. Raises ValueError, which the definition's error repeats."""
+    parts = urlsplit(value)
+    if not parts.scheme and not value.startswith("/"):
+        raise ValueError(
+            "must be an absolute path or a URL: the receiver, Spark and Airflow start in different folders"
+        )
+    if url_holds_secret(value):
+        raise ValueError("holds a secret; give the store's credentials through its own environment or profile")
+    return value.rstrip("/") or "/"
+
 
 _LOCAL = re.compile(r"^local(?:\[(\*|\d+)(?:,\s*\d+)?\])?$")
 
@@ -212,3 +374,29 @@ def _name_here(setting: str) -> str:
     """The name of a Spark Streaming setting, with the field to set instead if there is one."""
     fields = [field for beginning, field in _NAMES_HERE.items() if setting.startswith(beginning)]
     return f"{setting} (set the stream's {fields[0]} instead)" if fields else setting
+
+
+class Listener(CalledClass):
+    """A `headrace.listeners.StreamListener` that runs in the driver of the stream's receiver job.
+
+    ``reference`` is "module:Class", which is called with ``arguments``, or "module:instance", which has none.
+    """
+
+    reference: str = Field(description='"module:Class" or "module:instance"')
+    name: str | None = Field(
+        default=None, min_length=1, max_length=200, description="Names its cursor; by default the reference."
+    )
+
+    @field_validator("reference")
+    @classmethod
+    def _is_a_reference(cls, value: str) -> str:
+        return check_reference(value)
+
+    @property
+    def id(self) -> str:
+        """The name, by default the reference: it distinguishes the listeners of a stream."""
+        return self.name or self.reference
+
+    def __str__(self) -> str:
+        connection = "" if self.connection is None else f", connection {self.connection}"
+        return f"{self.id} ({self.reference} {json.dumps(self.arguments)}{connection})"
