@@ -45,7 +45,7 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.devstack.kafka import KafkaServer
 from headrace.kafka.client import consumer_config
 from headrace.ledger import Ledger
-from headrace.receiver.receiver_task import ReceiverTask, run_receiver
+from headrace.receiver.supervisor import ReceiverTask, run_receiver
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 
 PARTITIONS = 4

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.monitoring.stream_detail import LastError, ReceiverJob, StreamDetail
     from headrace.monitoring.summary import StreamSummary
-    from headrace.receiver.definition_adoption import Unadopted
+    from headrace.receiver.health import Unadopted
 
 # The values of a curve, and what only Airflow knows: which DAGs declare the stream.
 _NOT_IN_JSON = {"sparklines", "ledger", "batch_dag_id", "receiver_dag_id", "replay_dag_ids", "other_batch_dag_ids"}
@@ -24,7 +24,7 @@ _NOT_IN_JSON = {"sparklines", "ledger", "batch_dag_id", "receiver_dag_id", "repl
 def list_streams(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """List the streams with their states, lag, rate and delay, and say what to do about those that are not well."""
     from headrace.monitoring.summary import default_place, summaries
-    from headrace.receiver.definition_adoption import unadopted
+    from headrace.receiver.health import unadopted
 
     with opened(ledger) as found:
         # Without Airflow nothing is known of the DAGs.
@@ -56,7 +56,7 @@ def show_stream(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False)
     """Show one stream: its state and what to do, its receiver job, receivers and partitions."""
     from headrace.monitoring.stream_detail import stream_detail
     from headrace.monitoring.summary import default_place
-    from headrace.receiver.definition_adoption import unadopted
+    from headrace.receiver.health import unadopted
 
     with opened(ledger) as found:
         detail = stream_detail(found, name, default_place(name, ledger), {})

@@ -92,7 +92,7 @@ def register(ledger: Ledger, stream: Stream) -> int:
         LostLedgerError: the ledger does not know the stream, but the stream's folder shows that another ledger did.
     """
     from headrace.batch.recovery.lost_ledger import refuse_if_lost
-    from headrace.receiver.definition_adoption import record_unadopted
+    from headrace.receiver.health import record_unadopted
 
     refuse_if_lost(StreamContext(stream, ledger))
     row = ledger.streams.register(

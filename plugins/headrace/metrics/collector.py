@@ -17,7 +17,7 @@ from headrace.ledger.states import AttemptState
 from headrace.ledger.totals import DELAY_BOUNDS, DURATION_BOUNDS
 from headrace.listeners.status import ListenerStatus, listener_statuses
 from headrace.metrics.families import Families
-from headrace.receiver.sampling import numbers
+from headrace.receiver.tracker import numbers
 
 _RECEIVER_TOTALS = {
     "headrace_receiver_pauses_total": "pauses",

@@ -14,7 +14,7 @@ from headrace.ledger.states import BatchState, PartitionState, ReceiverState
 from headrace.listeners.status import ListenerStatus, listener_statuses
 from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import POINTS, Placed, StreamSummary, summarize
-from headrace.receiver.input_health import InputTrouble, input_troubles, receiver_state
+from headrace.receiver.health import InputTrouble, input_troubles, receiver_state
 from headrace.stream import Stream
 from headrace.stream.model import StreamDefinitionError
 

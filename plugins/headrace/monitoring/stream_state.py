@@ -13,7 +13,7 @@ from headrace.ledger.states import BatchState
 from headrace.monitoring.evidence import DagFacts, Evidence, Finding, State
 from headrace.monitoring.slow_runs import slow_runs_of
 from headrace.monitoring.unfinished import Unfinished
-from headrace.receiver.input_health import InputTrouble, Part, input_troubles
+from headrace.receiver.health import InputTrouble, Part, input_troubles
 
 # Starting a receiver job takes Spark half a minute, on a busy machine a few.
 _STARTING_MS = 300_000

@@ -13,7 +13,7 @@ from headrace.monitoring.batch_lines import BatchLine, batch_line
 from headrace.monitoring.evidence import DagFacts, Evidence, State
 from headrace.monitoring.stream_state import judge
 from headrace.monitoring.unfinished import failed_of, unfinished_of
-from headrace.receiver.sampling import numbers
+from headrace.receiver.tracker import numbers
 from headrace.stream import Stream
 from headrace.stream.model import StreamDefinitionError
 

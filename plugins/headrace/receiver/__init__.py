@@ -5,7 +5,6 @@ One receiver is ``KafkaReceiver -> BlockGenerator -> BlockStore`` under a ``Rece
 reads another source, as a ``CustomSource`` in the place of the ``KafkaReceiver``.
 """
 
-from headrace.receiver.errors import ReceiverStoppedError
-from headrace.receiver.receiver import Receiver, Record
+from headrace.receiver.receiver import Receiver, ReceiverStoppedError, Record
 
 __all__ = ["Receiver", "ReceiverStoppedError", "Record"]

@@ -1,21 +1,290 @@
-"""Maintains one input's partitions in the ledger: which exist, and which receiver reads each."""
+"""Maintains one input's partitions in the ledger: which exist, and which receiver reads each.
+
+They are assigned evenly, with as few moves as possible. The queries to Kafka (its topics, starting offsets and foreign
+group members) run outside the tracker's loop, so they never delay the renewal of a lease.
+
+A stream is stopped when offsets can no longer serve as the versions of keys (rule 7 of the design). When a topic gets
+more partitions, or is created again, keys start again at low offsets. Elasticsearch would refuse their new values as
+older than the ones it has. So nothing more is received until the stream names a better version.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from confluent_kafka import KafkaException
 
 from headrace.blocks import TopicPartition
+from headrace.errors import HeadraceError
+from headrace.kafka.client import TopicsNotFoundError
+from headrace.kafka.offsets import resolve, unknown_partitions
+from headrace.kafka.topics import AdminQuestions, SeenTopic, TopicWatch
 from headrace.ledger.errors import LeaseHeldError
 from headrace.ledger.models import JobLease, PositionRow, TopicRow
 from headrace.ledger.states import PartitionState
-from headrace.receiver.assignment import assign
-from headrace.receiver.discovery import AtStart, Discovery, Known, PartitionKey
-from headrace.receiver.key_versions import check_key_versions
-from headrace.stream.inputs import Input, ReceiverInput
+from headrace.receiver.receiver import KeyVersionsError
+from headrace.stream import ElasticsearchOutput, KeyIds, Stream
+from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
 from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
+
+
+P = TypeVar("P")
+
+
+def assign(partitions: Collection[P], receivers: Collection[int], current: Mapping[P, int]) -> dict[P, int]:
+    """Assign each of ``partitions`` to one of the live ``receivers`` (indexes); their counts differ by at most one.
+
+    ``current`` assignments stay as far as evenness allows, so the fewest possible partitions move. Deterministic.
+    Without receivers the result is empty.
+    """
+    if not receivers:
+        return {}
+    ordered = sorted(partitions)  # type: ignore[type-var]
+    held: dict[int, list[P]] = {receiver: [] for receiver in sorted(receivers)}
+    for partition in ordered:
+        owner = current.get(partition)
+        if owner in held:
+            held[owner].append(partition)
+    least, with_one_more = divmod(len(ordered), len(held))
+    # The receivers that hold most keep the larger shares, so the fewest partitions move.
+    by_load = sorted(held, key=lambda receiver: (-len(held[receiver]), receiver))
+    share = {receiver: least + (rank < with_one_more) for rank, receiver in enumerate(by_load)}
+    result = {partition: receiver for receiver in held for partition in held[receiver][: share[receiver]]}
+    open_places = [receiver for receiver in sorted(held) for _ in range(share[receiver] - len(held[receiver]))]
+    waiting = [partition for partition in ordered if partition not in result]
+    result.update(zip(waiting, _interleaved(open_places), strict=True))
+    return result
+
+
+def _interleaved(places: list[int]) -> list[int]:
+    """Round robin over the receivers, so that neighbouring partitions of a topic go to different ones."""
+    seen: dict[int, int] = {}
+    turns = []
+    for receiver in places:
+        seen[receiver] = seen.get(receiver, 0) + 1
+        turns.append((seen[receiver], receiver))
+    return [receiver for _, receiver in sorted(turns)]
+
+
+def check_key_versions(stream: Stream, topics: Collection[TopicRow]) -> None:
+    """Raise if outputs use offsets as key versions and keys of ``topics`` (of one input) may have moved.
+
+    ``topics`` come from the ledger, so every later job finds what one job has found.
+
+    Raises:
+        KeyVersionsError: a topic has grown since it was first seen, or was created again.
+    """
+    outputs = versioned_by_offsets(stream)
+    moved = _moved(topics) if outputs else []
+    if not moved:
+        return
+    raise KeyVersionsError(
+        f"Output {', '.join(outputs)} of stream {stream.name!r} uses a record's offset as the version of its key, "
+        f"and {'; '.join(moved)}: keys begin again at low offsets, and Elasticsearch would refuse their new values as "
+        "older than what it has. Nothing more is received.",
+        remedy="Name a column that grows with every change of a key in version_from, its values above the offsets so "
+        "far, or index the topic again into another index, by a stream of another name.",
+    )
+
+
+def versioned_by_offsets(stream: Stream) -> list[str]:
+    """Return the ids of the outputs that use a record's offset as the version of its key."""
+    return [
+        output.id
+        for output in stream.outputs
+        if isinstance(output, ElasticsearchOutput)
+        and isinstance(output.document_ids, KeyIds)
+        and output.document_ids.version_from is None
+    ]
+
+
+def _moved(topics: Collection[TopicRow]) -> list[str]:
+    """Return what happened to the topics, one clause each."""
+    grown = [
+        f"topic {row.topic} has grown from {row.first_partitions} to {row.partitions} partitions"
+        for row in topics
+        if row.partitions > row.first_partitions
+    ]
+    # The incarnation does not serve here: it also counts topics of the same name in other inputs.
+    seen = Counter(row.topic for row in topics)
+    return grown + [f"topic {topic} was created again" for topic, times in seen.items() if times > 1]
+
+
+_ANSWER_SECONDS = 10.0
+
+PartitionKey = tuple[str, str, int]
+"""Topic, topic id, partition."""
+
+
+# The topics are noted after the first discovery, which may take long if a broker does not answer. Records of that time
+# are received rather than left out.
+_FIRST_DISCOVERY_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class AtStart:
+    """A topic that existed when the input began: its ``partitions`` then, and the time of the ledger's clock."""
+
+    partitions: int
+    seen_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the ledger knows about an input before Kafka is queried.
+
+    ``partitions`` have a position. ``topics`` are the topics seen (name and id), None for those that appeared after the
+    input began. ``began`` is true once the input has been discovered for the first time.
+    """
+
+    partitions: frozenset[PartitionKey] = frozenset()
+    topics: Mapping[tuple[str, str], AtStart | None] = field(default_factory=dict)
+    began: bool = False
+
+    def appeared(self, topic: str, topic_id: str, partition: int) -> bool:
+        """Return whether the partition appeared after the input began."""
+        if (topic, topic_id) not in self.topics:
+            return self.began
+        at_start = self.topics[topic, topic_id]
+        return at_start is None or partition >= at_start.partitions
+
+    def began_ms(self, topic: str, topic_id: str) -> int | None:
+        """When the input began, if the topic existed then; None if it did not, or if the input has not begun."""
+        at_start = self.topics.get((topic, topic_id))
+        return None if at_start is None else at_start.seen_ms - _FIRST_DISCOVERY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """The result of a discovery.
+
+    ``starting`` has an offset for each partition that was not known. ``problems`` are sentences for people.
+    ``foreign`` lists foreign group members; None if unknown. ``refused`` maps each topic that this client may not
+    describe to the reason; such a topic may or may not exist. ``servers`` are the brokers that were queried.
+    """
+
+    topics: tuple[SeenTopic, ...]
+    missing: tuple[str, ...] = ()
+    starting: dict[PartitionKey, int] = field(default_factory=dict)
+    foreign: tuple[str, ...] | None = None
+    problems: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    servers: str = ""
+
+
+class Discoverer(Protocol):
+    """Queries Kafka about one input. Called in its own thread, one call at a time."""
+
+    def discover(self, known: Known) -> Discovery: ...
+
+
+class KafkaDiscoverer:
+    """``Discoverer`` that uses an AdminClient."""
+
+    def __init__(self, source: KafkaInput, group: str, admin: Any = None) -> None:
+        self._source = source
+        self._group = group
+        self._admin = admin
+        self._questions: AdminQuestions | None = None
+
+    def discover(self, known: Known) -> Discovery:
+        """Query Kafka. Raises KafkaNotAskedError without an answer, and the errors of a wrong connection."""
+        if self._questions is None:
+            self._questions = AdminQuestions(self._source, self._admin)
+        asking = self._questions
+        refused: dict[str, TopicsNotFoundError] = {}
+        try:
+            topics, missing = TopicWatch(asking.admin, self._source, asking.wait).look(refused)
+        except KafkaException as error:
+            raise asking.not_asked(error) from error
+        problems = [str(error) for error in refused.values()]
+        if self._source.topic_pattern is not None and not topics:
+            problems.append(
+                f"no topic at {asking.servers} matches the pattern {self._source.topic_pattern!r} of input "
+                f"{self._source.id}"
+            )
+        problems += [
+            f"starting_offsets of input {self._source.id} names {topic}-{partition}, which does not exist"
+            for topic, partition in unknown_partitions(self._source, {seen.topic: seen.partitions for seen in topics})
+        ]
+        starting: dict[PartitionKey, int] = {}
+        for seen in topics:
+            new = [(seen.topic, number) for number in range(seen.partitions)]
+            new = [each for each in new if (seen.topic, seen.topic_id, each[1]) not in known.partitions]
+            appeared = {each for each in new if known.appeared(seen.topic, seen.topic_id, each[1])}
+            began_ms = known.began_ms(seen.topic, seen.topic_id)
+            try:
+                resolved = resolve(asking.admin, self._source, new, appeared=appeared, began_ms=began_ms)
+            except (KafkaException, HeadraceError) as error:
+                problems.append(f"where to begin in {seen.topic} is not known: {error}")
+                continue
+            for (topic, number), offset in resolved.offsets.items():
+                starting[topic, seen.topic_id, number] = offset
+            for (topic, number), failure in resolved.failures.items():
+                problems.append(f"where to begin in {topic}-{number} is not known yet: {failure or 'no answer'}")
+        return Discovery(
+            topics=tuple(topics),
+            missing=tuple(missing),
+            starting=starting,
+            foreign=self._foreign(asking.admin),
+            problems=tuple(problems),
+            refused={topic: error.what for topic, error in refused.items()},
+            servers=asking.servers,
+        )
+
+    def _foreign(self, admin: Any) -> tuple[str, ...] | None:
+        try:
+            return tuple(foreign_members(admin, self._group))
+        except (KafkaException, TimeoutError) as error:
+            logger.debug("group %s cannot be described: %s", self._group, error)
+            return None
+
+
+class ReceiverDiscoverer:
+    """``Discoverer`` of a custom receiver's input: one topic, with a partition for each receiver, from offset 0."""
+
+    def __init__(self, source: ReceiverInput) -> None:
+        self._source = source
+
+    def discover(self, known: Known) -> Discovery:
+        """Return the input's partitions. Nothing is queried."""
+        source = self._source
+        keys = [(source.id, source.topic_id, index) for index in range(source.receivers)]
+        return Discovery(
+            topics=(SeenTopic(source.id, source.topic_id, source.receivers),),
+            starting={key: 0 for key in keys if key not in known.partitions},
+        )
+
+
+def discoverer_of(source: Input, stream: Stream) -> Discoverer:
+    """Return the discoverer for an input of the stream."""
+    if isinstance(source, ReceiverInput):
+        return ReceiverDiscoverer(source)
+    return KafkaDiscoverer(source, stream.group_of(source))
+
+
+def foreign_members(admin: Any, group: str) -> list[str]:
+    """Return the active members of ``group``, as "client id at host"; a receiver is never one of them.
+
+    headrace assigns partitions itself and commits offsets only for lag tools. A member that subscribes with the same
+    group makes those commits fail, and its own offsets are overwritten. What headrace stores does not depend on it.
+
+    Raises KafkaException when Kafka does not answer or the group may not be described.
+    """
+    # Not describe_consumer_groups: if the coordinator goes away during that request, librdkafka 2.16 ends the process
+    # (an assertion in rd_kafka_admin_coord_request). list_groups asks each broker for the groups that it coordinates.
+    found = [each for each in admin.list_groups(group, timeout=_ANSWER_SECONDS) if each.id == group]
+    for each in found:
+        if each.error is not None:
+            raise KafkaException(each.error)
+    return sorted(f"{member.client_id} at {member.client_host}" for each in found for member in each.members)
+
 
 # A topic counts as deleted after it is missing from this many discoveries in a row: metadata may be stale.
 _LOOKS_UNTIL_DELETED = 3

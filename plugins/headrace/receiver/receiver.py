@@ -1,4 +1,4 @@
-"""`Receiver`: the base class of custom receivers, which read a source other than Kafka.
+"""`Receiver`: the base class of custom receivers, which read a source other than Kafka; and the errors of receiving.
 
 A receiver is named in a stream's definition as "module:Class" (`ReceiverInput`), and made where it runs.
 This module imports neither Spark nor Airflow.
@@ -12,11 +12,40 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.receiver.errors import ReceiverClassError, ReceivingError
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.stream import Stream
     from headrace.stream.inputs import ReceiverInput
+
+
+class ReceivingError(HeadraceError):
+    """Receiving cannot continue. The receiver stops, and the tracker decides about its restart."""
+
+
+class GeneratorStateError(ReceivingError):
+    """The block generator's state does not allow the call."""
+
+
+class KafkaClientError(ReceivingError):
+    """The Kafka client has failed permanently; a new one is needed."""
+
+
+class KeyVersionsError(ReceivingError):
+    """Offsets no longer order the values of a key: new values would be lost."""
+
+
+class StoreFailedError(ReceivingError):
+    """A block could not be stored after all tries."""
+
+
+class ReceiverStoppedError(ReceivingError):
+    """A custom receiver gave records after its end, or its records could not be stored."""
+
+
+class ReceiverClassError(ReceivingError):
+    """The class of a custom receiver cannot be found, is no Receiver, or does not take the definition's arguments."""
+
 
 RESTART_DELAY_SECONDS = 2.0
 # A position is in the header of every block that has one, and in the ledger.

@@ -2,7 +2,11 @@
 
 One loop does everything, including the renewal of the job's lease, so a tracker that hangs is replaced. Only queries to
 Kafka run beside it, since they may take long. All decisions are in the ledger: a new tracker continues where the last
-one stopped.
+one stopped. What the receivers report is added up, and kept over time as samples in the ledger.
+
+The job's sign of life in its stream's folder is for a process that has lost its ledger, or has another one. A job that
+receives nothing writes no block, and without batches no checkpoint. Its sign shows all the same that it runs. The job
+rewrites it every third of its lease while its ledger answers, and deletes it when it has stopped.
 """
 
 from __future__ import annotations
@@ -20,21 +24,158 @@ from headrace.blocks import ReceiverId
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.ledger.models import JobLease, JobStatus, ReceiverRow
+from headrace.ledger.models import JobLease, JobStatus, ReceiverRow, SampleRow
 from headrace.ledger.states import EventKind
-from headrace.receiver.discovery import Discoverer, Discovery, discoverer_of
+from headrace.receiver.health import INPUTS, InputHealth
 from headrace.receiver.heartbeat import LEASE_MS
-from headrace.receiver.input_health import INPUTS, InputHealth
-from headrace.receiver.job_sign import JobSignWriter
-from headrace.receiver.partitioning import Partitioning
-from headrace.receiver.rate_controller import RateController
-from headrace.receiver.receiver_restarts import HANG_SECONDS, RESTART_SECONDS, ReceiverLauncher, TrackedReceiver
-from headrace.receiver.sampling import Sampler
+from headrace.receiver.partitioning import Discoverer, Discovery, Partitioning, discoverer_of
+from headrace.receiver.rates import RateController
+from headrace.receiver.tracked_receiver import HANG_SECONDS, RESTART_SECONDS, ReceiverLauncher, TrackedReceiver
 from headrace.stream.inputs import Input, KafkaInput
 from headrace.stream_context import StreamContext
+from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import LogStorage
 
 logger = logging.getLogger(__name__)
+
+
+PATH = "receiver-job.json"
+"""Below the stream's folder."""
+
+# How long the end of a job waits until its sign is deleted. If it is not, a recovery waits for the lease.
+_DELETE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSign:
+    """The receiver job was alive at ``written_ms``, by its ledger's clock. Its lease lasts for ``lease_ms``."""
+
+    written_ms: int
+    lease_ms: int
+
+
+def write_sign(folder: LogStorage, lease: JobLease, now_ms: int) -> None:
+    """Write the sign of the job that holds ``lease``. ``now_ms``: the ledger's time. Raises StorageError, OSError."""
+    content = {"epoch": lease.epoch, "written_ms": now_ms, "lease_ms": lease.lease_ms}
+    folder.write_atomically(PATH, json.dumps(content).encode())
+
+
+def find_sign(folder: LogStorage) -> JobSign | None:
+    """Return the sign in the stream's folder. None: there was no job, or the last one has stopped.
+
+    Raises:
+        ValueError: the file is damaged.
+        StorageError, OSError: the store cannot be read.
+    """
+    try:
+        found = json.loads(folder.read(PATH))
+    except StoredFileMissingError:
+        return None
+    try:
+        return JobSign(int(found["written_ms"]), int(found["lease_ms"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{PATH} is no sign of a receiver job: {error!r}") from error
+
+
+class JobSignWriter:
+    """Keeps the sign of a running job. A thread writes, so that a slow store does not delay the job's lease."""
+
+    def __init__(self, context: StreamContext, lease: JobLease) -> None:
+        self._context = context
+        self._lease = lease
+        self._next_write = 0.0
+        self._writing: Future[None] | None = None
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-job-sign")
+
+    def write_if_due(self, now_ms: int) -> None:
+        """Begin to write the sign every third of the lease. ``now_ms``: the ledger's time, as it has just answered."""
+        now = self._context.clock.monotonic()
+        if now < self._next_write or not (self._writing is None or self._writing.done()):
+            return
+        self._next_write = now + self._lease.lease_ms / 3000
+        self._writing = self._pool.submit(self._write, now_ms)
+
+    def delete(self) -> None:
+        """Delete the sign: the job has stopped, and all of its receivers have ended."""
+        try:
+            self._pool.submit(self._context.storage.delete, PATH).result(_DELETE_SECONDS)
+        except (HeadraceError, OSError) as error:
+            logger.warning("the sign of the receiver job in %s was not deleted: %s", self._context.storage.url, error)
+
+    def close(self) -> None:
+        """Write no more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _write(self, now_ms: int) -> None:
+        try:
+            write_sign(self._context.storage, self._lease, now_ms)
+        except (HeadraceError, OSError) as error:
+            logger.warning("the sign of the receiver job was not written: %s", error)
+
+
+SAMPLE_SECONDS = 10.0
+"""One row each ten seconds is 8,640 a day, some 700 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What live receivers report, together. ``lag`` leaves out ``lag_unknown`` partitions; ``input_rate`` is in records
+    per second. None: not known."""
+
+    input_rate: float
+    lag: int | None
+    lag_unknown: int
+    lag_seconds: float | None
+    queue_bytes: int
+    paused: bool
+
+
+def numbers(receivers: Collection[ReceiverRow], now_ms: int) -> Numbers:
+    """The sums over the live receivers."""
+    live = [each for each in receivers if each.alive(now_ms)]
+    stats = [each.stats for each in live if "total_lag" in each.stats]
+    seconds = [each.get("lag_seconds") for each in stats]
+    known = [each for each in seconds if each is not None]
+    lags = [each["total_lag"] for each in stats if each["total_lag"] is not None]
+    return Numbers(
+        input_rate=round(sum(each.get("rate", 0.0) for each in stats), 1),
+        lag=sum(lags) if lags else None,
+        lag_unknown=sum(each.get("lag_unknown", 0) for each in stats),
+        lag_seconds=max(known) if known and len(known) == len(seconds) else None,
+        queue_bytes=sum(each.get("queued_bytes", 0) for each in stats),
+        paused=any(each.paused_reason for each in live),
+    )
+
+
+class Sampler:
+    """Adds a sample each ten seconds. Used by the tracker's loop."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self._context = context
+        self._next = 0.0
+
+    def look(self, receivers: Collection[ReceiverRow], now_ms: int) -> None:
+        """Add a sample if one is due. Raises LedgerUnavailableError; the next one is then due ten seconds later."""
+        now = self._context.clock.monotonic()
+        if now < self._next:
+            return
+        self._next = now + SAMPLE_SECONDS
+        ledger, name = self._context.ledger, self._context.name
+        found = numbers(receivers, now_ms)
+        ledger.samples.add(
+            SampleRow(
+                stream=name,
+                at_ms=now_ms,
+                input_rate=found.input_rate,
+                # The lag of some partitions would look like the lag of all.
+                lag=None if found.lag_unknown else found.lag,
+                lag_seconds=found.lag_seconds,
+                queue_bytes=found.queue_bytes,
+                paused=found.paused,
+                log_bytes=ledger.segments.stored_bytes(name),
+            )
+        )
+
 
 STOP_REQUEST_PATH = "stop-request.json"
 """Below the stream's folder: see `write_stop_request`."""

@@ -13,7 +13,7 @@ from headrace.stream import Stream
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.models import JobRow, PositionRow, ReceiverRow, StreamRow
-    from headrace.receiver.input_health import InputTrouble
+    from headrace.receiver.health import InputTrouble
 
 # How many partitions a reason names; it gives the number of the others.
 _MOST_NAMED = 5
@@ -69,7 +69,7 @@ def blocks_ready(
     Records that were already received are not held back. No batch waits for the inputs of a stream that was stopped on
     purpose.
     """
-    from headrace.receiver.input_health import input_troubles
+    from headrace.receiver.health import input_troubles
 
     if ledger.batches.find(stream, batch_time_ms) is not None:
         return Readiness(True, "the batch is allocated already")

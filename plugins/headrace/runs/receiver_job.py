@@ -15,7 +15,7 @@ from headrace.stream import Stream
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.models import JobRow, ReceiverRow
-    from headrace.receiver.input_health import InputTrouble
+    from headrace.receiver.health import InputTrouble
 
 _REPORTED_PARTITIONS = 5
 # After this long without a poll, the ledger or the watcher was unavailable, and the job may have been cut off as well.
@@ -80,7 +80,7 @@ class JobWatch:
         return None if self._renewal_due is not None and now < self._renewal_due else found
 
     def _follow(self, ledger: Ledger, job: JobRow) -> None:
-        from headrace.receiver.input_health import input_troubles
+        from headrace.receiver.health import input_troubles
 
         text = f"The receiver job (epoch {job.epoch}) is {job.state.value}"
         if job.stop_requested_at_ms is not None:
@@ -177,7 +177,7 @@ def missing_application(ledger: Ledger, stream: str) -> str | None:
 
 
 def _receiver_text(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
-    from headrace.receiver.input_health import receiver_state
+    from headrace.receiver.health import receiver_state
 
     text = f"Receiver {receiver.receiver_id} is {receiver_state(receiver, troubles)} on {receiver.host}"
     if receiver.paused_reason:
@@ -203,7 +203,7 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
     That is: the receiver job is alive, all ``receivers`` run, none is silent for longer than ``max_silence_ms`` or
     paused, Kafka answers for every input and topic, and no partition has been stopped by an error.
     """
-    from headrace.receiver.input_health import input_troubles
+    from headrace.receiver.health import input_troubles
 
     job = newest_job(ledger, stream)
     now_ms = ledger.now_ms()

@@ -35,7 +35,7 @@ def is_request(job: JobRow) -> bool:
 def request_job(ledger: Ledger, stream: Stream, *, revision: int, holder: str, lease_ms: int) -> None:
     """Request the stream's receiver job of its shared job. Raises LeaseHeldError if the stream has a live job."""
     from headrace.ledger.jobs import REQUESTED_OF
-    from headrace.receiver.definition_adoption import REVISION
+    from headrace.receiver.health import REVISION
     from headrace.spark.versions import current_versions
 
     ledger.jobs.acquire(

@@ -1,6 +1,6 @@
 """Requests and releases executors of a receiver job's application, as Spark's ExecutorAllocationManager for streaming.
 
-`headrace.receiver.executor_policy` decides. This module has the inputs and the effects: processing times from the
+`headrace.receiver.placement` decides. This module has the inputs and the effects: processing times from the
 ledger, executors from Spark, executors with receivers from the launcher.
 """
 
@@ -14,8 +14,8 @@ from typing import Self
 from headrace.errors import HeadraceError
 from headrace.ledger.models import BatchRow, JobLease
 from headrace.ledger.states import AttemptState, BatchState, EventKind
-from headrace.receiver.executor_policy import ExecutorPolicy, least_executors
-from headrace.receiver.rate_controller import ran_at_once
+from headrace.receiver.placement import ExecutorPolicy, least_executors
+from headrace.receiver.rates import ran_at_once
 from headrace.spark.receiver_application import ReceiverApplication
 from headrace.spark.receiver_executors import live_executor_ids, release_executor, request_total_executors, task_slots
 from headrace.spark.receiver_launcher import SparkReceiverLauncher

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
-from headrace.receiver.executor_policy import least_executors
+from headrace.receiver.placement import least_executors
 from headrace.spark.packaging import connections_conf, executors_path, send_code, send_connections
 from headrace.spark.process_watch import under_spark_submit
 from headrace.spark.receiver_executors import task_slots

@@ -30,9 +30,8 @@ from headrace.ledger.models import JobLease
 from headrace.listeners.bus import LAST_SAVE_SECONDS
 from headrace.listeners.job_listeners import JobListeners
 from headrace.process_identity import PROCESS, own_identity
-from headrace.receiver.definition_adoption import REVISION
-from headrace.receiver.job_sign import write_sign
-from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
+from headrace.receiver.health import REVISION
+from headrace.receiver.tracker import ReceiverTracker, TrackerEnd, write_sign
 from headrace.spark import connect_token
 from headrace.spark.batch_drain import BatchDrain
 from headrace.spark.batch_server import start_batch_server

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.receiver.scheduling_policy import Executor, Location
+from headrace.receiver.placement import Executor, Location
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 from headrace.blocks import ReceiverId
 from headrace.errors import HeadraceError
 from headrace.ledger.states import ReceiverState
-from headrace.receiver.receiver_placement import ReceiverPlacement
-from headrace.receiver.receiver_restarts import NoPlaceError
-from headrace.receiver.receiver_task import ReceiverTask, run_receiver
-from headrace.receiver.scheduling_policy import Executor, Location, Placement
-from headrace.receiver.supervisor import ReceiverReport
+from headrace.receiver.placement import Executor, Location, Placement, ReceiverPlacement
+from headrace.receiver.supervisor import ReceiverReport, ReceiverTask, run_receiver
+from headrace.receiver.tracked_receiver import NoPlaceError
 from headrace.spark.failures import first_cause, task_cause
 from headrace.spark.process_watch import ProcessWatch, parent_gone
 from headrace.spark.receiver_executors import (
@@ -58,7 +56,7 @@ class ExecutorReleaseError(NoPlaceError):
 
 
 class SparkReceiverHandle:
-    """A receiver's Spark job (``headrace.receiver.receiver_restarts.ReceiverHandle``)."""
+    """A receiver's Spark job (``headrace.receiver.tracked_receiver.ReceiverHandle``)."""
 
     def __init__(
         self,
@@ -144,7 +142,7 @@ class SparkReceiverHandle:
 class SparkReceiverLauncher:
     """Starts the stream's receivers in a Spark application, each on the executor that ``ReceiverPlacement`` chooses.
 
-    It is a ``headrace.receiver.receiver_restarts.ReceiverLauncher``.
+    It is a ``headrace.receiver.tracked_receiver.ReceiverLauncher``.
 
     One task slot is reserved for batches, also after executors were lost. A receiver waits if no other slot is free.
 

@@ -14,8 +14,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from headrace.blocks import TopicPartition
 from headrace.kafka.client import RangesUnreadableError
 from headrace.kafka.topics import SeenTopic
-from headrace.receiver.discovery import Discovery, Known
-from headrace.receiver.end_offset_tracker import Ends
+from headrace.receiver.event_times import Ends
+from headrace.receiver.partitioning import Discovery, Known
 
 Key = tuple[str, int]
 

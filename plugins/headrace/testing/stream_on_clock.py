@@ -26,9 +26,8 @@ from headrace.clock import ManualClock
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.states import JobState
-from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.receiver_factory import ReceiverClients
-from headrace.receiver.receiver_task import ReceiverTask, receive
+from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.receiver.supervisor import ReceiverClients, ReceiverTask, receive
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.runs.batch_time import NothingToRun, begin_run, takes_over
 from headrace.runs.readiness import Readiness, blocks_ready

@@ -28,7 +28,7 @@ class ReceiversReceivingTrigger(LedgerTrigger):
         self._warned = ""
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:
-        from headrace.receiver.definition_adoption import unadopted
+        from headrace.receiver.health import unadopted
 
         found_unadopted = unadopted(ledger, self.stream)
         if found_unadopted is not None and str(found_unadopted) != self._warned:

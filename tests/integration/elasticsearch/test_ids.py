@@ -14,8 +14,8 @@ from headrace.elasticsearch.errors import UnsuitableRowsError, UnsuitableTargetE
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.transport import Response, Transport
 from headrace.ledger.models import TopicRow
-from headrace.receiver.errors import KeyVersionsError
-from headrace.receiver.key_versions import check_key_versions
+from headrace.receiver.partitioning import check_key_versions
+from headrace.receiver.receiver import KeyVersionsError
 from headrace.spark.elasticsearch_sink import check_unshared
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 

@@ -6,7 +6,7 @@ import multiprocessing
 import threading
 
 from headrace.ledger import ReceiverState
-from headrace.receiver.receiver_task import ReceiverTask, run_receiver
+from headrace.receiver.supervisor import ReceiverTask, run_receiver
 
 
 class ThreadHandle:

@@ -13,7 +13,7 @@ from tests.integration.receiver.launchers import ProcessHandle
 from headrace.blocks import ReceiverId
 from headrace.ledger import EventKind
 from headrace.ledger.models import ScheduledReceiver
-from headrace.receiver.receiver_task import ReceiverTask
+from headrace.receiver.supervisor import ReceiverTask
 from headrace.stream import KafkaInput
 
 pytestmark = pytest.mark.slow

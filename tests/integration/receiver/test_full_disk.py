@@ -18,10 +18,10 @@ from pathlib import Path
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.receiver import pausing
 from headrace.ledger import EventKind, Ledger
-from headrace.receiver.disk_space import room_for
-from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.receiver_factory import ReceiverClients
-from headrace.receiver.receiver_task import receive
+from headrace.receiver.pausing import room_for
+from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.receiver.supervisor import ReceiverClients
+from headrace.receiver.supervisor import receive
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka, FakeTopicIds

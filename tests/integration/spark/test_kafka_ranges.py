@@ -26,7 +26,7 @@ from headrace.kafka.client import consumer_config
 from headrace.kafka.range_reader import RangeClients
 from headrace.kafka.ranges import RecordedRange
 from headrace.kafka.records import RecordChunk
-from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.kafka_source import KafkaReceiver
 from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 from headrace.spark.original_records import KafkaOriginalRecords, ManifestOriginalRecords
 from headrace.spark.outputs.elasticsearch import write_documents

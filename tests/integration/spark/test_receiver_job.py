@@ -23,7 +23,7 @@ from tests.living_process import is_alive
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.process_identity import PROCESS, has_ended
-from headrace.receiver.job_sign import find_sign
+from headrace.receiver.tracker import find_sign
 from headrace.spark import connect_token
 from headrace.spark.batch_client import socket_path
 from headrace.spark.sessions import ConnectRefusedError

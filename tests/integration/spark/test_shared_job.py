@@ -20,7 +20,7 @@ from tests.living_process import is_alive
 from headrace.ledger import BatchState, JobState, Ledger
 from headrace.ledger.models import JobRow
 from headrace.process_identity import PROCESS
-from headrace.receiver.definition_adoption import REVISION
+from headrace.receiver.health import REVISION
 from headrace.runs.receiver_job import newest_job, receiving
 from headrace.runs.shared_job import request_job, start_if_absent
 from headrace.spark import connect_token

@@ -14,7 +14,7 @@ from headrace.errors import WARNING
 from headrace.ledger import Ledger
 from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import Placed, StreamSummary, summarize
-from headrace.receiver.input_health import INPUTS, InputHealth
+from headrace.receiver.health import INPUTS, InputHealth
 from headrace.testing.seeded_ledger import SITUATIONS, seed
 
 from .conftest import INTERVAL_MS, Shop, T

@@ -16,10 +16,8 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.models import JobLease, ReceiverRow
 from headrace.receiver.heartbeat import LEASE_MS
-from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.receiver_factory import ReceiverClients
-from headrace.receiver.receiver_task import receive
-from headrace.receiver.supervisor import ReceiverReport
+from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.receiver.supervisor import ReceiverClients, ReceiverReport, receive
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka, FakeTopicIds

@@ -10,7 +10,7 @@ from tests.unit.receiver.waiting import eventually
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock, SystemClock
 from headrace.receiver.block_generator import BlockGenerator, GeneratedBlock, GeneratorState
-from headrace.receiver.errors import GeneratorStateError
+from headrace.receiver.receiver import GeneratorStateError
 
 
 class Pushes:

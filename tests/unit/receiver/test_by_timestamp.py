@@ -10,8 +10,8 @@ from tests.unit.receiver.conftest import refuse_topic_ids
 from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger.models import StoredBlock
-from headrace.receiver import heartbeat, unauthorized_topics
-from headrace.receiver.rate_limiter import RateLimiter
+from headrace.receiver import heartbeat, kafka_errors
+from headrace.receiver.rates import RateLimiter
 from headrace.stream import Stream
 from headrace.testing.fake_kafka import FakeEntry
 from headrace.wal.reader import read_block
@@ -190,7 +190,7 @@ def test_records_that_are_read_again_keep_the_batches_of_their_timestamps(
 ) -> None:
     """They were read and not stored, because their topic might not be described for a while."""
     # A heartbeat comes before it, as with the 10 s of every receiver.
-    monkeypatch.setattr(unauthorized_topics, "_READ_AGAIN_SECONDS", 2.0)
+    monkeypatch.setattr(kafka_errors, "_READ_AGAIN_SECONDS", 2.0)
     setting = make_timed(1)
     refuse_topic_ids(monkeypatch, setting.ends)
     with setting.running():

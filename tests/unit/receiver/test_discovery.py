@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.kafka.offsets import EARLIEST
-from headrace.receiver.discovery import AtStart, KafkaDiscoverer, Known
+from headrace.receiver.partitioning import AtStart, KafkaDiscoverer, Known
 from headrace.stream import KafkaInput
 
 

@@ -15,7 +15,7 @@ from tests.unit.receiver.waiting import eventually
 from headrace.clock import ManualClock
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.receiver import pausing
-from headrace.receiver.disk_space import DiskReserve, room_for, space_of
+from headrace.receiver.pausing import DiskReserve, room_for, space_of
 from headrace.stream import Stream
 from headrace.stream.settings import MIB
 from headrace.stream_context import StreamContext

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import TopicPartition
-from headrace.receiver.end_offset_tracker import EndOffsetTracker, Ends, Key
+from headrace.receiver.event_times import EndOffsetTracker, Ends, Key
 
 P0, P1 = TopicPartition("a", "id-a", 0), TopicPartition("a", "id-a", 1)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.receiver.executor_policy import ExecutorPolicy, least_executors
+from headrace.receiver.placement import ExecutorPolicy, least_executors
 from headrace.stream import ExecutorAllocation
 
 INTERVAL_MS = 4_000

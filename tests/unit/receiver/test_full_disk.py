@@ -18,7 +18,7 @@ from tests.unit.receiver.waiting import eventually
 from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LeaseHeldError
 from headrace.ledger.models import receivers
-from headrace.receiver import block_store, kafka_receiver, supervisor
+from headrace.receiver import block_store, kafka_source, supervisor
 from headrace.receiver.block_store import STORE_TRIES
 from headrace.receiver.supervisor import ReceiverSupervisor
 from headrace.stream import Limits
@@ -204,8 +204,8 @@ class SlowDisk(Disk):
 @pytest.fixture
 def blocked(make_stream: MakeStream, make_setting: MakeSetting, monkeypatch: pytest.MonkeyPatch) -> Setting:
     """Records that come one by one, of which a block holds one and the queue a block."""
-    monkeypatch.setattr(kafka_receiver, "_FIRST_RECORDS", 1)
-    monkeypatch.setattr(kafka_receiver, "_MOST_RECORDS", 1)
+    monkeypatch.setattr(kafka_source, "_FIRST_RECORDS", 1)
+    monkeypatch.setattr(kafka_source, "_MOST_RECORDS", 1)
     made = make_setting(make_stream(limits=Limits(max_block_bytes=1 << 20, max_queued_blocks=1)))
     made.topic(1)
     made.assign(0)

@@ -13,8 +13,7 @@ from headrace.clock import ManualClock
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ReceiverLease, ReceiverOrders
 from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat
-from headrace.receiver.partition_state import FetchState, PartitionStatus
-from headrace.receiver.record_source import SourceError
+from headrace.receiver.record_source import FetchState, PartitionStatus, SourceError
 
 PARTITION = TopicPartition("flights", "topic-id", 0)
 

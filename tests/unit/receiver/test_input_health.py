@@ -7,7 +7,7 @@ import pytest
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.receiver.input_health import INPUTS, UNASKED, InputHealth, InputTrouble, Part, input_troubles
+from headrace.receiver.health import INPUTS, UNASKED, InputHealth, InputTrouble, Part, input_troubles
 
 T = 1_700_000_000_000
 

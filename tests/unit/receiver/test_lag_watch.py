@@ -6,8 +6,8 @@ import pytest
 
 from headrace.blocks import TopicPartition
 from headrace.clock import ManualClock
-from headrace.receiver.lag_watch import Lag, LagWatch
-from headrace.receiver.partition_state import FetchState, PartitionStatus
+from headrace.receiver.lag import Lag, LagWatch
+from headrace.receiver.record_source import FetchState, PartitionStatus
 from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka
 
 T = 1_700_000_000_000

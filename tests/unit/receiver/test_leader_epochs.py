@@ -7,7 +7,7 @@ from confluent_kafka import Message
 from headrace.blocks import TopicPartition
 from headrace.kafka.records import Cursor, EpochRecords, columns_of, convert
 from headrace.ledger.models import EpochEnd
-from headrace.receiver.leader_epochs import LeaderEpochs
+from headrace.receiver.record_source import LeaderEpochs
 
 P0 = TopicPartition("a", "id", 0)
 

@@ -17,7 +17,7 @@ from headrace.batch.cleanup import clean_up
 from headrace.clock import ManualClock
 from headrace.ledger import EventKind
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.receiver.log_budget import LogBudget
+from headrace.receiver.pausing import LogBudget
 from headrace.stream import Limits, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage

@@ -26,10 +26,10 @@ from headrace.kafka.records import RecordChunk
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
 from headrace.receiver.block_store import BlockStore, StoreCounts
-from headrace.receiver.errors import StoreFailedError
 from headrace.receiver.event_times import EventTimes
-from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.kafka_source import KafkaReceiver
 from headrace.receiver.pausing import Pausing
+from headrace.receiver.receiver import StoreFailedError
 from headrace.stream import Limits
 from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka

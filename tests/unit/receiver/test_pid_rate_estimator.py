@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from headrace.receiver.pid_rate_estimator import PidRateEstimator
+from headrace.receiver.rates import PidRateEstimator
 from headrace.stream.model import StreamDefinitionError
 from headrace.stream.settings import Backpressure, Limits
 

@@ -14,8 +14,7 @@ from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import Attempt, JobLease
-from headrace.receiver.rate_controller import RateController, ran_at_once, waited_ms
-from headrace.receiver.rate_limiter import RateLimiter
+from headrace.receiver.rates import RateController, RateLimiter, ran_at_once, waited_ms
 from headrace.stream import Limits, Stream
 from headrace.stream.settings import Backpressure
 from headrace.stream_context import StreamContext

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.blocks import ReceiverId
-from headrace.receiver.receiver_placement import ReceiverPlacement
-from headrace.receiver.scheduling_policy import Executor
+from headrace.receiver.placement import Executor, ReceiverPlacement
 from headrace.stream import Stream
 
 FIRST, SECOND = ReceiverId("air", "records", 0), ReceiverId("air", "records", 1)

@@ -9,9 +9,9 @@ import pytest
 
 from headrace.blocks import TopicPartition
 from headrace.receiver.block_store import StoreCounts
-from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.lag_watch import Lag
-from headrace.receiver.receiver_stats import ReceiverStats
+from headrace.receiver.heartbeat import ReceiverStats
+from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.receiver.lag import Lag
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from headrace.blocks import ReceiverId
-from headrace.receiver.scheduling_policy import Executor, Placement, reschedule_receiver, schedule_receivers
+from headrace.receiver.placement import Executor, Placement, reschedule_receiver, schedule_receivers
 
 
 def receiver(index: int) -> ReceiverId:

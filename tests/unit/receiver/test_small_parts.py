@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.clock import ManualClock
-from headrace.receiver.assignment import assign
-from headrace.receiver.ledger_clock import LedgerClock
-from headrace.receiver.rate_limiter import RateLimiter
-from headrace.receiver.recurring_timer import RecurringTimer
+from headrace.receiver.block_generator import RecurringTimer
+from headrace.receiver.heartbeat import LedgerClock
+from headrace.receiver.partitioning import assign
+from headrace.receiver.rates import RateLimiter
 
 
 class TestLedgerClock:

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.ledger import Ledger
 from headrace.ledger.models import JobLease
-from headrace.receiver.discovery import Discovery, Known
-from headrace.receiver.receiver_task import ReceiverTask
+from headrace.receiver.partitioning import Discovery, Known
+from headrace.receiver.supervisor import ReceiverTask
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext

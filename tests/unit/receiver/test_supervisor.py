@@ -11,9 +11,9 @@ from tests.unit.receiver.conftest import MakeSetting, MakeStream, Setting, refus
 from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger import EventKind, PartitionState, ReceiverState
-from headrace.receiver import lag_watch, receiver_factory, unauthorized_topics
-from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.rate_limiter import RateLimiter
+from headrace.receiver import kafka_errors, lag, supervisor
+from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.receiver.rates import RateLimiter
 from headrace.stream import Limits
 from headrace.stream.settings import Backpressure
 from headrace.testing.fake_kafka import FakeKafka
@@ -212,7 +212,7 @@ def test_a_receiver_keeps_to_its_rate(
         fetched.append(max_records)
         return plain(self, timeout, max_records)
 
-    monkeypatch.setattr(receiver_factory, "RateLimiter", Noted)
+    monkeypatch.setattr(supervisor, "RateLimiter", Noted)
     monkeypatch.setattr(KafkaReceiver, "fetch", fetch)
     setting = make_setting(make_stream(limits=limits))
     setting.topic(1)
@@ -232,8 +232,8 @@ def test_a_receiver_keeps_to_its_rate(
 def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_again(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unauthorized_topics, "_READ_AGAIN_SECONDS", 0.2)
-    monkeypatch.setattr(lag_watch, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(kafka_errors, "_READ_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(lag, "ASK_SECONDS", 0.1)
     setting.assign(0, 0)
     refuse_topic_ids(monkeypatch, setting.ends)
 
@@ -263,7 +263,7 @@ def test_a_set_up_that_takes_longer_than_the_lease_keeps_it(setting: Setting, mo
         for number in range(1, 9):
             setting.kafka.produce("flights", 0, b"x")
             eventually(lambda number=number: setting.positions() == [number, 0])  # type: ignore[misc]
-    monkeypatch.setattr(receiver_factory, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.05)
     looked: list[bool] = []
 
     class Slow:

@@ -21,8 +21,7 @@ from headrace.listeners import StreamingStarted, StreamListener
 from headrace.listeners.job_listeners import JobListeners
 from headrace.monitoring.stream_detail import stream_detail
 from headrace.monitoring.summary import default_place
-from headrace.receiver.job_sign import find_sign
-from headrace.receiver.tracker import TrackerEnd, TrackerReport
+from headrace.receiver.tracker import TrackerEnd, TrackerReport, find_sign
 from headrace.spark import receiver_driver
 from headrace.spark.job_log import LOG_VARIABLE
 from headrace.spark.receiver_driver import ReceiverJob, StorageNotUsableError

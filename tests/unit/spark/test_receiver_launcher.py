@@ -10,9 +10,8 @@ import pytest
 from headrace.blocks import ReceiverId
 from headrace.ledger.models import JobLease, ScheduledReceiver
 from headrace.ledger.states import ReceiverState
-from headrace.receiver.receiver_task import ReceiverTask
-from headrace.receiver.scheduling_policy import Executor, Location
-from headrace.receiver.supervisor import ReceiverReport
+from headrace.receiver.placement import Executor, Location
+from headrace.receiver.supervisor import ReceiverReport, ReceiverTask
 from headrace.spark import receiver_launcher
 from headrace.spark.receiver_launcher import (
     ExecutorReleaseError,

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 from tests.unit.stream.definitions import fields
 
-from headrace.receiver.receiver_restarts import HANG_SECONDS
+from headrace.receiver.tracked_receiver import HANG_SECONDS
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,

@@ -10,8 +10,7 @@ import pytest
 
 from headrace.batch.manifest import LOG_FOLDER
 from headrace.ledger import BatchState
-from headrace.receiver.job_sign import find_sign
-from headrace.receiver.tracker import TrackerEnd
+from headrace.receiver.tracker import TrackerEnd, find_sign
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, ReceiverInput, Stream
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.testing.stream_on_clock import BatchOnClock, StreamOnClock

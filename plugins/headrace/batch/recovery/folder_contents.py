@@ -13,7 +13,7 @@ from headrace.batch.saved_state import SavedState, read_saved_state
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.models import BatchRow
 from headrace.ledger.states import BatchState
-from headrace.receiver.job_sign import JobSign, find_sign
+from headrace.receiver.tracker import JobSign, find_sign
 from headrace.wal.frame import SegmentName, segments_in
 from headrace.wal.recovery import header_of, scan_log
 from headrace.wal.scan import RecoveryMode, ScannedFrame

@@ -14,7 +14,7 @@ from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
 from headrace.batch.recovery.recover import MayStillRunError, RecoveryRefusedError, recover
 from headrace.errors import Failure
 from headrace.ledger import EventKind, Ledger
-from headrace.receiver.job_sign import PATH, write_sign
+from headrace.receiver.tracker import PATH, write_sign
 from headrace.stream import KafkaInput
 from headrace.stream_context import StreamContext
 

@@ -13,9 +13,8 @@ from headrace.batch.recovery.recover import recover
 from headrace.blocks import ReceiverId
 from headrace.clock import SystemClock
 from headrace.ledger import Ledger
-from headrace.receiver.discovery import ReceiverDiscoverer
-from headrace.receiver.partitioning import Partitioning
-from headrace.receiver.receiver_task import receive
+from headrace.receiver.partitioning import Partitioning, ReceiverDiscoverer
+from headrace.receiver.supervisor import receive
 from headrace.stream import ConsoleOutput, ReceiverInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.reader import read_block

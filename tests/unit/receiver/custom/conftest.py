@@ -14,9 +14,8 @@ from tests.unit.receiver.waiting import eventually
 from headrace.blocks import ReceiverId
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.models import JobLease
-from headrace.receiver.discovery import ReceiverDiscoverer
-from headrace.receiver.partitioning import Partitioning
-from headrace.receiver.receiver_task import receive
+from headrace.receiver.partitioning import Partitioning, ReceiverDiscoverer
+from headrace.receiver.supervisor import receive
 from headrace.stream import ConsoleOutput, Limits, ReceiverInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.reader import read_block

@@ -7,9 +7,9 @@ from typing import Any
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import ManualClock
 from headrace.kafka.records import RecordChunk
-from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.offset_gaps import OffsetGaps
-from headrace.receiver.partition_state import FetchState, Gap
+from headrace.receiver.kafka_errors import OffsetGaps
+from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.receiver.record_source import FetchState, Gap
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeEvidence, FakeKafka
 
 CONTROL = FakeEntry(None, kind="control")

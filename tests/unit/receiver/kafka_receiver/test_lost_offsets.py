@@ -7,7 +7,7 @@ from tests.unit.receiver.kafka_receiver.setting import GONE, Setting, reported
 
 from headrace.blocks import OffsetRange
 from headrace.kafka.records import RecordChunk
-from headrace.receiver.partition_state import FetchState, Gap
+from headrace.receiver.record_source import FetchState, Gap
 
 
 def test_lost_offsets_fail_their_partition_and_no_other() -> None:

@@ -12,8 +12,8 @@ from tests.unit.receiver.kafka_receiver.setting import DAMAGED, Setting, reporte
 
 from headrace.blocks import OffsetRange
 from headrace.kafka.records import RecordChunk
-from headrace.receiver.errors import KafkaClientError
-from headrace.receiver.partition_state import FetchState, Gap
+from headrace.receiver.receiver import KafkaClientError
+from headrace.receiver.record_source import FetchState, Gap
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry
 
 

@@ -10,8 +10,8 @@ from tests.unit.receiver.kafka_receiver.setting import CONTROL, Setting
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.kafka.records import RecordChunk
-from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.partition_state import FetchState
+from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.receiver.record_source import FetchState
 
 
 def test_reads_from_the_position_to_the_end() -> None:

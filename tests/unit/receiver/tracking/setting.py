@@ -8,9 +8,8 @@ from typing import Any
 
 from headrace.ledger import EventKind, Ledger, PartitionState
 from headrace.ledger.models import JobLease
-from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.receiver_factory import ReceiverClients
-from headrace.receiver.receiver_task import ReceiverTask, receive
+from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.receiver.supervisor import ReceiverClients, ReceiverTask, receive
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.stream import KafkaInput, Stream
 from headrace.stream_context import StreamContext

@@ -15,8 +15,7 @@ from headrace.batch.recovery.recover import RecoveryRefusedError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import JobLease
-from headrace.receiver.job_sign import find_sign
-from headrace.receiver.tracker import TrackerEnd
+from headrace.receiver.tracker import TrackerEnd, find_sign
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage
 

@@ -16,9 +16,9 @@ from headrace.clock import SystemClock
 from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ScheduledReceiver
-from headrace.receiver.receiver_restarts import NoPlaceError, TrackedReceiver
-from headrace.receiver.receiver_task import ReceiverTask, receive
-from headrace.receiver.scheduling_policy import Executor
+from headrace.receiver.placement import Executor
+from headrace.receiver.supervisor import ReceiverTask, receive
+from headrace.receiver.tracked_receiver import NoPlaceError, TrackedReceiver
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
 from headrace.runs.readiness import blocks_ready
 from headrace.stream import Limits

@@ -11,10 +11,8 @@ from tests.unit.receiver.waiting import eventually
 from headrace.kafka.client import KafkaNotAskedError
 from headrace.kafka.topics import SeenTopic
 from headrace.ledger import EventKind, PartitionState
-from headrace.receiver.discovery import Discovery
-from headrace.receiver.errors import KeyVersionsError
-from headrace.receiver.key_versions import check_key_versions
-from headrace.receiver.partitioning import Partitioning
+from headrace.receiver.partitioning import Discovery, Partitioning, check_key_versions
+from headrace.receiver.receiver import KeyVersionsError
 from headrace.stream import ElasticsearchOutput, KeyIds
 from headrace.stream_context import StreamContext
 

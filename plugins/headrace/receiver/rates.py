@@ -1,20 +1,166 @@
 """Limits the rates of receivers to what batches can process, as Spark's RateController. The tracker runs it.
 
-Each receiver has its own estimate, so one with a busy partition is not limited to the share of an idle one. The rates
-are kept in the ledger: receivers get them with their orders, and the next tracker continues from them.
+Each receiver has its own estimate (as Spark's PIDRateEstimator, from finished batches), so one with a busy partition is
+not limited to the share of an idle one. The rates are kept in the ledger: receivers get them with their orders, and the
+next tracker continues from them. A full block queue slows a receiver down too.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from headrace.blocks import ReceiverId
+from headrace.clock import Clock
 from headrace.ledger.models import BatchRow, JobLease
 from headrace.ledger.states import BatchState
-from headrace.receiver.pid_rate_estimator import PidRateEstimator
+from headrace.stream.settings import Backpressure
 from headrace.stream_context import StreamContext
+
+
+class PidRateEstimator:
+    """A proportional-integral-derivative controller of a rate, in records per second.
+
+    It corrects the last rate by the error (how far that rate is above the processing rate), by the backlog (the records
+    that waited before the batch, as a rate) and by the change of the error. Not thread-safe.
+    """
+
+    def __init__(
+        self, batch_interval_ms: int, settings: Backpressure | None = None, *, latest_rate: float | None = None
+    ) -> None:
+        """``latest_rate`` is the rate already in force, set by an earlier estimator; the first batch then gives an
+        estimate. Raises ValueError for an interval or a rate that is not above 0.
+        """
+        if batch_interval_ms <= 0:
+            raise ValueError(f"a batch interval is above 0 ms, got {batch_interval_ms}")
+        if latest_rate is not None and latest_rate <= 0:
+            raise ValueError(f"a rate is above 0 records/s, got {latest_rate}")
+        self._interval_ms = batch_interval_ms
+        self._settings = settings or Backpressure()
+        self._latest_rate = latest_rate
+        self._latest_error = 0.0
+        self._latest_ms: int | None = None
+
+    def compute(
+        self, time_ms: int, records: int, *, processing_delay_ms: int, scheduling_delay_ms: int
+    ) -> float | None:
+        """Return the rate to receive at from now on, in records/s.
+
+        Returns None if this batch gives no estimate: it is the first, has no records, took no time, or did not finish
+        after the previous one.
+
+        Args:
+            time_ms: when the batch's processing ended.
+            records: the number of records processed.
+            processing_delay_ms: how long the processing took.
+            scheduling_delay_ms: how long the batch waited before it.
+        """
+        if (self._latest_ms is not None and time_ms <= self._latest_ms) or records <= 0 or processing_delay_ms <= 0:
+            return None
+        processing_rate = records * 1000 / processing_delay_ms
+        before_ms, self._latest_ms = self._latest_ms, time_ms
+        if self._latest_rate is None:
+            self._latest_rate = processing_rate
+            return None
+        error = self._latest_rate - processing_rate
+        backlog = scheduling_delay_ms * processing_rate / self._interval_ms
+        # The error's change is unknown when the rate was taken over from another estimator.
+        change = 0.0 if before_ms is None else (error - self._latest_error) * 1000 / (time_ms - before_ms)
+        settings = self._settings
+        rate = (
+            self._latest_rate
+            - settings.proportional * error
+            - settings.integral * backlog
+            - settings.derivative * change
+        )
+        self._latest_rate = max(settings.min_rate, rate)
+        self._latest_error = error
+        return self._latest_rate
+
+    def stay_at(self, rate: float) -> None:
+        """Continue from ``rate``, because the last estimate was not applied."""
+        self._latest_rate = rate
+
+
+# How much unused rate may be used at once. Short, so that the limit also holds per block.
+_BURST_SECONDS = 0.2
+
+
+class RateLimiter:
+    """A token bucket of records. ``grant()`` returns how many records may be taken now. Thread-safe."""
+
+    def __init__(self, max_rate: float | None, clock: Clock, *, initial_rate: float | None = None) -> None:
+        """Rates in records/s; None for no limit. ``initial_rate`` is in force, below ``max_rate``, until `update`."""
+        for rate in (max_rate, initial_rate):
+            if rate is not None and rate <= 0:
+                raise ValueError(f"a rate is a positive number of records/s, got {rate}")
+        self._max_rate = max_rate
+        self._initial_rate = initial_rate
+        self._rate = self._at_most(initial_rate)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tokens = 1.0
+        self._filled = clock.monotonic()
+
+    @property
+    def rate(self) -> float | None:
+        """The rate in force, in records/s; None for no limit."""
+        with self._lock:
+            return self._rate
+
+    def update(self, wanted: float | None) -> None:
+        """Set the rate to ``wanted`` records/s, at most ``max_rate``; None means ``initial_rate``.
+
+        A value that is not above 0 changes nothing.
+        """
+        if wanted is not None and wanted <= 0:
+            return
+        rate = self._at_most(self._initial_rate if wanted is None else wanted)
+        with self._lock:
+            if rate == self._rate:
+                return
+            if self._rate is None:
+                # Nothing was counted without a limit, so records taken before do not count now.
+                self._tokens, self._filled = 1.0, self._clock.monotonic()
+            else:
+                self._fill(self._rate)
+            self._rate = rate
+
+    def grant(self, wanted: int) -> int:
+        """Return how many of ``wanted`` records may be taken now, at least 0. The caller reports them to ``spend``."""
+        with self._lock:
+            if self._rate is None:
+                return wanted
+            self._fill(self._rate)
+            return max(0, min(wanted, int(self._tokens)))
+
+    def spend(self, records: int) -> None:
+        """Account for ``records`` that were taken."""
+        with self._lock:
+            # Unused rate up to now is bounded before, so that the end of a long pause gives no burst.
+            if self._rate is not None:
+                self._fill(self._rate)
+            self._tokens -= records
+
+    def delay(self) -> float:
+        """Return the seconds until at least one record may be taken."""
+        with self._lock:
+            if self._rate is None:
+                return 0.0
+            self._fill(self._rate)
+            return max(0.0, (1.0 - self._tokens) / self._rate)
+
+    def _at_most(self, rate: float | None) -> float | None:
+        return min((each for each in (self._max_rate, rate) if each is not None), default=None)
+
+    def _fill(self, rate: float) -> None:
+        now = self._clock.monotonic()
+        most = max(1.0, rate * _BURST_SECONDS)
+        self._tokens = min(most, self._tokens + (now - self._filled) * rate)
+        self._filled = now
+
 
 logger = logging.getLogger(__name__)
 

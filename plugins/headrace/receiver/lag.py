@@ -17,8 +17,8 @@ from confluent_kafka import KafkaError, KafkaException
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock
 from headrace.kafka.topics import error_text
-from headrace.receiver.end_offset_tracker import EndOffsets, Ends, Key
-from headrace.receiver.partition_state import FetchState, PartitionStatus
+from headrace.receiver.event_times import EndOffsets, Ends, Key
+from headrace.receiver.record_source import FetchState, PartitionStatus
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 """Keeps one receiver running: schedules it in the ledger, starts it by a launcher, notices its end or hang, and
-restarts it with backoff."""
+restarts it with backoff.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import JobLease, ScheduledReceiver
 from headrace.ledger.receivers import Receivers
 from headrace.receiver.heartbeat import LEASE_MS
-from headrace.receiver.receiver_task import ReceiverTask
-from headrace.receiver.scheduling_policy import Executor
+from headrace.receiver.placement import Executor
+from headrace.receiver.supervisor import ReceiverTask
 
 logger = logging.getLogger(__name__)
 
