@@ -19,7 +19,7 @@ from confluent_kafka import KafkaException
 from headrace.connections import CONNECTION_PREFIX
 from headrace.elasticsearch.cluster import Cluster
 from headrace.errors import HeadraceError
-from headrace.kafka.client import TopicsNotFoundError
+from headrace.kafka.errors import TopicsNotFoundError
 from headrace.kafka.topics import AdminQuestions, TopicWatch
 from headrace.ledger import Ledger
 from headrace.receiver.receiver import check_receiver_class

@@ -15,7 +15,7 @@ from headrace.blocks import TopicPartition
 from headrace.errors import HeadraceError
 from headrace.fsck.coverage import Hole, InputPartition, partition_text
 from headrace.fsck.findings import Finding, Problem
-from headrace.kafka.client import RangesGoneError
+from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.offsets import Kept
 from headrace.kafka.range_reader import OffsetsByTime, RangeClients
 from headrace.ledger.models import PositionRow

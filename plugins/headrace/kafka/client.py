@@ -1,4 +1,4 @@
-"""The settings of librdkafka's clients, and the errors of queries to Kafka and of reading from it.
+"""The settings of librdkafka's clients, merged from headrace's own, the connection's, and the input's ``client``.
 
 There are three kinds of settings. Those that affect offsets, assignment and delivery are set by headrace (rules 1 to 3
 of the design). Secrets and security settings come from the connection only. All others that may be tuned are on the
@@ -15,66 +15,14 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaException
 
 from headrace.connections import Connection, resolve
-from headrace.errors import Failure, HeadraceError
+from headrace.kafka.errors import (
+    ClientSettingError,
+)
 from headrace.stream.inputs import CLIENT_SETTINGS, KafkaInput
 from headrace.stream.settings import Limits
 
 if TYPE_CHECKING:
     from headrace.stream.stream import Stream
-
-
-class ReplayError(HeadraceError):
-    """Ranges cannot be read again from Kafka."""
-
-
-class OverlappingRangesError(ReplayError):
-    """Two ranges share offsets."""
-
-    failure = Failure.FINAL
-
-
-class RangesGoneError(ReplayError):
-    """Kafka no longer has all of the ranges: retention removed them, or the topic was deleted or created again."""
-
-    failure = Failure.FINAL
-
-
-class RecordsDifferError(ReplayError):
-    """A range holds more or fewer records than were counted when it was first read."""
-
-    failure = Failure.FINAL
-
-
-class RecordsReplacedError(RecordsDifferError):
-    """Kafka's log was truncated after records were received, and their offsets were given to others."""
-
-    def __init__(self, ranges: str) -> None:
-        super().__init__(
-            "Kafka's log was truncated after these records were received, and it has given their offsets to others: "
-            f"{ranges}.",
-            remedy="The log no longer has them, and Kafka has other records in their place. Documents that were "
-            "written stay as they are. If the batch has not completed, give it up: `headrace batches abandon`.",
-        )
-
-
-class RangesUnreadableError(ReplayError):
-    """Kafka does not answer, or does not deliver the records that it should have."""
-
-
-class ClientSettingError(HeadraceError):
-    """A setting of the Kafka client is unknown, reserved for headrace, or in the wrong place."""
-
-
-class KafkaNotAskedError(HeadraceError):
-    """No broker of an input's cluster answers, or none accepts the client."""
-
-
-class StartingOffsetsError(HeadraceError):
-    """A starting position cannot be resolved, for example because its partition does not exist."""
-
-
-class TopicsNotFoundError(HeadraceError):
-    """A named topic does not exist, or may not be described."""
 
 
 logger = logging.getLogger(__name__)

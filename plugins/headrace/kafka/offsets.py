@@ -12,7 +12,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
 from headrace.clock import time_text
-from headrace.kafka.client import RangesGoneError, RangesUnreadableError, StartingOffsetsError, isolation_level
+from headrace.kafka.client import isolation_level
+from headrace.kafka.errors import RangesGoneError, RangesUnreadableError, StartingOffsetsError
 from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.kafka.topics import AdminTopicIds, SeenTopic, TopicWatch
 from headrace.stream.inputs import KafkaInput, StartingOffsets, StartingTimestamp

@@ -25,14 +25,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.client import (
-    ClientConfig,
-    RangesUnreadableError,
-    RecordsDifferError,
-    RecordsReplacedError,
-    admin_config,
-    consumer_config,
-)
+from headrace.kafka.client import ClientConfig, admin_config, consumer_config
+from headrace.kafka.errors import RangesUnreadableError, RecordsDifferError, RecordsReplacedError
 from headrace.kafka.offsets import ANSWER_SECONDS, Kept, OffsetQuestions, check_available, gone, listed
 from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.kafka.records import Converted, Cursor, EpochRecords, consume, convert

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.client import OverlappingRangesError
+from headrace.kafka.errors import OverlappingRangesError
 
 # A task needs about 0.2 s to create a consumer and find its brokers; it reads this many records in that time.
 MIN_TASK_RECORDS = 50_000

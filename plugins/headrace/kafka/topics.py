@@ -20,7 +20,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.client import KafkaNotAskedError, TopicsNotFoundError, admin_config
+from headrace.kafka.client import admin_config
+from headrace.kafka.errors import KafkaNotAskedError, TopicsNotFoundError
 from headrace.stream.inputs import KafkaInput
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock
 from headrace.errors import HeadraceError
-from headrace.kafka.client import RangesGoneError
+from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.offsets import OffsetQuestions
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RangeRun, RecordedRange

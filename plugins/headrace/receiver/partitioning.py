@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException
 
 from headrace.blocks import TopicPartition
 from headrace.errors import HeadraceError
-from headrace.kafka.client import TopicsNotFoundError
+from headrace.kafka.errors import TopicsNotFoundError
 from headrace.kafka.offsets import resolve, unknown_partitions
 from headrace.kafka.topics import AdminQuestions, SeenTopic, TopicWatch
 from headrace.ledger.errors import LeaseHeldError

@@ -15,7 +15,7 @@ from headrace.batch.manifest import Manifest
 from headrace.batch.vanished_blocks import without_vanished
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
-from headrace.kafka.client import RecordsReplacedError
+from headrace.kafka.errors import RecordsReplacedError
 from headrace.ledger.states import AttemptState, EventKind
 from headrace.spark.outputs.writer import needs_empty_batches
 from headrace.spark.state.store import StateStore

@@ -13,7 +13,7 @@ from headrace.batch.manifest import Manifest
 from headrace.blocks import BlockHandle
 from headrace.elasticsearch.dead_letter_writer import OriginalRecords
 from headrace.elasticsearch.dead_letters import OriginalRecord
-from headrace.kafka.client import RangesGoneError
+from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage

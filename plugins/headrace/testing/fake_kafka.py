@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.client import RangesUnreadableError
+from headrace.kafka.errors import RangesUnreadableError
 from headrace.kafka.topics import SeenTopic
 from headrace.receiver.event_times import Ends
 from headrace.receiver.partitioning import Discovery, Known

@@ -9,7 +9,7 @@ from confluent_kafka import Producer, TopicPartition
 
 from headrace.batch.build_from_kafka import BatchBuildError, build_from_kafka
 from headrace.batch.manifest import Manifest
-from headrace.kafka.client import RangesUnreadableError
+from headrace.kafka.errors import RangesUnreadableError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients, check_ranges
 from headrace.kafka.ranges import deal
 from headrace.stream_context import StreamContext

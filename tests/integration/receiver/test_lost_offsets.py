@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 from tests.integration.receiver.kafka_bytes import batches_of, cut_off
 
 from headrace.devstack.kafka import KafkaServer
-from headrace.kafka.client import RecordsReplacedError
+from headrace.kafka.errors import RecordsReplacedError
 from headrace.kafka.range_reader import RangeClients
 from headrace.ledger import EventKind, PartitionState
 from headrace.receiver import kafka_errors

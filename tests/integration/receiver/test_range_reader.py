@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from headrace.blocks import BlockInfo
-from headrace.kafka.client import RangesGoneError, RangesUnreadableError, RecordsDifferError
+from headrace.kafka.errors import RangesGoneError, RangesUnreadableError, RecordsDifferError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients, check_ranges
 from headrace.kafka.ranges import RecordedRange, deal
 from headrace.stream import KafkaInput

@@ -12,7 +12,7 @@ from headrace.blocks import TopicPartition
 from headrace.cli.main import app
 from headrace.clock import time_text
 from headrace.fsck import kafka_side
-from headrace.kafka.client import RangesUnreadableError
+from headrace.kafka.errors import RangesUnreadableError
 from headrace.kafka.offsets import Kept
 from headrace.stream import KafkaInput
 

@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import IsolationLevel
 
 from headrace.connections import ConnectionTypeError
-from headrace.kafka.client import ClientSettingError, admin_config, consumer_config, isolation_level
+from headrace.kafka.client import admin_config, consumer_config, isolation_level
+from headrace.kafka.errors import ClientSettingError
 from headrace.stream import KafkaInput, Limits
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.client import OverlappingRangesError
+from headrace.kafka.errors import OverlappingRangesError
 from headrace.kafka.ranges import RangeRun, RecordedRange, deal
 
 P0 = TopicPartition("clicks", "id", 0)

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, Message
 
 from headrace.blocks import TopicPartition
 from headrace.kafka import range_reader as kafka_ranges
-from headrace.kafka.client import RangesGoneError, RangesUnreadableError, RecordsDifferError, RecordsReplacedError
+from headrace.kafka.errors import RangesGoneError, RangesUnreadableError, RecordsDifferError, RecordsReplacedError
 from headrace.kafka.offsets import Kept, OffsetQuestions
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RangeRun, RecordedRange

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.client import RangesGoneError, RangesUnreadableError
+from headrace.kafka.errors import RangesGoneError, RangesUnreadableError
 from headrace.receiver.kafka_errors import OffsetGaps, holes_between
 from headrace.testing.fake_kafka import FakeEntry, FakeEvidence, FakeKafka
 

@@ -17,7 +17,8 @@ from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.errors import IndexingOptionsError
 from headrace.errors import HeadraceError
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
-from headrace.kafka.client import ClientSettingError, connection_config
+from headrace.kafka.client import connection_config
+from headrace.kafka.errors import ClientSettingError
 from headrace.ledger import Ledger
 from headrace.ledger.urls import engine_url
 from headrace.operators.allocate_blocks import AllocateBlocksOperator

@@ -19,7 +19,7 @@ import pytest
 from headrace.batch.allocation import allocate
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.errors import Failure
-from headrace.kafka.client import RecordsDifferError
+from headrace.kafka.errors import RecordsDifferError
 from headrace.ledger import EventKind, Ledger
 from headrace.spark.batch_plan import (
     WRITTEN,

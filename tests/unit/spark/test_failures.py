@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 from pyspark.errors import AnalysisException, PySparkException
 
 from headrace.errors import Failure
-from headrace.kafka.client import RangesGoneError
+from headrace.kafka.errors import RangesGoneError
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.spark.failures import failure_of, first_cause, python_account, task_cause
 from headrace.spark.termination import Terminated

@@ -12,7 +12,7 @@ import pytest
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.elasticsearch.dead_letters import OriginalRecord
-from headrace.kafka.client import RangesGoneError
+from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.spark.original_records import KafkaOriginalRecords
 from headrace.testing.records import make_block

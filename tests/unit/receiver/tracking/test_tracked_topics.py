@@ -8,7 +8,7 @@ import pytest
 from tests.unit.receiver.tracking.setting import MakeStream, Setting
 from tests.unit.receiver.waiting import eventually
 
-from headrace.kafka.client import KafkaNotAskedError
+from headrace.kafka.errors import KafkaNotAskedError
 from headrace.kafka.topics import SeenTopic
 from headrace.ledger import EventKind, PartitionState
 from headrace.receiver.partitioning import Discovery, Partitioning, check_key_versions

@@ -7,7 +7,7 @@ import json
 import pytest
 from confluent_kafka import KafkaError
 
-from headrace.kafka.client import ClientSettingError
+from headrace.kafka.errors import ClientSettingError
 from headrace.spark.outputs.errors import KafkaOutputError, KafkaRefusedError, MessageRefusedError, TopicMissingError
 from headrace.spark.outputs.kafka.client import client_config, reported
 from headrace.spark.outputs.kafka.sent_batches import SentRecords
