@@ -15,7 +15,7 @@ from headrace.blocks import OffsetRange, ReceiverId
 from headrace.clock import ManualClock
 from headrace.testing.records import make_block
 from headrace.wal import frame
-from headrace.wal.payload import decode
+from headrace.wal.frame import decode
 from headrace.wal.reader import Frame, read_frame
 from headrace.wal.storage import LogStorage, open_storage
 from headrace.wal.writer import WriteAheadLogWriter

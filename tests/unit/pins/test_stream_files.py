@@ -17,7 +17,7 @@ from headrace.batch.manifest import Manifest
 from headrace.batch.recovery.recover import recover
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
-from headrace.kafka.offset_ranges import RecordedRange
+from headrace.kafka.ranges import RecordedRange
 from headrace.ledger import Ledger
 from headrace.ledger.models import ReceiverLease
 from headrace.spark.outputs.kafka.sent_batches import Sent, SentRecords
@@ -25,8 +25,8 @@ from headrace.spark.state.version import StoredFile, Version
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 from headrace.testing.records import TOPIC_ID
-from headrace.wal.log_scan import scan_log
 from headrace.wal.reader import read_block
+from headrace.wal.recovery import scan_log
 from headrace.wal.scan import ScannedFrame
 from headrace.wal.storage import LogStorage, open_storage
 
