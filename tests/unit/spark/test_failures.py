@@ -103,7 +103,7 @@ def raised(error: Exception, *, from_: Exception) -> Exception:
     ("error", "failure"),
     [
         (RangesGoneError("gone"), Failure.FINAL),
-        (of_executor("headrace.kafka.client.RangesGoneError: gone"), Failure.FINAL),
+        (of_executor("headrace.kafka.errors.RangesGoneError: gone"), Failure.FINAL),
         (of_executor("headrace.spark.wal_source.DamagedBlockError: damaged"), Failure.FINAL),
         (of_executor("headrace.spark.wal_source.UnreadableBlockError: missing"), Failure.PASSING),
         (of_executor("headrace.no_such_module.AnError: ?"), Failure.PASSING),
