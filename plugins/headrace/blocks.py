@@ -37,6 +37,13 @@ class OffsetRange:
     leader_epoch: int | None = None
     """That of the last record, None if it is not known: Kafka gives an offset to another record only in a later one."""
 
+    @property
+    def numbers(self) -> list[int]:
+        """All but the partition, in the order of the fields; without a leader epoch that is not known. Files and the
+        ledger hold a range so."""
+        known = [] if self.leader_epoch is None else [self.leader_epoch]
+        return [self.from_offset, self.until_offset, self.records, *known]
+
     def __post_init__(self) -> None:
         if not 0 <= self.from_offset <= self.until_offset:
             raise ValueError(f"offset range [{self.from_offset}, {self.until_offset}) of {self.partition} is no range")

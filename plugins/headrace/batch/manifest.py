@@ -257,10 +257,7 @@ def _input_to_json(
         ranges = [
             [
                 partitions.setdefault(r.partition, len(partitions)),
-                r.from_offset,
-                r.until_offset,
-                r.records,
-                *([] if r.leader_epoch is None else [r.leader_epoch]),
+                *r.numbers,
             ]
             for r in block.ranges
         ]

@@ -36,10 +36,7 @@ def dump_ranges(ranges: Iterable[OffsetRange]) -> list[list[Any]]:
             r.partition.topic_id,
             r.partition.partition,
             r.partition.incarnation,
-            r.from_offset,
-            r.until_offset,
-            r.records,
-            *([] if r.leader_epoch is None else [r.leader_epoch]),
+            *r.numbers,
         ]
         for r in ranges
     ]

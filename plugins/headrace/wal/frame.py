@@ -254,10 +254,7 @@ def _dump_ranges(ranges: tuple[OffsetRange, ...]) -> list[Any]:
         topics.setdefault((tp.topic, tp.topic_id, tp.incarnation), []).append(
             [
                 tp.partition,
-                r.from_offset,
-                r.until_offset,
-                r.records,
-                *([] if r.leader_epoch is None else [r.leader_epoch]),
+                *r.numbers,
             ]
         )
     return [[*topic, partitions] for topic, partitions in topics.items()]
