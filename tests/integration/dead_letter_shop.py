@@ -11,11 +11,10 @@ import pyarrow as pa
 from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app
-from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.transport import ElasticsearchTransport
+from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream

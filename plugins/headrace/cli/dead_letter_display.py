@@ -10,8 +10,7 @@ from headrace.cli.output import echo, print_table, printable
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
-    from headrace.elasticsearch.dead_letter_index import StoredLetter
-    from headrace.elasticsearch.dead_letter_replay import ReplayCounts
+    from headrace.elasticsearch.dead_letter_index import ReplayCounts, StoredLetter
 
 _TEXT_SHOWN = 100
 

@@ -149,10 +149,8 @@ def replay(
     decoder or the transform was corrected, run the letters' batches again instead.
     """
     from headrace.clock import SystemClock
-    from headrace.elasticsearch.cluster import Cluster
-    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
-    from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay
-    from headrace.elasticsearch.transport import ElasticsearchTransport
+    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, DeadLetterReplay
+    from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 
     stream = _stream(ledger, name)
     declared = _one_output(stream, output, index)

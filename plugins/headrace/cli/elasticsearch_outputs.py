@@ -45,7 +45,7 @@ def elasticsearch_outputs(stream: Stream, output: str | None) -> list[Elasticsea
 def administration_of(output: ElasticsearchOutput, *, max_retry_seconds: float = MAX_RETRY_SECONDS) -> Administration:
     """The administration of the output's cluster, to be closed. Raises the errors of looking up its connection."""
     from headrace.elasticsearch.administration import Administration
-    from headrace.elasticsearch.cluster import Cluster
+    from headrace.elasticsearch.transport import Cluster
 
     return Administration.of(
         Cluster.of(output), timeout_seconds=output.request_timeout_seconds, max_retry_seconds=max_retry_seconds

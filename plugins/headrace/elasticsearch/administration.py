@@ -16,7 +16,6 @@ from elasticsearch import ApiError, Elasticsearch
 from elasticsearch.helpers import ScanError
 
 from headrace.clock import Clock, SystemClock
-from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.concrete_index import DESCRIPTION, ConcreteIndex, check_server, single_index
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
@@ -25,7 +24,7 @@ from headrace.elasticsearch.errors import (
     UnsuitableTargetError,
 )
 from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget
-from headrace.elasticsearch.transport import UNTRUSTED, ElasticsearchTransport, Transport, error_of
+from headrace.elasticsearch.transport import UNTRUSTED, Cluster, ElasticsearchTransport, Transport, error_of
 from headrace.elasticsearch.verdicts import Reason, refusal
 from headrace.stream.outputs import ElasticsearchOutput
 

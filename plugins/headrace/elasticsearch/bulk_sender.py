@@ -18,7 +18,6 @@ from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import ElasticsearchRefusedError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
-from headrace.elasticsearch.stored_source import StoredSource
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport
 from headrace.elasticsearch.verdicts import (
     Item,
@@ -30,7 +29,7 @@ from headrace.elasticsearch.verdicts import (
     judge_response,
     refusal,
 )
-from headrace.elasticsearch.version_conflicts import VersionConflicts
+from headrace.elasticsearch.version_conflicts import StoredSource, VersionConflicts
 
 DOCUMENT_TOO_LARGE = "document_too_large"
 

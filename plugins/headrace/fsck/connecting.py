@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from confluent_kafka import KafkaException
 
 from headrace.connections import CONNECTION_PREFIX
-from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
 from headrace.kafka.errors import TopicsNotFoundError
 from headrace.kafka.topics import AdminQuestions, TopicWatch

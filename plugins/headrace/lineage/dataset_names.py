@@ -49,7 +49,7 @@ def output_name(output: Any) -> DatasetName | None:
 
 def index_name(output: ElasticsearchOutput, index: str) -> DatasetName:
     """The name of an index in the output's cluster: the namespace has the first of its nodes."""
-    from headrace.elasticsearch.cluster import Cluster
+    from headrace.elasticsearch.transport import Cluster
 
     if output.connection is None:
         cluster = Cluster.of(output)

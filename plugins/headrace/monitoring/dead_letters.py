@@ -8,11 +8,15 @@ from dataclasses import dataclass, replace
 
 from headrace.clock import SystemClock, time_text
 from headrace.elasticsearch.administration import Administration
-from headrace.elasticsearch.cluster import Cluster
-from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter, StoredLetter
-from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay, ReplayCounts
+from headrace.elasticsearch.dead_letter_index import (
+    DeadLetterIndex,
+    DeadLetterReplay,
+    LetterFilter,
+    ReplayCounts,
+    StoredLetter,
+)
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.transport import ElasticsearchTransport
+from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.errors import HeadraceError
 from headrace.stream import ElasticsearchOutput, Stream
 

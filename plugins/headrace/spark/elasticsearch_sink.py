@@ -32,17 +32,14 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from headrace.clock import SystemClock
-from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.columns import check_columns
 from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
-from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.counts import IndexingCounts, IndexingReport, warnings_beside
 from headrace.elasticsearch.deletions import HeldDeletions, held_rows, only_deletions
-from headrace.elasticsearch.duplicate_ids import repeated_digests
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableTargetError
-from headrace.elasticsearch.indexer import Indexer
+from headrace.elasticsearch.indexer import Indexer, repeated_digests
 from headrace.elasticsearch.options import KAFKA, IndexingOptions
-from headrace.elasticsearch.transport import ElasticsearchTransport
-from headrace.elasticsearch.write_report import IndexingReport, warnings_beside
+from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.errors import HeadraceError
 from headrace.spark.original_records import (
     BatchOriginalRecords,

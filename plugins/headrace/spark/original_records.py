@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from headrace.batch.manifest import Manifest
 from headrace.blocks import BlockHandle
-from headrace.elasticsearch.dead_letter_writer import OriginalRecords
-from headrace.elasticsearch.dead_letters import OriginalRecord
+from headrace.elasticsearch.dead_letters import OriginalRecord, OriginalRecords
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.wal.reader import read_block

@@ -236,7 +236,7 @@ def _documents(
 
     from headrace.elasticsearch.bulk_bodies import prepare_rows
     from headrace.elasticsearch.document_ids import identify
-    from headrace.elasticsearch.duplicate_ids import compared_rows
+    from headrace.elasticsearch.indexer import compared_rows
 
     number = 0
     for batch in batches:

@@ -30,7 +30,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from headrace.blocks import TopicPartition
-from headrace.elasticsearch.duplicate_ids import duplicate_ids_error
+from headrace.elasticsearch.indexer import duplicate_ids_error
 from headrace.elasticsearch.options import DocumentIdKind
 from headrace.errors import HeadraceError
 from headrace.spark.decoding import RAW_KEY, RAW_VALUE, REASON, DecodedInput, RecordDecoding, decode_input

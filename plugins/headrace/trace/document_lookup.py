@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
 from headrace.stream import ElasticsearchOutput
 from headrace.stream.outputs import KeyIds

@@ -14,9 +14,8 @@ from typer.testing import CliRunner, Result
 from headrace.cli.main import app
 from headrace.clock import time_text
 from headrace.elasticsearch.administration import Administration
-from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, UnsuitableTargetError
-from headrace.elasticsearch.transport import ElasticsearchTransport
+from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream

@@ -13,8 +13,7 @@ import pytest
 from tests.integration.dead_letter_shop import BATCHES, N_IS_A_LONG, Shop
 
 from headrace.elasticsearch.administration import Administration
-from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
-from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay
+from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, DeadLetterReplay
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.stream import KeyIds
 

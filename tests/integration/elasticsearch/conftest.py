@@ -12,12 +12,11 @@ import pytest
 from tests.indexing_options import indexing_options
 
 from headrace.clock import SystemClock
-from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.concrete_index import TargetIndex
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.transport import ElasticsearchTransport, Response
+from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, Response
 
 Rows = Callable[..., pa.RecordBatch]
 

@@ -15,12 +15,11 @@ import pytest
 from tests.indexing_options import indexing_options
 
 from headrace.clock import SystemClock
-from headrace.elasticsearch.cluster import Cluster, Node
 from headrace.elasticsearch.concrete_index import TargetIndex
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, ElasticsearchUnavailableError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.transport import ElasticsearchTransport, NoAnswerError
+from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, NoAnswerError, Node
 from headrace.spark.elasticsearch_sink import TargetWatch
 from headrace.testing.fake_elasticsearch import FakeElasticsearch
 

@@ -14,12 +14,11 @@ import pytest
 from headrace.clock import SystemClock
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.elasticsearch.bulk_bodies import prepare_rows
-from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, ElasticsearchUnavailableError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.retry_budget import RetryBudget
-from headrace.elasticsearch.transport import ElasticsearchTransport
+from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.elasticsearch.verdicts import Reason
 from headrace.elasticsearch.version_conflicts import VersionConflicts
 

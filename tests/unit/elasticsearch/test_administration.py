@@ -11,14 +11,13 @@ import pytest
 
 from headrace.connections import Connection
 from headrace.elasticsearch.administration import Administration, official_client
-from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     ElasticsearchUnavailableError,
     UnsuitableTargetError,
 )
-from headrace.elasticsearch.transport import NoAnswerError, Response
+from headrace.elasticsearch.transport import Cluster, NoAnswerError, Response
 from headrace.testing import fake_elasticsearch
 from headrace.testing.fake_elasticsearch import FakeElasticsearch
 

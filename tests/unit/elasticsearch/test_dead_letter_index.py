@@ -1,18 +1,27 @@
-"""Reading dead letters while the caller takes long over each; test_dlq.py has the real Elasticsearch."""
+"""Reading and replaying dead letters where the caller takes long over each; test_dlq.py has the real Elasticsearch."""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from headrace.elasticsearch.administration import Administration
-from headrace.elasticsearch.dead_letter_index import IDS_PAGE, PAGE, DeadLetterIndex, LetterFilter
+from headrace.elasticsearch.dead_letter_index import (
+    IDS_PAGE,
+    PAGE,
+    DeadLetterIndex,
+    DeadLetterReplay,
+    LetterFilter,
+    StoredLetter,
+)
 from headrace.elasticsearch.errors import ElasticsearchUnavailableError
+from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.transport import Response
-from headrace.testing.fake_elasticsearch import official_client
+from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch, official_client
 
 
 class Searches:
@@ -129,3 +138,146 @@ def test_a_deletion_that_a_busy_cluster_rejects_is_sent_again_alone(letters_in: 
     searches.busy = {"letter-3": 1_000_000}
     with pytest.raises(ElasticsearchUnavailableError, match="429 es_rejected_execution_exception: the queue is full"):
         letters_in(searches).withdraw(10_000, 3)
+
+
+LETTERS = "clicks-dead-letters"
+
+
+class Notes(DeadLetterIndex):
+    """Remembers what is noted, instead of asking a server that can search."""
+
+    def __init__(self) -> None:
+        self.noted: dict[str, Mapping[str, Any]] = {}
+
+    def prepare_notes(self) -> None: ...
+
+    def note(self, notes: Sequence[tuple[StoredLetter, Mapping[str, Any]]]) -> list[StoredLetter]:
+        self.noted |= {letter.id: changed for letter, changed in notes}
+        return []
+
+
+def refuse_bad(action: Action) -> tuple[int, str, str] | None:
+    bad = isinstance(action.document, dict) and action.document.get("n") == "bad"
+    return (400, "document_parsing_exception", "no long") if bad else None
+
+
+@pytest.fixture
+def letters(elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any) -> Any:
+    """Index rows of which some are refused; the letters that come of it."""
+
+    def make(*batches: Any, **options: Any) -> list[StoredLetter]:
+        elasticsearch.item_fault = refuse_bad
+        Indexer(elasticsearch, make_options(**options), clock=clock).index(batches)
+        elasticsearch.item_fault = None
+        return [StoredLetter(id_, 0, 1, fields) for id_, fields in elasticsearch.documents(LETTERS).items()]
+
+    return make
+
+
+@pytest.fixture
+def replay(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Any:
+    def run(letters: Any, **options: Any) -> tuple[Any, dict[str, Mapping[str, Any]]]:
+        notes = Notes()
+        replaying = DeadLetterReplay(elasticsearch, make_options(**options), notes, clock=clock)
+        return replaying.replay(letters), notes.noted
+
+    return run
+
+
+def test_a_replay_indexes_the_exact_bytes_of_the_rejected_document(
+    letters: Any, replay: Any, make_rows: Any, elasticsearch: Any
+) -> None:
+    untouched = letters(make_rows([b'{"n":"bad",  "x": 1.10}']))
+    assert untouched[0].document == b'{"n":"bad",  "x": 1.10}'
+    made = letters(make_rows([b'{"n":"bad","y":"\xc3\xa9"}'], offsets=[5]).rename_columns({"value": "document"}))
+    (transformed,) = [letter for letter in made if letter.id == "clicks/t+0+5"]
+    assert transformed.document == b'{"n":"bad","y":"\xc3\xa9"}'
+    counts, noted = replay([*untouched, transformed])
+    assert (counts.replayed, counts.documents.created) == (2, 2)
+    assert noted.keys() == {"clicks/t+0+0", "clicks/t+0+5"}
+    assert elasticsearch.documents("clicks")["t+0+5"] == {"n": "bad", "y": "é"}
+
+
+def test_a_letter_that_is_refused_again_gets_the_new_reason_and_is_not_marked_as_replayed(
+    letters: Any, replay: Any, make_rows: Any, elasticsearch: FakeElasticsearch
+) -> None:
+    refused = letters(make_rows([{"n": "bad"}, {"n": "bad"}]))
+    elasticsearch.item_fault = lambda action: (400, "mapper_parsing_exception", "why") if action.id == "t+0+1" else None
+    counts, noted = replay(refused)
+    assert (counts.replayed, counts.refused, counts.refused_because) == (1, 1, {"mapper_parsing_exception": 1})
+    assert noted["clicks/t+0+1"] == {"reason": {"type": "mapper_parsing_exception", "text": "why"}}
+    assert list(noted["clicks/t+0+0"]) == ["replayed_at"]
+
+
+def test_letters_with_and_without_versions_are_replayed_together(letters: Any, replay: Any, make_rows: Any) -> None:
+    by_key = letters(make_rows([{"n": "bad"}], keys=[b"k"], offsets=[9]), document_id="key")
+    by_record = [StoredLetter("r", 0, 1, {**by_key[0].fields, "document_id": "r", "version": None})]
+    counts, noted = replay([*by_key, *by_record], document_id="key")
+    assert (counts.replayed, noted.keys()) == (2, {"clicks/t+0+9", "r"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"value_is_document": False, "document_text": None}, "holds no document"),
+        ({"value": None}, "holds no document"),
+        ({"value_is_document": None}, "holds no document"),
+        ({"document_id": None}, "has no id"),
+        ({"index": "another"}, "give that index with --index"),
+    ],
+    ids=["a tombstone of the transform's", "too large", "from an earlier version", "no usable id", "elsewhere"],
+)
+def test_a_letter_without_a_document_or_id_is_left_with_the_reason(
+    letters: Any, replay: Any, make_rows: Any, fields: dict[str, Any], why: str
+) -> None:
+    (letter,) = letters(make_rows([{"n": "bad"}]))
+    counts, noted = replay([StoredLetter(letter.id, 0, 1, {**letter.fields, **fields})])
+    assert (counts.left, counts.replayed, noted) == (1, 0, {})
+    assert why in next(iter(counts.left_because))
+
+
+def test_a_letter_of_a_row_that_the_transform_rejected_is_left(letters: Any, replay: Any, make_rows: Any) -> None:
+    rejected = letters(make_rows([b'{"n": 1}'], rejected_because=["odd"]))
+    assert replay(rejected)[0].left == 1
+
+
+def test_many_letters_are_replayed_page_by_page(letters: Any, replay: Any, make_rows: Any) -> None:
+    many = letters(make_rows([{"n": "bad"}] * (2 * PAGE + 1)))
+    counts, noted = replay(iter(many))
+    assert (counts.letters, counts.replayed, len(noted)) == (2 * PAGE + 1,) * 3
+
+
+def test_a_fault_of_the_index_fails_the_replay_and_changes_no_letter(
+    letters: Any, replay: Any, make_rows: Any, elasticsearch: FakeElasticsearch
+) -> None:
+    from headrace.elasticsearch.errors import ElasticsearchRefusedError
+
+    refused = letters(make_rows([{"n": "bad"}]))
+    elasticsearch.item_fault = lambda _: (403, "security_exception", "no")
+    with pytest.raises(ElasticsearchRefusedError, match="privileges"):
+        replay(refused)
+
+
+def test_a_stored_letter_gives_back_its_record_or_none(letters: Any, make_rows: Any) -> None:
+    (letter,) = letters(make_rows([b"\xff junk"], keys=[b"k"]))
+    assert letter.coordinates == ("t", 0, 0, 1)
+    assert (letter.record.key, letter.record.value, letter.record.headers) == (b"k", b"\xff junk", ())
+    without = {**letter.fields, "value": None}
+    assert StoredLetter("x", 0, 1, without).record is None, "its value was too large to be kept"
+    tombstone = {name: value for name, value in without.items() if name != "value_bytes"}
+    found = StoredLetter("x", 0, 1, tombstone).record
+    assert found is not None
+    assert found.value is None
+    damaged = {**letter.fields, "value": base64.b64encode(b"x").decode() + "!"}
+    assert StoredLetter("x", 0, 1, damaged).record is None
+
+
+def test_a_filter_becomes_a_query_for_one_stream_and_output() -> None:
+    query = LetterFilter(from_ms=1, until_ms=2, partition=0, until_offset=9, replayed=True).query("s", "o")["bool"]
+    assert query["must_not"] == []
+    assert {"term": {"stream": "s"}} in query["filter"]
+    assert {"term": {"output": "o"}} in query["filter"]
+    assert {"term": {"partition": 0}} in query["filter"]
+    assert {"range": {"batch_time": {"gte": 1, "lte": 2}}} in query["filter"]
+    assert {"range": {"offset": {"lte": 9}}} in query["filter"]
+    assert len(query["filter"]) == 5

@@ -13,8 +13,8 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowFailException
 
 from headrace.connections import Connection, from_text
-from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.errors import IndexingOptionsError
+from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.kafka.client import connection_config

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.elasticsearch.cluster import Cluster, Node
 from headrace.elasticsearch.deletions import MOST_KEPT_BYTES
 from headrace.elasticsearch.errors import DocumentsUnaccountedError
 from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.transport import Cluster, Node
 from headrace.spark import elasticsearch_sink
 from headrace.spark.elasticsearch_sink import index_rows
 from headrace.stream import ElasticsearchOutput, KeyIds
@@ -52,7 +52,7 @@ def elasticsearch(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeElasticsearch
     fake = FakeElasticsearch()
     transport = SimpleNamespace(request=fake.request, close=lambda: None)
     monkeypatch.setattr(elasticsearch_sink, "_transport", lambda *_, **__: transport)
-    monkeypatch.setattr("headrace.elasticsearch.cluster.Cluster.of", lambda _: Cluster((Node("http", "fake", 9200),)))
+    monkeypatch.setattr("headrace.elasticsearch.transport.Cluster.of", lambda _: Cluster((Node("http", "fake", 9200),)))
     return fake
 
 

@@ -18,12 +18,11 @@ from headrace.elasticsearch.columns import (
     VALUE,
     needed_columns,
 )
-from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
+from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts, IndexingReport
 from headrace.elasticsearch.document_ids import identify
-from headrace.elasticsearch.duplicate_ids import duplicate_ids_error
 from headrace.elasticsearch.errors import DuplicateIdsError, TooManyDeadLettersError
+from headrace.elasticsearch.indexer import duplicate_ids_error
 from headrace.elasticsearch.options import KAFKA, LOG, IndexingOptions
-from headrace.elasticsearch.write_report import IndexingReport
 from headrace.spark.incarnations import lacks_incarnation
 from headrace.spark.outputs.report_files import report_file
 from headrace.stream import ColumnIds, ElasticsearchOutput, RecordIds

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
-from headrace.elasticsearch.write_report import take_warnings
+from headrace.elasticsearch.counts import take_warnings
 from headrace.spark.outputs.errors import CountsMissingError
 from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import open_storage

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.receiver.waiting import eventually
 
-from headrace.elasticsearch.write_report import take_warnings, warnings_beside
+from headrace.elasticsearch.counts import take_warnings, warnings_beside
 from headrace.spark.outputs import report_files
 from headrace.spark.outputs.report_files import report_file
 
