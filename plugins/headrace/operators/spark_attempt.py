@@ -272,7 +272,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
     def get_openlineage_facets_on_complete(self, _task_instance: Any) -> OperatorLineage[Any, Any]:
         """Called by Airflow's OpenLineage provider after the task, whether it succeeded or failed."""
-        from headrace.lineage.batch_lineage import batch_lineage
+        from headrace.lineage import batch_lineage
 
         with LedgerHook(self.stream.ledger).opened() as ledger:
             return batch_lineage(ledger, self.written, self._ran)

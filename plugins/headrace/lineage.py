@@ -1,10 +1,15 @@
-"""The lineage of the batches that a task has run, with the facets of headrace."""
+"""The lineage of batches for OpenLineage: which offsets of which topics went into which indices, topics and files.
+
+Datasets are named by OpenLineage's conventions: the namespace is the server, the name the topic, index or path.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 import attr
 from airflow.providers.openlineage.extractors import OperatorLineage
@@ -12,13 +17,15 @@ from openlineage.client.event_v2 import InputDataset, OutputDataset
 from openlineage.client.facet_v2 import InputDatasetFacet, RunFacet, output_statistics_output_dataset
 
 from headrace.clock import time_text
-from headrace.lineage.dataset_names import DatasetName, index_name, output_name, topic_name
-from headrace.stream import ElasticsearchOutput
+from headrace.connections import Connection, from_text
+from headrace.runs.environment import connection_json
+from headrace.stream import ElasticsearchOutput, KafkaOutput, ParquetOutput
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.models import Attempt
-    from headrace.stream import Stream
+    from headrace.stream import KafkaInput, Stream
+
 
 # What the outputs call their rows and bytes.
 _ROWS = ("created", "updated", "messages", "rows")
@@ -124,3 +131,53 @@ def _written(counts: Mapping[str, Any]) -> int:
     if "created" in counts:
         return int(counts["created"]) + int(counts.get("updated") or 0)
     return next((int(counts[name]) for name in _ROWS if name in counts), 0)
+
+
+_KAFKA_PORT = 9092
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetName:
+    """A dataset's namespace and name."""
+
+    namespace: str
+    name: str
+
+
+def topic_name(source: KafkaInput | KafkaOutput, topic: str) -> DatasetName:
+    """The name of a topic: the namespace has the first of the bootstrap servers."""
+    from headrace.kafka.client import connection_config
+
+    servers = source.bootstrap_servers
+    if source.connection is not None:
+        servers = str(connection_config(_connection(source.connection))["bootstrap.servers"])
+    host = str(servers).split(",", maxsplit=1)[0].strip().rpartition("//")[2]
+    return DatasetName(f"kafka://{host if ':' in host else f'{host}:{_KAFKA_PORT}'}", topic)
+
+
+def output_name(output: Any) -> DatasetName | None:
+    """The dataset that an output writes; None for outputs that are no dataset (console, functions)."""
+    if isinstance(output, ElasticsearchOutput):
+        return index_name(output, output.index)
+    if isinstance(output, KafkaOutput):
+        return topic_name(output, output.topic)
+    if isinstance(output, ParquetOutput):
+        parts = urlsplit(output.path)
+        return DatasetName("file", unquote(parts.path) if parts.scheme else output.path)
+    return None
+
+
+def index_name(output: ElasticsearchOutput, index: str) -> DatasetName:
+    """The name of an index in the output's cluster: the namespace has the first of its nodes."""
+    from headrace.elasticsearch.transport import Cluster
+
+    if output.connection is None:
+        cluster = Cluster.of(output)
+    else:
+        cluster = Cluster.from_connection(_connection(output.connection))
+    parts = urlsplit(str(cluster.nodes[0]))
+    return DatasetName(f"elasticsearch://{parts.hostname}:{parts.port}", index)
+
+
+def _connection(conn_id: str) -> Connection:
+    return from_text(conn_id, connection_json(conn_id))
