@@ -6,22 +6,26 @@ from collections.abc import Iterator
 from itertools import chain
 
 from headrace.batch.manifest import LOG_FOLDER
-from headrace.fsck.batches import check_absorbed, check_allocations, check_built
-from headrace.fsck.checkpoints import observe_checkpoints
 from headrace.fsck.coverage import Hole, check_coverage, check_gaps
 from headrace.fsck.findings import Finding, Judgement, Problem, Report, confirmed
-from headrace.fsck.kafka_side import observe_kafka
-from headrace.fsck.leases import check_jobs, check_topics
-from headrace.fsck.log_files import observe_log
-from headrace.fsck.manifests import observe_manifests
-from headrace.fsck.outcomes import check_replays, check_slots, check_states, check_turns
-from headrace.fsck.received import (
+from headrace.fsck.kafka import observe_kafka
+from headrace.fsck.ledger import (
+    check_absorbed,
+    check_allocations,
     check_blocks,
+    check_built,
     check_clock,
+    check_jobs,
     check_order_of_batch_times,
+    check_replays,
     check_segments,
+    check_slots,
+    check_states,
+    check_topics,
+    check_turns,
     check_unclaimed,
 )
+from headrace.fsck.log import observe_checkpoints, observe_log, observe_manifests
 from headrace.ledger import Ledger
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.stream import Stream

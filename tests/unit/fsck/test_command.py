@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from headrace.blocks import TopicPartition
 from headrace.cli.main import app
 from headrace.clock import time_text
-from headrace.fsck import kafka_side
+from headrace.fsck import kafka
 from headrace.kafka.errors import RangesUnreadableError
 from headrace.kafka.offsets import Kept
 from headrace.stream import KafkaInput
@@ -77,7 +77,7 @@ class Silent:
 
 
 def test_a_kafka_that_is_silent_is_2_but_what_was_found_counts(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(kafka_side.observe_kafka.__kwdefaults__, "offsets_of", Silent)
+    monkeypatch.setitem(kafka.observe_kafka.__kwdefaults__, "offsets_of", Silent)
     result = fsck(shop)
     assert result.exit_code == 2
     assert "Not checked: Kafka, for input 'clicks'" in result.stdout

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from headrace.fsck.coverage import Hole, check_coverage
 from headrace.fsck.findings import Problem
-from headrace.fsck.kafka_side import observe_kafka
+from headrace.fsck.kafka import observe_kafka
 from headrace.kafka.range_reader import OffsetsByTime
 from headrace.stream import KafkaInput
 

@@ -1,0 +1,416 @@
+"""Checks the stream's files against the ledger: the log's segments, the manifests, and the newest checkpoint.
+
+Files are observed once; what was observed is judged by snapshots of the ledger (`headrace.fsck.findings.Judgement`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.batch.checkpoint import Checkpoint, CheckpointError, checkpoint_paths, read_newest
+from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
+from headrace.batch.manifest import Manifest, ManifestError
+from headrace.blocks import BlockHandle, OffsetRange, ReceiverId, TopicPartition
+from headrace.clock import time_text
+from headrace.fsck.coverage import partition_text
+from headrace.fsck.findings import Finding, Problem
+from headrace.ledger.models import BatchRow, StoredBlock
+from headrace.ledger.snapshots import StreamSnapshot
+from headrace.ledger.states import BatchState
+from headrace.wal.errors import (
+    DamagedFrameError,
+    PayloadError,
+    SegmentMissingError,
+    StoredFileMissingError,
+    WalError,
+    ranges_text,
+)
+from headrace.wal.frame import FrameHeader, segments_in
+from headrace.wal.reader import read_block
+from headrace.wal.recovery import LogScan, scan_log
+from headrace.wal.scan import RecoveryMode
+from headrace.wal.storage import LogStorage, open_storage
+
+# Cleanup may delete a file between the listing and the reading; then the receiver's log is read again.
+_TRIES = 10
+
+Place = tuple[str, int]
+"""A segment's path and a byte in it."""
+
+
+@dataclass
+class LogObservation:
+    """What in the log does not agree with the ledger; ``frames`` is the number of blocks read."""
+
+    missing: set[str] = field(default_factory=set)
+    files: set[str] = field(default_factory=set)
+    unreadable: dict[Place, str] = field(default_factory=dict)
+    differing: dict[Place, str] = field(default_factory=dict)
+    accepted: dict[Place, tuple[OffsetRange, ...]] = field(default_factory=dict)
+    damage: list[DamagedFrameError] = field(default_factory=list)
+    frames: int = 0
+
+    def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
+        """The findings by this snapshot. A segment that is being removed may be missing."""
+        needed: dict[str, dict[int, StoredBlock]] = defaultdict(dict)
+        for block in snapshot.blocks:
+            handle = block.info.handle
+            if snapshot.segment[handle.segment].removing_at_ms is None:
+                needed[handle.segment][handle.offset] = block
+        for path in sorted(self.missing & needed.keys()):
+            blocks = needed[path].values()
+            reported = ranges_text(r for block in blocks for r in block.info.ranges)
+            yield Finding(Problem.SEGMENT_MISSING, path, f"It held {len(blocks)} blocks that are needed: {reported}.")
+        for problem, reported_of in (
+            (Problem.BLOCK_UNREADABLE, self.unreadable),
+            (Problem.BLOCK_DIFFERS, self.differing),
+        ):
+            for (path, offset), why in sorted(reported_of.items()):
+                held = needed.get(path, {}).get(offset)
+                if held is not None and path not in self.missing:
+                    name = f"block {held.block_id} at {path}:{offset}"
+                    yield Finding(
+                        problem, name, f"{why} It is in batch {time_text(snapshot.owner_ms(held.batch_time_ms))}."
+                    )
+        for path in sorted(self.files):
+            segment = snapshot.segment.get(path)
+            if segment is not None and segment.removed_at_ms is not None:
+                yield Finding(Problem.SEGMENT_RETURNED, path, "Its removal is recorded, and the file is there.")
+        yield from self._unknown(snapshot, needed)
+        yield from self._elsewhere(snapshot, needed)
+
+    def _unknown(self, snapshot: StreamSnapshot, needed: dict[str, dict[int, StoredBlock]]) -> Iterator[Finding]:
+        unknown: dict[str, list[Place]] = defaultdict(list)
+        for path, offset in sorted(self.accepted):
+            segment = snapshot.segment.get(path)
+            if offset not in needed.get(path, {}) and (segment is None or segment.removing_at_ms is None):
+                unknown[path].append((path, offset))
+        for path, places in unknown.items():
+            reported = ranges_text(r for place in places for r in self.accepted[place])
+            what = f"{len(places)} blocks from byte {places[0][1]} on are not in the ledger: {reported}."
+            yield Finding(Problem.BLOCK_UNKNOWN, path, what)
+
+    def _elsewhere(self, snapshot: StreamSnapshot, needed: dict[str, dict[int, StoredBlock]]) -> Iterator[Finding]:
+        for error in self.damage:
+            segment = snapshot.segment.get(error.segment)
+            if segment is not None and segment.removing_at_ms is not None:
+                continue
+            if error.offset not in needed.get(error.segment, {}):
+                yield Finding(Problem.LOG_DAMAGED, f"{error.segment}:{error.offset}", f"{error.reason}.")
+
+
+def observe_log(log: LogStorage, snapshot: StreamSnapshot) -> LogObservation:
+    """Read the whole log once, and compare it with an earlier snapshot.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    found = LogObservation()
+    paths = log.paths()
+    names = segments_in(paths)
+    there = {name.path for name in names}
+    found.files = {path for path, row in snapshot.segment.items() if row.removed_at_ms is not None} & there
+    known: dict[str, dict[int, StoredBlock]] = defaultdict(dict)
+    for block in snapshot.blocks:
+        known[block.info.handle.segment][block.info.handle.offset] = block
+    for input_id, index in sorted({(name.input_id, name.index) for name in names}):
+        _read_receiver(log, ReceiverId(snapshot.stream.name, input_id, index), known, found)
+    for path, blocks in known.items():
+        if not log.exists(path):
+            found.missing.add(path)
+            continue
+        for block in blocks.values():
+            # `_compare` removed the blocks that the scan found; only the others are left.
+            _read_by_handle(log, block, found)
+    return found
+
+
+def _read_receiver(
+    log: LogStorage, receiver: ReceiverId, known: dict[str, dict[int, StoredBlock]], found: LogObservation
+) -> None:
+    for _ in range(_TRIES):
+        scan = scan_log(log, receiver=receiver, mode=RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS)
+        try:
+            _compare(scan, known, found)
+        except SegmentMissingError:
+            continue
+        found.damage += scan.damage
+        return
+
+
+def _compare(scan: LogScan, known: dict[str, dict[int, StoredBlock]], found: LogObservation) -> None:
+    for settled in scan.settled():
+        handle, header = settled.frame.handle, settled.frame.header
+        found.frames += 1
+        block = known.get(handle.segment, {}).pop(handle.offset, None)
+        if block is None:
+            if settled.accepted:
+                found.accepted[handle.segment, handle.offset] = header.ranges
+            continue
+        try:
+            settled.frame.batch()
+        except (DamagedFrameError, PayloadError) as error:
+            found.unreadable[handle.segment, handle.offset] = str(error)
+        else:
+            _compare_header(handle, header, block, found)
+
+
+def _read_by_handle(log: LogStorage, block: StoredBlock, found: LogObservation) -> None:
+    handle = block.info.handle
+    try:
+        header, _ = read_block(log, handle)
+    except WalError as error:
+        found.unreadable[handle.segment, handle.offset] = error.what
+    else:
+        _compare_header(handle, header, block, found)
+
+
+def _compare_header(handle: BlockHandle, header: FrameHeader, block: StoredBlock, found: LogObservation) -> None:
+    info = block.info
+    # The ledger does not store empty ranges.
+    ranges = tuple(r for r in header.ranges if r.until_offset > r.from_offset)
+    pairs = {
+        "writer": ((info.receiver, info.epoch), (header.receiver, header.epoch)),
+        "sequence": (info.sequence, header.sequence),
+        "length": (info.handle.length, handle.length),
+        "records": (info.records, header.records),
+        "cut time": (info.cut_time_ms, header.cut_time_ms),
+        "event time": (info.event_time_ms, header.event_time_ms),
+        "offset ranges": (ranges_text(info.ranges), ranges_text(ranges)),
+    }
+    reported = [
+        f"{name} {said} in the ledger and {has} in the log" for name, (said, has) in pairs.items() if said != has
+    ]
+    if not reported and info.ranges != ranges:
+        reported = ["other offset ranges, or other numbers of records in them"]
+    if reported:
+        found.differing[handle.segment, handle.offset] = f"It has {', '.join(reported)}."
+
+
+@dataclass(frozen=True, slots=True)
+class _Unusable:
+    """A manifest file that cannot be used, with the URI and checksum that the ledger had for it."""
+
+    uri: str
+    sha256: str
+    problem: Problem
+    detail: str
+
+
+@dataclass
+class ManifestObservation:
+    """Manifests that do not agree with the ledger, by batch time; ``files`` counts the manifests checked."""
+
+    unusable: dict[int, _Unusable] = field(default_factory=dict)
+    differing: dict[int, Manifest] = field(default_factory=dict)
+    files: int = 0
+
+    def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
+        """The findings by this snapshot. Skips files that no batch names any more: an empty batch may be built anew."""
+        for batch_time_ms, found in self.unusable.items():
+            batch = snapshot.batch.get(batch_time_ms)
+            if batch is not None and (batch.manifest_uri, batch.manifest_sha256) == (found.uri, found.sha256):
+                yield Finding(found.problem, time_text(batch_time_ms), found.detail)
+        for batch_time_ms, manifest in self.differing.items():
+            batch = snapshot.batch.get(batch_time_ms)
+            if batch is not None and batch.manifest_uri == manifest.uri:
+                for what in differences(snapshot, batch, manifest):
+                    yield Finding(Problem.MANIFEST_DIFFERS, time_text(batch_time_ms), f"{manifest.uri}: {what}")
+
+
+def observe_manifests(snapshot: StreamSnapshot) -> ManifestObservation:
+    """Read the manifest of every batch, and compare it with an earlier snapshot.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    found = ManifestObservation()
+    for batch in snapshot.batches:
+        if batch.state is BatchState.ABSORBED:
+            # Its blocks are in the manifest of the batch that absorbed it.
+            continue
+        found.files += 1
+        try:
+            manifest = Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256)
+        except ManifestError as error:
+            problem = Problem.MANIFEST_DAMAGED if _exists(batch.manifest_uri) else Problem.MANIFEST_MISSING
+            unusable = _Unusable(batch.manifest_uri, batch.manifest_sha256, problem, error.what)
+            found.unusable[batch.batch_time_ms] = unusable
+        else:
+            if any(differences(snapshot, batch, manifest)):
+                found.differing[batch.batch_time_ms] = manifest
+    return found
+
+
+def _exists(uri: str) -> bool:
+    folder, _, name = uri.rpartition("/")
+    try:
+        return open_storage(folder).exists(name)
+    except StoredFileMissingError:
+        return False
+
+
+def differences(snapshot: StreamSnapshot, batch: BatchRow, manifest: Manifest) -> Iterator[str]:
+    """The differences between a valid manifest and the ledger, in words."""
+    reported = (manifest.stream, manifest.batch_time_ms, manifest.interval_ms)
+    wanted = (batch.stream, batch.batch_time_ms, batch.interval_ms)
+    if reported != wanted:
+        yield f"it is of {reported[0]}, batch {time_text(reported[1])}, interval {reported[2]} ms."
+    listed = [
+        (input_id, block.handle, block.records, block.payload_bytes, block.ranges)
+        for input_id, blocks in manifest.inputs.items()
+        for block in blocks
+    ]
+    if (len(listed), manifest.records) != (batch.blocks, batch.records):
+        yield (
+            f"it lists {len(listed)} blocks with {manifest.records} records, "
+            f"the ledger {batch.blocks} with {batch.records}."
+        )
+    rows = snapshot.blocks_by_batch.get(batch.batch_time_ms, [])
+    if len(rows) == batch.blocks and sorted(map(_as_listed, rows)) != sorted(listed):
+        yield "it lists other blocks than the ledger has for the batch, or says other things of them."
+    yield from _other_ranges(snapshot, batch, manifest)
+
+
+def _as_listed(row: StoredBlock) -> Any:
+    info = row.info
+    return info.receiver.input_id, info.handle, info.records, info.payload_bytes, info.ranges
+
+
+def _other_ranges(snapshot: StreamSnapshot, batch: BatchRow, manifest: Manifest) -> Iterator[str]:
+    reported: dict[Any, tuple[int, int]] = {}
+    for input_id in {*manifest.inputs, *manifest.built}:
+        for each in manifest.ranges(input_id):
+            start, until = reported.get((input_id, each.partition), (each.from_offset, each.until_offset))
+            reported[input_id, each.partition] = min(start, each.from_offset), max(until, each.until_offset)
+    wanted = {
+        (row.input_id, row.partition): (row.from_offset, row.until_offset)
+        for row in snapshot.inputs_by_batch.get(batch.batch_time_ms, ())
+    }
+    for key in sorted({*reported, *wanted}):
+        if reported.get(key) != wanted.get(key):
+            yield f"of {partition_text(key)} it has {reported.get(key)}, the ledger {wanted.get(key)}."
+
+
+@dataclass
+class CheckpointObservation:
+    """The newest checkpoint that can be read, and newer ones that cannot."""
+
+    newest: Checkpoint | None = None
+    unreadable: list[str] = field(default_factory=list)
+    error: str = ""
+    lost_history: dict[int, str] = field(default_factory=dict)
+    """History files that do not hold what they should: the problem by file number."""
+    filed_before: set[int] = field(default_factory=set)
+    """Batches that the newest checkpoint does not hold, and a history file holds in an earlier state: they changed
+    (their replay ended) after that checkpoint, and the next one will hold them."""
+
+    def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
+        """The findings by this snapshot."""
+        for path in self.unreadable:
+            what = f"It is damaged; the newest that can be read is {self.newest.path if self.newest else 'none'}."
+            yield Finding(Problem.CHECKPOINT_UNREADABLE, path, what)
+        for number in sorted(self.lost_history.keys() & set(snapshot.filed.values())):
+            yield Finding(Problem.CHECKPOINT_UNREADABLE, history_path(number), self.lost_history[number])
+        held = [batch.batch_time_ms for batch in snapshot.batches if batch.checkpointed_at_ms is not None]
+        if self.newest is None:
+            if held:
+                what = f"{len(held)} batches are said to be in one. {self.error}"
+                yield Finding(Problem.CHECKPOINT_UNREADABLE, "checkpoints", what)
+            return
+        for batch in _missing(snapshot, self.newest):
+            if batch.batch_time_ms not in self.filed_before:
+                where = f"{batch.checkpoint_uri}, and the newest, {self.newest.path}, does not hold it."
+                yield Finding(Problem.CHECKPOINT_BEHIND, time_text(batch.batch_time_ms), f"It is said to be in {where}")
+        for name, what in _ahead(snapshot, self.newest.state):
+            yield Finding(Problem.LEDGER_SET_BACK, name, f"{what} ({self.newest.path})")
+
+
+def observe_checkpoints(folder: LogStorage, snapshot: StreamSnapshot) -> CheckpointObservation:
+    """Read the newest checkpoint in the stream's folder, and the history files that the ledger names.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    found = CheckpointObservation()
+    paths = checkpoint_paths(folder)
+    try:
+        found.newest = read_newest(folder)
+    except CheckpointError as error:
+        found.error = error.what
+        found.unreadable = paths
+    else:
+        found.unreadable = [path for path in paths if path > found.newest.path]
+    for number in sorted(set(snapshot.filed.values())):
+        wanted = {time_ms for time_ms, place in snapshot.filed.items() if place == number}
+        try:
+            missing = wanted - _times_in(folder, number)
+        except (HistoryError, StoredFileMissingError) as error:
+            found.lost_history[number] = error.what
+        else:
+            if missing:
+                found.lost_history[number] = f"It does not hold {len(missing)} batches that it should."
+    if found.newest is not None:
+        found.filed_before = _filed(folder, {batch.batch_time_ms for batch in _missing(snapshot, found.newest)})
+    return found
+
+
+def _filed(folder: LogStorage, times: Set[int]) -> set[int]:
+    """Which of the batches any history file holds, in their present or an earlier state."""
+    held: set[int] = set()
+    for number in reversed(history_numbers(folder) if times else []):
+        if times <= held:
+            break
+        with contextlib.suppress(HistoryError, StoredFileMissingError):
+            held |= times & _times_in(folder, number)
+    return held
+
+
+def _times_in(folder: LogStorage, number: int) -> set[int]:
+    return {batch["batch_time_ms"] for batch in read_history(folder, number)}
+
+
+def _missing(snapshot: StreamSnapshot, checkpoint: Checkpoint) -> Iterator[BatchRow]:
+    """Completed, uncleaned batches that are marked as checkpointed, and in neither the history nor this checkpoint."""
+    states = {each["batch_time_ms"]: each["state"] for each in checkpoint.state.get("batches", ())}
+    for batch in snapshot.batches:
+        if (
+            batch.state is BatchState.COMPLETED
+            and batch.checkpointed_at_ms is not None
+            and batch.cleaned_at_ms is None
+            and batch.batch_time_ms not in snapshot.filed
+            and batch.batch_time_ms not in states
+        ):
+            yield batch
+
+
+def _ahead(snapshot: StreamSnapshot, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    stream = state["stream"]
+    for name in ("job_epoch", "sealed_until_ms", "revision", "removed_until_ms"):
+        says, has = stream.get(name, 0), getattr(snapshot.stream, name)
+        if says > has:
+            yield snapshot.stream.name, f"The checkpoint's {name} is {says}, the ledger's {has}."
+    positions = {(row.input_id, row.partition): row.next_offset for row in snapshot.positions}
+    for row in state.get("positions", ()):
+        key = (row["input_id"], TopicPartition(**row["partition"]))
+        if row["next_offset"] > positions.get(key, -1):
+            what = f"The checkpoint's position is {row['next_offset']}, the ledger's {positions.get(key, 'not there')}."
+            yield partition_text(key), what
+    epochs = {row.receiver_id: row.epoch for row in snapshot.receivers}
+    for row in state.get("receivers", ()):
+        receiver = ReceiverId(snapshot.stream.name, row["input_id"], row["index"])
+        if row["epoch"] > epochs.get(receiver, 0):
+            yield (
+                f"receiver {receiver}",
+                f"The checkpoint's epoch is {row['epoch']}, the ledger's {epochs.get(receiver)}.",
+            )
+    for row in state.get("batches", ()):
+        if row["batch_time_ms"] not in snapshot.batch and not snapshot.stream.has_removed(row["batch_time_ms"]):
+            yield (
+                time_text(row["batch_time_ms"]),
+                f"The checkpoint holds it as {row['state']}, and the ledger has no such batch.",
+            )
