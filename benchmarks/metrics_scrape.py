@@ -18,7 +18,7 @@ from sqlalchemy import insert
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import Ledger
-from headrace.ledger.models import batch_attempts, batch_inputs, batch_outputs, batches
+from headrace.ledger.batch_tables import batch_attempts, batch_inputs, batch_outputs, batches
 from headrace.ledger.totals import add_totals, batch_delays
 from headrace.metrics.exposition import render
 

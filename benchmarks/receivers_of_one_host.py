@@ -29,7 +29,7 @@ from pathlib import Path
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import Ledger
-from headrace.ledger.models import JobLease
+from headrace.ledger.tables import JobLease
 from headrace.testing.records import TOPIC_ID, make_block
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter

@@ -29,7 +29,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger.models import BatchOrigin
+from headrace.ledger.batch_tables import BatchOrigin
 from headrace.spark.batch_frames import read_inputs
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.sessions import classic_session

@@ -12,7 +12,7 @@ from examples.demo.errors import NotAnsweringError
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import BatchRow
+    from headrace.ledger.batch_tables import BatchRow
 
 _MOST_BATCHES = 10_000
 

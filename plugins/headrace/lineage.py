@@ -23,7 +23,7 @@ from headrace.stream import ElasticsearchOutput, KafkaOutput, ParquetOutput
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import Attempt
+    from headrace.ledger.batch_tables import Attempt
     from headrace.stream import KafkaInput, Stream
 
 

@@ -28,7 +28,7 @@ from headrace.devstack.stack import Stack
 from headrace.devstack.stack_processes import processes_of_stack
 from headrace.errors import HeadraceError
 from headrace.ledger import BatchState, Ledger
-from headrace.ledger.models import JobRow
+from headrace.ledger.tables import JobRow
 
 STREAM = TOPIC = INDEX = "orders"
 PARTITIONS = 3

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.kafka.ranges import RecordedRange
+from headrace.ledger.batch_tables import BatchInputRow, BatchRow
 from headrace.ledger.errors import AllocationConflictError
-from headrace.ledger.models import BatchInputRow, BatchRow, StoredBlock
+from headrace.ledger.receiving_tables import StoredBlock
 from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext

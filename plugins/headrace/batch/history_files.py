@@ -17,7 +17,7 @@ from typing import Any
 from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
-from headrace.ledger.models import BatchRow
+from headrace.ledger.batch_tables import BatchRow
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage

@@ -14,7 +14,7 @@ from headrace.batch.checkpoint import CheckpointError, checkpoint_paths, read_ch
 from headrace.batch.history_files import history_numbers, history_path
 from headrace.batch.manifest import FOLDER, manifest_time
 from headrace.ledger import Ledger
-from headrace.ledger.models import StreamRow
+from headrace.ledger.tables import StreamRow
 from headrace.stream.model import milliseconds
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import LogStorage

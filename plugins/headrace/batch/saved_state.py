@@ -14,19 +14,11 @@ from typing import Any, TypeVar
 from headrace.batch.checkpoint import Checkpoint, find_newest
 from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
 from headrace.blocks import ReceiverId, TopicPartition
-from headrace.ledger.models import (
-    BatchRow,
-    FiledReplay,
-    GapRow,
-    MovedBlock,
-    PositionRow,
-    ReplayDefinitionRow,
-    StreamRevision,
-    StreamRow,
-    TopicRow,
-)
+from headrace.ledger.batch_tables import BatchRow, FiledReplay, ReplayDefinitionRow
 from headrace.ledger.rebuild_data import FoundBatch
+from headrace.ledger.receiving_tables import MovedBlock, PositionRow, TopicRow
 from headrace.ledger.states import BatchState, DesiredState, PartitionState
+from headrace.ledger.tables import GapRow, StreamRevision, StreamRow
 from headrace.wal.storage import LogStorage
 
 Row = TypeVar("Row")

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.clock import time_text
-from headrace.ledger.models import BatchOrigin
+from headrace.ledger.batch_tables import BatchOrigin
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import DamagedFrameError
 from headrace.wal.frame import SegmentName

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from headrace.ledger import Ledger
-    from headrace.ledger.models import AttemptRow, BatchOrigin, BatchRow
+    from headrace.ledger.batch_tables import AttemptRow, BatchOrigin, BatchRow
 
 # The key under which an Elasticsearch output records its concrete index, beside the counts.
 _INDEX = "index"

@@ -16,7 +16,8 @@ from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import BatchRow, UnclaimedTime
+    from headrace.ledger.batch_tables import BatchRow
+    from headrace.ledger.receiving_tables import UnclaimedTime
 
 # A batch DAG that runs has allocated a batch within the larger of this time and this many intervals.
 _IDLE_MS = 60_000

@@ -17,7 +17,7 @@ from headrace.ledger import EventKind
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import EventRow
+    from headrace.ledger.tables import EventRow
 
 
 @examples("events list orders --follow", "events list orders --kind batch_failed --kind job_failed")

@@ -18,7 +18,7 @@ from headrace.fsck.findings import Finding, Problem
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.offsets import Kept
 from headrace.kafka.range_reader import OffsetsByTime, RangeClients
-from headrace.ledger.models import PositionRow
+from headrace.ledger.receiving_tables import PositionRow
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import PartitionState
 from headrace.stream import KafkaInput, Stream

@@ -16,8 +16,9 @@ from headrace.fsck.coverage import InputPartition, partition_text
 from headrace.fsck.findings import Finding, Problem
 from headrace.ledger.allocations import sum_inputs
 from headrace.ledger.batch_states import is_recorded
+from headrace.ledger.batch_tables import BatchInputRow, BatchRow
 from headrace.ledger.clock_corrections import CLOCK_SKEW_MS
-from headrace.ledger.models import BatchInputRow, BatchRow, SegmentRow, StoredBlock
+from headrace.ledger.receiving_tables import SegmentRow, StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState, PartitionState
 

@@ -1,4 +1,7 @@
-"""The ledger: `Ledger.open(url)`. Tables and rows are in `models`, errors in `errors`, states in `states`."""
+"""The ledger: `Ledger.open(url)`.
+
+Tables and rows are in `tables`, `receiving_tables` and `batch_tables`, errors in `errors`, states in `states`.
+"""
 
 from __future__ import annotations
 

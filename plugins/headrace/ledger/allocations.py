@@ -11,23 +11,16 @@ from sqlalchemy import Connection, delete, insert, select, update
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text, times_text
 from headrace.ledger.batch_states import find_batch, require_batch
+from headrace.ledger.batch_tables import BatchInputRow, BatchRow, batch_inputs, batches
 from headrace.ledger.blocks import is_late, stored_blocks
 from headrace.ledger.built_batches import check_ranges, is_empty, replace
 from headrace.ledger.clock_corrections import CLOCK_SKEW_MS, take_back
 from headrace.ledger.database import LockedStream, Repository, chunks, insert_all
 from headrace.ledger.errors import AllocationConflictError, BatchRemovedError, BatchTimeError
 from headrace.ledger.events import record
-from headrace.ledger.models import (
-    BatchInputRow,
-    BatchRow,
-    StoredBlock,
-    StreamRow,
-    batch_inputs,
-    batches,
-    streams,
-    unclaimed_times,
-)
+from headrace.ledger.receiving_tables import StoredBlock, unclaimed_times
 from headrace.ledger.states import BatchState, EventKind
+from headrace.ledger.tables import StreamRow, streams
 
 
 class Allocations(Repository):

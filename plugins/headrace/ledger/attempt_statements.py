@@ -8,9 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, insert, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.database import LockedStream
-from headrace.ledger.errors import AttemptFencedError
-from headrace.ledger.models import (
+from headrace.ledger.batch_tables import (
     Attempt,
     AttemptRow,
     BatchOutputRow,
@@ -18,6 +16,8 @@ from headrace.ledger.models import (
     batch_outputs,
     replay_definitions,
 )
+from headrace.ledger.database import LockedStream
+from headrace.ledger.errors import AttemptFencedError
 from headrace.ledger.states import AttemptState
 from headrace.ledger.totals import add_totals
 

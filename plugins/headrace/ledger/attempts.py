@@ -31,6 +31,15 @@ from headrace.ledger.attempt_statements import (
 from headrace.ledger.batch_ordering import check_order, check_slots
 from headrace.ledger.batch_origins import source_of
 from headrace.ledger.batch_states import are_lost, figures, is_recorded, present_run, record_end, require_batch, settle
+from headrace.ledger.batch_tables import (
+    Attempt,
+    AttemptRow,
+    BatchOutputRow,
+    BatchRow,
+    RecordedOutput,
+    batch_attempts,
+    batch_outputs,
+)
 from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import (
     AlreadyCompletedError,
@@ -41,15 +50,6 @@ from headrace.ledger.errors import (
     StepsLostError,
 )
 from headrace.ledger.events import record, record_all
-from headrace.ledger.models import (
-    Attempt,
-    AttemptRow,
-    BatchOutputRow,
-    BatchRow,
-    RecordedOutput,
-    batch_attempts,
-    batch_outputs,
-)
 from headrace.ledger.output_records import record_failures, record_success
 from headrace.ledger.replays import present_revision, settle_replay
 from headrace.ledger.revisions import at_revision

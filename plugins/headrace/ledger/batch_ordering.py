@@ -9,9 +9,7 @@ from sqlalchemy import Connection, Select, and_, select
 
 from headrace.clock import time_text, times_text
 from headrace.ledger.attempt_statements import live_attempts, wrote_output
-from headrace.ledger.database import LockedStream
-from headrace.ledger.errors import NotItsTurnError, ReplayOrderError, SlotBusyError
-from headrace.ledger.models import (
+from headrace.ledger.batch_tables import (
     BatchRow,
     EarlierBatch,
     batch_attempts,
@@ -19,8 +17,10 @@ from headrace.ledger.models import (
     batches,
     replay_definitions,
     replays,
-    unclaimed_times,
 )
+from headrace.ledger.database import LockedStream
+from headrace.ledger.errors import NotItsTurnError, ReplayOrderError, SlotBusyError
+from headrace.ledger.receiving_tables import unclaimed_times
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, func, select
 
+from headrace.ledger.batch_tables import BatchOrigin, BatchRow, batches
 from headrace.ledger.database import chunks
-from headrace.ledger.models import BatchOrigin, BatchRow, batches, blocks, segments
+from headrace.ledger.receiving_tables import blocks, segments
 
 
 def origins_of(connection: Connection, rows: Sequence[BatchRow]) -> dict[int, BatchOrigin]:

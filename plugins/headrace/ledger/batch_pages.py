@@ -14,9 +14,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
+from headrace.ledger.batch_tables import BatchRow, batches
 from headrace.ledger.database import Repository
-from headrace.ledger.models import BatchRow, batches, gaps
 from headrace.ledger.states import BatchState
+from headrace.ledger.tables import gaps
 
 WINDOW = 10_000
 """How many of the newest batches an order other than by time sorts, and the largest number that is counted."""

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, select, update
 
 from headrace.ledger.attempt_statements import newest_outputs, running_attempts
+from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow, batch_attempts, batches
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import BatchNotFoundError, StepsLostError
 from headrace.ledger.events import record
-from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow, batch_attempts, batches, events
 from headrace.ledger.states import AttemptState, BatchState, EventKind
+from headrace.ledger.tables import events
 from headrace.ledger.totals import add_totals, batch_delays
 
 

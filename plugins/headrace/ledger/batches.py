@@ -14,12 +14,7 @@ from headrace.ledger.attempt_statements import fence_attempts, newest_outputs
 from headrace.ledger.batch_ordering import earlier_unfinished
 from headrace.ledger.batch_origins import origins_of
 from headrace.ledger.batch_states import find_batch, is_recorded, require_batch, settle
-from headrace.ledger.codec import partition_key
-from headrace.ledger.database import LockedStream, Repository, chunks
-from headrace.ledger.errors import BatchNotFoundError, BatchStateError
-from headrace.ledger.events import record
-from headrace.ledger.gaps import add_gap, remove_vanished
-from headrace.ledger.models import (
+from headrace.ledger.batch_tables import (
     BatchInputRow,
     BatchOrigin,
     BatchRow,
@@ -28,11 +23,15 @@ from headrace.ledger.models import (
     batch_inputs,
     batch_outputs,
     batches,
-    blocks,
     replays,
-    unclaimed_times,
 )
+from headrace.ledger.database import LockedStream, Repository, chunks
+from headrace.ledger.errors import BatchNotFoundError, BatchStateError
+from headrace.ledger.events import record
+from headrace.ledger.gaps import add_gap, remove_vanished
+from headrace.ledger.receiving_tables import blocks, unclaimed_times
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
+from headrace.ledger.tables import partition_key
 
 
 class Batches(Repository):

@@ -19,12 +19,12 @@ from headrace.ledger.errors import (
     PositionNotFoundError,
 )
 from headrace.ledger.events import record_block
-from headrace.ledger.models import (
+from headrace.ledger.receiver_leases import require_receiver
+from headrace.ledger.receiving_tables import (
     AddedBlock,
     EpochEnd,
     ReceiverLease,
     StoredBlock,
-    StreamRow,
     UnclaimedTime,
     WaitingTimes,
     blocks,
@@ -33,8 +33,8 @@ from headrace.ledger.models import (
     segments,
     unclaimed_times,
 )
-from headrace.ledger.receiver_leases import require_receiver
 from headrace.ledger.segments import segment_for
+from headrace.ledger.tables import StreamRow
 
 # The statements of `add` are built once, since they run several times a second for every receiver.
 _insert_block = insert(blocks)

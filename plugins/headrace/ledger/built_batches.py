@@ -10,21 +10,20 @@ from sqlalchemy import Connection, delete, exists, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.attempt_statements import fence_attempts
-from headrace.ledger.codec import partition_key
-from headrace.ledger.database import LockedStream
-from headrace.ledger.errors import AllocationConflictError, BatchTimeError
-from headrace.ledger.models import (
+from headrace.ledger.batch_tables import (
     BatchInputRow,
     BatchRow,
     batch_attempts,
     batch_inputs,
     batch_outputs,
     batches,
-    positions,
     replays,
-    unclaimed_times,
 )
+from headrace.ledger.database import LockedStream
+from headrace.ledger.errors import AllocationConflictError, BatchTimeError
+from headrace.ledger.receiving_tables import positions, unclaimed_times
 from headrace.ledger.states import BatchState
+from headrace.ledger.tables import partition_key
 
 
 def is_empty(connection: Connection, batch: BatchRow) -> bool:

@@ -12,22 +12,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, update
 
 from headrace.ledger.attempt_statements import live_attempts
+from headrace.ledger.batch_tables import BatchRow, batch_attempts, batches
 from headrace.ledger.database import Repository
 from headrace.ledger.errors import BatchStateError, StreamNotFoundError
 from headrace.ledger.events import record
-from headrace.ledger.models import (
-    BatchRow,
-    SegmentRow,
-    batch_attempts,
-    batches,
-    blocks,
-    events,
-    receivers,
-    segments,
-    streams,
-    unclaimed_times,
-)
+from headrace.ledger.receiving_tables import SegmentRow, blocks, receivers, segments, unclaimed_times
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, EventKind
+from headrace.ledger.tables import events, streams
 
 # Rows deleted in one transaction; few enough that receivers wait only milliseconds for the lock.
 FOLD_CHUNK = 2_000

@@ -12,20 +12,12 @@ from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
+from headrace.ledger.batch_tables import batch_attempts, batches
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.events import record
-from headrace.ledger.models import (
-    batch_attempts,
-    batches,
-    blocks,
-    positions,
-    receiver_jobs,
-    receivers,
-    segments,
-    streams,
-    unclaimed_times,
-)
+from headrace.ledger.receiving_tables import blocks, positions, receivers, segments, unclaimed_times
 from headrace.ledger.states import AttemptState, EventKind
+from headrace.ledger.tables import receiver_jobs, streams
 
 # Airflow's clock may be ahead of the ledger's by this much, so a batch time is accepted this long before it ends. Times
 # further ahead are refused: sealing one would leave every block until then without a batch.

@@ -43,7 +43,7 @@ from headrace.ledger.errors import (
     LedgerUnavailableError,
     StreamNotFoundError,
 )
-from headrace.ledger.models import StreamRow, streams
+from headrace.ledger.tables import StreamRow, streams
 
 # The number of values in one statement: far below the limits, 32,766 parameters in SQLite, 65,535 in Postgres.
 CHUNK = 1_000

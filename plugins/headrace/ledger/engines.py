@@ -15,8 +15,8 @@ from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DisconnectionError
 
-from headrace.ledger.codec import dump_json
 from headrace.ledger.errors import LedgerMissingError, LedgerUrlError
+from headrace.ledger.tables import dump_json
 
 # How long a writer waits for another before it gives up. Writes take milliseconds, so this is far more than enough.
 LOCK_TIMEOUT_MS = 30_000

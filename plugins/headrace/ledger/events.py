@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from headrace.ledger.database import Repository
-from headrace.ledger.models import EventRow, events, listener_cursors
 from headrace.ledger.states import EventKind
+from headrace.ledger.tables import EventRow, events, listener_cursors
 
 _insert_event = insert(events)
 

@@ -9,11 +9,10 @@ from collections.abc import Iterable
 from sqlalchemy import Connection, delete, insert, select
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.ledger.codec import partition_key
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.events import record
-from headrace.ledger.models import GapRow, gaps
 from headrace.ledger.states import EventKind
+from headrace.ledger.tables import GapRow, gaps, partition_key
 from headrace.ledger.totals import add_totals
 
 

@@ -12,23 +12,21 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, update
 
 from headrace.ledger.attempt_statements import wrote_output
-from headrace.ledger.database import Repository, chunks
-from headrace.ledger.models import (
+from headrace.ledger.batch_tables import (
     BatchRow,
     FiledReplay,
-    MovedBlock,
     ReplayDefinitionRow,
     ReplayRow,
     batch_attempts,
     batch_outputs,
     batches,
-    blocks,
     replay_definitions,
     replays,
-    streams,
-    unclaimed_times,
 )
+from headrace.ledger.database import Repository, chunks
+from headrace.ledger.receiving_tables import MovedBlock, blocks, unclaimed_times
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState
+from headrace.ledger.tables import streams
 
 
 def _settled(now_ms: int) -> ColumnElement[bool]:

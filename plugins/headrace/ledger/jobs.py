@@ -13,17 +13,9 @@ from headrace.ledger.clock_corrections import take_back
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerError
 from headrace.ledger.events import record, record_all
-from headrace.ledger.models import (
-    JobLease,
-    JobRow,
-    JobStatus,
-    closing_values,
-    receiver_jobs,
-    receivers,
-    segments,
-    streams,
-)
+from headrace.ledger.receiving_tables import closing_values, receivers, segments
 from headrace.ledger.states import EventKind, JobState, ReceiverState
+from headrace.ledger.tables import JobLease, JobRow, JobStatus, receiver_jobs, streams
 
 REQUESTED_OF = "requested_of"
 """The attribute of a job that waits for the process of the shared job of this name; None once it is adopted."""

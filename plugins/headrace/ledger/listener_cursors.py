@@ -8,7 +8,7 @@ from sqlalchemy import insert, select, update
 
 from headrace.ledger.database import Repository
 from headrace.ledger.jobs import require_job
-from headrace.ledger.models import JobLease, ListenerCursorRow, events, listener_cursors
+from headrace.ledger.tables import JobLease, ListenerCursorRow, events, listener_cursors
 
 
 class ListenerCursors(Repository):

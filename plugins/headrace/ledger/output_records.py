@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from headrace.ledger.attempt_statements import outputs_of
+from headrace.ledger.batch_tables import Attempt, batch_outputs
 from headrace.ledger.database import LockedStream
 from headrace.ledger.events import record, record_all
-from headrace.ledger.models import Attempt, batch_outputs
 from headrace.ledger.states import AttemptState, EventKind
 from headrace.ledger.totals import add_totals, output_totals
 

@@ -13,29 +13,11 @@ from typing import Any
 from sqlalchemy import Connection, Integer, and_, bindparam, func, select
 
 from headrace.ledger.attempt_statements import select_attempts
+from headrace.ledger.batch_tables import AttemptRow, BatchRow, batch_attempts, batch_outputs, batches
 from headrace.ledger.database import Repository, any_of
-from headrace.ledger.models import (
-    LIVE,
-    AttemptRow,
-    BatchRow,
-    EventRow,
-    JobRow,
-    PositionRow,
-    ReceiverRow,
-    SampleRow,
-    StreamRow,
-    batch_attempts,
-    batch_outputs,
-    batches,
-    events,
-    positions,
-    receiver_jobs,
-    receivers,
-    samples,
-    streams,
-    unclaimed_times,
-)
+from headrace.ledger.receiving_tables import LIVE, PositionRow, ReceiverRow, positions, receivers, unclaimed_times
 from headrace.ledger.states import UNFINISHED, BatchState
+from headrace.ledger.tables import EventRow, JobRow, SampleRow, StreamRow, events, receiver_jobs, samples, streams
 
 MOST_COUNTED = 1_000
 """Failed batches are counted up to this number."""

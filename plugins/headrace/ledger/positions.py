@@ -13,7 +13,6 @@ from sqlalchemy import Connection, insert, select, update
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import time_text
-from headrace.ledger.codec import partition_key, partition_of
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import (
     LeaseHeldError,
@@ -26,9 +25,10 @@ from headrace.ledger.errors import (
 from headrace.ledger.events import record
 from headrace.ledger.gaps import add_gap
 from headrace.ledger.jobs import require_job
-from headrace.ledger.models import LIVE, JobLease, PositionRow, ReceiverLease, positions, streams
 from headrace.ledger.receiver_leases import find_receiver, require_receiver
+from headrace.ledger.receiving_tables import LIVE, PositionRow, ReceiverLease, positions
 from headrace.ledger.states import EventKind, PartitionState
+from headrace.ledger.tables import JobLease, partition_key, partition_of, streams
 
 _NO_EPOCH_END: dict[str, Any] = {"leader_epoch": None, "epoch_end_offset": None}
 

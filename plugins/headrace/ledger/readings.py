@@ -13,23 +13,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, case, func, literal, select
 
+from headrace.ledger.batch_tables import BatchRow, batch_attempts, batches
 from headrace.ledger.database import Repository, any_of
-from headrace.ledger.models import (
-    BatchRow,
-    JobRow,
-    ReceiverRow,
-    StreamRow,
-    batch_attempts,
-    batches,
-    positions,
-    receiver_jobs,
-    receivers,
-    streams,
-    totals,
-    unclaimed_times,
-)
+from headrace.ledger.receiving_tables import ReceiverRow, positions, receivers, unclaimed_times
 from headrace.ledger.segments import stored_bytes_of
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, PartitionState
+from headrace.ledger.tables import JobRow, StreamRow, receiver_jobs, streams, totals
 
 MOST_COUNTED = 1_000
 """Unfinished batches of a state, and unclaimed batch times, are counted up to this number."""

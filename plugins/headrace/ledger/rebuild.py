@@ -6,32 +6,19 @@ from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.attempt_statements import live_attempts
-from headrace.ledger.database import LockedStream, Repository
-from headrace.ledger.errors import LeaseHeldError, LedgerError, StreamNotFoundError
-from headrace.ledger.events import record
-from headrace.ledger.jobs import job_of
-from headrace.ledger.models import (
-    Declared,
+from headrace.ledger.batch_tables import (
     batch_attempts,
     batch_inputs,
     batch_outputs,
     batch_runs,
     batches,
-    blocks,
-    gaps,
-    listener_cursors,
-    positions,
-    receiver_jobs,
-    receivers,
     replay_definitions,
     replays,
-    segments,
-    stream_revisions,
-    streams,
-    topics,
-    totals,
-    unclaimed_times,
 )
+from headrace.ledger.database import LockedStream, Repository
+from headrace.ledger.errors import LeaseHeldError, LedgerError, StreamNotFoundError
+from headrace.ledger.events import record
+from headrace.ledger.jobs import job_of
 from headrace.ledger.rebuild_batches import insert_batches
 from headrace.ledger.rebuild_data import FoundStream
 from headrace.ledger.rebuild_receiving import (
@@ -41,8 +28,10 @@ from headrace.ledger.rebuild_receiving import (
     insert_receivers,
     insert_segments,
 )
+from headrace.ledger.receiving_tables import blocks, positions, receivers, segments, topics, unclaimed_times
 from headrace.ledger.revisions import insert_revision
 from headrace.ledger.states import EventKind
+from headrace.ledger.tables import Declared, gaps, listener_cursors, receiver_jobs, stream_revisions, streams, totals
 
 # In the order in which their rows can be deleted. Events are kept.
 _TABLES = (

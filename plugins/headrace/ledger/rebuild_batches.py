@@ -14,8 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from headrace.ledger.database import LockedStream, insert_all
-from headrace.ledger.models import (
+from headrace.ledger.batch_tables import (
     BatchInputRow,
     batch_attempts,
     batch_inputs,
@@ -24,9 +23,10 @@ from headrace.ledger.models import (
     batches,
     replay_definitions,
     replays,
-    unclaimed_times,
 )
+from headrace.ledger.database import LockedStream, insert_all
 from headrace.ledger.rebuild_data import FoundBatch, FoundStream
+from headrace.ledger.receiving_tables import unclaimed_times
 from headrace.ledger.states import AttemptState, BatchState
 
 HOLDER = "a lost ledger"

@@ -7,16 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
-from headrace.ledger.models import (
-    BatchRow,
-    FiledReplay,
-    GapRow,
-    PositionRow,
-    ReplayDefinitionRow,
-    StreamRevision,
-    StreamRow,
-    TopicRow,
-)
+from headrace.ledger.batch_tables import BatchRow, FiledReplay, ReplayDefinitionRow
+from headrace.ledger.receiving_tables import PositionRow, TopicRow
+from headrace.ledger.tables import GapRow, StreamRevision, StreamRow
 
 
 @dataclass(frozen=True, slots=True)

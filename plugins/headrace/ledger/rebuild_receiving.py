@@ -9,9 +9,10 @@ from sqlalchemy import Connection, select
 from headrace.ledger.database import LockedStream, insert_all
 from headrace.ledger.errors import LedgerError
 from headrace.ledger.gaps import add_gap
-from headrace.ledger.models import blocks, gaps, positions, receivers, segments, topics
 from headrace.ledger.rebuild_data import FoundStream
+from headrace.ledger.receiving_tables import blocks, positions, receivers, segments, topics
 from headrace.ledger.states import ReceiverState
+from headrace.ledger.tables import gaps
 
 
 def insert_positions(connection: Connection, found: FoundStream) -> None:

@@ -9,7 +9,8 @@ from sqlalchemy import Connection, Row, and_, bindparam, select, update
 from headrace.blocks import ReceiverId
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import LeaseLostError
-from headrace.ledger.models import ReceiverLease, ReceiverRow, receiver_jobs, receivers, segments, streams
+from headrace.ledger.receiving_tables import ReceiverLease, ReceiverRow, receivers, segments
+from headrace.ledger.tables import receiver_jobs, streams
 
 
 def require_receiver(connection: Connection, locked: LockedStream, lease: ReceiverLease) -> Row[Any]:

@@ -10,15 +10,20 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from headrace.blocks import ReceiverId, TopicPartition
-from headrace.ledger.codec import partition_key, partition_of
 from headrace.ledger.database import Repository
 from headrace.ledger.errors import JobStoppingError, LedgerError, ReceiverRefusedError
 from headrace.ledger.events import record
 from headrace.ledger.jobs import job_of, require_job
-from headrace.ledger.models import (
+from headrace.ledger.receiver_leases import (
+    current_receiver,
+    find_receiver,
+    lost_receiver,
+    receiver_key,
+    update_receiver,
+)
+from headrace.ledger.receiving_tables import (
     AssignedPartition,
     EpochEnd,
-    JobLease,
     ReceiverLease,
     ReceiverOrders,
     ReceiverRow,
@@ -28,14 +33,8 @@ from headrace.ledger.models import (
     receivers,
     segments,
 )
-from headrace.ledger.receiver_leases import (
-    current_receiver,
-    find_receiver,
-    lost_receiver,
-    receiver_key,
-    update_receiver,
-)
 from headrace.ledger.states import EventKind, ReceiverState
+from headrace.ledger.tables import JobLease, partition_key, partition_of
 
 MOST_STACK_CHARACTERS = 10_000
 """Of a stack, its last characters are kept."""

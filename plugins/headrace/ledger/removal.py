@@ -13,21 +13,11 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, delete, false, func, or_, select, update
 
 from headrace.ledger.attempt_statements import live_attempts
+from headrace.ledger.batch_tables import batch_attempts, batch_inputs, batch_outputs, batch_runs, batches, replays
 from headrace.ledger.database import LockedStream, Repository
-from headrace.ledger.models import (
-    StreamRow,
-    batch_attempts,
-    batch_inputs,
-    batch_outputs,
-    batch_runs,
-    batches,
-    positions,
-    replays,
-    segments,
-    streams,
-    unclaimed_times,
-)
+from headrace.ledger.receiving_tables import positions, segments, unclaimed_times
 from headrace.ledger.states import BatchState
+from headrace.ledger.tables import StreamRow, streams
 
 # Batches per transaction. With a hundred partitions each has a hundred rows, and receivers wait for the lock.
 CHUNK = 20

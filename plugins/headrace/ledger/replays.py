@@ -20,10 +20,7 @@ from headrace.ledger.attempt_statements import (
 from headrace.ledger.batch_ordering import check_replay_order
 from headrace.ledger.batch_origins import source_of
 from headrace.ledger.batch_states import outcome, require_batch
-from headrace.ledger.database import LockedStream, Repository
-from headrace.ledger.errors import BatchStateError, LedgerError
-from headrace.ledger.events import record
-from headrace.ledger.models import (
+from headrace.ledger.batch_tables import (
     Attempt,
     ReplayRow,
     batch_attempts,
@@ -32,8 +29,11 @@ from headrace.ledger.models import (
     replay_definitions,
     replays,
 )
-from headrace.ledger.models.streams import id_of_step
+from headrace.ledger.database import LockedStream, Repository
+from headrace.ledger.errors import BatchStateError, LedgerError
+from headrace.ledger.events import record
 from headrace.ledger.states import AttemptState, BatchState, EventKind
+from headrace.ledger.tables import id_of_step
 
 _KINDS = {BatchState.COMPLETED: EventKind.REPLAY_COMPLETED, BatchState.FAILED: EventKind.REPLAY_FAILED}
 

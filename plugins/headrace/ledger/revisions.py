@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, insert, select
 
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import RevisionNotFoundError
-from headrace.ledger.models import Declared, StreamRow, stream_revisions
+from headrace.ledger.tables import Declared, StreamRow, stream_revisions
 
 
 def keep_revision(connection: Connection, stream: str, declared: Declared, now_ms: int) -> tuple[int, bool]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection, exists, func, insert, select, update
 
 from headrace.ledger.batch_states import find_batch
+from headrace.ledger.batch_tables import batch_attempts, batch_runs, batches
 from headrace.ledger.clock_corrections import CLOCK_SKEW_MS, take_back
 from headrace.ledger.database import LockedStream, Repository
-from headrace.ledger.models import batch_attempts, batch_runs, batches, unclaimed_times
+from headrace.ledger.receiving_tables import unclaimed_times
 from headrace.ledger.states import BatchState
 
 CLOCKS_DIFFER_MS = 60_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import case, delete, func, insert, select
 
 from headrace.ledger.database import Repository
-from headrace.ledger.models import SampleRow, samples
+from headrace.ledger.tables import SampleRow, samples
 
 
 class Samples(Repository):

@@ -8,8 +8,8 @@ from sqlalchemy import Connection, Row, ScalarSelect, func, insert, select, upda
 
 from headrace.ledger.database import LockedStream, Repository, new_id
 from headrace.ledger.errors import BlockConflictError, SegmentRemovedError
-from headrace.ledger.models import ReceiverLease, SegmentRow, blocks, closing_values, segments
 from headrace.ledger.receiver_leases import require_receiver
+from headrace.ledger.receiving_tables import ReceiverLease, SegmentRow, blocks, closing_values, segments
 
 
 class Segments(Repository):

@@ -15,7 +15,7 @@ from headrace.clock import time_text
 from headrace.ledger.clock_corrections import shorten_leases
 from headrace.ledger.database import Repository
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerConflictError
-from headrace.ledger.models import SharedJobRow, shared_jobs
+from headrace.ledger.tables import SharedJobRow, shared_jobs
 
 
 class SharedJobs(Repository):

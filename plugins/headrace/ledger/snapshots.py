@@ -10,40 +10,37 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from headrace.ledger.attempt_statements import select_attempts
-from headrace.ledger.blocks import stored_block
-from headrace.ledger.database import Repository
-from headrace.ledger.errors import StreamNotFoundError
-from headrace.ledger.models import (
+from headrace.ledger.batch_tables import (
     AttemptRow,
     BatchInputRow,
     BatchOutputRow,
     BatchRow,
-    GapRow,
-    JobRow,
-    PositionRow,
-    ReceiverRow,
     ReplayRow,
-    SegmentRow,
-    StoredBlock,
-    StreamRow,
-    TopicRow,
-    UnclaimedTime,
     batch_attempts,
     batch_inputs,
     batch_outputs,
     batches,
-    blocks,
-    gaps,
-    positions,
-    receiver_jobs,
-    receivers,
     replays,
+)
+from headrace.ledger.blocks import stored_block
+from headrace.ledger.database import Repository
+from headrace.ledger.errors import StreamNotFoundError
+from headrace.ledger.receiving_tables import (
+    PositionRow,
+    ReceiverRow,
+    SegmentRow,
+    StoredBlock,
+    TopicRow,
+    UnclaimedTime,
+    blocks,
+    positions,
+    receivers,
     segments,
-    streams,
     topics,
     unclaimed_times,
 )
 from headrace.ledger.states import AttemptState
+from headrace.ledger.tables import GapRow, JobRow, StreamRow, gaps, receiver_jobs, streams
 
 
 @dataclass(frozen=True)

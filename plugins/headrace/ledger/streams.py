@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, exists, insert, select, update
 
+from headrace.ledger.batch_tables import batches
 from headrace.ledger.database import Repository
 from headrace.ledger.errors import (
     LedgerConflictError,
@@ -16,19 +17,10 @@ from headrace.ledger.errors import (
     StreamNotFoundError,
 )
 from headrace.ledger.events import record
-from headrace.ledger.models import (
-    Declared,
-    StreamRevision,
-    StreamRow,
-    batches,
-    blocks,
-    stream_revisions,
-    streams,
-    unclaimed_times,
-)
-from headrace.ledger.models.streams import id_of_step
+from headrace.ledger.receiving_tables import blocks, unclaimed_times
 from headrace.ledger.revisions import as_declared, insert_revision, keep_revision, require_revision
 from headrace.ledger.states import DesiredState, EventKind
+from headrace.ledger.tables import Declared, StreamRevision, StreamRow, id_of_step, stream_revisions, streams
 
 
 class Streams(Repository):

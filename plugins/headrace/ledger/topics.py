@@ -10,8 +10,9 @@ from sqlalchemy import Connection, exists, func, insert, select, update
 from headrace.ledger.database import Repository
 from headrace.ledger.events import record
 from headrace.ledger.jobs import require_job
-from headrace.ledger.models import JobLease, TopicRow, topics
+from headrace.ledger.receiving_tables import TopicRow, topics
 from headrace.ledger.states import EventKind
+from headrace.ledger.tables import JobLease
 
 
 class Topics(Repository):

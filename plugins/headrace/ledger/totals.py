@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
-from headrace.ledger.models import totals
+from headrace.ledger.tables import totals
 
 # Delays of batches, in seconds: from the shortest useful batch interval to a stream that is an hour late.
 DELAY_BOUNDS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.ledger.models import EventRow, JobLease
+from headrace.ledger.tables import EventRow, JobLease
 from headrace.listeners.status import STATUS
 from headrace.listeners.stream_listener import StreamListener
 from headrace.listeners.subscription import Subscription

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from headrace.errors import HeadraceError
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.ledger.models import JobLease
+from headrace.ledger.tables import JobLease
 from headrace.listeners.bus import LAST_SAVE_SECONDS, ListenerBus
 from headrace.listeners.loading import GROUP, load_listeners
 from headrace.listeners.status import STATUS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.ledger.models import JobRow
+from headrace.ledger.tables import JobRow
 
 STATUS = "listeners"
 """The attribute of the receiver job that has the status of each listener, by its name. The bus writes it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from headrace.ledger.models import EventRow
 from headrace.ledger.states import EventKind, JobState
+from headrace.ledger.tables import EventRow
 from headrace.listeners.events import (
     BatchCompleted,
     BatchInfo,

@@ -10,9 +10,9 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 
-from headrace.ledger.models import ReceiverRow
 from headrace.ledger.output_records import LIMIT_EXCEEDED
 from headrace.ledger.readings import StreamReading
+from headrace.ledger.receiving_tables import ReceiverRow
 from headrace.ledger.states import AttemptState
 from headrace.ledger.totals import DELAY_BOUNDS, DURATION_BOUNDS
 from headrace.listeners.status import ListenerStatus, listener_statuses

@@ -10,9 +10,10 @@ from typing import Any
 from headrace.clock import time_text
 from headrace.errors import TAKEN_UP, WARNING
 from headrace.ledger import Ledger
+from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
 from headrace.ledger.errors import BatchNotFoundError
-from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow, StreamRow
 from headrace.ledger.states import AttemptState, BatchState
+from headrace.ledger.tables import StreamRow
 from headrace.monitoring.batch_lines import BatchLine, batch_line
 from headrace.monitoring.history import Event, event
 from headrace.monitoring.unfinished import last_error

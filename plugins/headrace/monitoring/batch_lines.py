@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.ledger.models import BatchRow
+from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.states import BatchState
 
 

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from headrace.ledger.models import BatchRow, JobRow, PositionRow, ReceiverRow, StreamRow
+from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
 from headrace.ledger.states import DesiredState
+from headrace.ledger.tables import JobRow, StreamRow
 from headrace.monitoring.unfinished import Unfinished
 
 # A stream is late beyond the larger of this time and this many batch intervals.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.ledger import Ledger
-from headrace.ledger.models import BatchRow
+from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.states import BatchState
 
 # Runs are too slow if this many batches in a row began late: a single late start is caught up.

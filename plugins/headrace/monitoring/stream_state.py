@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import FAILURE, Failure
-from headrace.ledger.models import AttemptRow, JobRow
+from headrace.ledger.batch_tables import AttemptRow
 from headrace.ledger.states import BatchState
+from headrace.ledger.tables import JobRow
 from headrace.monitoring.evidence import DagFacts, Evidence, Finding, State
 from headrace.monitoring.slow_runs import slow_runs_of
 from headrace.monitoring.unfinished import Unfinished

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from headrace.ledger import Ledger
-from headrace.ledger.models import BatchRow, SampleRow, StreamRow
+from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.overviews import StreamOverview
+from headrace.ledger.tables import SampleRow, StreamRow
 from headrace.monitoring.batch_lines import BatchLine, batch_line
 from headrace.monitoring.evidence import DagFacts, Evidence, State
 from headrace.monitoring.stream_state import judge

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from headrace.errors import WARNING
 from headrace.ledger import Ledger
-from headrace.ledger.models import AttemptRow, BatchRow, EventRow
+from headrace.ledger.batch_tables import AttemptRow, BatchRow
 from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, EventKind
+from headrace.ledger.tables import EventRow
 
 NOT_ALLOCATED = "not allocated"
 """The state of a batch time that has blocks and no batch."""

@@ -15,7 +15,7 @@ from airflow.sdk.observability import stats
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import Attempt, BatchRow
+    from headrace.ledger.batch_tables import Attempt, BatchRow
 
 logger = logging.getLogger(__name__)
 

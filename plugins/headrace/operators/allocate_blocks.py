@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.batch.allocation import Allocation
-    from headrace.ledger.models import BatchRow
+    from headrace.ledger.batch_tables import BatchRow
 
 # Bound the work and the time that a task spends on missed batch times. The next run continues with the others.
 _MOST_AT_ONCE = 50

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.ledger.models import JobRow
+    from headrace.ledger.tables import JobRow
 
 ATTACHED = "attached"
 """The attribute of a receiver job that names the task waiting for its end."""

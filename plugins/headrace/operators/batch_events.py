@@ -16,7 +16,7 @@ from headrace.runs.identity import run_identity
 from headrace.timetables.micro_batch import to_ms
 
 if TYPE_CHECKING:
-    from headrace.ledger.models import BatchOutputRow, BatchRow
+    from headrace.ledger.batch_tables import BatchOutputRow, BatchRow
     from headrace.runs.batch_run import BatchRun
     from headrace.stream import Stream
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.models import JobRow, StreamRow
+    from headrace.ledger.tables import JobRow, StreamRow
     from headrace.stream import Stream
 
 # The job's own heartbeat interval is about this long; a poll of the ledger takes a millisecond.

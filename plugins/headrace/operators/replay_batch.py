@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.models import AttemptRow, BatchRow
+    from headrace.ledger.batch_tables import AttemptRow, BatchRow
     from headrace.runs.request import RunRequest
     from headrace.stream import Stream
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from headrace.hooks.spark_submit import StreamSparkSubmitHook
     from headrace.ledger import Ledger
-    from headrace.ledger.models import Attempt, AttemptRow, BatchRow
+    from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
     from headrace.stream import Stream
 
 Way = Literal["connect", "submit"]

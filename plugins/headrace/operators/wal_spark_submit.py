@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from headrace.ledger.models import Attempt, BatchRow
+    from headrace.ledger.batch_tables import Attempt, BatchRow
     from headrace.runs.steps_to_run import StepsToRun
 
 

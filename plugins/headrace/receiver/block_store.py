@@ -23,7 +23,7 @@ from headrace.ledger.errors import (
     PositionConflictError,
     SegmentRemovedError,
 )
-from headrace.ledger.models import AddedBlock, EpochEnd, ReceiverLease
+from headrace.ledger.receiving_tables import AddedBlock, EpochEnd, ReceiverLease
 from headrace.ledger.states import EventKind
 from headrace.ledger.totals import DURATION_BOUNDS, observation
 from headrace.receiver.event_times import by_event_time

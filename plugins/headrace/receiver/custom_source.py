@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.kafka.records import RecordChunk
-from headrace.ledger.models import EpochEnd
+from headrace.ledger.receiving_tables import EpochEnd
 from headrace.receiver.event_times import Ends, Key
 from headrace.receiver.receiver import (
     RESTART_DELAY_SECONDS,

@@ -23,7 +23,8 @@ from headrace.stream import Stream
 from headrace.stream.model import StreamDefinitionError
 
 if TYPE_CHECKING:
-    from headrace.ledger.models import JobRow, ReceiverRow
+    from headrace.ledger.receiving_tables import ReceiverRow
+    from headrace.ledger.tables import JobRow
 
 
 REVISION = "revision"

@@ -27,7 +27,7 @@ from headrace.blocks import TopicPartition
 from headrace.clock import Clock
 from headrace.kafka.records import RecordChunk
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.models import AssignedPartition, ReceiverLease, ReceiverOrders
+from headrace.ledger.receiving_tables import AssignedPartition, ReceiverLease, ReceiverOrders
 from headrace.ledger.states import EventKind, PartitionState, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import StoreCounts

@@ -25,7 +25,7 @@ from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.kafka.records import Cursor, MessageColumns, RecordChunk, chunks_of, consume, convert
 from headrace.kafka.topics import plain
-from headrace.ledger.models import EpochEnd
+from headrace.ledger.receiving_tables import EpochEnd
 from headrace.receiver.kafka_errors import Findings, OffsetGaps, PartitionErrors, partition_name
 from headrace.receiver.rates import RateLimiter
 from headrace.receiver.receiver import KafkaClientError

@@ -24,8 +24,9 @@ from headrace.kafka.errors import TopicsNotFoundError
 from headrace.kafka.offsets import resolve, unknown_partitions
 from headrace.kafka.topics import AdminQuestions, SeenTopic, TopicWatch
 from headrace.ledger.errors import LeaseHeldError
-from headrace.ledger.models import JobLease, PositionRow, TopicRow
+from headrace.ledger.receiving_tables import PositionRow, TopicRow
 from headrace.ledger.states import PartitionState
+from headrace.ledger.tables import JobLease
 from headrace.receiver.receiver import KeyVersionsError
 from headrace.stream import ElasticsearchOutput, KeyIds, Stream
 from headrace.stream.inputs import Input, KafkaInput, ReceiverInput

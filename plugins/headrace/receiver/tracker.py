@@ -24,8 +24,9 @@ from headrace.blocks import ReceiverId
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.ledger.models import JobLease, JobStatus, ReceiverRow, SampleRow
+from headrace.ledger.receiving_tables import ReceiverRow
 from headrace.ledger.states import EventKind
+from headrace.ledger.tables import JobLease, JobStatus, SampleRow
 from headrace.receiver.health import INPUTS, InputHealth
 from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.partitioning import Discoverer, Discovery, Partitioning, discoverer_of

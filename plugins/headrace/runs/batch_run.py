@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.models import BatchRow
+    from headrace.ledger.batch_tables import BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 

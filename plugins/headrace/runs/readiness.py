@@ -12,7 +12,8 @@ from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import JobRow, PositionRow, ReceiverRow, StreamRow
+    from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
+    from headrace.ledger.tables import JobRow, StreamRow
     from headrace.receiver.health import InputTrouble
 
 # How many partitions a reason names; it gives the number of the others.

@@ -14,7 +14,8 @@ from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import JobRow, ReceiverRow
+    from headrace.ledger.receiving_tables import ReceiverRow
+    from headrace.ledger.tables import JobRow
     from headrace.receiver.health import InputTrouble
 
 _REPORTED_PARTITIONS = 5

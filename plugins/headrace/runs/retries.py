@@ -22,7 +22,7 @@ from headrace.errors import FAILURE, TAKEN_UP, TRIED_WITH, Failure
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.ledger.models import AttemptRow, BatchRow
+    from headrace.ledger.batch_tables import AttemptRow, BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 

@@ -17,7 +17,7 @@ from headrace.runs.environment import connection_json
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import JobRow
+    from headrace.ledger.tables import JobRow
     from headrace.runs.detached import DetachedProcess
     from headrace.stream import Stream
 

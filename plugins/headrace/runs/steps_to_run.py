@@ -10,7 +10,7 @@ from headrace.ledger.states import STATE_STEP, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow
+    from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
     from headrace.runs.request import RunRequest
     from headrace.stream import Stream
 

@@ -42,7 +42,7 @@ from headrace.stream import STATE_STEP, ElasticsearchOutput
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.ledger.models import BatchRow
+    from headrace.ledger.batch_tables import BatchRow
     from headrace.spark.batch_attempt import BatchAttempt
     from headrace.spark.batch_plan import AttemptPlan, OutputPlan
     from headrace.spark.incarnations import BatchIncarnations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger import Ledger
-    from headrace.ledger.models import Attempt
+    from headrace.ledger.batch_tables import Attempt
     from headrace.stream import Stream, Window
     from headrace.stream_context import StreamContext
 

@@ -20,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
+from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
-from headrace.ledger.models import Attempt
 from headrace.spark.attempt_run import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_session import open_connect_session, open_own_session

@@ -11,7 +11,7 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.spark.versions import REPLACED_BY
 
 if TYPE_CHECKING:
-    from headrace.ledger.models import JobLease, JobRow
+    from headrace.ledger.tables import JobLease, JobRow
     from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)

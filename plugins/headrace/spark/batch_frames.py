@@ -27,7 +27,7 @@ from headrace.wal.local_copies import CopySettings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.ledger.models import BatchOrigin
+    from headrace.ledger.batch_tables import BatchOrigin
     from headrace.spark.batch_attempt import BatchAttempt
     from headrace.spark.batch_plan import OutputPlan
     from headrace.stream import Input, Output, Stream

@@ -25,7 +25,7 @@ from headrace.stream.model import milliseconds
 if TYPE_CHECKING:
     from headrace.kafka.ranges import RecordedRange
     from headrace.ledger import Ledger
-    from headrace.ledger.models import Attempt, AttemptRow, BatchOrigin, BatchRow
+    from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchOrigin, BatchRow
     from headrace.stream import Output, Stream
     from headrace.stream_context import StreamContext
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.clock import time_text
-from headrace.ledger.models import Attempt, BatchRow
+from headrace.ledger.batch_tables import Attempt, BatchRow
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frames
 from headrace.spark.batch_plan import BatchNotReadableError, OutputPlan, load_manifests, origins_of, plan_outputs

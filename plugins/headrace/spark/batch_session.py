@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger import Ledger
-    from headrace.ledger.models import Attempt, AttemptRow, JobRow
+    from headrace.ledger.batch_tables import Attempt, AttemptRow
+    from headrace.ledger.tables import JobRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 

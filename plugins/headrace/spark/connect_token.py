@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.ledger.models import JobRow
+    from headrace.ledger.tables import JobRow
 
 SECRET_VARIABLE = "HEADRACE_SECRET_KEY"  # noqa: S105 - the variable's name, not a secret
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from headrace.errors import HeadraceError
-from headrace.ledger.models import BatchRow, JobLease
+from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.states import AttemptState, BatchState, EventKind
+from headrace.ledger.tables import JobLease
 from headrace.receiver.placement import ExecutorPolicy, least_executors
 from headrace.receiver.rates import ran_at_once
 from headrace.spark.receiver_application import ReceiverApplication

@@ -26,7 +26,7 @@ from headrace.errors import HeadraceError
 from headrace.fsck.connecting import check_input, check_storage
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavailableError
-from headrace.ledger.models import JobLease
+from headrace.ledger.tables import JobLease
 from headrace.listeners.bus import LAST_SAVE_SECONDS
 from headrace.listeners.job_listeners import JobListeners
 from headrace.process_identity import PROCESS, own_identity

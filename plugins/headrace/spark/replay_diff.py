@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headrace.clock import time_text
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.options import IndexingOptions, WriteMethod
-from headrace.ledger.models import BatchRow
+from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.states import BatchState
 from headrace.spark.batch_preview import PreviewError, ReadOutput, outputs_of, read_outputs, with_transform
 from headrace.spark.documents import prepare_documents

@@ -19,7 +19,7 @@ from functools import partial
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.ledger.models import JobLease, JobRow, SharedJobRow
+from headrace.ledger.tables import JobLease, JobRow, SharedJobRow
 from headrace.receiver.health import REVISION
 from headrace.spark import connect_token
 from headrace.spark.batch_server import start_batch_server

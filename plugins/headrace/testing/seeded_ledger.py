@@ -17,16 +17,8 @@ from sqlalchemy import insert
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import Ledger
-from headrace.ledger.models import (
-    SampleRow,
-    batch_attempts,
-    batch_inputs,
-    batch_outputs,
-    batches,
-    events,
-    samples,
-    streams,
-)
+from headrace.ledger.batch_tables import batch_attempts, batch_inputs, batch_outputs, batches
+from headrace.ledger.tables import SampleRow, events, samples, streams
 from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, Limits, Stream
 
 SITUATIONS = ("well", "falling_behind", "failing", "paused", "stopped", "stalled", "starting")

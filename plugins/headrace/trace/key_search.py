@@ -14,7 +14,7 @@ from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import in_order, joined
-from headrace.ledger.models import BatchOrigin
+from headrace.ledger.batch_tables import BatchOrigin
 from headrace.ledger.states import BatchState
 from headrace.stream import KafkaInput
 from headrace.stream_context import StreamContext

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from headrace.batch.manifest import Manifest, ManifestError
 from headrace.blocks import OffsetRange
 from headrace.clock import time_text
-from headrace.ledger.models import BatchRow, GapRow, PositionRow, StoredBlock
+from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.receiving_tables import PositionRow, StoredBlock
+from headrace.ledger.tables import GapRow
 from headrace.stream_context import StreamContext
 from headrace.trace.models import RecordPosition, RecordState, TracedBlock
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
-from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow
+from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
 from headrace.ledger.states import AttemptState
 from headrace.stream import STATE_STEP, ElasticsearchOutput, Output, Stream
 from headrace.stream.outputs import ConsoleOutput, ForeachBatchOutput, KafkaOutput, ParquetOutput

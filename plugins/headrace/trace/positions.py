@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from headrace.ledger.models import PositionRow, TopicRow
+from headrace.ledger.receiving_tables import PositionRow, TopicRow
 from headrace.stream import ElasticsearchOutput
 from headrace.stream.outputs import ColumnIds, RecordIds
 from headrace.stream_context import StreamContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.errors import HeadraceError
-from headrace.ledger.models import AttemptRow, BatchRow
+from headrace.ledger.batch_tables import AttemptRow, BatchRow
 from headrace.stream_context import StreamContext
 from headrace.trace.document_lookup import record_of_document
 from headrace.trace.location import Location, locate

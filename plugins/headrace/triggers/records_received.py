@@ -14,7 +14,7 @@ from headrace.triggers.base import LedgerTrigger
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import WaitingTimes
+    from headrace.ledger.receiving_tables import WaitingTimes
 
 _FIRED = "headrace_fired"
 # How often to retry a ledger that has another version or does not exist yet, in seconds.

@@ -19,7 +19,7 @@ from tests.living_process import is_alive
 
 from headrace.batch.allocation import allocate
 from headrace.ledger import JobState, Ledger
-from headrace.ledger.models import JobRow
+from headrace.ledger.tables import JobRow
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
 from headrace.stream_context import StreamContext
 

@@ -21,7 +21,8 @@ from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import Ledger
-from headrace.ledger.models import Attempt, ReceiverLease
+from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.receiving_tables import ReceiverLease
 from headrace.spark.attempt_run import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.decoding import RecordDecoding

@@ -13,7 +13,7 @@ import pytest
 from tests.living_process import is_alive
 
 from headrace.ledger import AttemptState, BatchState, JobState
-from headrace.ledger.models import AttemptRow
+from headrace.ledger.batch_tables import AttemptRow
 from headrace.spark.batch_client import socket_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

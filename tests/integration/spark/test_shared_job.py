@@ -18,7 +18,7 @@ from tests.integration.spark.application import JOBS, SECRET, Application, envir
 from tests.living_process import is_alive
 
 from headrace.ledger import BatchState, JobState, Ledger
-from headrace.ledger.models import JobRow
+from headrace.ledger.tables import JobRow
 from headrace.process_identity import PROCESS
 from headrace.receiver.health import REVISION
 from headrace.runs.receiver_job import newest_job, receiving

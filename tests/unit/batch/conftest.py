@@ -12,7 +12,7 @@ from headrace.batch.allocation import Allocation, allocate
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.models import AddedBlock
+from headrace.ledger.receiving_tables import AddedBlock
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.frame import RECORD_SCHEMA

@@ -15,7 +15,7 @@ from headrace.batch.cleanup import clean_up
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger, PartitionState, ReceiverState
-from headrace.ledger.models import ReceiverLease
+from headrace.ledger.receiving_tables import ReceiverLease
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.frame import RECORD_SCHEMA

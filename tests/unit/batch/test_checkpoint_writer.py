@@ -15,8 +15,8 @@ from headrace.batch.cleanup import clean_up
 from headrace.batch.history_files import FILED, file_batches, history_numbers
 from headrace.batch.saved_state import read_saved_state
 from headrace.ledger import BatchState
-from headrace.ledger.models import Attempt
-from headrace.ledger.models import batches as batches_table
+from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.batch_tables import batches as batches_table
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import LogStorage
 

@@ -15,7 +15,7 @@ from headrace.batch.cleanup import EVENTS_KEPT_MS, PARTIAL_WRITE_SECONDS, clean_
 from headrace.batch.manifest import Manifest
 from headrace.ledger import EventKind
 from headrace.ledger.cleanup import Cleanup
-from headrace.ledger.models import SegmentRow
+from headrace.ledger.receiving_tables import SegmentRow
 from headrace.wal.errors import StorageError
 from headrace.wal.local_storage import LocalStorage
 

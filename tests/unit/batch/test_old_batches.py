@@ -28,8 +28,9 @@ from headrace.fsck.findings import Problem
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger import removal as ledger_removal
+from headrace.ledger.batch_tables import Attempt, batch_attempts, batch_inputs, batch_outputs, batches
 from headrace.ledger.errors import BatchRemovedError
-from headrace.ledger.models import Attempt, batch_attempts, batch_inputs, batch_outputs, batches, positions, segments
+from headrace.ledger.receiving_tables import positions, segments
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream.model import StreamDefinitionError
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from headrace.batch import history_files
+from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import (
     AllocationConflictError,
     AlreadyCompletedError,
@@ -22,7 +23,6 @@ from headrace.ledger.errors import (
     NotItsTurnError,
     SlotBusyError,
 )
-from headrace.ledger.models import Attempt
 from headrace.ledger.snapshots import StreamSnapshot
 
 from .conftest import INTERVAL_MS, STREAM, TIMES, Shop

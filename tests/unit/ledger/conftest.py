@@ -13,7 +13,9 @@ import pytest
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.models import AddedBlock, BatchRow, JobLease, ReceiverLease
+from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.receiving_tables import AddedBlock, ReceiverLease
+from headrace.ledger.tables import JobLease
 
 NOW_MS = 1_700_000_000_000
 INTERVAL_MS = 1_000

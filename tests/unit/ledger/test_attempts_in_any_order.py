@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from headrace.clock import ManualClock
 from headrace.ledger import AttemptState, BatchState, Ledger
+from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError, BatchStateError, OutputsMissingError
-from headrace.ledger.models import Attempt
 
 NOW_MS = 1_700_000_000_000
 STEPS = ("index", "files", "topic")

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.batch_pages import BatchOrder, BatchRange, Spread
-from headrace.ledger.models import BatchRow
+from headrace.ledger.batch_tables import BatchRow
 
 from .conftest import NOW_MS, STREAM, World
 

@@ -23,7 +23,7 @@ from headrace.ledger.errors import (
     OutputsMissingError,
     SlotBusyError,
 )
-from headrace.ledger.models import totals
+from headrace.ledger.tables import totals
 
 NOW_MS = 1_700_000_000_000
 T1, T2, T3 = NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 3000

@@ -9,8 +9,8 @@ import pytest
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState
+from headrace.ledger.batch_tables import BatchInputRow
 from headrace.ledger.errors import AllocationConflictError, AlreadyCompletedError, AttemptFencedError, BatchTimeError
-from headrace.ledger.models import BatchInputRow
 
 NOW_MS = 1_700_000_000_000
 # The stream's zero time is NOW_MS.

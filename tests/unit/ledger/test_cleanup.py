@@ -10,8 +10,8 @@ from sqlalchemy import update
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind
 from headrace.ledger.errors import BatchStateError, BlockConflictError, SegmentRemovedError
-from headrace.ledger.models import ReceiverLease, receivers
 from headrace.ledger.receiver_leases import require_receiver
+from headrace.ledger.receiving_tables import ReceiverLease, receivers
 from headrace.ledger.segments import segment_for
 
 NOW_MS = 1_700_000_000_000

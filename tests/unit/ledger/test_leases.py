@@ -17,8 +17,8 @@ from headrace.ledger.errors import (
     ReceiverRefusedError,
     StreamChangedError,
 )
-from headrace.ledger.models import ScheduledReceiver
 from headrace.ledger.receivers import MOST_STACK_CHARACTERS
+from headrace.ledger.receiving_tables import ScheduledReceiver
 
 NOW_MS = 1_700_000_000_000
 

@@ -9,8 +9,9 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.models import Attempt, EventRow
+from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.states import JobState
+from headrace.ledger.tables import EventRow
 
 from .conftest import INTERVAL_MS, NOW_MS, STREAM, World
 

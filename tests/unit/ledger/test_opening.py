@@ -26,8 +26,8 @@ from headrace.ledger import Ledger, errors
 from headrace.ledger.database import Database, read_version
 from headrace.ledger.engines import open_engine
 from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError, StreamNotFoundError
-from headrace.ledger.models import metadata
 from headrace.ledger.schema import HEAD, MIGRATIONS, Migration, migrate_schema
+from headrace.ledger.tables import Model
 from headrace.ledger.urls import engine_url
 
 SECRET = "hunter2"
@@ -201,8 +201,8 @@ def test_the_head_is_the_newest_migration() -> None:
 
 def test_the_migrations_make_the_tables(ledger: Any) -> None:
     with ledger.streams._database.read() as connection:
-        context = MigrationContext.configure(connection, opts={"target_metadata": metadata})
-        assert compare_metadata(context, metadata) == []
+        context = MigrationContext.configure(connection, opts={"target_metadata": Model.metadata})
+        assert compare_metadata(context, Model.metadata) == []
 
 
 def test_a_ledger_pickles_as_its_url(ledger: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.ledger import AttemptState, BatchState, EventKind
+from headrace.ledger.batch_tables import Attempt, BatchRow
 from headrace.ledger.errors import (
     AlreadyCompletedError,
     AttemptFencedError,
@@ -18,7 +19,6 @@ from headrace.ledger.errors import (
     SlotBusyError,
     StepsLostError,
 )
-from headrace.ledger.models import Attempt, BatchRow
 from headrace.ledger.states import STATE_STEP as LEDGER_STATE_STEP
 from headrace.stream.state import STATE_STEP
 

@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.models import BatchInputRow
+from headrace.ledger.batch_tables import BatchInputRow
 from headrace.ledger.run_batch_times import BatchBounds
 
 NOW_MS = 1_700_000_000_000

@@ -11,25 +11,17 @@ from sqlalchemy import event, select
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import BatchState, DesiredState, EventKind, database
+from headrace.ledger.batch_tables import BatchInputRow, BatchRow, FiledReplay, ReplayDefinitionRow
 from headrace.ledger.errors import (
     AlreadyCompletedError,
     LeaseHeldError,
     LedgerConflictError,
     LedgerError,
 )
-from headrace.ledger.models import (
-    BatchInputRow,
-    BatchRow,
-    FiledReplay,
-    PositionRow,
-    ReplayDefinitionRow,
-    StreamRevision,
-    StreamRow,
-    TopicRow,
-    totals,
-)
 from headrace.ledger.rebuild_data import FoundBatch, FoundBlock, FoundInput, FoundSegment, FoundStream
+from headrace.ledger.receiving_tables import PositionRow, TopicRow
 from headrace.ledger.states import PartitionState
+from headrace.ledger.tables import StreamRevision, StreamRow, totals
 
 NOW_MS = 1_700_000_000_000
 T0, T1, T2, T3 = (NOW_MS + 1000 * number for number in range(4))

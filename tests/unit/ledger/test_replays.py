@@ -12,6 +12,7 @@ import pytest
 from headrace.blocks import BlockHandle
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, EventKind
+from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import (
     AttemptFencedError,
     BatchNotFoundError,
@@ -20,7 +21,6 @@ from headrace.ledger.errors import (
     NotItsTurnError,
     ReplayOrderError,
 )
-from headrace.ledger.models import Attempt
 
 NOW_MS = 1_700_000_000_000
 T1, T2, T3 = NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 3000

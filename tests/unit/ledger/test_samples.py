@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.ledger import Ledger
-from headrace.ledger.models import SampleRow
+from headrace.ledger.tables import SampleRow
 
 from .conftest import NOW_MS, STREAM, World
 

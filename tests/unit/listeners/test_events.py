@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.unit.ledger.conftest import INTERVAL_MS, NOW_MS
 
-from headrace.ledger.models import EventRow
 from headrace.ledger.states import EventKind, JobState
+from headrace.ledger.tables import EventRow
 from headrace.listeners import BatchInfo, StreamEvent, StreamListener
 from headrace.listeners.bus import ListenerBus
 from headrace.listeners.subscription import overridden

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from headrace.batch.recovery.lost_ledger import LostLedgerError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.ledger.models import Declared
+from headrace.ledger.tables import Declared
 from headrace.operators import kafka_receiver
 from headrace.operators.job_logs import log_file, newest_log
 from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.hooks.ledger import register
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.models import JobLease
+from headrace.ledger.tables import JobLease
 from headrace.receiver.health import REVISION, receiving_differences, unadopted
 from headrace.stream import JsonDecoder, KafkaInput, KeyIds, Limits, Listener, Stream
 

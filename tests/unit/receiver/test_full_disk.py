@@ -17,7 +17,7 @@ from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LeaseHeldError
-from headrace.ledger.models import receivers
+from headrace.ledger.receiving_tables import receivers
 from headrace.receiver import block_store, kafka_source, supervisor
 from headrace.receiver.block_store import STORE_TRIES
 from headrace.receiver.supervisor import ReceiverSupervisor

@@ -12,8 +12,9 @@ import pytest
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
+from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.models import Attempt, JobLease
+from headrace.ledger.tables import JobLease
 from headrace.receiver.rates import RateController, RateLimiter, ran_at_once, waited_ms
 from headrace.stream import Limits, Stream
 from headrace.stream.settings import Backpressure

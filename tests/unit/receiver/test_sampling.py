@@ -11,7 +11,7 @@ from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.models import JobLease, SampleRow
+from headrace.ledger.tables import JobLease, SampleRow
 from headrace.receiver.tracker import Sampler, numbers
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.ledger import Ledger
-from headrace.ledger.models import JobLease
+from headrace.ledger.tables import JobLease
 from headrace.receiver.partitioning import Discovery, Known
 from headrace.receiver.supervisor import ReceiverTask
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd

@@ -9,7 +9,7 @@ from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
-from headrace.ledger.models import JobLease
+from headrace.ledger.tables import JobLease
 from headrace.process_identity import PROCESS, own_identity
 from headrace.runs.receiver_job import JobOutcome, JobWatch, awaited_application, missing_application, newest_job
 

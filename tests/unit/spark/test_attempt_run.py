@@ -17,7 +17,7 @@ from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLett
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.ledger.models import Attempt, AttemptRow
+from headrace.ledger.batch_tables import Attempt, AttemptRow
 from headrace.spark import attempt_run
 from headrace.spark.attempt_run import run_attempt
 from headrace.spark.batch_attempt import BatchAttempt

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from headrace.blocks import ReceiverId
-from headrace.ledger.models import JobLease, ScheduledReceiver
+from headrace.ledger.receiving_tables import ScheduledReceiver
 from headrace.ledger.states import ReceiverState
+from headrace.ledger.tables import JobLease
 from headrace.receiver.placement import Executor, Location
 from headrace.receiver.supervisor import ReceiverReport, ReceiverTask
 from headrace.spark import receiver_launcher

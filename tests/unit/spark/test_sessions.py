@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.ledger import AttemptState
-from headrace.ledger.models import AttemptRow
+from headrace.ledger.batch_tables import AttemptRow
 from headrace.spark.batch_session import replaces
 from headrace.spark.sessions import ConnectUrlError, attempt_session_id, attempt_tag, protected_url
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.ledger.models import BatchOrigin
+from headrace.ledger.batch_tables import BatchOrigin
 from headrace.spark.batch_plan import OutputPlan
 from headrace.spark.untransformed import sends_blocks
 from headrace.stream import (

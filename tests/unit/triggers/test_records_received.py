@@ -7,7 +7,7 @@ import pytest
 from airflow.triggers.base import BaseEventTrigger
 
 from headrace.ledger.errors import LedgerUnavailableError, SchemaError
-from headrace.ledger.models import UnclaimedTime, WaitingTimes
+from headrace.ledger.receiving_tables import UnclaimedTime, WaitingTimes
 from headrace.triggers import records_received
 from headrace.triggers.records_received import Due, RecordsReceivedTrigger, due
 

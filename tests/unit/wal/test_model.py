@@ -25,7 +25,7 @@ from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
-from headrace.ledger.models import ReceiverLease
+from headrace.ledger.receiving_tables import ReceiverLease
 from headrace.testing.faulty_files import FaultyFiles
 from headrace.testing.records import TOPIC_ID, make_block
 from headrace.wal.errors import WriteFailedError

@@ -11,7 +11,7 @@ from headrace.batch.manifest import LOG_FOLDER
 from headrace.batch.recovery.found_manifests import FoundManifest, read_manifests
 from headrace.batch.saved_state import SavedState, read_saved_state
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger.models import BatchRow
+from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.states import BatchState
 from headrace.receiver.tracker import JobSign, find_sign
 from headrace.wal.frame import SegmentName, segments_in

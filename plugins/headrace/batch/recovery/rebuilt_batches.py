@@ -13,9 +13,11 @@ from headrace.batch.recovery.found_manifests import FoundManifest, Place, Span, 
 from headrace.blocks import BlockHandle, BlockInfo
 from headrace.clock import time_text
 from headrace.ledger.allocations import late_records
-from headrace.ledger.models import BatchRow, StoredBlock, StreamRow
+from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.rebuild_data import FoundBatch, FoundBlock
+from headrace.ledger.receiving_tables import StoredBlock
 from headrace.ledger.states import BatchState
+from headrace.ledger.tables import StreamRow
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from headrace.batch.recovery.accepted_blocks import places
 from headrace.batch.recovery.folder_contents import FolderContents, LostPart
 from headrace.batch.recovery.found_manifests import Place, Span, listed_spans
 from headrace.blocks import BlockInfo
-from headrace.ledger.models import GapRow, PositionRow
+from headrace.ledger.receiving_tables import PositionRow
+from headrace.ledger.tables import GapRow
 
 UNEXPLAINED = "nothing that the rebuild found explains them: control records, or what no checkpoint knows was lost"
 

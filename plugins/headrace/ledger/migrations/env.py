@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from alembic import context
 
-from headrace.ledger.models import metadata
+# All tables: each module adds its own to the metadata.
+from headrace.ledger import batch_tables, receiving_tables  # noqa: F401
+from headrace.ledger.tables import Model
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=metadata,
+    target_metadata=Model.metadata,
     # The caller's transaction is the only one: all migrations or none.
     transactional_ddl=False,
     # SQLite cannot alter a table in place.

@@ -14,7 +14,7 @@ from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaOutput, Par
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.ledger.models import BatchOrigin
+    from headrace.ledger.batch_tables import BatchOrigin
     from headrace.spark.incarnations import BatchIncarnations
     from headrace.spark.transforms import BatchContext
     from headrace.stream import Output, Stream

@@ -12,7 +12,7 @@ from fastapi import HTTPException, Request
 
 from headrace.clock import time_text
 from headrace.ledger import Ledger
-from headrace.ledger.models import BatchRow
+from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.states import BatchState, DesiredState, EventKind
 from headrace.monitoring.batch_detail import run_ids
 from headrace.ui.api.access import KnownStream, may_operate

@@ -10,23 +10,17 @@ from tests.unit.batch.life import NAME
 from headrace.blocks import BlockHandle
 from headrace.fsck.coverage import Hole, check_coverage
 from headrace.ledger import Ledger
-from headrace.ledger.models import (
-    StoredBlock,
+from headrace.ledger.batch_tables import (
     batch_attempts,
     batch_inputs,
     batch_outputs,
     batch_runs,
     batches,
-    blocks,
-    gaps,
-    positions,
     replay_definitions,
     replays,
-    segments,
-    streams,
-    topics,
-    unclaimed_times,
 )
+from headrace.ledger.receiving_tables import StoredBlock, blocks, positions, segments, topics, unclaimed_times
+from headrace.ledger.tables import gaps, streams
 
 # What is not promised: who owns what, the ids and times that a ledger gives by itself, and the numbers of attempts.
 NOT_PROMISED = {

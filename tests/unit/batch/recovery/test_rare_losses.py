@@ -17,8 +17,8 @@ from headrace.batch.cleanup import clean_up
 from headrace.batch.recovery.recover import Recovered, recover
 from headrace.fsck.coverage import check_coverage
 from headrace.ledger import Ledger
-from headrace.ledger.models import GapRow, gaps
 from headrace.ledger.states import BatchState
+from headrace.ledger.tables import GapRow, gaps
 from headrace.stream import Limits
 
 T4 = START_MS + 40_000

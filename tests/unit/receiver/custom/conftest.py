@@ -13,7 +13,7 @@ from tests.unit.receiver.waiting import eventually
 
 from headrace.blocks import ReceiverId
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.models import JobLease
+from headrace.ledger.tables import JobLease
 from headrace.receiver.partitioning import Partitioning, ReceiverDiscoverer
 from headrace.receiver.supervisor import receive
 from headrace.stream import ConsoleOutput, Limits, ReceiverInput, Stream

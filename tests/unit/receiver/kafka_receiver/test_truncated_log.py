@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from tests.unit.receiver.kafka_receiver.setting import CONTROL, Setting, reported
 
 from headrace.blocks import OffsetRange
-from headrace.ledger.models import EpochEnd
+from headrace.ledger.receiving_tables import EpochEnd
 from headrace.receiver import kafka_errors
 from headrace.receiver.record_source import FetchState, Gap
 from headrace.testing.fake_kafka import FakeConsumer

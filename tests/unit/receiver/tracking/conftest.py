@@ -9,7 +9,7 @@ import pytest
 from tests.unit.receiver.tracking.setting import MakeStream, Setting
 
 from headrace.ledger import Ledger
-from headrace.ledger.models import JobLease
+from headrace.ledger.tables import JobLease
 from headrace.stream import Stream
 from headrace.testing.fake_kafka import FakeKafka
 

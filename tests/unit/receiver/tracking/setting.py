@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.ledger import EventKind, Ledger, PartitionState
-from headrace.ledger.models import JobLease
+from headrace.ledger.tables import JobLease
 from headrace.receiver.kafka_source import KafkaReceiver
 from headrace.receiver.supervisor import ReceiverClients, ReceiverTask, receive
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport

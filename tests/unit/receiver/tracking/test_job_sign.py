@@ -14,7 +14,7 @@ from headrace.batch.recovery.automatic import recover_if_lost
 from headrace.batch.recovery.recover import RecoveryRefusedError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.models import JobLease
+from headrace.ledger.tables import JobLease
 from headrace.receiver.tracker import TrackerEnd, find_sign
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.models import Attempt
+from headrace.ledger.batch_tables import Attempt
 from headrace.spark.batch_plan import evicted_batches
 from headrace.spark.state.store import StateStore
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream

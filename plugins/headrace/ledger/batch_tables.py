@@ -17,9 +17,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, composite, mapped_column
 
 from headrace.blocks import BlockHandle, TopicPartition
-from headrace.ledger.codec import Json
-from headrace.ledger.models.base import BigInt, Model, StreamName, batch_key, partial_index, table_of
 from headrace.ledger.states import AttemptState, BatchState
+from headrace.ledger.tables import BigInt, Json, Model, StreamName, batch_key, partial_index, table_of
 
 
 class BatchRow(Model):

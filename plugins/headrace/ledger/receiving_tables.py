@@ -24,10 +24,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, composite, mapped_column
 
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger.codec import Json
-from headrace.ledger.models.base import BigInt, Model, RowId, StreamName, partial_index, table_of
-from headrace.ledger.models.streams import JobLease
 from headrace.ledger.states import PartitionState, ReceiverState
+from headrace.ledger.tables import BigInt, JobLease, Json, Model, RowId, StreamName, partial_index, table_of
 
 
 @dataclass(frozen=True, slots=True)
