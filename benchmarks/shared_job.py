@@ -27,8 +27,7 @@ from examples.demo.producing import create_topic
 
 from headrace.devstack.kafka import KafkaServer
 from headrace.ledger import Ledger
-from headrace.runs.receiver_job import receiving
-from headrace.runs.shared_job import request_job, start_if_absent
+from headrace.runs.receiver_job import receiving, request_job, start_if_absent
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
 
 _JOB = Path(__file__).parents[1] / "spark_jobs" / "receiver.py"

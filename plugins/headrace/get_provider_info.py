@@ -23,21 +23,14 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [{"integration-name": _INTEGRATION, "tags": ["software"]}],
         "operators": _modules(
             "headrace.operators.kafka_receiver",
-            "headrace.operators.allocate_blocks",
+            "headrace.operators.batch_steps",
             "headrace.operators.wal_spark_submit",
             "headrace.operators.micro_batch",
             "headrace.operators.replay_batch",
-            "headrace.operators.checkpoint",
-            "headrace.operators.cleanup",
         ),
         "sensors": _modules("headrace.sensors.kafka_receiver", "headrace.sensors.blocks_ready"),
         "hooks": _modules("headrace.hooks.ledger"),
-        "triggers": _modules(
-            "headrace.triggers.receiver_job",
-            "headrace.triggers.receivers_receiving",
-            "headrace.triggers.blocks_ready",
-            "headrace.triggers.records_received",
-        ),
+        "triggers": _modules("headrace.triggers.ledger", "headrace.triggers.records_received"),
         # Without a handler Airflow does not normalise these URIs; the entry only makes the scheme known.
         "asset-uris": [{"schemes": ["headrace"], "handler": None}],
         "connection-types": [

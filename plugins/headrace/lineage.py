@@ -18,7 +18,7 @@ from openlineage.client.facet_v2 import InputDatasetFacet, RunFacet, output_stat
 
 from headrace.clock import time_text
 from headrace.connections import Connection, from_text
-from headrace.runs.environment import connection_json
+from headrace.runs.processes import connection_json
 from headrace.stream import ElasticsearchOutput, KafkaOutput, ParquetOutput
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from headrace.dags.batch_dag import batch_dag
+from headrace.dags.batch_dag import batch_dag, received_schedule
 from headrace.dags.receiver_dag import receiver_dag
 from headrace.dags.replay_dag import replay_dag
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from headrace.stream import Stream
 
-__all__ = ["batch_dag", "receiver_dag", "replay_dag", "stream_dags"]
+__all__ = ["batch_dag", "received_schedule", "receiver_dag", "replay_dag", "stream_dags"]
 
 
 def stream_dags(

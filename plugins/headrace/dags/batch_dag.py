@@ -1,28 +1,26 @@
-"""The factory of the DAG that runs a stream's batches, one run for each batch time."""
+"""The factory of the DAG that runs a stream's batches, one run for each batch time; its schedule and its params."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, TaskGroup
+from airflow.sdk import DAG, Asset, AssetOrTimeSchedule, AssetWatcher, Param, TaskGroup
 
-from headrace.dags.declared_once import declare_once
-from headrace.dags.defaults import START_DATE, declaration, describe, tags
-from headrace.dags.params import batch_params
-from headrace.dags.received_schedule import received_schedule
-from headrace.operators.allocate_blocks import AllocateBlocksOperator
-from headrace.operators.checkpoint import CheckpointOperator
-from headrace.operators.cleanup import CleanupOperator
+from headrace.dags.declaration import START_DATE, declaration, declare_once, describe, tags
+from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOperator, CleanupOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.runs.retries import batch_retries
 from headrace.sensors.blocks_ready import BlocksReadySensor
+from headrace.stream.model import StreamDefinitionError
 from headrace.stream.state import STATE_STEP
 from headrace.timetables.micro_batch import MicroBatchTimetable
+from headrace.triggers.records_received import RecordsReceivedTrigger
 
 if TYPE_CHECKING:
     from headrace.stream import Stream
+
 
 # Airflow takes about a second until a run's first task works: it looks for runs that are due once a second.
 _AHEAD = timedelta(seconds=1)
@@ -129,3 +127,86 @@ def _when(stream: Stream) -> str:
     if stream.trigger is not None:
         return f"when {stream.trigger.min_records} records wait, or one for {stream.trigger.max_delay}"
     return f"every {stream.batch_interval.total_seconds():g} s"
+
+
+def batch_params(stream: Stream) -> dict[str, Any]:
+    """The params of a stream's batch DAG."""
+    return {
+        "reprocess": Param(
+            False,
+            type="boolean",
+            title="Run it again",
+            description="Run the batch again though it has completed: the same records, with the code as it is.",
+        ),
+        "outputs": outputs_param(stream),
+        **parameters_param(stream),
+        "from_kafka": Param(
+            False,
+            type="boolean",
+            title="Build from Kafka",
+            description="For a batch time from before the stream began: find its records in Kafka by their timestamps.",
+        ),
+    }
+
+
+def outputs_param(stream: Stream) -> Param:
+    """The param that limits a run to some of the stream's steps."""
+    return Param(
+        None,
+        type=["null", "array"],
+        items={"type": "string", "enum": list(stream.step_of_id)},
+        # The form offers the examples as choices.
+        examples=list(stream.step_of_id),
+        title="Outputs",
+        description="Run these alone; empty: all of them.",
+    )
+
+
+def parameters_param(stream: Stream) -> dict[str, Any]:
+    """The param with the values for the stream's transforms; empty if the stream declares none."""
+    if not stream.parameters:
+        return {}
+    return {
+        "parameters": Param(
+            dict(stream.parameters),
+            type=["object", "null"],
+            properties={name: {} for name in stream.parameters},
+            additionalProperties=False,
+            title="Parameters",
+            description="Values for the transforms, in the place of the stream's own, for this run.",
+        )
+    }
+
+
+def received_schedule(stream: Stream, *, poll_interval: float | None = None) -> AssetOrTimeSchedule:
+    """The ``schedule`` of the stream's batch DAG, which needs ``max_active_runs=1``.
+
+    A trigger in Airflow's triggerer polls the ledger and emits an asset event when a batch is due; Airflow then creates
+    a run without a logical date. The timetable starts no runs by itself: it allows backfills of the DAG, and runs
+    triggered for a batch time.
+
+    :param poll_interval: seconds between two polls of the ledger; by default ``[headrace] poll_interval``.
+
+    Raises:
+        StreamDefinitionError: the stream declares no trigger.
+    """
+    if stream.trigger is None:
+        raise StreamDefinitionError(
+            f"Stream {stream.name!r} declares no trigger, so its batches are started by the clock.",
+            remedy="Give it trigger={'min_records': …, 'max_delay': …}.",
+        )
+    trigger = RecordsReceivedTrigger(
+        ledger=stream.ledger,
+        stream=stream.name,
+        min_records=stream.trigger.min_records,
+        max_delay_ms=stream.trigger.max_delay_ms,
+        interval_ms=stream.batch_interval_ms,
+        poll_interval=poll_interval,
+    )
+    asset = Asset(
+        uri=f"headrace://{stream.name}/received",
+        group="headrace",
+        watchers=[AssetWatcher(name=f"{stream.name} received", trigger=trigger)],
+    )
+    timetable: Any = MicroBatchTimetable(stream.batch_interval, automatic=False)
+    return AssetOrTimeSchedule(assets=[asset], timetable=timetable)

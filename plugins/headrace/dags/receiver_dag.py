@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG
 
-from headrace.dags.declared_once import declare_once
-from headrace.dags.defaults import START_DATE, declaration, describe, tags
+from headrace.dags.declaration import START_DATE, declaration, declare_once, describe, tags
 from headrace.operators.kafka_receiver import KafkaReceiverOperator
 
 if TYPE_CHECKING:

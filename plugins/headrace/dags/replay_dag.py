@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, TaskGroup
 
-from headrace.dags.defaults import START_DATE, declaration, describe, tags
-from headrace.dags.params import outputs_param, parameters_param
+from headrace.dags.batch_dag import outputs_param, parameters_param
+from headrace.dags.declaration import START_DATE, declaration, describe, tags
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.runs.retries import replay_retries
 from headrace.stream.model import StreamDefinitionError

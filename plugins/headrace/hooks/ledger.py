@@ -1,17 +1,25 @@
-"""The hook with which Airflow's tasks and triggers open the ledger: by URL, or by an Airflow connection."""
+"""The hook with which Airflow's tasks and triggers open the ledger: by URL, or by an Airflow connection.
+
+Event loops call the ledger in thread pools (`in_thread`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from uuid import UUID
 
 from airflow.sdk import get_current_context
 from airflow.sdk.bases.hook import BaseHook
 
 from headrace.connections import CONNECTION_PREFIX, variable_name
-from headrace.runs.threads import in_thread
 from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
@@ -136,3 +144,33 @@ def _environ(connection: Connection) -> dict[str, str]:
     """The connection as the environment variable that the core reads. It is passed for this one look-up only, and not
     set in the environment of Airflow's processes."""
     return {variable_name(connection.conn_id): connection.as_json()}
+
+
+# A call to a database that hangs holds its thread for half a minute. In asyncio's own pool such calls would block all
+# other users of the pool, and other ledgers. Here a ledger has at most ``THREADS`` threads; calls queued behind them
+# have not begun, and are cancelled with the task that made them.
+THREADS = 4
+"""Threads for each ledger and process. A call takes a millisecond, so this is enough for a thousand triggers."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_pools: dict[str, ThreadPoolExecutor] = {}
+_making = threading.Lock()
+# A forked child has none of its parent's threads.
+os.register_at_fork(after_in_child=_pools.clear)
+
+
+async def in_thread(ledger: str, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Like `asyncio.to_thread`, but in a thread of the pool of the ledger with this URL, which ``call`` blocks on."""
+    context = contextvars.copy_context()
+    run = partial(context.run, call, *arguments, **options)
+    return await asyncio.get_running_loop().run_in_executor(_pool(ledger), run)
+
+
+def _pool(ledger: str) -> ThreadPoolExecutor:
+    with _making:
+        pool = _pools.get(ledger)
+        if pool is None:
+            pool = _pools[ledger] = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-ledger")
+        return pool

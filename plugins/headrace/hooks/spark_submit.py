@@ -9,7 +9,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 import headrace
 from headrace.errors import HeadraceError
-from headrace.runs.environment import child_environment
+from headrace.runs.processes import child_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ class StreamSparkSubmitHook(SparkSubmitHook):
         if self.is_cluster_mode:
             self.log.warning(
                 "The driver runs in the cluster: give it the stream's connections (AIRFLOW_CONN_…) and "
-                "HEADRACE_SECRET_KEY (what headrace.runs.environment.secret_key returns here for its name) there, for "
+                "HEADRACE_SECRET_KEY (what headrace.runs.processes.secret_key returns here for its name) there, for "
                 "instance from a Kubernetes secret."
             )
         return child_environment(self._stream) | {name: str(value) for name, value in (self._env_vars or {}).items()}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
 
-from headrace.runs.identity import run_identity
+from headrace.runs.batch_run import run_identity
 from headrace.timetables.micro_batch import to_ms
 
 if TYPE_CHECKING:

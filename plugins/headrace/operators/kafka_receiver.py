@@ -1,4 +1,9 @@
-"""The operator that keeps a stream's receiver job alive."""
+"""The operator that keeps a stream's receiver job alive, and the job's log files.
+
+The job notes which task waits for its end. Airflow notifies a trigger of its task's end only once the trigger runs,
+about a second after the deferral. If a person marks or clears the task before that, the next task that attaches to the
+job detects it (`ended_unnoticed`).
+"""
 
 from __future__ import annotations
 
@@ -8,22 +13,29 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow.configuration import conf
 from airflow.sdk import BaseOperator
 
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.operators.attachment import ATTACHED, attachment, ended_unnoticed, holder
-from headrace.operators.job_logs import log_file, newest_log
 from headrace.operators.links import SparkUiLink, browser_link
-from headrace.runs.detached import DetachedProcess, spawn, tail
-from headrace.runs.receiver_job import JobOutcome, JobWatch, newest_job
-from headrace.runs.replacement import replace_older_job
-from headrace.runs.request import check_names
-from headrace.runs.shared_job import connections_of_others, end_claim, is_request, request_job, start_if_absent
-from headrace.runs.waiting import in_triggerer, poll_seconds
-from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
+from headrace.runs.batch_run import check_names, holder
+from headrace.runs.processes import DetachedProcess, spawn, tail
+from headrace.runs.receiver_job import (
+    JobOutcome,
+    JobWatch,
+    connections_of_others,
+    end_claim,
+    is_request,
+    newest_job,
+    replace_older_job,
+    request_job,
+    start_if_absent,
+)
+from headrace.triggers.ledger import ReceiverJobTrigger, StreamWantedTrigger, in_triggerer, poll_seconds
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -31,6 +43,7 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.tables import JobRow, StreamRow
     from headrace.stream import Stream
+
 
 # The job's own heartbeat interval is about this long; a poll of the ledger takes a millisecond.
 _START_POLL_SECONDS = 0.5
@@ -380,3 +393,66 @@ class KafkaReceiverOperator(BaseOperator):
 
 def _time(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+ATTACHED = "attached"
+"""The attribute of a receiver job that names the task waiting for its end."""
+_TASK = "attached_task"
+
+
+def attachment(context: Context) -> dict[str, Any]:
+    """The attributes that this task sets on the job while it waits for it."""
+    ti = context["ti"]
+    reported = {name: getattr(ti, name) for name in ("dag_id", "run_id", "task_id", "try_number", "max_tries")}
+    return {ATTACHED: holder(context), _TASK: reported}
+
+
+def ended_unnoticed(job: JobRow, context: Context) -> bool:
+    """Whether the task that waited for this job was marked or cleared, and nobody asked the job to stop."""
+    before = job.attributes.get(_TASK)
+    if before is None or job.state.ended or job.stop_requested_at_ms is not None:
+        return False
+    ti = context["ti"]
+    if any(getattr(ti, name) != before[name] for name in ("dag_id", "run_id", "task_id")):
+        return _was_marked(before, ti)
+    # Clearing a task gives it its retries again.
+    return bool(ti.max_tries > before["max_tries"])
+
+
+def _was_marked(before: Mapping[str, Any], ti: Any) -> bool:
+    states = ti.get_task_states(dag_id=before["dag_id"], task_ids=[before["task_id"]], run_ids=[before["run_id"]])
+    state = states.get(before["run_id"], {}).get(before["task_id"])
+    # Without a person the task succeeds only when its job has stopped, and fails only when its tries are used up.
+    return state in ("success", "skipped") or (state == "failed" and before["try_number"] <= before["max_tries"])
+
+
+# A job that cannot start is retried until somebody intervenes, and each try writes a log file.
+_KEEP_LOGS = 30
+
+
+def log_folder(application: str) -> Path:
+    """Where the receiver jobs of this application (`Stream.application`) write their logs on this host."""
+    folder = conf.get("headrace", "log_folder", fallback="")
+    if folder:
+        return Path(folder) / application
+    return Path(conf.get_mandatory_value("logging", "base_log_folder")) / "headrace" / application
+
+
+def log_file(application: str) -> Path:
+    """The path of a new log file for a job that starts now. Deletes the oldest log files of earlier jobs, and the
+    compressed parts of all but the last job."""
+    from headrace.spark.job_log import parts_of
+
+    earlier = sorted(log_folder(application).glob("receiver-*.log"))
+    for old in earlier[:-1]:
+        for part in parts_of(old):
+            part.unlink(missing_ok=True)
+    for old in earlier[: -_KEEP_LOGS + 1]:
+        old.unlink(missing_ok=True)
+    return log_folder(application) / f"receiver-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.log"
+
+
+def newest_log(application: str) -> str | None:
+    """The log of the job that was started last on this host."""
+    logs = sorted(log_folder(application).glob("receiver-*.log"))
+    return str(logs[-1]) if logs else None

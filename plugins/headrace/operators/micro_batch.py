@@ -5,16 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from headrace.operators.allocate_blocks import allocate_blocks
 from headrace.operators.batch_events import batch_alias, emit_batch_events
-from headrace.operators.checkpoint import checkpoint_after
-from headrace.operators.cleanup import clean_up_after
+from headrace.operators.batch_steps import allocate_blocks, checkpoint_after, clean_up_after
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
-from headrace.runs.batch_run import BatchRun
-from headrace.runs.batch_time import NothingToRun
-from headrace.runs.request import run_request
-from headrace.triggers.blocks_ready import BlocksReadyTrigger, report_what_was_found
-from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began
+from headrace.runs.batch_run import BatchRun, NothingToRun, run_request
+from headrace.triggers.ledger import BlocksReadyTrigger, FirstReceiverTrigger, check_began, report_what_was_found
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.clock import time_text
-from headrace.operators.attachment import holder
 from headrace.operators.spark_attempt import FIRST_LEASE_MS, SparkAttemptOperator
-from headrace.runs.batch_time import NoBatchTimeError, end_of_interval_ms
-from headrace.runs.request import run_request
+from headrace.runs.batch_run import NoBatchTimeError, end_of_interval_ms, holder, run_request
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import AttemptRow, BatchRow
-    from headrace.runs.request import RunRequest
+    from headrace.runs.batch_run import RunRequest
     from headrace.stream import Stream
 
 

@@ -1,8 +1,14 @@
-"""Base operator that runs an attempt at a batch in Spark: chooses the way, starts the process, handles its end."""
+"""Base operator that runs an attempt at a batch in Spark: chooses the way, starts the process, handles its end.
+
+It accepts SparkSubmitOperator's parameters: each is passed on to spark-submit, or refused (`submit_options`). It sends
+the numbers of each attempt to Airflow's own metrics (`send_attempt`).
+"""
 
 from __future__ import annotations
 
 import abc
+import inspect
+import logging
 import socket
 import sys
 import time
@@ -11,19 +17,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.observability import stats
 
 from headrace.clock import time_text
 from headrace.errors import FAILURE, Failure, HeadraceError
 from headrace.hooks.ledger import LedgerHook
-from headrace.operators.airflow_stats import send_attempt
-from headrace.operators.batch import BatchStep
+from headrace.operators.batch_steps import BatchStep
 from headrace.operators.links import SparkUiLink
-from headrace.operators.submit_arguments import submit_options
-from headrace.runs.batch_process import BatchProcess
-from headrace.runs.environment import child_environment, secret_key
-from headrace.runs.receiver_job import awaited_application, missing_application
-from headrace.runs.replacement import replace_older_job
-from headrace.runs.waiting import in_triggerer, poll_seconds
+from headrace.runs.processes import BatchProcess, child_environment, secret_key
+from headrace.runs.receiver_job import awaited_application, missing_application, replace_older_job
+from headrace.triggers.ledger import in_triggerer, poll_seconds
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
     from headrace.stream import Stream
+
 
 Way = Literal["connect", "submit"]
 
@@ -371,3 +375,156 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, BrokenPipeError):
         return "The Airflow task was killed: its supervisor is gone, with the worker or by itself."
     return f"{type(error).__name__}: {error}"
+
+
+# With way="submit" a batch is its own application, and spark-submit's options configure it. With way="connect" it runs
+# in the receiver job's application, which exists already: an option that would configure an application has no effect
+# and is refused. What a stream declares for both of its applications is refused in either way.
+PASSED_ON = frozenset(
+    {
+        "archives", "conf", "deploy_mode", "driver_class_path", "driver_memory", "env_vars", "exclude_packages",
+        "executor_cores", "executor_memory", "files", "jars", "keytab", "name", "num_executors", "packages",
+        "post_submit_commands", "principal", "properties_file", "proxy_user", "repositories", "spark_binary",
+        "status_poll_interval", "total_executor_cores", "track_driver_via_k8s_api", "use_krb5ccache", "verbose",
+        "yarn_queue", "yarn_rm_auth", "yarn_track_via_rm_api",
+    }
+)  # fmt: skip
+"""Passed on to the hook with ``way="submit"``."""
+
+BY_THE_PROVIDER = frozenset({"openlineage_inject_parent_job_info", "openlineage_inject_transport_info"})
+"""SparkSubmitOperator handles these itself, with ``way="submit"``."""
+
+REFUSED: Mapping[str, str] = {
+    "application": "The application is headrace's own; give your code as the stream's transform.",
+    "application_args": "The arguments are headrace's own; give values as the stream's parameters.",
+    "conn_id": "Give it to the stream: SparkSettings(connection=…).",
+    "durable": "There is no application to take up again: a retry is a new attempt, which fences the one before.",
+    "java_class": "The application is written in Python.",
+    "py_files": "Give them to the stream: SparkSettings(py_files=…).",
+    "reconnect_on_retry": "There is no application to take up again: a retry is a new attempt, which fences the one "
+    "before.",
+}
+"""Refused in both ways; each with the remedy that the error names."""
+
+
+class SubmitArgumentError(HeadraceError):
+    """An argument of SparkSubmitOperator that would have no effect on a batch."""
+
+
+def provider_arguments() -> frozenset[str]:
+    """The names that the installed SparkSubmitOperator takes, without those of BaseOperator."""
+    parameters = inspect.signature(SparkSubmitOperator.__init__).parameters.values()
+    return frozenset(each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY)
+
+
+def submit_options(given: Mapping[str, Any], *, way: str) -> dict[str, Any]:
+    """Return the arguments for spark-submit among ``given``. The values None and False are always accepted and ignored.
+
+    Raises:
+        SubmitArgumentError: an argument has no effect in this way, or this version of headrace does not know it.
+    """
+    # An older provider passes some of the refused ones on without naming them.
+    names = sorted(provider_arguments() | REFUSED.keys())
+    asked = {name: given[name] for name in names if given.get(name) not in (None, False)}
+    for name in asked:
+        if name in REFUSED:
+            raise SubmitArgumentError(f"A batch's operator does not take {name!r}.", remedy=REFUSED[name])
+        if name not in PASSED_ON | BY_THE_PROVIDER:
+            raise SubmitArgumentError(
+                f"This version of headrace does not know what {name!r} of SparkSubmitOperator means for a batch.",
+                remedy="Leave it out; SparkSettings(conf=…) of the stream may do the same.",
+            )
+        if way != "submit":
+            raise SubmitArgumentError(
+                f"{name!r} is for spark-submit, and with way={way!r} a batch runs in the receiver job's application.",
+                remedy="Give way='submit', or have the stream's SparkSettings say it, which the receiver job has too.",
+            )
+    return {name: value for name, value in asked.items() if name in PASSED_ON}
+
+
+logger = logging.getLogger(__name__)
+
+# Names of metrics are ``headrace.<metric>`` with tags, as Airflow's are since 3.0, and ``headrace.<stream>.<metric>``
+# without: plain StatsD has no tags. They go to StatsD, Datadog or OpenTelemetry, as ``[metrics]`` says.
+# The counts of outputs that are sent, and the names of their metrics.
+_COUNTS: Mapping[str, str] = {
+    "created": "created",
+    "updated": "updated",
+    "messages": "sent",
+    "rows": "rows",
+    "dead_lettered": "dead_letters",
+}
+
+
+def send_attempt(ledger: Ledger, attempt: Attempt) -> None:
+    """Send the numbers of an attempt that has ended: of its outputs, and of its batch if it completed the batch for the
+    first time, or ended a run of it that has failed.
+
+    It never raises: a batch does not fail because its numbers cannot be sent. Replays are not sent.
+    """
+    if attempt.target:
+        return
+    try:
+        _send(ledger, attempt)
+    except Exception as error:
+        logger.warning("The numbers of the batch could not be sent to Airflow's metrics: %s", error)
+
+
+def _send(ledger: Ledger, attempt: Attempt) -> None:
+    from headrace.ledger.states import AttemptState, BatchState, EventKind
+
+    stream, batch_time_ms = attempt.stream, attempt.batch_time_ms
+    attempts = [each for each in ledger.attempts.of_batch(stream, batch_time_ms) if not each.target]
+    row = next(each for each in attempts if each.number == attempt.number)
+    if row.state is AttemptState.FENCED:
+        # The attempt that replaced it sends its own numbers.
+        return
+    _count("batch.attempts", 1, stream=stream, state=row.state.value)
+    found = ledger.attempts.outputs(stream, batch_time_ms)
+    for output in found:
+        if output.attempt == attempt.number:
+            # One that failed because of its dead letters has written them.
+            letters = {name: output.counts[name] for name in ("dead_lettered",) if name in output.counts}
+            _send_output(stream, output.output_id, output.counts if output.error is None else letters)
+    outputs = [each for each in found if each.error is None]
+    for event in ledger.events.of_batch(stream, batch_time_ms):
+        if event.kind == EventKind.BATCH_FAILED and event.payload["ended_attempt"] == attempt.number:
+            _count("batch.failed", 1, stream=stream)
+    batch = ledger.batches.get(stream, batch_time_ms)
+    last = max(outputs, key=lambda output: (output.recorded_at_ms, output.attempt), default=None)
+    if batch.state is not BatchState.COMPLETED or last is None or last.attempt != attempt.number:
+        return
+    earlier = [each for each in attempts if each.number < attempt.number and each.state is AttemptState.COMPLETED]
+    if not any(set(each.outputs) & set(attempt.outputs) for each in earlier):
+        # A batch that is run again a year later is not a year late.
+        _send_batch(batch, ledger.streams.get(stream).zero_time_ms)
+
+
+def _send_batch(batch: BatchRow, zero_time_ms: int) -> None:
+    stream = batch.stream
+    _count("batch.completed", 1, stream=stream)
+    _count("batch.records", batch.records, stream=stream)
+    if batch.completed_at_ms is None or batch.batch_time_ms <= zero_time_ms:
+        # Neither is one from before the stream began, such as those that are built from Kafka.
+        return
+    _time("batch.total_delay", batch.completed_at_ms - batch.batch_time_ms, stream)
+    if batch.started_at_ms is not None:
+        _time("batch.scheduling_delay", batch.started_at_ms - batch.batch_time_ms, stream)
+        _time("batch.processing_time", batch.completed_at_ms - batch.started_at_ms, stream)
+
+
+def _send_output(stream: str, output_id: str, counts: Mapping[str, Any]) -> None:
+    for name, metric in _COUNTS.items():
+        if counts.get(name):
+            _count(f"output.{metric}", int(counts[name]), stream=stream, output=output_id)
+
+
+def _count(metric: str, amount: int, *, stream: str, **tags: str) -> None:
+    stats.incr(f"headrace.{metric}", amount, tags={"stream": stream, **tags})
+    place = ".".join([stream, *tags.values()])
+    stats.incr(f"headrace.{place}.{metric}", amount)
+
+
+def _time(metric: str, milliseconds: int, stream: str) -> None:
+    stats.timing(f"headrace.{metric}", timedelta(milliseconds=milliseconds), tags={"stream": stream})
+    stats.timing(f"headrace.{stream}.{metric}", timedelta(milliseconds=milliseconds))

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.clock import time_text
 from headrace.errors import TAKEN_UP, Failure
-from headrace.operators.attachment import holder
 from headrace.operators.spark_attempt import (
     FIRST_LEASE_MS,
     AttemptFencedInSparkError,
     BatchTaskError,
     SparkAttemptOperator,
 )
-from headrace.runs.batch_run import BatchRun
+from headrace.runs.batch_run import BatchRun, holder
 from headrace.stream.parameters import ATTRIBUTE
 from headrace.timetables.micro_batch import from_ms
 

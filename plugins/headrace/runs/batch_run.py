@@ -1,21 +1,406 @@
-"""A DAG run that processes a batch, as its tasks see it."""
+"""A DAG run that processes a batch: its identity, what it asks for, and its batch time.
+
+Anybody who may trigger a run can set what it asks for (type, params and conf), so each value is checked against the
+stream before anything runs. They select from what the stream declares. None of them is executed, rendered as a template
+or made part of a command: parameters reach the batch through its attempt's row in the ledger.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from headrace.runs.batch_time import batch_time_of_run, begin_run
-from headrace.runs.identity import is_automatic
-from headrace.runs.request import RunRequest, run_request
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, DownstreamTasksSkipped
+
+from headrace.clock import time_text
+from headrace.errors import Failure, HeadraceError
+from headrace.runs.readiness import find_beginning
+from headrace.stream.parameters import ATTRIBUTE, ParameterError, merged
+from headrace.stream.state import STATE_STEP
+from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperator, Context
 
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """A DAG run since it was last cleared. Attempts record it, so that the run can find its own attempts.
+
+    ``clear_number`` is how often it was cleared. ``started`` is when it began after that (ISO 8601), None if Airflow
+    does not report it.
+    """
+
+    run_id: str
+    clear_number: int = 0
+    started: str | None = None
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes by which an attempt records the run that began it."""
+        reported = {"run_id": self.run_id, "clear_number": self.clear_number}
+        return reported if self.started is None else {**reported, "run_started": self.started}
+
+    def clear_of(self, attributes: Mapping[str, Any]) -> int | None:
+        """The ``clear_number`` at which this run made the attempt with these attributes; None if another run did."""
+        clear = int(attributes.get("clear_number") or 0)
+        if attributes.get("run_id") != self.run_id or clear > self.clear_number:
+            return None
+        # Clearing gives a run another start time, so start times are compared only within the same clear.
+        started = attributes.get("run_started", self.started)
+        return clear if clear < self.clear_number or self.started in (None, started) else None
+
+    def made(self, attributes: Mapping[str, Any]) -> bool:
+        """Whether this run made the attempt with these attributes, since it was last cleared."""
+        return self.clear_of(attributes) == self.clear_number
+
+
+def run_identity(context: Context) -> RunIdentity:
+    """The run that the task of this context belongs to."""
+    run = context["dag_run"]
+    started = None if run.start_date is None else run.start_date.astimezone(UTC).isoformat()
+    return RunIdentity(run.run_id, run.clear_number or 0, started)
+
+
+def holder(context: Context) -> str:
+    """The name of this task as the holder of a lease or an attempt; people read it."""
+    ti = context["ti"]
+    return f"airflow:{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.try_number}"
+
+
+def of_schedule(context: Mapping[str, Any]) -> bool:
+    """Whether the schedule started the task's run, not a person or a backfill."""
+    return bool(context["dag_run"].run_type == "scheduled")
+
+
+def is_automatic(context: Mapping[str, Any]) -> bool:
+    """Whether the schedule or an asset event started the task's run, so that other runs follow it without a request."""
+    return of_schedule(context) or bool(context["dag_run"].run_type == "asset_triggered")
+
+
+_OPTIONS = ("reprocess", "outputs", "parameters", "from_kafka")
+# Airflow's TriggerDagRunOperator adds this name while OpenLineage is on.
+_OF_AIRFLOW = ("openlineage",)
+
+
+class RunRequestError(HeadraceError):
+    """A run's conf or params ask for something that its stream does not have, or have an invalid value."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A run's request. ``outputs``: steps; None: all of them. ``parameters`` None: the stream's own.
+
+    ``run`` distinguishes one request from another: a task's retry is the same request, a cleared run is a new one.
+    """
+
+    run: RunIdentity
+    is_backfill: bool = False
+    reprocess: bool = False
+    outputs: tuple[str, ...] | None = None
+    parameters: Mapping[str, Any] | None = None
+    from_kafka: bool = False
+
+    def wants(self, step: str) -> bool:
+        """Whether the run should do the step. True for the state's update, because outputs may be computed from it."""
+        return self.outputs is None or step in self.outputs or step == STATE_STEP
+
+    def may_repeat(self, step: str) -> bool:
+        """Whether the run may repeat a step that is done. The state is not updated again just for an output."""
+        return self.outputs is None or step in self.outputs
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes by which an attempt records the run that began it and that run's parameters."""
+        return {**self.run.attributes, **({} if self.parameters is None else {ATTRIBUTE: dict(self.parameters)})}
+
+
+def run_request(context: Context, stream: Stream, *, options: Collection[str] = _OPTIONS) -> RunRequest:
+    """The request of the task's DAG run. ``options`` are the names that mean something to its tasks.
+
+    Raises:
+        AirflowFailException: the request is invalid for the stream; a retry would make the same request.
+    """
+    check_names(context, options)
+    run = context["dag_run"]
+    # Airflow merges conf into the params unless core.dag_run_conf_overrides_params is off.
+    asked = {**context.get("params", {}), **(run.conf or {})}
+    try:
+        return RunRequest(
+            run=run_identity(context),
+            is_backfill=run.run_type == "backfill",
+            reprocess=_flag(asked, "reprocess"),
+            outputs=_outputs(asked.get("outputs"), stream),
+            parameters=_parameters(asked.get("parameters"), stream),
+            from_kafka=_flag(asked, "from_kafka"),
+        )
+    except (RunRequestError, ParameterError) as error:
+        raise AirflowFailException(str(error)) from error
+
+
+def check_names(context: Context, options: Collection[str]) -> None:
+    """Refuse a name in the run's conf that is none of ``options`` and that neither the DAG nor the task declares as a
+    param: a misspelt option would be ignored without notice.
+
+    The task's own ``params`` do not say what is declared: Airflow merges the whole conf into them.
+
+    Raises:
+        AirflowFailException: there is such a name.
+    """
+    parts: list[Any] = [context.get("dag"), context.get("task")]
+    declared = (name for part in parts if part is not None for name in part.params)
+    known = sorted({*options, *declared})
+    unknown = sorted({*(context["dag_run"].conf or {})}.difference(known, _OF_AIRFLOW))
+    if not unknown:
+        return
+    nearest = [near for name in unknown for near in get_close_matches(name, known, n=1)]
+    meant = f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+    error = RunRequestError(
+        f"The run's conf has {', '.join(map(repr, unknown))}, which means nothing here.{meant} "
+        f"It may have {', '.join(known) or 'no names, because these runs have no options'}.",
+        remedy="Correct the name, or declare one of your own in the DAG's params.",
+    )
+    raise AirflowFailException(str(error)) from error
+
+
+def _flag(asked: Mapping[str, Any], name: str) -> bool:
+    value = asked.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise RunRequestError(f"{name} must be true or false, not {value!r}.")
+
+
+def _outputs(value: Any, stream: Stream) -> tuple[str, ...] | None:
+    if value is None or value == []:
+        return None
+    known = stream.step_of_id
+    unknown = sorted(str(name) for name in value if name not in list(known)) if isinstance(value, list) else [value]
+    if unknown:
+        raise RunRequestError(
+            f"Stream {stream.name!r} has no output {', '.join(map(repr, unknown))}, but {', '.join(known)}.",
+            remedy='Name outputs by their ids, in a list: {"outputs": ["elasticsearch"]}.',
+        )
+    return tuple(known[name] for name in value)
+
+
+def _parameters(value: Any, stream: Stream) -> Mapping[str, Any] | None:
+    if value is None or value == {}:
+        return None
+    merged(stream, value)
+    return dict(value)
+
+
+log = logging.getLogger(__name__)
+
+
+NOTHING_TO_RUN = "nothing_to_run"
+"""The XCom of a run's first task that says why the run has no batch."""
+
+
+class NothingToRun(Exception):  # noqa: N818 - not an error: the run ends well
+    """The run has no batch; the text says why."""
+
+    def skip(self, context: Context, task: BaseOperator, *, itself: bool = False) -> AirflowException:
+        """Return the exception that ends a run in its first task ``task``, which says why in its log and in an XCom.
+
+        The task succeeds, and all later ones are skipped, teardowns too. With ``itself`` it is skipped, and Airflow's
+        trigger rules decide about later ones.
+        """
+        task.log.info("Nothing to run: %s.", self)
+        context["ti"].xcom_push(NOTHING_TO_RUN, str(self))
+        if itself:
+            return AirflowSkipException(f"Nothing to run: {self}.")
+        later = [other.task_id for other in task.get_flat_relatives(upstream=False)]
+        return DownstreamTasksSkipped(tasks=later)  # type: ignore[no-untyped-call]
+
+
+class NoBatchTimeError(HeadraceError):
+    """The run has no logical date and no batch, so its batch time cannot be determined."""
+
+    failure = Failure.FINAL
+
+
+def batch_time_of_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
+    """Return the batch time of the task's run, in milliseconds since the epoch; the same for all tasks of a run.
+
+    It is the batch time that the ledger assigned to the run (`begin_run`), else that of the run's logical date, or of
+    the batch that took this one over. A run without a logical date is assigned a batch time here too. The stream must
+    be registered in the ledger.
+
+    Raises:
+        NoBatchTimeError: the run has neither a logical date nor a batch.
+    """
+    stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
+    if run.logical_date is None:
+        own_ms = _take(context, stream_context)
+        if own_ms is None:
+            raise NoBatchTimeError(f"The DAG run {run.run_id} has neither a logical date nor a batch.")
+    else:
+        assigned_ms = ledger.runs.find(stream.name, run.run_id) if takes_over(context, stream) else None
+        own_ms = assigned_ms or end_of_interval_ms(context, stream.batch_interval)
+    batch = ledger.batches.find(stream.name, own_ms)
+    return own_ms if batch is None else batch.absorbed_by_ms or own_ms
+
+
+def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
+    """`batch_time_of_run` for a run's first task, which has the ledger assign the run's batch time.
+
+    A scheduled run that began ahead of the end of its interval first waits for this end.
+
+    Raises:
+        NothingToRun: the run has no batch: another batch has taken its batch time over and the run does not ask to
+            repeat that one, or another run of its backfill repeats it; or the batch time ended before the stream began.
+        AirflowFailException: the run asks for something that the stream does not have.
+    """
+    from headrace.monitoring.slow_runs import slow_runs
+
+    stream, ledger = stream_context.stream, stream_context.ledger
+    if of_schedule(context):
+        _wait_for_end_of_interval(context, stream_context)
+    if of_schedule(context) and (slow := slow_runs(ledger, stream.name, coalesces=stream.coalesces)):
+        log.warning("This stream falls behind: %s.", slow)
+    if not takes_over(context, stream):
+        batch_time_ms = batch_time_of_run(context, stream_context)
+        by_arrival = of_schedule(context) and stream.batch_by == "arrival"
+        if by_arrival and _is_before_the_first(stream_context, batch_time_ms):
+            raise NothingToRun("the batch time ended before the stream's first receiver began")
+        _check_taken_over(context, stream_context, batch_time_ms)
+        return batch_time_ms
+    taken = _take(context, stream_context)
+    if taken is None:
+        raise NothingToRun(_taken(context, stream_context))
+    log.info("This run takes the batch times up to %s that nobody has run.", from_ms(taken).isoformat())
+    return taken
+
+
+def _wait_for_end_of_interval(context: Mapping[str, Any], stream_context: StreamContext) -> None:
+    """Wait by the ledger's clock, but no longer than the run began ahead: the clocks may differ."""
+    run = context["dag_run"]
+    if run.data_interval_end is None or run.run_after >= run.data_interval_end:
+        return
+    ends_ms = to_ms(run.data_interval_end)
+    left_ms = ends_ms - stream_context.ledger.now_ms()
+    if left_ms > 0:
+        time.sleep(min(left_ms, ends_ms - to_ms(run.run_after)) / 1000)
+
+
+def _check_taken_over(context: Mapping[str, Any], stream_context: StreamContext, batch_time_ms: int) -> None:
+    """Let a run for a batch time that another batch took over repeat that one, if it asks for it.
+
+    Many runs of a backfill may ask for the same batch: those of the times that it took over, and its own. One of them
+    repeats it, whichever asks first.
+
+    Raises:
+        NothingToRun: the run has nothing to repeat, or another one does it.
+    """
+    from headrace.ledger.states import BatchState
+
+    stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
+    batch = None if run.logical_date is None else ledger.batches.find(stream.name, batch_time_ms)
+    if batch is None or not batch.absorbed:
+        return
+    own_ms, at = end_of_interval_ms(context, stream.batch_interval), time_text(batch_time_ms)
+    request = run_request(context, stream)  # type: ignore[arg-type]
+    took = f"this is the run of batch {at}"
+    if own_ms != batch_time_ms:
+        took = f"batch {at}, which is {batch.state.value}, has taken {time_text(own_ms)} over"
+        if batch.state is BatchState.ABANDONED:
+            raise NothingToRun(took)
+        if not request.reprocess:
+            raise NothingToRun(f"{took}. A run with `reprocess` repeats that batch")
+    if not (request.reprocess and request.is_backfill):
+        return
+    by = ledger.runs.repeat(stream.name, run.run_id, batch_time_ms)
+    if by != run.run_id:
+        raise NothingToRun(f"{took}, and run {by} repeats that batch. To repeat it once more, clear that run")
+    log.info("This run repeats batch %s, for all runs of its backfill that ask for it.", at)
+
+
+def _is_before_the_first(stream_context: StreamContext, batch_time_ms: int) -> bool:
+    name, ledger = stream_context.name, stream_context.ledger
+    began_ms = find_beginning(ledger, name).at_ms
+    return began_ms is not None and batch_time_ms <= began_ms and ledger.batches.find(name, batch_time_ms) is None
+
+
+def takes_over(context: Mapping[str, Any], stream: Stream) -> bool:
+    """Whether the run takes over the batch times that no run has processed, in a stream that coalesces. A run of the
+    schedule or of the trigger does, and a requested run without a logical date. A requested run with a logical date and
+    a backfill run process their own interval alone.
+    """
+    run = context["dag_run"]
+    return stream.coalesces and (run.logical_date is None or of_schedule(context))
+
+
+def _taken(context: Mapping[str, Any], stream_context: StreamContext) -> str:
+    """Why no batch time is left for a late run."""
+    own_ms = end_of_interval_ms(context, stream_context.stream.batch_interval)
+    batch = stream_context.ledger.batches.find(stream_context.name, own_ms)
+    taker = "an earlier run" if batch is None else f"batch {time_text(batch.absorbed_by_ms or own_ms)}"
+    return f"{taker} has taken this batch time over, and no later one has ended since"
+
+
+def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | None:
+    stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
+    from headrace.ledger.run_batch_times import CLOCKS_DIFFER_MS, BatchBounds
+
+    host_ms, ledger_ms = stream_context.clock.now_ms(), ledger.now_ms()
+    if abs(host_ms - ledger_ms) >= CLOCKS_DIFFER_MS:
+        log.warning(
+            "The clocks of the ledger (%s) and of this host (%s) differ: the earlier one counts for this run.",
+            time_text(ledger_ms),
+            time_text(host_ms),
+        )
+    if not stream.coalesces:
+        return ledger.runs.assign(stream.name, run.run_id, host_ms=host_ms)
+    limits = stream.limits
+    return ledger.runs.take(
+        stream.name,
+        run.run_id,
+        bounds=BatchBounds(limits.max_coalesced_records, limits.max_coalesced_bytes),
+        date_ms=None if run.logical_date is None else end_of_interval_ms(context, stream.batch_interval),
+        keeps_date=bool(run.clear_number),
+        host_ms=host_ms,
+    )
+
+
+def end_of_interval_ms(context: Mapping[str, Any], batch_interval: timedelta) -> int:
+    """The end of the interval that the run's logical date starts or falls into, in milliseconds since the epoch.
+
+    It uses the logical date, not the run's data interval: a run triggered by another DAG's ``TriggerDagRunOperator``
+    has the requested logical date, but the data interval of the current moment (airflow.api.common.trigger_dag infers
+    it from ``run_after``).
+
+    Raises:
+        NoBatchTimeError: the run has no logical date.
+    """
+    dag_run = context["dag_run"]
+    asked: datetime | None = dag_run.logical_date
+    if asked is None:
+        raise NoBatchTimeError(
+            f"The DAG run {dag_run.run_id} has no logical date.",
+            remedy="Trigger it with a logical date: the start of the batch's interval.",
+        )
+    interval = MicroBatchTimetable(batch_interval).containing(asked)
+    reported = dag_run.data_interval_end
+    if reported is not None and to_ms(reported) != to_ms(interval.end):
+        log.warning(
+            "The run's data interval ends at %s, its logical date %s belongs to the batch %s: the latter counts.",
+            reported.isoformat(),
+            asked.isoformat(),
+            interval.end.isoformat(),
+        )
+    return to_ms(interval.end)
 
 
 class BatchRun:

@@ -1,15 +1,25 @@
-"""Reads a stream's receiver job from the ledger: its state, changes of it, how it ended, and whether it receives."""
+"""A stream's receiver job as a task sees it in the ledger: its state, how it ended, and whether it receives.
+
+Also how a job is replaced by one of a newer version, and requested of a process that several streams share. The request
+is the stream's lease, acquired on behalf of that process, which adopts it (``headrace.spark.shared_job``). So a stream
+has one job, however many tasks request it.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
+from packaging.version import InvalidVersion, Version
+
+from headrace.connections import variable_name
 from headrace.process_identity import PROCESS, has_ended
+from headrace.runs.processes import connection_json
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
@@ -17,6 +27,9 @@ if TYPE_CHECKING:
     from headrace.ledger.receiving_tables import ReceiverRow
     from headrace.ledger.tables import JobRow
     from headrace.receiver.health import InputTrouble
+    from headrace.runs.processes import DetachedProcess
+    from headrace.stream import Stream
+
 
 _REPORTED_PARTITIONS = 5
 # After this long without a poll, the ledger or the watcher was unavailable, and the job may have been cut off as well.
@@ -258,3 +271,133 @@ def _receiver_trouble(row: ReceiverRow, now_ms: int, max_silence_ms: int) -> str
     if row.paused_reason:
         return f"receiver {row.receiver_id} is paused: {row.paused_reason}"
     return None
+
+
+# A job outlives the tasks that start it, so after an upgrade it still runs the old installation. Batches of another
+# version cannot run in its application: functions are sent there by cloudpickle, and the log's reader with them.
+# While only some workers are upgraded, an older one may start the job again. That job then stays for this time.
+SETTLED_MS = 300_000
+# The first of these versions that differs decides which of two processes is newer.
+_ORDER = ("headrace", "pyspark", "python")
+
+
+def is_newer(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
+    """Whether ``ours`` are newer versions than ``theirs``. Never true in both directions, so two jobs never replace
+    each other in turns."""
+    for name in _ORDER:
+        if ours.get(name) != theirs.get(name):
+            try:
+                return Version(ours.get(name, "")) > Version(theirs.get(name, ""))
+            except InvalidVersion:
+                return False
+    return False
+
+
+def replace_older_job(ledger: Ledger, stream: str) -> str | None:
+    """Ask the stream's job to stop if it is older than this process, so that its DAG starts the next one.
+
+    A job is asked once, not before it has run for ``SETTLED_MS``, and not if the stream should be stopped.
+
+    Returns:
+        Why a batch should wait for the next job; None if no job is being replaced by one of this version.
+    """
+    from headrace.ledger.states import DesiredState
+    from headrace.spark.versions import REPLACED_BY, current_versions, differences
+
+    job = newest_job(ledger, stream)
+    ours = current_versions()
+    if job is None or not job.alive(ledger.now_ms()) or not job.versions or not is_newer(ours, job.versions):
+        return None
+    different = "; ".join(differences(job.versions, ours))
+    if job.stop_requested_at_ms is None:
+        if ledger.now_ms() - job.acquired_at_ms < SETTLED_MS:
+            return None
+        if ledger.streams.get(stream).desired_state is DesiredState.STOPPED:
+            return None
+        reason = f"it is replaced by a job of a newer version: {different}"
+        job = ledger.jobs.request_stop(stream, reason, epoch=job.epoch, attributes={REPLACED_BY: ours})
+    if job is None or REPLACED_BY not in job.attributes:
+        return None
+    return f"The receiver job (epoch {job.epoch}) is being replaced by one of this version: {different}."
+
+
+# From the start of the process until it takes the lease over: spark-submit's start, with time for a busy machine.
+_CLAIM_MS = 90_000
+
+
+def is_request(job: JobRow) -> bool:
+    """Whether no process has adopted the job yet."""
+    from headrace.ledger.jobs import REQUESTED_OF
+
+    return not job.state.ended and job.attributes.get(REQUESTED_OF) is not None
+
+
+def request_job(ledger: Ledger, stream: Stream, *, revision: int, holder: str, lease_ms: int) -> None:
+    """Request the stream's receiver job of its shared job. Raises LeaseHeldError if the stream has a live job."""
+    from headrace.ledger.jobs import REQUESTED_OF
+    from headrace.receiver.health import REVISION
+    from headrace.spark.versions import current_versions
+
+    ledger.jobs.acquire(
+        stream.name,
+        holder=holder,
+        lease_ms=lease_ms,
+        versions=current_versions(),
+        attributes={REQUESTED_OF: stream.spark.job, REVISION: revision},
+    )
+
+
+def start_if_absent(
+    ledger: Ledger, shared_job: str, *, holder: str, start: Callable[[], DetachedProcess]
+) -> DetachedProcess | None:
+    """Start the process of a shared job, unless one is alive or being started. ``holder`` names the process.
+
+    Returns the started process. Of several tasks that call this at once, one starts it.
+    """
+    from headrace.ledger.errors import LeaseHeldError
+
+    job = ledger.shared_jobs.current(shared_job)
+    if job is not None and job.alive(ledger.now_ms()):
+        if not has_ended(job.attributes.get(PROCESS)):
+            return None
+        ledger.shared_jobs.end(shared_job, job.epoch)
+    try:
+        claim = ledger.shared_jobs.acquire(shared_job, holder=holder, lease_ms=_CLAIM_MS)
+    except LeaseHeldError:
+        return None
+    try:
+        return start()
+    except BaseException:
+        ledger.shared_jobs.end(shared_job, claim.epoch)
+        raise
+
+
+def end_claim(ledger: Ledger, shared_job: str, *, holder: str) -> None:
+    """End the lease of a process that has ended without a report, so that the next task starts another at once."""
+    job = ledger.shared_jobs.current(shared_job)
+    if job is not None and job.holder == holder:
+        ledger.shared_jobs.end(shared_job, job.epoch)
+
+
+def connections_of_others(ledger: Ledger, stream: Stream) -> Mapping[str, str]:
+    """The connections of the other streams of this one's shared job, as environment variables.
+
+    Without those that are not defined, or that this task may not read: the process refuses the streams that need them.
+    """
+    from headrace.stream import Stream as AnyStream
+    from headrace.stream.model import StreamDefinitionError
+
+    found: dict[str, str] = {}
+    for row in ledger.streams.all():
+        try:
+            other = AnyStream.from_json(row.definition)
+        except StreamDefinitionError:
+            continue
+        if other.name == stream.name or other.spark.job != stream.spark.job:
+            continue
+        for conn_id in other.connection_ids:
+            try:
+                found[variable_name(conn_id)] = connection_json(conn_id)
+            except (AirflowException, AirflowRuntimeError, PermissionError):
+                continue
+    return found

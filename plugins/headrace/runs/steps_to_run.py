@@ -11,7 +11,7 @@ from headrace.ledger.states import STATE_STEP, AttemptState, BatchState
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
-    from headrace.runs.request import RunRequest
+    from headrace.runs.batch_run import RunRequest
     from headrace.stream import Stream
 
 AHEAD = "ahead"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.sensors.base import LedgerSensor
-from headrace.triggers.receivers_receiving import ReceiversReceivingTrigger
+from headrace.sensors.blocks_ready import LedgerSensor
+from headrace.triggers.ledger import ReceiversReceivingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -29,7 +29,7 @@ from headrace.ledger.states import JobState
 from headrace.receiver.kafka_source import KafkaReceiver
 from headrace.receiver.supervisor import ReceiverClients, ReceiverTask, receive
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
-from headrace.runs.batch_time import NothingToRun, begin_run, takes_over
+from headrace.runs.batch_run import NothingToRun, begin_run, takes_over
 from headrace.runs.readiness import Readiness, blocks_ready
 from headrace.stream import KafkaInput, Stream
 from headrace.stream.inputs import Input

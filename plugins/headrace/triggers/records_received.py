@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from headrace.runs.threads import in_thread
-from headrace.triggers.base import LedgerTrigger
+from headrace.hooks.ledger import in_thread
+from headrace.triggers.ledger import LedgerTrigger
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger

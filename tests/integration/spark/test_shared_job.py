@@ -21,8 +21,7 @@ from headrace.ledger import BatchState, JobState, Ledger
 from headrace.ledger.tables import JobRow
 from headrace.process_identity import PROCESS
 from headrace.receiver.health import REVISION
-from headrace.runs.receiver_job import newest_job, receiving
-from headrace.runs.shared_job import request_job, start_if_absent
+from headrace.runs.receiver_job import newest_job, receiving, request_job, start_if_absent
 from headrace.spark import connect_token
 from headrace.spark.batch_client import socket_path
 from headrace.stream import SparkSettings, Stream

@@ -13,7 +13,7 @@ from tests.integration.spark.test_receiver_coupling import ended, family
 
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.ledger import JobState
-from headrace.runs import replacement
+from headrace.runs import receiver_job
 from headrace.spark import connect_token
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -67,8 +67,8 @@ def test_an_older_job_is_replaced_and_all_its_processes_end_though_queries_and_s
     clients = [_client(application, job), _client(application, job)]
     clients[0].kill()
     members = family(process)
-    monkeypatch.setattr(replacement, "SETTLED_MS", 0)
-    assert "is being replaced" in str(replacement.replace_older_job(application.ledger, stream.name))
+    monkeypatch.setattr(receiver_job, "SETTLED_MS", 0)
+    assert "is being replaced" in str(receiver_job.replace_older_job(application.ledger, stream.name))
     # 10 s for the receivers, 10 s for batches (ten intervals), 30 s for Spark, and what a busy machine takes.
     application.until("the end of all processes", lambda: ended(members), 120)
     last = application.job()

@@ -15,7 +15,7 @@ from headrace.batch.build_from_kafka import BatchBuildError
 from headrace.batch.manifest import ManifestError
 from headrace.dags import batch_dag, receiver_dag, replay_dag, stream_dags
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.runs.batch_time import NoBatchTimeError
+from headrace.runs.batch_run import NoBatchTimeError
 from headrace.stream import (
     BatchTrigger,
     ConsoleOutput,

@@ -17,7 +17,7 @@ from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.hooks.ledger import register
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.ledger import Ledger
-from headrace.operators.allocate_blocks import AllocateBlocksOperator
+from headrace.operators.batch_steps import AllocateBlocksOperator
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 from headrace.testing.records import TOPIC_ID, make_block
 from headrace.timetables.micro_batch import from_ms
@@ -230,7 +230,7 @@ def toy_process(monkeypatch):
 def toy_batch(monkeypatch, toy_process):
     """The toy in this process, for tests that are not about the batch's process."""
     subprocess = SimpleNamespace(Popen=toy_micro_batch.InThisProcess, PIPE=None, STDOUT=None, DEVNULL=None)
-    monkeypatch.setattr("headrace.runs.batch_process.subprocess", subprocess)
+    monkeypatch.setattr("headrace.runs.processes.subprocess", subprocess)
     return toy_process
 
 

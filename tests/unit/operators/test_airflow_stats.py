@@ -9,8 +9,7 @@ import pytest
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 
-from headrace.operators.airflow_stats import send_attempt
-from headrace.operators.spark_attempt import BatchTaskError
+from headrace.operators.spark_attempt import BatchTaskError, send_attempt
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 
 
@@ -130,7 +129,7 @@ def test_a_batch_does_not_fail_because_its_numbers_cannot_be_sent(stream, alloca
     def unavailable(*_: object, **__: object) -> None:
         raise OSError("no network")
 
-    monkeypatch.setattr("headrace.operators.airflow_stats.stats.incr", unavailable)
+    monkeypatch.setattr("headrace.operators.spark_attempt.stats.incr", unavailable)
     toy_batch("ok")
     at_ms, task = allocated()
     make(stream).execute(task.context)

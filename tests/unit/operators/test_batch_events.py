@@ -10,8 +10,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from headrace.ledger import Ledger
 from headrace.operators.batch_events import batch_alias, batch_asset, emit_batch_events
-from headrace.runs.batch_run import BatchRun
-from headrace.runs.identity import RunIdentity
+from headrace.runs.batch_run import BatchRun, RunIdentity
 from headrace.runs.steps_to_run import AHEAD
 from headrace.stream_context import StreamContext
 

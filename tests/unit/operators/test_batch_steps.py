@@ -10,10 +10,13 @@ from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint_writer import checkpoint_now
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
-from headrace.operators import allocate_blocks
-from headrace.operators.allocate_blocks import AllocateBlocksOperator
-from headrace.operators.checkpoint import CheckpointOperator
-from headrace.operators.cleanup import BatchNotCheckpointedError, CleanupOperator
+from headrace.operators import batch_steps
+from headrace.operators.batch_steps import (
+    AllocateBlocksOperator,
+    BatchNotCheckpointedError,
+    CheckpointOperator,
+    CleanupOperator,
+)
 from headrace.stream import ConsoleOutput
 from headrace.timetables.micro_batch import from_ms
 
@@ -65,7 +68,7 @@ class TestAllocateBlocks:
         for _ in range(3):
             missed.append(source.store(5))
             until(lambda: ledger.now_ms() >= missed[-1])
-        monkeypatch.setattr(allocate_blocks, "_MOST_AT_ONCE", 2)
+        monkeypatch.setattr(batch_steps, "_MOST_AT_ONCE", 2)
         assert allocated()[0] > missed[-1]
         assert [ledger.batches.get("flights", at_ms).records for at_ms in missed[:2]] == [5, 5]
         # The next run goes on.

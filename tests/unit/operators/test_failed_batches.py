@@ -13,8 +13,7 @@ import pytest
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import StepsLostError
-from headrace.operators.allocate_blocks import AllocateBlocksOperator
-from headrace.operators.checkpoint import CheckpointOperator
+from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.spark_attempt import BatchTaskError
 from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator

@@ -16,13 +16,12 @@ from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.tables import Declared
 from headrace.operators import kafka_receiver
-from headrace.operators.job_logs import log_file, newest_log
-from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError
+from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, log_file, newest_log
 from headrace.operators.links import SparkUiLink, browser_link
 from headrace.process_identity import PROCESS, own_identity
 from headrace.spark.job_log import LOG_VARIABLE
 from headrace.spark.versions import current_versions
-from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
+from headrace.triggers.ledger import ReceiverJobTrigger, StreamWantedTrigger
 
 
 @pytest.fixture
@@ -125,7 +124,7 @@ def test_a_job_whose_process_was_killed_is_replaced_before_its_lease_is_out(oper
 
 
 def test_a_job_of_an_older_version_that_it_attaches_to_is_asked_to_stop(operator, ledger, task, monkeypatch, capsys):
-    monkeypatch.setattr("headrace.runs.replacement.SETTLED_MS", 0)
+    monkeypatch.setattr("headrace.runs.receiver_job.SETTLED_MS", 0)
     older = current_versions() | {"headrace": "0.0.1"}
     ledger.jobs.acquire("flights", holder="before the upgrade", lease_ms=60_000, versions=older)
     waiting = deferred(operator, task.context)

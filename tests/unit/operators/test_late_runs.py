@@ -9,8 +9,7 @@ from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped
 
 from headrace.clock import time_text
 from headrace.dags import batch_dag
-from headrace.operators.allocate_blocks import AllocateBlocksOperator
-from headrace.operators.checkpoint import CheckpointOperator
+from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.sensors.blocks_ready import BlocksReadySensor

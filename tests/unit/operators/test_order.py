@@ -11,8 +11,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from headrace.batch.allocation import allocate
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
-from headrace.operators.allocate_blocks import AllocateBlocksOperator
-from headrace.operators.checkpoint import CheckpointOperator
+from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOperator
 from headrace.operators.spark_attempt import BatchTaskError
 from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
 from headrace.stream_context import StreamContext

@@ -16,9 +16,8 @@ from headrace.hooks.ledger import register
 from headrace.ledger import JobState
 from headrace.ledger.errors import LeaseHeldError
 from headrace.ledger.jobs import REQUESTED_OF
-from headrace.operators.job_logs import newest_log
-from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError
-from headrace.runs.shared_job import connections_of_others, request_job, start_if_absent
+from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, newest_log
+from headrace.runs.receiver_job import connections_of_others, request_job, start_if_absent
 from headrace.stream import KafkaInput, Stream
 
 SPARK = {"master": "local[4]", "job": "shared"}

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
-from headrace.operators import submit_arguments
+from headrace.operators import spark_attempt
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.replay_batch import ReplayBatchOperator
-from headrace.operators.submit_arguments import (
+from headrace.operators.spark_attempt import (
     BY_THE_PROVIDER,
     PASSED_ON,
     REFUSED,
@@ -85,7 +85,7 @@ def test_none_and_false_ask_for_nothing(stream, way):
 
 
 def test_a_parameter_that_a_newer_provider_has_is_refused(monkeypatch):
-    monkeypatch.setattr(submit_arguments, "provider_arguments", lambda: frozenset({"gpus"}))
+    monkeypatch.setattr(spark_attempt, "provider_arguments", lambda: frozenset({"gpus"}))
     with pytest.raises(SubmitArgumentError, match="'gpus'"):
         submit_options({"gpus": 2}, way="submit")
 

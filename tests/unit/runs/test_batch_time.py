@@ -10,7 +10,7 @@ import pytest
 from headrace.clock import ManualClock
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.runs.batch_time import (
+from headrace.runs.batch_run import (
     NoBatchTimeError,
     NothingToRun,
     batch_time_of_run,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.ledger.states import AttemptState, BatchState
-from headrace.runs.identity import RunIdentity
-from headrace.runs.request import RunRequest
+from headrace.runs.batch_run import RunIdentity, RunRequest
 from headrace.runs.steps_to_run import steps_to_run
 
 COMPLETED, FAILED, RUNNING = AttemptState.COMPLETED, AttemptState.FAILED, AttemptState.RUNNING

@@ -21,14 +21,12 @@ from headrace.kafka.client import connection_config
 from headrace.kafka.errors import ClientSettingError
 from headrace.ledger import Ledger
 from headrace.ledger.urls import engine_url
-from headrace.operators.allocate_blocks import AllocateBlocksOperator
-from headrace.operators.checkpoint import CheckpointOperator
-from headrace.operators.cleanup import CleanupOperator
+from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOperator, CleanupOperator
 from headrace.operators.kafka_receiver import KafkaReceiverOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
-from headrace.runs.request import run_request
+from headrace.runs.batch_run import run_request
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 SECRET = "hunter2-hunter2"

@@ -11,7 +11,7 @@ from tests.unit.runs.readiness.conftest import clock, ledger, stream
 
 from headrace.hooks import ledger as ledger_hook
 from headrace.ledger import Ledger
-from headrace.triggers import base as triggers
+from headrace.triggers import ledger as triggers
 
 __all__ = ["clock", "ledger", "stream"]
 

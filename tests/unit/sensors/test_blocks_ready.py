@@ -12,8 +12,7 @@ from tests.unit.sensors.conftest import context
 from headrace.runs.readiness import InputsNotReceivedError
 from headrace.sensors.blocks_ready import BlocksReadySensor
 from headrace.timetables.micro_batch import from_ms
-from headrace.triggers.blocks_ready import BlocksReadyTrigger
-from headrace.triggers.first_receiver import FirstReceiverTrigger, NoReceiverError
+from headrace.triggers.ledger import BlocksReadyTrigger, FirstReceiverTrigger, NoReceiverError
 
 
 class TestBlocksReadySensor:
@@ -163,6 +162,6 @@ class TestTheBeginningOfARun:
 
     def test_without_deferring_it_waits_in_its_slot(self, stream, ledger, clock, monkeypatch):
         sensor = BlocksReadySensor(task_id="await", stream=stream, deferrable=False)
-        monkeypatch.setattr("headrace.triggers.base.time.sleep", lambda _: clock.advance(100_000))
+        monkeypatch.setattr("headrace.triggers.ledger.time.sleep", lambda _: clock.advance(100_000))
         with pytest.raises(NoReceiverError):
             sensor.execute(context(from_ms(T - 10_000)))

@@ -128,7 +128,7 @@ class TestRun:
         async def aget_conn(hook):
             return ledger
 
-        monkeypatch.setattr("headrace.triggers.base.LedgerHook.aget_conn", aget_conn)
+        monkeypatch.setattr("headrace.triggers.ledger.LedgerHook.aget_conn", aget_conn)
         return ledger
 
     @staticmethod

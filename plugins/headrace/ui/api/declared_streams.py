@@ -1,7 +1,7 @@
 """Finds the streams that Airflow's DAGs declare, in the serialised DAGs of Airflow's database.
 
 The DAG factories tag their DAGs ``headrace`` and give one task of each the stream's declaration as JSON documentation
-(`headrace.dags.defaults.declaration`). A DAG that a user writes is found if it does the same.
+(`headrace.dags.declaration.declaration`). A DAG that a user writes is found if it does the same.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from tests.unit.operators.wal_spark_submit.conftest import make
 
-from headrace.runs.environment import secret_key
+from headrace.runs.processes import secret_key
 from headrace.spark.connect_token import fingerprint
 from headrace.spark.versions import current_versions
 
@@ -143,7 +143,7 @@ def test_the_successor_of_an_older_job_is_waited_for(stream, source, allocated, 
     at_ms, task = allocated()
     ledger.jobs.release(source.job)
     older = _job_of(ledger, stream, "0.0.1")
-    monkeypatch.setattr("headrace.runs.replacement.SETTLED_MS", 0)
+    monkeypatch.setattr("headrace.runs.receiver_job.SETTLED_MS", 0)
     operator = make(stream)
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)

@@ -1,14 +1,25 @@
+"""The environment of a stream's processes, and processes that outlive their task."""
+
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from headrace.connections import resolve
-from headrace.runs.environment import SecretKeyUndefinedError, child_environment, connections_in_environment
+from headrace.runs.processes import (
+    DetachedProcess,
+    SecretKeyUndefinedError,
+    child_environment,
+    connections_in_environment,
+    spawn,
+    tail,
+)
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 
 KAFKA = {"conn_type": "kafka", "extra": {"bootstrap.servers": "localhost:9092", "sasl.password": "s3cret"}}
@@ -43,7 +54,7 @@ def test_a_process_gets_its_streams_connections_and_no_others(stream):
 
 def test_what_a_task_asks_kafka_itself_finds_its_connection_for_that_long(stream, monkeypatch):
     monkeypatch.delenv("AIRFLOW_CONN_KAFKA_FLIGHTS")
-    monkeypatch.setattr("headrace.runs.environment.connection_json", lambda conn_id: json.dumps(KAFKA))
+    monkeypatch.setattr("headrace.runs.processes.connection_json", lambda conn_id: json.dumps(KAFKA))
     with connections_in_environment(stream):
         assert resolve("kafka_flights").extra["sasl.password"] == "s3cret"
     assert "AIRFLOW_CONN_KAFKA_FLIGHTS" not in os.environ
@@ -115,3 +126,52 @@ def test_streams_of_a_shared_job_have_one_secret_which_is_no_streams_own(stream)
 
     assert secret("flights", "all") == secret("orders", "all") != secret("orders", "some")
     assert secret("all", None) != secret("flights", "all")
+
+
+def until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("did not happen in time")
+
+
+@pytest.fixture
+def sleeper(tmp_path):
+    process = spawn(
+        [sys.executable, "-c", "import os, time; print('up', os.getsid(0), flush=True); time.sleep(60)"],
+        environment=dict(os.environ),
+        log=tmp_path / "logs" / "job.log",
+    )
+    yield process
+    if process.alive():
+        os.killpg(process.pid, signal.SIGKILL)
+    until(lambda: not process.alive())
+
+
+def test_a_detached_process_has_its_own_session_and_log(sleeper):
+    until(lambda: "up" in tail(sleeper.log))
+    assert tail(sleeper.log).split()[1] == str(sleeper.pid)
+    assert os.getsid(0) != sleeper.pid
+    assert sleeper.alive()
+
+
+def test_the_log_of_a_detached_process_is_private(sleeper):
+    assert sleeper.log.stat().st_mode & 0o007 == 0
+
+
+def test_a_later_process_with_the_same_id_is_not_the_detached_one(sleeper):
+    assert not DetachedProcess(sleeper.pid, sleeper.created - 100, sleeper.log).alive()
+
+
+def test_the_end_is_seen_with_its_code_and_last_lines(tmp_path):
+    code = "import sys; [print('line', n) for n in range(100)]; sys.exit(3)"
+    process = spawn([sys.executable, "-c", code], environment=dict(os.environ), log=tmp_path / "job.log")
+    until(lambda: not process.alive())
+    assert process.exit_code() == 3
+    assert tail(process.log, lines=2).splitlines() == ["line 98", "line 99"]
+
+
+def test_a_log_on_another_host_has_no_tail(tmp_path):
+    assert tail(tmp_path / "nowhere.log") == ""

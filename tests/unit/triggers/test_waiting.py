@@ -6,20 +6,25 @@ from datetime import timedelta
 
 import pytest
 
-from headrace.dags.received_schedule import received_schedule
+from headrace.dags.batch_dag import received_schedule
 from headrace.operators.kafka_receiver import KafkaReceiverOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
-from headrace.runs.waiting import PollIntervalError, in_triggerer, poll_seconds
 from headrace.sensors.blocks_ready import BlocksReadySensor
 from headrace.sensors.kafka_receiver import KafkaReceiverSensor
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
-from headrace.triggers.base import LedgerTrigger
-from headrace.triggers.blocks_ready import BlocksReadyTrigger
-from headrace.triggers.first_receiver import FirstReceiverTrigger
-from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
-from headrace.triggers.receivers_receiving import ReceiversReceivingTrigger
+from headrace.triggers.ledger import (
+    BlocksReadyTrigger,
+    FirstReceiverTrigger,
+    LedgerTrigger,
+    PollIntervalError,
+    ReceiverJobTrigger,
+    ReceiversReceivingTrigger,
+    StreamWantedTrigger,
+    in_triggerer,
+    poll_seconds,
+)
 from headrace.triggers.records_received import RecordsReceivedTrigger
 
 LEDGER = {"ledger": "sqlite:////nowhere/ledger.db", "stream": "flights"}

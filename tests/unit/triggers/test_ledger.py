@@ -10,9 +10,12 @@ from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
-from headrace.triggers.blocks_ready import BlocksReadyTrigger
-from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
-from headrace.triggers.receivers_receiving import ReceiversReceivingTrigger
+from headrace.triggers.ledger import (
+    BlocksReadyTrigger,
+    ReceiverJobTrigger,
+    ReceiversReceivingTrigger,
+    StreamWantedTrigger,
+)
 
 
 @pytest.fixture

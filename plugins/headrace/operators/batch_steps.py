@@ -1,0 +1,332 @@
+"""The operators of a batch's steps beside Spark: allocate its blocks, checkpoint the stream, clean up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from headrace.clock import time_text
+from headrace.errors import HeadraceError
+from headrace.hooks.ledger import LedgerHook, register
+from headrace.operators.batch_events import batch_alias, emit_batch_events
+from headrace.runs.batch_run import BatchRun, NothingToRun, takes_over
+from headrace.runs.processes import connections_in_environment
+from headrace.stream_context import StreamContext
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow.sdk import Context
+
+    from headrace.batch.allocation import Allocation
+    from headrace.batch.cleanup import Cleaned
+    from headrace.ledger.batch_tables import BatchRow
+    from headrace.stream import Stream
+
+
+class BatchStep:
+    """Opens a stream for a task. Mixed into operators."""
+
+    stream: Stream
+    revision: int | None = None
+    """The ledger's revision number of the stream's definition; None until the stream is open."""
+
+    @contextmanager
+    def opened(self) -> Iterator[StreamContext]:
+        """The stream, registered in its ledger, for the length of a ``with`` block."""
+        with LedgerHook(self.stream.ledger).opened() as ledger:
+            self.revision = register(ledger, self.stream)
+            yield StreamContext(self.stream, ledger)
+
+
+class BatchStepOperator(BatchStep, BaseOperator):
+    """A step that needs only its stream.
+
+    :param stream: the stream.
+    """
+
+    template_fields: Sequence[str] = ()
+
+    def __init__(self, *, stream: Stream, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+
+
+# Bound the work and the time that a task spends on missed batch times. The next run continues with the others.
+_MOST_AT_ONCE = 50
+_MOST_SECONDS = 10.0
+
+
+class AllocateBlocksOperator(BatchStepOperator):
+    """Seals the run's batch time and allocates its blocks: as a manifest beside the log, then in the ledger.
+
+    A batch that is already allocated keeps its blocks, however often the task runs. Returns a small summary.
+
+    If the stream coalesces, the batch of a scheduled run takes over the earlier batch times that have no batch. In
+    other streams, a scheduled run also allocates the earlier batch times that hold records and have no batch, so that
+    later runs run these batches (``runs/retries.py``). In an ordered stream this is left to the task that runs the
+    batch: it first allocates and runs the earlier ones. So no records remain unprocessed because the schedule began
+    later than the receiver, or does not reach back far enough, or a run failed. A batch time from before the stream
+    began is empty, unless the run asks to build it from Kafka.
+
+    :param stream: the stream.
+    """
+
+    ui_color = "#e3f1d8"
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Allocate the run's batch. Returns the allocation's `summary`."""
+        with self.opened() as stream_context:
+            try:
+                return allocate_blocks(BatchRun.begin(context, stream_context), self.log)
+            except NothingToRun as nothing:
+                raise nothing.skip(context, self) from None
+
+
+def allocate_blocks(run: BatchRun, log: Any) -> dict[str, Any]:
+    """Allocate the run's batch, and earlier batch times that were missed. Returns the batch's `summary`.
+
+    Raises:
+        AirflowFailException: the run asks for something that the stream does not have.
+        NothingToRun: another run's batch has taken the batch time over since this run began.
+    """
+    from headrace.batch.allocation import allocate
+
+    if run.request.from_kafka:
+        _build(run, log)
+    over = takes_over(run.context, run.stream)
+    allocation = allocate(run.stream_context, run.batch_time_ms, takes_over=over)
+    batch = allocation.batch
+    if batch.absorbed_by_ms is not None:
+        raise NothingToRun(f"batch {time_text(batch.absorbed_by_ms)} has taken {time_text(run.batch_time_ms)} over")
+    log.info(
+        "Batch %s %s: %d records in %d blocks of %d partitions, %d bytes; manifest %s",
+        time_text(run.batch_time_ms), "is allocated" if allocation.fresh else "was allocated before",
+        batch.records, batch.blocks, len(allocation.inputs), batch.payload_bytes, batch.manifest_uri,
+    )  # fmt: skip
+    if over:
+        _report_taken_over(run, batch, log)
+    elif not run.stream.coalesces and not run.stream.is_ordered:
+        _allocate_missed(run, log)
+    return summary(allocation)
+
+
+def _report_taken_over(run: BatchRun, batch: BatchRow, log: Any) -> None:
+    """Log which batch times the batch took over, and how many are left for the next run."""
+    if batch.absorbed:
+        log.info(
+            "It took over %d earlier batch time(s) that nobody had run, from %s on.",
+            len(batch.absorbed), time_text(batch.absorbed[0]),
+        )  # fmt: skip
+    ledger, name = run.ledger, run.stream.name
+    open_ms = ledger.streams.get(name).batch_time_after(ledger.now_ms())
+    left = [each for each in ledger.blocks.unclaimed(name) if each.batch_time_ms < open_ms]
+    if left:
+        log.info(
+            "%d more batch time(s) with %d records wait for the next run (limits.max_coalesced_records and _bytes).",
+            len(left), sum(each.records for each in left),
+        )  # fmt: skip
+
+
+def _allocate_missed(run: BatchRun, log: Any) -> None:
+    """Allocate earlier batch times that hold records and have no batch, the oldest first, if other runs follow this one
+    and run these batches; else log them."""
+    from headrace.batch.allocation import allocate
+
+    missed = [each for each in run.ledger.blocks.unclaimed(run.stream.name) if each.batch_time_ms < run.batch_time_ms]
+    if not missed:
+        return
+    log.warning(
+        "%d earlier batch time(s) hold %d records and are not allocated yet, from %s to %s.",
+        len(missed), sum(each.records for each in missed),
+        time_text(missed[0].batch_time_ms), time_text(missed[-1].batch_time_ms),
+    )  # fmt: skip
+    if not run.is_automatic:
+        log.warning("The next scheduled run allocates them, and later ones run them; a backfill of this DAG does both.")
+        return
+    number, until = 0, time.monotonic() + _MOST_SECONDS
+    for each in missed[:_MOST_AT_ONCE]:
+        try:
+            allocate(run.stream_context, each.batch_time_ms)
+        except HeadraceError as error:
+            # The run's own batch is allocated, and must not wait for this one.
+            log.warning(
+                "Batch %s is left to the next run, which allocates it: %s", time_text(each.batch_time_ms), error
+            )
+            break
+        number += 1
+        if time.monotonic() >= until:
+            break
+    log.info("Allocated %d of them. Later runs run them, unless their own runs do.", number)
+
+
+def _build(run: BatchRun, log: Any) -> None:
+    from headrace.batch.build_from_kafka import build_from_kafka
+
+    if run.batch_time_ms > run.ledger.streams.get(run.stream.name).zero_time_ms:
+        at = time_text(run.batch_time_ms)
+        log.info("Batch %s does not end before the stream began, so it is not built from Kafka.", at)
+        return
+    with connections_in_environment(run.stream):
+        built = build_from_kafka(run.stream_context, run.batch_time_ms)
+    log.info(
+        "Batch %s %s built from Kafka by timestamps: %d records at most, in %d partitions.",
+        time_text(run.batch_time_ms), "is" if built.fresh else "was already",
+        built.batch.records, len(built.inputs),
+    )  # fmt: skip
+
+
+def summary(allocation: Allocation) -> dict[str, Any]:
+    """The main numbers of an allocation, for the next tasks and for people. Small enough for an XCom."""
+    batch = allocation.batch
+    return {
+        "batch_time_ms": batch.batch_time_ms,
+        "fresh": allocation.fresh,
+        "blocks": batch.blocks,
+        "records": batch.records,
+        "absorbed": len(batch.absorbed),
+        "payload_bytes": batch.payload_bytes,
+        "partitions": len(allocation.inputs),
+        "manifest_uri": batch.manifest_uri,
+    }
+
+
+class CheckpointOperator(BatchStepOperator):
+    """Writes the stream's checkpoint: positions, allocations and completed batches, for recovery without the ledger.
+
+    It runs whether the batch succeeded or not; a batch that was never allocated has nothing to checkpoint. If the batch
+    is not complete, a warning names the steps that are left: a run that asked for only some of the outputs succeeds
+    without the others. Emits the asset events of the batch and of earlier batches, if this run completed them.
+
+    :param stream: the stream.
+    """
+
+    ui_color = "#f6ecd2"
+
+    def __init__(self, *, stream: Stream, outlets: Any = (), **kwargs: Any) -> None:
+        super().__init__(stream=stream, outlets=[batch_alias(stream), *outlets], **kwargs)
+
+    def execute(self, context: Context) -> Any:
+        """Write the checkpoint."""
+        with self.opened() as stream_context:
+            run = BatchRun.of(context, stream_context)
+            checkpoint_after(run, self.log)
+            emit_batch_events(run)
+
+
+def checkpoint_after(run: BatchRun, log: Any) -> None:
+    """Write the stream's checkpoint if the batch is allocated and a checkpoint is due. Log the result, and what is left
+    of the batch."""
+    from headrace.batch.checkpoint_writer import write_checkpoint
+    from headrace.ledger.states import BatchState
+
+    at, batch = time_text(run.batch_time_ms), run.find_batch()
+    if batch is None:
+        log.info("Batch %s was not allocated, so there is nothing to checkpoint.", at)
+        return
+    if batch.state is BatchState.FAILED:
+        # All tasks of this run have ended. An output whose task began no attempt does not delay the event any longer.
+        run.ledger.attempts.end_run(batch.stream, batch.batch_time_ms)
+    written = write_checkpoint(run.stream_context, run.batch_time_ms)
+    if written is None:
+        log.info("No checkpoint is due at batch %s; the next one covers it.", at)
+    else:
+        log.info("Checkpoint %s/%s", run.stream.folder_url, written.path)
+    _warn_of_steps_left(run, log)
+
+
+def _warn_of_steps_left(run: BatchRun, log: Any) -> None:
+    """Warn of the steps that the batch still needs and that no live attempt is running, and of how to run them."""
+    from headrace.ledger.errors import StepsLostError
+    from headrace.ledger.states import AttemptState, BatchState
+    from headrace.runs.steps_to_run import attempts_without_replays
+
+    batch = run.find_batch()
+    if batch is None or batch.state not in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
+        return
+    now_ms = run.ledger.now_ms()
+    seen_to = {
+        row.output_id
+        for row in run.ledger.attempts.outputs(batch.stream, batch.batch_time_ms)
+        if row.state is AttemptState.COMPLETED
+    }
+    for attempt in attempts_without_replays(run.ledger, batch):
+        if attempt.alive(now_ms):
+            seen_to.update(attempt.outputs)
+    left = [step for step in batch.needs(run.stream.steps) if step not in seen_to]
+    if left and not set(left) & set(run.stream.steps):
+        log.warning("%s", StepsLostError(batch, left))
+    elif left:
+        log.warning(
+            "Batch %s is not complete, %s left to do: %s. Clear what failed of this run. What it did not ask for is "
+            "done by a run without `outputs`, with any other date from %s until %s.",
+            time_text(batch.batch_time_ms), "one step is" if len(left) == 1 else f"{len(left)} steps are",
+            ", ".join(left), time_text(batch.batch_time_ms - batch.interval_ms), time_text(batch.batch_time_ms),
+        )  # fmt: skip
+
+
+class BatchNotCheckpointedError(HeadraceError):
+    """The batch completed, and its checkpoint is missing."""
+
+
+class CleanupOperator(BatchStepOperator):
+    """Deletes log segments whose blocks are all in batches that have completed, are checkpointed and have left the
+    remember window.
+
+    The decision rests on the ledger's record of each batch, never on age alone, so it is as safe after a failed batch
+    as after a successful one. A completed batch whose checkpoint is missing is an error: this is the last task of the
+    run, and the run must not look successful.
+
+    :param stream: the stream.
+    """
+
+    ui_color = "#f3dede"
+
+    def execute(self, context: Context) -> Any:
+        """Clean up, then check that this batch is checkpointed if a checkpoint was due."""
+        with self.opened() as stream_context:
+            clean_up_after(BatchRun.of(context, stream_context), self.log)
+
+
+def clean_up_after(run: BatchRun, log: Any) -> None:
+    """Delete what no batch needs any more, if the batch is allocated; log what was deleted.
+
+    Raises:
+        BatchNotCheckpointedError: the batch completed, and its checkpoint was due and is missing.
+    """
+    from headrace.batch.checkpoint_writer import checkpoint_is_due
+    from headrace.batch.cleanup import clean_up
+
+    at, batch = time_text(run.batch_time_ms), run.find_batch()
+    if batch is None:
+        log.info("Batch %s was not allocated, so there is nothing to clean up after it.", at)
+        return
+    log.info("Cleanup after batch %s: %s.", at, _account(clean_up(run.stream_context)))
+    # Read again: meanwhile a later batch's checkpoint may have marked this one.
+    batch = run.ledger.batches.get(run.stream.name, run.batch_time_ms)
+    is_missing = batch.completed_at_ms is not None and batch.checkpointed_at_ms is None
+    if is_missing and checkpoint_is_due(run.stream_context, run.batch_time_ms):
+        raise BatchNotCheckpointedError(
+            f"Batch {at} of stream {run.stream.name!r} completed without a checkpoint, so its log is kept.",
+            remedy="See why the checkpoint failed (the task 'checkpoint' has its own log), and clear it.",
+        )
+
+
+def _account(cleaned: Cleaned) -> str:
+    """A cleanup's result, in words."""
+    numbers = {
+        "segments of the log deleted": cleaned.segments,
+        "blocks folded into their batches": cleaned.blocks,
+        "batches with nothing left in the log": cleaned.batches,
+        "files of no batch deleted": cleaned.leftovers,
+        "incomplete files of killed writers deleted": cleaned.partial_writes,
+        "events forgotten": cleaned.events,
+        "batches older than the history removed": cleaned.removed.batches,
+        "deleted segments forgotten": cleaned.removed.segments,
+        "files of removed batches deleted": cleaned.removed.files,
+    }
+    return ", ".join(f"{number:,} {what}" for what, number in numbers.items() if number) or "nothing to do"

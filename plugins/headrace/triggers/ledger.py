@@ -1,0 +1,379 @@
+"""Triggers that poll the ledger until they fire, and how often operators, sensors and triggers poll it.
+
+The waits of a receiver job's task, of a run that begins, and of its batch.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.configuration import conf
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from headrace.errors import HeadraceError
+from headrace.hooks.ledger import LedgerHook, in_thread
+from headrace.runs.batch_run import of_schedule
+from headrace.runs.readiness import InputsNotReceivedError, blocks_ready, find_beginning
+from headrace.runs.receiver_job import JobWatch, receiving
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from headrace.ledger import Ledger
+    from headrace.stream import Stream
+    from headrace.stream_context import StreamContext
+
+
+class PollIntervalError(HeadraceError):
+    """``[headrace] poll_interval`` is not a positive number of seconds."""
+
+
+def poll_seconds(given: float | None = None, *, otherwise: float = 1.0) -> float:
+    """Seconds between two polls of the ledger: ``given``, else ``[headrace] poll_interval``, else ``otherwise``.
+
+    Raises:
+        PollIntervalError: the setting is not a positive number.
+    """
+    if given is not None:
+        return given
+    setting = conf.get("headrace", "poll_interval", fallback=None)
+    if not setting:
+        return otherwise
+    try:
+        seconds = float(setting)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise PollIntervalError(
+            f"[headrace] poll_interval is {setting!r}, which is no positive number of seconds.",
+            remedy="Set AIRFLOW__HEADRACE__POLL_INTERVAL to seconds, 1.0 for instance, or leave it out.",
+        )
+    return seconds
+
+
+def in_triggerer(deferrable: bool | None) -> bool:
+    """Whether to wait deferred: ``deferrable``, else ``[operators] default_deferrable``."""
+    if deferrable is not None:
+        return deferrable
+    return conf.getboolean("operators", "default_deferrable", fallback=False)
+
+
+FIRST_LOOK_SECONDS = 1.0
+"""How long a task polls in place before it defers, in seconds: a deferral and resume costs 2.2 s."""
+_FIRST_LOOK_EVERY = 0.1
+# The longest pause after a ledger did not answer, in seconds. The pause starts at the poll interval and doubles.
+_LONGEST_PAUSE = 30.0
+
+
+class LedgerTrigger(BaseTrigger):
+    """Polls the ledger from a thread, and retries while it is unavailable: a database restart fails no task.
+
+    Subclasses keep their arguments in ``parameters`` (`serialize` stores them; no secrets) and implement `look`.
+    ``run`` starts from its beginning in every new triggerer, so `look` must depend on the ledger alone.
+
+    :param poll_interval: seconds between two polls; by default ``[headrace] poll_interval``.
+    """
+
+    POLL_SECONDS: ClassVar[float] = 1.0
+    """The poll interval in seconds if neither the argument nor the configuration gives one."""
+
+    def __init__(self, *, ledger: str, stream: str, poll_interval: float | None = None, **parameters: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger = ledger
+        self.stream = stream
+        self.poll_interval = poll_seconds(poll_interval, otherwise=self.POLL_SECONDS)
+        self.parameters = parameters
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Airflow's form of the trigger: the class path and its arguments."""
+        kind = type(self)
+        return f"{kind.__module__}.{kind.__qualname__}", {
+            "ledger": self.ledger,
+            "stream": self.stream,
+            "poll_interval": self.poll_interval,
+            **self.parameters,
+        }
+
+    @abc.abstractmethod
+    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        """Called in a thread at each poll. Returns the event's payload, or None to poll again."""
+
+    def look_before_deferring(self, ledger: Ledger) -> dict[str, Any] | None:
+        """Poll `look` in this thread for ``FIRST_LOOK_SECONDS``, at least once. Returns its payload, or None."""
+        deadline = time.monotonic() + FIRST_LOOK_SECONDS
+        while (payload := self.look(ledger)) is None and time.monotonic() <= deadline:
+            time.sleep(_FIRST_LOOK_EVERY)
+        return payload
+
+    def look_until_it_fires(self, ledger: Ledger) -> dict[str, Any]:
+        """Poll `look` in this thread, for a task that does not defer. Returns its payload."""
+        while (payload := self.look(ledger)) is None:
+            time.sleep(self.poll_interval)
+        return payload
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Poll until there is an event, and yield it."""
+        ledger = await self._opened()
+        try:
+            yield TriggerEvent(await self._looked(ledger))  # type: ignore[no-untyped-call]
+        finally:
+            await in_thread(self.ledger, ledger.close)
+
+    async def _opened(self) -> Ledger:
+        from headrace.ledger.errors import LedgerUnavailableError
+
+        pause = self.poll_interval
+        while True:
+            try:
+                return await LedgerHook(self.ledger).aget_conn()
+            except LedgerUnavailableError as error:
+                self.log.warning("The ledger cannot be opened, trying again in %.0f s: %s", pause, error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _looked(self, ledger: Ledger) -> dict[str, Any]:
+        """Poll until `look` returns a payload, and return it."""
+        from headrace.ledger.errors import LedgerUnavailableError
+
+        pause = self.poll_interval
+        while True:
+            try:
+                payload = await in_thread(self.ledger, self.look, ledger)
+            except LedgerUnavailableError as error:
+                self.log.warning("The ledger does not answer, trying again in %.0f s: %s", pause, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                continue
+            if payload is not None:
+                return payload
+            pause = self.poll_interval
+            await asyncio.sleep(pause)
+
+
+# How often the task's log repeats why a batch waits, in seconds. A batch may wait for hours, with five polls a second.
+# The warning interval is shorter because that wait is bounded.
+_REPORT_SECONDS = 60.0
+_WARN_SECONDS = 15.0
+
+
+class BlocksReadyTrigger(LedgerTrigger):
+    """Fires once a batch time has all its blocks, or the bounded wait for its inputs is over.
+
+    :param waiting_since_ms: when the batch's task began to wait, by the ledger's clock; a new triggerer keeps it.
+    """
+
+    # Receivers seal several times a second; a batch should not wait for the poll.
+    POLL_SECONDS = 0.2
+
+    def __init__(
+        self,
+        *,
+        ledger: str,
+        stream: str,
+        batch_time_ms: int,
+        grace_ms: int,
+        waiting_since_ms: int = 0,
+        poll_interval: float | None = None,
+    ) -> None:
+        super().__init__(
+            ledger=ledger,
+            stream=stream,
+            poll_interval=poll_interval,
+            batch_time_ms=batch_time_ms,
+            grace_ms=grace_ms,
+            waiting_since_ms=waiting_since_ms,
+        )
+        self._report_at = 0.0
+        self._reported_trouble = False
+
+    @classmethod
+    def of(
+        cls,
+        stream: Stream,
+        batch_time_ms: int,
+        *,
+        waiting_since_ms: int = 0,
+        grace: timedelta | None = None,
+        poll_interval: float | None = None,
+    ) -> BlocksReadyTrigger:
+        """The trigger for a batch time of a stream; ``grace`` is by default the stream's ``limits.seal_grace``."""
+        return cls(
+            ledger=stream.ledger,
+            stream=stream.name,
+            batch_time_ms=batch_time_ms,
+            grace_ms=(stream.limits.seal_grace if grace is None else grace) // timedelta(milliseconds=1),
+            waiting_since_ms=waiting_since_ms,
+            poll_interval=poll_interval,
+        )
+
+    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        found = blocks_ready(ledger, self.stream, **self.parameters)
+        if found.ready or found.failed:
+            return {"reason": found.reason, "complete": found.complete, "failed": found.failed}
+        if time.monotonic() >= self._report_at or found.troubled != self._reported_trouble:
+            self._reported_trouble = found.troubled
+            self._report_at = time.monotonic() + (_WARN_SECONDS if found.troubled else _REPORT_SECONDS)
+            self.log.log(logging.WARNING if found.troubled else logging.INFO, "Not ready: %s.", found.reason)
+        return None
+
+
+def report_what_was_found(event: dict[str, Any], stream: Stream, log: Any) -> None:
+    """Log the result of the trigger's `look`.
+
+    Raises:
+        AirflowFailException: the inputs of a batch by arrival were not received in time. The batch has no records, so
+            a retry has nothing to do: later batches take the records that come later.
+        InputsNotReceivedError: the same for a batch by timestamp, whose records may still come.
+    """
+    reason = event["reason"]
+    if event.get("failed"):
+        what = f"{reason[0].upper()}{reason[1:]}."
+        if stream.batch_by == "timestamp":
+            raise InputsNotReceivedError(what)
+        raise AirflowFailException(what)
+    if event.get("complete", True):
+        log.info("Done: %s.", reason)
+    else:
+        log.warning("Not waiting any longer: %s.", reason)
+
+
+MOST_WAITED = timedelta(minutes=5)
+"""How long a run waits for the stream's first receiver, before it fails."""
+
+
+class NoReceiverError(HeadraceError):
+    """The stream has never received."""
+
+
+def check_began(event: dict[str, Any], stream: Stream) -> None:
+    """Fail the run if the wait timed out.
+
+    Raises:
+        NoReceiverError: no receiver has begun.
+    """
+    if not event["began"]:
+        raise NoReceiverError(
+            f"No receiver has begun within {MOST_WAITED}: {event['reason']}.",
+            remedy=f"Unpause the DAG {stream.name}_receiver, and see the log of its task.",
+        )
+
+
+class FirstReceiverTrigger(LedgerTrigger):
+    """Fires once an interval has ended since the stream's first receiver began, or when the ledger's clock reaches
+    ``until_ms``. The payload has ``began`` and ``reason``."""
+
+    def __init__(
+        self, *, ledger: str, stream: str, interval_ms: int, until_ms: int, poll_interval: float | None = None
+    ) -> None:
+        super().__init__(
+            ledger=ledger, stream=stream, poll_interval=poll_interval, interval_ms=interval_ms, until_ms=until_ms
+        )
+        self._reported = ""
+
+    @classmethod
+    def awaited(cls, context: Context, stream_context: StreamContext) -> FirstReceiverTrigger | None:
+        """The trigger that a scheduled run has to wait for before its batch is determined, if the stream has not begun
+        to receive; else None. Requested runs do not wait, nor do batches by timestamp, whose records may be older."""
+        stream, ledger = stream_context.stream, stream_context.ledger
+        if not of_schedule(context) or stream.batch_by != "arrival":
+            return None
+        until_ms = ledger.now_ms() + MOST_WAITED // timedelta(milliseconds=1)
+        trigger = cls(ledger=stream.ledger, stream=stream.name, interval_ms=stream.batch_interval_ms, until_ms=until_ms)
+        return None if trigger.look(ledger) is not None else trigger
+
+    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        now_ms = ledger.now_ms()
+        beginning = find_beginning(ledger, self.stream)
+        if beginning.at_ms is None:
+            if now_ms >= self.parameters["until_ms"]:
+                return {"began": False, "reason": beginning.reason}
+            if beginning.reason != self._reported:
+                self._reported = beginning.reason
+                self.log.info("Waiting for the stream's first receiver: %s.", beginning.reason)
+            return None
+        interval_ms = self.parameters["interval_ms"]
+        if now_ms // interval_ms * interval_ms < beginning.at_ms:
+            return None
+        return {"began": True, "reason": "the stream's receivers have begun"}
+
+
+class ReceiverJobTrigger(LedgerTrigger):
+    """Fires when the receiver job of one epoch is over: ``{"outcome": "stopped|failed|lost|superseded", "epoch": …}``.
+
+    The trigger follows the job by its lease alone, so a new triggerer continues where the last one stopped. Changes
+    (states, receivers' errors) are written to the task's log.
+    """
+
+    def __init__(self, *, ledger: str, stream: str, epoch: int, poll_interval: float | None = None) -> None:
+        super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval, epoch=epoch)
+        self._watch = JobWatch(stream, epoch, progress=self._report, warn=self._warn)
+
+    def _report(self, text: str) -> None:
+        self.log.info("%s", text)
+
+    def _warn(self, text: str) -> None:
+        self.log.warning("%s", text)
+
+    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        outcome = self._watch.look(ledger)
+        return None if outcome is None else {"outcome": outcome.value, "epoch": self._watch.epoch}
+
+    async def on_kill(self) -> None:
+        """Called when a person marks or clears the deferred task: ask the job to stop, so that it drains."""
+        ledger = await LedgerHook(self.ledger).aget_conn()
+        try:
+            reason = "its Airflow task was ended by a person"
+            await in_thread(self.ledger, ledger.jobs.request_stop, self.stream, reason)
+        finally:
+            await in_thread(self.ledger, ledger.close)
+
+
+class StreamWantedTrigger(LedgerTrigger):
+    """Fires when the stream's desired state is running: ``headrace streams start`` after ``stop``."""
+
+    def __init__(self, *, ledger: str, stream: str, poll_interval: float | None = None) -> None:
+        super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval)
+
+    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        from headrace.ledger.states import DesiredState
+
+        if ledger.streams.get(self.stream).desired_state is DesiredState.RUNNING:
+            return {"desired_state": DesiredState.RUNNING.value}
+        return None
+
+
+class ReceiversReceivingTrigger(LedgerTrigger):
+    """Fires once all of the stream is received. Until then the task's log shows why it is not."""
+
+    def __init__(
+        self, *, ledger: str, stream: str, receivers: int, max_silence_ms: int, poll_interval: float | None = None
+    ) -> None:
+        super().__init__(
+            ledger=ledger,
+            stream=stream,
+            poll_interval=poll_interval,
+            receivers=receivers,
+            max_silence_ms=max_silence_ms,
+        )
+        self._reported = ""
+        self._warned = ""
+
+    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        from headrace.receiver.health import unadopted
+
+        found_unadopted = unadopted(ledger, self.stream)
+        if found_unadopted is not None and str(found_unadopted) != self._warned:
+            self._warned = str(found_unadopted)
+            self.log.warning("%s", self._warned)
+        found = receiving(ledger, self.stream, **self.parameters)
+        if found.reason != self._reported:
+            self._reported = found.reason
+            self.log.info("%s", found.reason)
+        return {"reason": found.reason} if found.ok else None
