@@ -13,8 +13,7 @@ from examples.demo.run import DemoOptions, run_demo
 from examples.demo.view import make_view
 from rich.console import Console
 
-from headrace.cli.commands import single_command
-from headrace.cli.main import errors_as_one_line
+from headrace.cli.main import errors_as_one_line, single_command
 
 _INTERRUPTED = 130
 

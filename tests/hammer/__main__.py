@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 from tests.hammer.kinds import LedgerKind, Target
 
-from headrace.cli.commands import single_command
-from headrace.cli.main import errors_as_one_line
+from headrace.cli.main import errors_as_one_line, single_command
 
 _INTERRUPTED = 130
 

@@ -12,7 +12,7 @@ from tests.system.orders import STREAM, Orders, wait_until
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.cli.stack_environment import environment
+from headrace.cli.stack import environment
 from headrace.clock import time_text
 from headrace.devstack.stack import Stack
 from headrace.ledger.states import JobState

@@ -15,7 +15,7 @@ from typing import Any
 
 from airflow.cli.cli_config import ActionCommand, Arg, CLICommand, GroupCommand
 
-from headrace.cli.commands import COMMANDS
+from headrace.cli.main import COMMANDS
 
 _LEFT_OUT = {"stack"}
 """The embedded stack starts an Airflow of its own."""

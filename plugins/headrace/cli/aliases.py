@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.commands import examples
-from headrace.cli.elasticsearch_outputs import administration_of, elasticsearch_outputs, registered
-from headrace.cli.options import AsJson, LedgerUrl, StreamName, milliseconds, opened
+from headrace.cli.dead_letters import administration_of, elasticsearch_outputs
+from headrace.cli.options import AsJson, LedgerUrl, StreamName, examples, milliseconds, opened, registered
 from headrace.cli.output import echo, print_json
 from headrace.clock import time_text
 from headrace.errors import HeadraceError

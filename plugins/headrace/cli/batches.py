@@ -1,22 +1,27 @@
-"""`headrace batches list`, `show`, `abandon` and `unclaimed`: a stream's batches, and batch times without a batch."""
+"""`headrace batches list`, `show`, `unclaimed`, `abandon` and `run`: a stream's batches, and times without a batch."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
-from headrace.cli.batch_account import show_batch
-from headrace.cli.commands import examples
-from headrace.cli.options import AsJson, LedgerUrl, StreamName, milliseconds, opened
+from headrace.cli.options import AIRFLOW_VARIABLE, AsJson, LedgerUrl, StreamName, examples, milliseconds, opened
 from headrace.cli.options import batch_time as batch_time_ms
 from headrace.cli.output import duration_text, echo, print_json, print_table
 from headrace.clock import time_text
+from headrace.errors import TAKEN_UP
+from headrace.ledger.errors import LedgerError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from headrace.connections import Connection
+    from headrace.devstack.airflow_api import AirflowApi
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import BatchRow
+    from headrace.ledger.batch_tables import AttemptRow, BatchOrigin, BatchRow
     from headrace.ledger.receiving_tables import UnclaimedTime
 
 # A batch DAG that runs has allocated a batch within the larger of this time and this many intervals.
@@ -189,3 +194,204 @@ def _report_waiting(waiting: list[UnclaimedTime], who: str, ahead_of_ms: int) ->
     print_table(
         ("batch time", "blocks", "records"), [(time_text(t.batch_time_ms), t.blocks, t.records) for t in waiting]
     )
+
+
+# The key under which an Elasticsearch output records its concrete index, beside the counts.
+_INDEX = "index"
+
+
+def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json: bool) -> None:
+    """Print the batch, or the blocks that wait for a batch time that is not allocated.
+
+    Raises:
+        StreamNotFoundError: there is no such stream.
+        LedgerError: the time is before the stream began.
+    """
+    ids = ledger.streams.get(stream_name).id_of_step
+    batch = ledger.batches.find(stream_name, batch_time_ms)
+    if batch is None:
+        _show_waiting(ledger, stream_name, batch_time_ms, as_json=as_json)
+        return
+    from headrace.monitoring.batch_detail import became
+
+    origin = ledger.batches.origins(stream_name, [batch_time_ms]).get(batch_time_ms)
+    inputs = ledger.batches.inputs(stream_name, batch_time_ms)
+    outputs = ledger.attempts.outputs(stream_name, batch_time_ms)
+    attempts = ledger.attempts.of_batch(stream_name, batch_time_ms)
+    revisions = {attempt.number: attempt.revision for attempt in attempts}
+    if as_json:
+        # Only the batch's own outputs: those of replays are with their attempts.
+        written = [{**asdict(output), "revision": revisions.get(output.attempt)} for output in outputs]
+        parts: dict[str, Any] = {"batch": batch, "origin": origin, "inputs": inputs, "outputs": written}
+        print_json({**parts, "attempts": attempts})
+        return
+    for line in account(batch, origin):
+        echo(line)
+    if later := became(batch, attempts):
+        echo(later)
+    print_table(
+        ("input", "topic", "partition", "from", "until", "records"),
+        [
+            (i.input_id, i.partition.topic, i.partition.partition, i.from_offset, i.until_offset, i.records)
+            for i in inputs
+        ],
+    )
+    print_table(
+        ("output", "state", "attempt", "definition", "written to", "counts", "transform and code", "error"),
+        [
+            (
+                ids.get(output.output_id, output.output_id),
+                output.state.value,
+                output.attempt,
+                revisions.get(output.attempt),
+                output.counts.get(_INDEX),
+                _counts(output.counts),
+                output.code_version,
+                output.error,
+            )
+            for output in outputs
+        ],
+    )
+    if len(known := {revisions.get(output.attempt) for output in outputs}) > 1:
+        named = ", ".join(
+            "unknown" if number is None else str(number) for number in sorted(known, key=lambda n: n or 0)
+        )
+        echo(f"The outputs of this batch were written under different definitions of the stream: {named}.")
+    print_table(
+        ("attempt", "at", "replay", "definition", "outputs", "read from", "way", "state", "took", "holder", "error"),
+        [_attempt(attempt, ids) for attempt in attempts],
+    )
+
+
+def _show_waiting(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json: bool) -> None:
+    waiting = next((u for u in ledger.blocks.unclaimed(stream_name) if u.batch_time_ms == batch_time_ms), None)
+    row = ledger.streams.get(stream_name)
+    if waiting is None and batch_time_ms <= row.zero_time_ms and not row.has_removed(batch_time_ms):
+        raise LedgerError(
+            f"Stream {stream_name!r} began at {time_text(row.zero_time_ms)}, so it has no batch "
+            f"{time_text(batch_time_ms)}.",
+            remedy=f"Its first batch is {time_text(row.zero_time_ms + row.batch_interval_ms)}.",
+        )
+    if as_json:
+        print_json({"batch": None, "waiting": waiting})
+        return
+    if row.has_removed(batch_time_ms):
+        echo(
+            f"Batch {time_text(batch_time_ms)} of {stream_name} was removed, with all batches up to "
+            f"{time_text(row.removed_until_ms)}: the stream keeps its batches for limits.history."
+        )
+        return
+    held = "nothing" if waiting is None else f"{waiting.records:,} records in {waiting.blocks:,} blocks"
+    echo(f"Batch {time_text(batch_time_ms)} of {stream_name} is not allocated yet; the log holds {held} for it.")
+    if waiting is not None and batch_time_ms <= ledger.now_ms():
+        echo("Its DAG run allocates it, or else the next scheduled run; a backfill of its interval does too.")
+
+
+def account(batch: BatchRow, origin: BatchOrigin | None) -> Iterator[str]:
+    """Describe the batch in sentences."""
+    yield (
+        f"Batch {time_text(batch.batch_time_ms)} of {batch.stream}: {batch.state.value}. "
+        f"It holds {batch.records:,} records in {batch.blocks:,} blocks."
+    )
+    if batch.built:
+        yield "It was built from Kafka by timestamps. Its number of records is an upper bound: no block counted them."
+    if batch.late_records:
+        yield f"{batch.late_records:,} of them arrived after the batch of their timestamps was sealed."
+    if batch.absorbed:
+        times = ", ".join(time_text(time) for time in batch.absorbed)
+        yield f"It took over the blocks of {len(batch.absorbed)} earlier batch time(s) that no run had taken: {times}."
+    if batch.absorbed_by_ms is not None:
+        yield f"Batch {time_text(batch.absorbed_by_ms)} took its blocks over."
+    if origin is not None:
+        where = "the log" if origin.source == "log" else "Kafka, by its offset ranges: the log no longer has them"
+        # Nothing but the log has these.
+        lost = "" if origin.source == "log" else " (Records of a custom receiver cannot be read again.)"
+        yield f"Run again, it is read from {where}.{lost} Its manifest is {batch.manifest_uri}."
+    for step, reason in batch.abandoned_steps.items():
+        yield f"Its output {step} was given up, and lacks its records: {reason}"
+    if batch.error:
+        yield f"Error: {batch.error}"
+
+
+def _attempt(attempt: AttemptRow, ids: Mapping[str, str]) -> tuple[object, ...]:
+    return (
+        attempt.number,
+        time_text(attempt.started_at_ms),
+        attempt.target or None,
+        attempt.revision,
+        ", ".join(ids.get(step, step) for step in attempt.outputs),
+        attempt.source,
+        attempt.way,
+        attempt.state.value,
+        duration_text(attempt.started_at_ms, attempt.ended_at_ms),
+        f"{attempt.holder} (took it up)" if attempt.attributes.get(TAKEN_UP) else attempt.holder,
+        attempt.error,
+    )
+
+
+def _counts(counts: dict[str, Any]) -> str:
+    return (
+        ", ".join(f"{name} {value}" for name, value in counts.items() if name != _INDEX and value not in (0, {}, None))
+        or "nothing"
+    )
+
+
+# Airflow's own types for a server that is reached by HTTP.
+_TYPES = ("http", "https")
+
+
+@examples(
+    "batches run orders 2026-11-21T14:05Z --reason 'the mapping was corrected'",
+    "batches run orders 2026-11-21T14:05Z --output orders-es --preview",
+)
+def run(
+    name: StreamName,
+    batch_time: BatchTime,
+    *,
+    airflow: Annotated[
+        str,
+        typer.Option(
+            "--airflow",
+            envvar=AIRFLOW_VARIABLE,
+            metavar="CONNECTION",
+            help="The id of the connection to Airflow's API server: its host, and a user who may run the batch DAG.",
+        ),
+    ],
+    output: Annotated[
+        list[str] | None, typer.Option(help="Only this output; may be given several times. By default all.")
+    ] = None,
+    reason: Annotated[str | None, typer.Option(help="The reason; it is kept with the stream's events.")] = None,
+    preview: Annotated[bool, typer.Option("--preview", help="Only say what it would do, or why not.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a batch again, with the same records: clear its Airflow run, or trigger one.
+
+    It returns when Airflow has queued the run. `headrace batches show` follows it.
+    """
+    path = f"//headrace/api/v1/streams/{name}/batches/{milliseconds(batch_time, 'TIME')}/run"
+    api = _api(airflow)
+    if preview:
+        query = f"?{urlencode({'outputs': output}, doseq=True)}" if output else ""
+        found = api.request("GET", f"{path}/preview{query}")
+        print_json(found) if as_json else echo(found["refused"] or found["will"])
+        return
+    done = api.request("POST", path, {"reason": reason, "outputs": output})
+    print_json(done) if as_json else echo(done["done"])
+
+
+def _api(conn_id: str) -> AirflowApi:
+    from headrace.connections import resolve
+    from headrace.devstack.airflow_api import AirflowApi
+
+    connection = resolve(conn_id)
+    connection.check_type(*_TYPES)
+    return AirflowApi(_url(connection), connection.login or "", connection.password or "")
+
+
+def _url(connection: Connection) -> str:
+    """The server's URL. As in Airflow's HTTP connections, the scheme is in the host, or is the schema."""
+    host = connection.host or "localhost"
+    if "://" not in host:
+        scheme = (connection.schema or connection.conn_type or "http").lower()
+        host = f"{scheme}://{host}"
+    return f"{host.rstrip('/')}:{connection.port}" if connection.port else host

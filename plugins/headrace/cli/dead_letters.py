@@ -1,31 +1,27 @@
-"""`headrace dead-letters list`, `show` and `replay`: the documents that Elasticsearch refused permanently."""
+"""`headrace dead-letters list`, `show` and `replay`: the records that an Elasticsearch output refused."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.commands import examples
-from headrace.cli.dead_letter_display import plan, report_counts, report_letter, report_list, report_plan
-from headrace.cli.elasticsearch_outputs import (
-    MAX_RETRY_SECONDS,
-    NoSuchOutputError,
-    administration_of,
-    elasticsearch_outputs,
-    registered,
-)
-from headrace.cli.options import AsJson, LedgerUrl, StreamName, batch_time, milliseconds, opened
-from headrace.cli.output import print_json
+from headrace.cli.options import AsJson, LedgerUrl, StreamName, batch_time, examples, milliseconds, opened, registered
+from headrace.cli.output import echo, print_json, print_table, printable
+from headrace.clock import time_text
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter
+    from headrace.elasticsearch.administration import Administration
+    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter, ReplayCounts, StoredLetter
     from headrace.elasticsearch.options import IndexingOptions
     from headrace.stream import ElasticsearchOutput, Stream
+
 
 OutputId = Annotated[
     str | None, typer.Option(help="The id of the Elasticsearch output; needed if the stream has several.")
@@ -249,3 +245,141 @@ def _letters_of(stream: Stream, output: ElasticsearchOutput) -> Iterator[DeadLet
 
     with administration_of(output) as administration:
         yield DeadLetterIndex(administration, _options(stream, output))
+
+
+_TEXT_SHOWN = 100
+
+
+def report_list(output: str, index: str, reasons: Mapping[str, int], letters: list[StoredLetter]) -> None:
+    """Print the letters of one output; ``reasons`` counts all of them, also those not listed."""
+    total = sum(reasons.values())
+    echo(f"{total:,} dead letters of output {output}, in {index}{': ' if total else ''}{_counted(reasons)}")
+    if not letters:
+        return
+    print_table(
+        ("id", "batch time", "reason", "text", "replayed"),
+        [
+            (
+                letter.id,
+                time_text(letter.fields.get("batch_time")),
+                letter.reason.type,
+                _short(letter.reason.text),
+                time_text(letter.fields.get("replayed_at")),
+            )
+            for letter in letters
+        ],
+    )
+    if len(letters) < total:
+        echo(f"These are {len(letters):,} of them; --limit lists more.")
+
+
+def report_letter(letter: StoredLetter) -> None:
+    """Print every field of one letter, one a line; times in ISO 8601, bytes as text where possible."""
+    fields = dict(letter.fields)
+    for name in ("batch_time", "timestamp", "replayed_at"):
+        if name in fields:
+            fields[name] = time_text(fields[name])
+    record = letter.record
+    if record is not None:
+        fields["key"] = _readable(record.key)
+        fields["headers"] = ", ".join(f"{name}={_readable(value)}" for name, value in record.headers) or None
+    if "value_text" in fields:
+        del fields["value"]
+    reason = letter.reason
+    for name, value in {"id": letter.id, **fields, "reason": f"{reason.type}: {reason.text}"}.items():
+        if value is not None:
+            echo(f"{name:>18}  {value}")
+
+
+def plan(letters: Iterable[StoredLetter], cannot: Callable[[StoredLetter], str | None]) -> dict[str, Any]:
+    """How many letters a replay would try, and why it would skip the others; ``cannot`` gives the reason."""
+    tried = 0
+    left: Counter[str] = Counter()
+    for letter in letters:
+        why = cannot(letter)
+        tried += why is None
+        left.update([] if why is None else [why])
+    return {"to_replay": tried, "left": left.total(), "left_because": dict(left)}
+
+
+def report_plan(planned: Mapping[str, Any]) -> None:
+    """Print the result of `plan`."""
+    echo(f"{planned['to_replay']:,} dead letters would be replayed.")
+    _report_left(planned["left_because"])
+    echo("Nothing is changed yet; --yes replays them.")
+
+
+def report_counts(counts: ReplayCounts) -> None:
+    """Print the outcomes of a replay."""
+    documents = counts.documents
+    outcomes = {
+        "written": documents.created + documents.updated,
+        "there already": documents.repeated,
+        "there already with other contents": documents.kept,
+        "there already and not comparable": documents.uncompared,
+        "superseded by a newer one": documents.superseded,
+        "deleted": documents.deleted,
+        "without a value and ignored": documents.ignored_tombstones,
+        "dropped by a pipeline of Elasticsearch": documents.dropped,
+    }
+    echo(f"{counts.replayed:,} of {counts.letters:,} dead letters are replayed.")
+    reported = ", ".join(f"{number:,} {what}" for what, number in outcomes.items() if number)
+    if reported:
+        echo(f"Documents: {reported}.")
+    if counts.refused:
+        echo(f"{counts.refused:,} were refused again: {_counted(counts.refused_because)}")
+    if counts.written_anew:
+        echo(f"{counts.written_anew:,} were rewritten by a batch meanwhile, and were not changed.")
+    _report_left(counts.left_because)
+
+
+def _report_left(reasons: Mapping[str, int]) -> None:
+    for why, number in reasons.items():
+        echo(f"{number:,} cannot be replayed: {why}.")
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())
+
+
+def _short(text: str) -> str:
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _TEXT_SHOWN else f"{line[: _TEXT_SHOWN - 1]}…"
+
+
+def _readable(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "backslashreplace")
+
+
+MAX_RETRY_SECONDS = 30.0
+"""How long a command waits for Elasticsearch: a person waits for the command."""
+
+
+class NoSuchOutputError(HeadraceError):
+    """The stream has no such Elasticsearch output."""
+
+
+def elasticsearch_outputs(stream: Stream, output: str | None) -> list[ElasticsearchOutput]:
+    """The Elasticsearch output with this id, in a list; None: all Elasticsearch outputs.
+
+    Raises:
+        NoSuchOutputError: there is no such output, or it is of another kind.
+    """
+    from headrace.stream import ElasticsearchOutput
+
+    found = [each for each in stream.outputs if isinstance(each, ElasticsearchOutput) and output in (None, each.id)]
+    if not found:
+        kinds = ", ".join(f"{each.id} ({each.kind})" for each in stream.outputs)
+        wanted = "no Elasticsearch output" if output is None else f"no Elasticsearch output {output!r}"
+        raise NoSuchOutputError(f"Stream {stream.name!r} has {wanted}; its outputs are {kinds}.")
+    return found
+
+
+def administration_of(output: ElasticsearchOutput, *, max_retry_seconds: float = MAX_RETRY_SECONDS) -> Administration:
+    """The administration of the output's cluster, to be closed. Raises the errors of looking up its connection."""
+    from headrace.elasticsearch.administration import Administration
+    from headrace.elasticsearch.transport import Cluster
+
+    return Administration.of(
+        Cluster.of(output), timeout_seconds=output.request_timeout_seconds, max_retry_seconds=max_retry_seconds
+    )

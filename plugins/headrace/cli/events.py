@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from headrace.cli.commands import examples
-from headrace.cli.options import LedgerUrl, StreamName, opened
+from headrace.cli.options import LedgerUrl, StreamName, examples, opened
 from headrace.cli.output import echo, print_json, print_table
 from headrace.clock import time_text
 from headrace.ledger import EventKind

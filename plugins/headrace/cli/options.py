@@ -1,27 +1,92 @@
-"""The options and arguments that commands share: their types, and how their texts are read."""
+"""The options and arguments that commands share, how their texts are read, and the examples in a command's help.
+
+If neither ``--ledger`` nor ``HEADRACE_LEDGER`` names the ledger, a file does: ``headrace.toml`` in the working
+directory, else ``config.toml`` in the user's own configuration folder (``~/.config/headrace``). Its only setting is
+``ledger``.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.configuration import FILE, configured_ledger, configured_ledger_if_any
 from headrace.clock import SystemClock, time_text
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
+    from headrace.stream import Stream
 
+
+FILE = "headrace.toml"
 LEDGER_VARIABLE = "HEADRACE_LEDGER"
 AIRFLOW_VARIABLE = "HEADRACE_AIRFLOW"
 
 _UNIT_MS = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
 _AGO = re.compile(rf"(\d+) *({'|'.join(_UNIT_MS)})s? ago")
+
+
+class NoLedgerError(HeadraceError):
+    """Nothing says which ledger to use."""
+
+
+class ConfigurationError(HeadraceError):
+    """The configuration file cannot be read, or has a setting that does not exist."""
+
+
+def user_file() -> Path:
+    """The user's own configuration file, which need not exist."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "headrace" / "config.toml"
+
+
+def configured_ledger() -> str:
+    """The ledger of the configuration file.
+
+    Raises:
+        NoLedgerError: there is no such file, or it names no ledger.
+        ConfigurationError: the file is invalid.
+    """
+    ledger = configured_ledger_if_any()
+    if ledger is None:
+        raise NoLedgerError(
+            "It is not known where the ledger is.",
+            remedy=f'Give --ledger URL, set HEADRACE_LEDGER, or write `ledger = "URL"` into {FILE} in this folder or '
+            f'into {user_file()}. For the embedded stack: eval "$(headrace stack env)".',
+        )
+    return ledger
+
+
+def configured_ledger_if_any() -> str | None:
+    """`configured_ledger`, None if no file names a ledger. Raises ConfigurationError."""
+    for path in (Path(FILE), user_file()):
+        try:
+            settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path.absolute()} cannot be read: {error}.", remedy="Correct it.") from None
+        if unknown := sorted(settings.keys() - {"ledger"}):
+            raise ConfigurationError(
+                f"{path.absolute()} has an unknown setting: {', '.join(unknown)}.",
+                remedy="The only setting is `ledger`.",
+            )
+        ledger = settings.get("ledger")
+        if ledger is not None and not (isinstance(ledger, str) and ledger):
+            raise ConfigurationError(
+                f"In {path.absolute()}, `ledger` is not a text.",
+                remedy='Write it as ledger = "sqlite:////folder/ledger.db".',
+            )
+        if ledger is not None:
+            return ledger
+    return None
 
 
 def _ledger_option(configured: Callable[[], str | None]) -> Any:
@@ -69,6 +134,13 @@ def opened(url: str) -> Iterator[Ledger]:
         yield ledger
 
 
+def registered(ledger: Ledger, name: str) -> Stream:
+    """The stream as the ledger has it. Raises what ``ledger.streams.get`` raises."""
+    from headrace.stream import Stream
+
+    return Stream.from_json(ledger.streams.get(name).definition)
+
+
 def milliseconds(text: str, option: str) -> int:
     """Parse an ISO 8601 time (UTC if it names no zone), "2 hours ago" or epoch milliseconds into epoch milliseconds.
 
@@ -104,3 +176,21 @@ def batch_time(text: str, option: str, *, interval_ms: int) -> int:
             param_hint=option,
         )
     return batch_time_ms
+
+
+def examples(*lines: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command examples for its help, each without the word headrace."""
+
+    def marked(function: Callable[..., None]) -> Callable[..., None]:
+        _EXAMPLES[function] = lines
+        return function
+
+    return marked
+
+
+def examples_of(function: Callable[..., None]) -> tuple[str, ...]:
+    """The examples of the command that runs ``function``."""
+    return _EXAMPLES.get(function, ())
+
+
+_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {}

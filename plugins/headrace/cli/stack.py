@@ -1,10 +1,11 @@
-"""`headrace stack up`, `status` and `down`: start, show and stop the embedded stack of a data folder."""
+"""`headrace stack up`, `status`, `down` and `env`: the embedded stack of a data folder, and the way to its servers."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,16 +14,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from types import TracebackType
+from typing import Annotated, Self
 
 import typer
 from rich.console import Console
+from rich.live import Live
+from rich.table import Column, Table
 
-from headrace.cli.commands import examples
+from headrace.cli.options import AIRFLOW_VARIABLE, LEDGER_VARIABLE, AsJson, examples
 from headrace.cli.output import echo
-from headrace.cli.stack_display import Progress, login_line, stack_table
+from headrace.connections import CONNECTION_PREFIX, variable_name
 from headrace.devstack.errors import LocalStackError, StackRunningError
-from headrace.devstack.stack import SERVICES, StackOptions
+from headrace.devstack.stack import LEDGER_CONNECTION, SERVICES, StackOptions
 from headrace.devstack.stack_processes import end_stack_processes
 from headrace.devstack.state import Phase, StackState, read_state, write_state
 from headrace.devstack.supervisor import RESTART_SIGNAL, supervise
@@ -32,7 +36,7 @@ _NOT_RUNNING = 3
 """Exit code of `status` when the stack is not, or not completely, running; the same as in init scripts."""
 
 Data = Annotated[Path, typer.Option(help="The folder of the stack's data.", file_okay=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the stack's state as JSON.")]
+StateAsJson = Annotated[bool, typer.Option("--json", help="Print the stack's state as JSON.")]
 
 
 @examples("stack up --data mine/data --dags mine/dags", "stack up --detach --without airflow")
@@ -49,7 +53,7 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach/--foreground", help="Return when everything runs, or run until Ctrl-C.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: StateAsJson = False,
 ) -> None:
     """Start Kafka, Elasticsearch, Postgres and Airflow on this machine; only Java is needed.
 
@@ -77,7 +81,7 @@ def up(
 
 
 @examples("stack status --json")
-def status(*, data: Data = Path(".headrace"), as_json: AsJson = False) -> None:
+def status(*, data: Data = Path(".headrace"), as_json: StateAsJson = False) -> None:
     """Show what runs and at which address; the exit code is 3 unless everything runs."""
     state = read_state(data.absolute())
     if state is None:
@@ -97,7 +101,7 @@ def down(
     wipe: Annotated[
         bool, typer.Option("--wipe", help="Afterwards delete the data folder, with all topics, indices and logs.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: StateAsJson = False,
 ) -> None:
     """Stop the stack and all processes that were started under it, including those that its tasks detached."""
     data = data.absolute()
@@ -250,3 +254,114 @@ def _make_folder(folder: Path, option: str) -> None:
 def _existing(name: str) -> Path | None:
     folder = Path(name)
     return folder if folder.is_dir() else None
+
+
+AIRFLOW_CONNECTION = "headrace_airflow"
+"""The connection to the stack's Airflow, by which commands log in to its API."""
+
+
+@examples("stack env", "stack env --data mine/data --json")
+def env(*, data: Data = Path(".headrace"), as_json: AsJson = False) -> None:
+    """Print the exports with which commands find the stack's ledger, Kafka and Elasticsearch.
+
+    In a shell: eval "$(headrace stack env)". The values go from the output to the shell's variables, and so not through
+    the process list.
+    """
+    data = data.absolute()
+    state = read_state(data)
+    if state is None or state.as_found().phase is not Phase.RUNNING:
+        raise LocalStackError(f"No stack runs in {data}.", remedy=f"Start it: `headrace stack up --data {data}`.")
+    variables = environment(state)
+    if as_json:
+        echo(json.dumps(variables, indent=2))
+        return
+    for name, value in variables.items():
+        echo(f"export {name}={shlex.quote(value)}")
+
+
+def environment(state: StackState) -> dict[str, str]:
+    """The variables: ``AIRFLOW_CONN_…`` for each connection, and the names of the ledger's and Airflow's if it has
+    them."""
+    found = {variable_name(conn_id): json.dumps(fields) for conn_id, fields in state.connections.items()}
+    if LEDGER_CONNECTION in state.connections:
+        found[LEDGER_VARIABLE] = f"{CONNECTION_PREFIX}{LEDGER_CONNECTION}"
+    airflow = state.services.get("api-server")
+    if airflow is not None and airflow.address is not None and state.login is not None:
+        passwords = json.loads(Path(state.login.password_file).read_text(encoding="utf-8"))
+        found[AIRFLOW_VARIABLE] = AIRFLOW_CONNECTION
+        found[variable_name(AIRFLOW_CONNECTION)] = json.dumps(
+            {
+                "conn_type": "http",
+                "host": airflow.address,
+                "login": state.login.user,
+                "password": passwords[state.login.user],
+            }
+        )
+    return found
+
+
+_STYLES = {Phase.RUNNING: "green", Phase.FAILED: "red", Phase.STARTING: "yellow", Phase.STOPPING: "yellow"}
+
+
+def stack_table(state: StackState) -> Table:
+    """A table with one row for each server: phase, address, seconds to start."""
+    table = Table("server", "state", Column("address", overflow="fold"), "started in", box=None, pad_edge=False)
+    for service in state.services.values():
+        seconds = "" if service.seconds_to_start is None else f"{service.seconds_to_start:.1f} s"
+        style = _STYLES.get(service.phase)
+        table.add_row(
+            service.name, f"[{style}]{service.phase}[/]" if style else service.phase, service.address, seconds
+        )
+    return table
+
+
+def login_line(state: StackState, *, with_password: bool) -> str | None:
+    """How to log in to Airflow: user, and password or path of its file. None if the stack or Airflow does not run."""
+    if state.login is None or state.phase is not Phase.RUNNING:
+        return None
+    if with_password:
+        try:
+            password = json.loads(Path(state.login.password_file).read_text())[state.login.user]
+        except (OSError, ValueError, KeyError):
+            pass  # This user cannot read it: name the file instead.
+        else:
+            return f"Airflow: user {state.login.user}, password {password}"
+    return f"Airflow: user {state.login.user}, password in {state.login.password_file}"
+
+
+class Progress:
+    """Shows a stack's progress on standard error: a live table on a terminal, otherwise one line for each change."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
+        self._reported: dict[str, Phase] = {}
+        self._closed = False
+
+    def show(self, state: StackState) -> None:
+        """Show ``state``; does nothing after `close`."""
+        if self._closed:
+            return
+        if self._live is not None:
+            self._live.update(stack_table(state))
+            return
+        for service in state.services.values():
+            if self._reported.get(service.name) is not service.phase:
+                self._reported[service.name] = service.phase
+                self._console.print(f"{service.name}: {service.phase}", highlight=False)
+
+    def close(self) -> None:
+        """Stop the live table."""
+        if not self._closed and self._live is not None:
+            self._live.stop()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

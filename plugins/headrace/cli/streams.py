@@ -1,12 +1,15 @@
-"""`headrace streams list` and `show`: the streams with their states, or one with its receivers and partitions."""
+"""`headrace streams list`, `show`, `start`, `stop` and `check`: streams with their states, receivers and partitions."""
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from headrace.cli.commands import examples
-from headrace.cli.options import AsJson, LedgerUrl, StreamName, opened
+import typer
+
+from headrace.cli.options import AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, examples, opened
 from headrace.cli.output import echo, print_json, print_table
 from headrace.clock import time_text
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from headrace.monitoring.stream_detail import LastError, ReceiverJob, StreamDetail
     from headrace.monitoring.summary import StreamSummary
     from headrace.receiver.health import Unadopted
+    from headrace.stream import Stream
+
 
 # The values of a curve, and what only Airflow knows: which DAGs declare the stream.
 _NOT_IN_JSON = {"sparklines", "ledger", "batch_dag_id", "receiver_dag_id", "replay_dag_ids", "other_batch_dag_ids"}
@@ -199,3 +204,137 @@ def _print_partitions(detail: StreamDetail) -> None:
             for each in detail.partitions
         ],
     )
+
+
+_NOT_STOPPED = 4
+"""Exit code of `stop --wait` when the receiver job still runs at the deadline."""
+
+
+@examples("streams start orders")
+def start(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
+    """Let a stopped stream run again: its waiting receiver DAG starts the receiver job."""
+    with opened(ledger) as found:
+        found.streams.set_desired_state(name, "running")
+    if as_json:
+        print_json({"stream": name, "desired_state": "running"})
+    else:
+        echo(f"Stream {name} is to run; its receiver DAG starts the receiver job.")
+
+
+@examples("streams stop orders --wait 60", "streams stop orders --storage /srv/headrace --reason 'the ledger is lost'")
+def stop(
+    name: StreamName,
+    *,
+    ledger: OptionalLedgerUrl,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="Instead of --ledger, if the ledger is lost: the storage that the definition names."),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="The reason; it is kept with the job.")] = "headrace streams stop",
+    wait: Annotated[float, typer.Option(help="Wait this many seconds for the end of the receiver job.")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a stream gracefully: its receivers store what they have read, then end. Batches continue.
+
+    With --storage, for a lost ledger: the receiver job ends if its ledger does not answer, and stores nothing more.
+    """
+    if storage is not None:
+        _stop_without_ledger(name, storage, reason, as_json=as_json)
+        return
+    if ledger is None:
+        raise typer.BadParameter("give it; or, if the ledger is lost, give --storage", param_hint="--ledger")
+    with opened(ledger) as found:
+        found.streams.set_desired_state(name, "stopped")
+        found.jobs.request_stop(name, reason)
+        deadline = time.monotonic() + wait
+        while running := _runs(found, name):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.2)
+    if as_json:
+        print_json({"stream": name, "desired_state": "stopped", "running": running})
+    else:
+        echo(f"Stream {name} is asked to stop." if running else f"Stream {name} is stopped.")
+    if running and wait:
+        raise typer.Exit(_NOT_STOPPED)
+
+
+def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool) -> None:
+    from headrace.clock import SystemClock
+    from headrace.receiver.tracker import write_stop_request
+    from headrace.wal.storage import open_storage
+
+    folder = open_storage(storage).below(name)
+    if not folder.paths():
+        raise typer.BadParameter(f"{folder.url} holds nothing of a stream", param_hint="--storage")
+    write_stop_request(folder, reason, requested_ms=SystemClock().now_ms())
+    if as_json:
+        print_json({"stream": name, "requested_in": folder.url})
+    else:
+        echo(
+            f"A receiver job of stream {name} whose ledger does not answer ends within a minute. One whose ledger "
+            "answers goes on: stop that with --ledger."
+        )
+
+
+def _runs(ledger: Ledger, name: str) -> bool:
+    from headrace.runs.receiver_job import newest_job
+
+    job = newest_job(ledger, name)
+    return job is not None and job.alive(ledger.now_ms())
+
+
+@examples("streams check pipelines.orders:stream", "streams check orders.json --connect")
+def check(
+    definition: Annotated[str, typer.Argument(help="A JSON file, or module:attribute of a Stream.")],
+    *,
+    connect: Annotated[
+        bool,
+        typer.Option(
+            "--connect", help="Also check that ledger, storage, Kafka, its topics and each output's server answer."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a stream's definition, transforms and receivers; prints the reason and exits with 1 if it cannot run.
+
+    With --connect, also checks its ledger, storage, Kafka topics and outputs. Connections come from AIRFLOW_CONN_...
+    variables.
+    """
+    from headrace.kafka.client import check_client_settings
+    from headrace.listeners.loading import check_listeners
+    from headrace.receiver.receiver import check_receiver_classes
+    from headrace.spark.transforms import add_py_files, check_transform
+    from headrace.stream import Stream
+
+    sys.path.insert(0, "")
+    stream = Stream.load(definition)
+    check_client_settings(stream)
+    add_py_files(stream)
+    check_transform(stream)
+    check_receiver_classes(stream)
+    check_listeners(stream)
+    if connect:
+        _check_connections(stream, as_json=as_json)
+    elif as_json:
+        typer.echo(stream.to_json())
+    else:
+        echo(f"Stream {stream.name} can run.")
+
+
+def _check_connections(stream: Stream, *, as_json: bool) -> None:
+    from headrace.fsck.connecting import check_connections
+
+    found = []
+    for each in check_connections(stream):
+        found.append(each)
+        if not as_json:
+            echo(f"{'ok    ' if each.error is None else 'FAILED'} {each}")
+    failed = [each for each in found if each.error is not None]
+    if as_json:
+        print_json({"stream": stream.name, "ok": not failed, "checks": found})
+    else:
+        wrong = f"{len(failed)} of {len(found)} checks failed" if failed else "can run, and all that it needs answers"
+        echo(f"Stream {stream.name}: {wrong}.")
+    if failed:
+        raise typer.Exit(1)

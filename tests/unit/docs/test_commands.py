@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import typer
 
-from headrace.cli.commands import COMMANDS, examples_of
-from headrace.cli.main import app
+from headrace.cli.main import COMMANDS, app
+from headrace.cli.options import examples_of
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ("*.md", "*.py", "*.sh", "*.yaml", "*.toml", "Makefile")

@@ -16,8 +16,7 @@ import typer
 from tests.unit.pins.freezing import frozen
 
 from headrace.cli.airflow_commands import airflow_commands
-from headrace.cli.commands import COMMANDS
-from headrace.cli.main import app
+from headrace.cli.main import COMMANDS, app
 
 
 def test_commands() -> None:

@@ -1,4 +1,4 @@
-"""`headrace streams recover`, on a stream's folder without its ledger, and beside it."""
+"""`headrace streams recover` on a stream's folder without its ledger and beside it, and `headrace ledger migrate`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.ledger.next_schema import NEWER, OLDER, install_next_schema
 from typer.testing import CliRunner, Result
 
 from headrace.batch.allocation import allocate
@@ -16,6 +17,7 @@ from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
+from headrace.ledger.schema import HEAD
 from headrace.stream import ConsoleOutput, KafkaInput, Listener, SparkSettings, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage
@@ -154,7 +156,7 @@ def test_code_that_the_folder_names_is_shown_and_asked_for(stream: Stream, monke
     assert "--accept-code" in refused.stderr
     with Ledger.open(stream.ledger, create=False) as ledger:
         assert ledger.streams.all() == []
-    monkeypatch.setattr("headrace.cli.recover._accepts", lambda code: set(code) == set(named))
+    monkeypatch.setattr("headrace.cli.repair._accepts", lambda code: set(code) == set(named))
     assert run(stream, *storage).exit_code == 0
     with Ledger.open(stream.ledger, create=False) as ledger:
         row = ledger.streams.get("shop")
@@ -164,3 +166,23 @@ def test_code_that_the_folder_names_is_shown_and_asked_for(stream: Stream, monke
 def test_code_is_accepted_without_a_question(stream: Stream) -> None:
     forge(stream, transform="evil:run")
     assert run(stream, "--storage", stream.storage.url, "--accept-code").exit_code == 0
+
+
+def migrated(url: str, *arguments: str) -> str:
+    result = CliRunner().invoke(app, ["ledger", "migrate", "--ledger", url, *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_an_empty_place_becomes_a_ledger_and_is_left_alone_then(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/new/ledger.db"
+    assert migrated(url) == f"Made a ledger of schema {HEAD}.\n"
+    assert migrated(url) == f"The ledger's schema is {HEAD} already.\n"
+    assert json.loads(migrated(url, "--json")) == {"ledger": url, "before": HEAD, "after": HEAD}
+
+
+def test_an_older_ledger_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    Ledger.open(url).close()
+    install_next_schema(monkeypatch, tmp_path)
+    assert migrated(url) == f"Migrated the ledger from schema {OLDER} to {NEWER}.\n"
