@@ -2,7 +2,7 @@
 
 import sys
 
-from headrace.spark.batch_client import run_in_server
+from headrace.spark.batch_server import run_in_server
 
 if __name__ == "__main__":
     code = run_in_server(sys.argv[1:])

@@ -1,7 +1,7 @@
 """Counts of rows by outcome, and the report of a write, which carries them. The ledger records the sum over all tasks.
 
 The logs of Spark's Python workers are not part of a batch's log. So they store their warnings as small files meanwhile,
-beside the URI in the options; `headrace.spark.outputs.report_files` reads them.
+beside the URI in the options; `headrace.spark.outputs.writer` reads them.
 """
 
 from __future__ import annotations

@@ -194,8 +194,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
     def choose_way(self, ledger: Ledger) -> Way:
         """Return the requested way, or ``submit`` if there is no usable application to connect to."""
-        from headrace.spark import connect_token
-        from headrace.spark.versions import current_versions, differences
+        from headrace.spark.sessions import FINGERPRINT, current_versions, version_differences
 
         if self.way == "submit":
             return "submit"
@@ -212,7 +211,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         if host != socket.gethostname() and "//localhost" in job.attributes["connect_url"]:
             self.log.info("The receiver job's application is on %s and not reachable, so the batch is submitted.", host)
             return "submit"
-        if job.versions and (different := differences(job.versions, current_versions())):
+        if job.versions and (different := version_differences(job.versions, current_versions())):
             self.log.warning(
                 "The receiver job (epoch %d) runs with other versions (%s), so the batch is submitted. A job that is "
                 "older than this task is replaced by itself; otherwise `headrace streams stop %s` and "
@@ -220,7 +219,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                 job.epoch, "; ".join(different), self.stream.name, self.stream.name,
             )  # fmt: skip
             return "submit"
-        theirs = job.attributes.get(connect_token.FINGERPRINT)
+        theirs = job.attributes.get(FINGERPRINT)
         if theirs is not None and theirs != _fingerprint(self.stream):
             self.log.warning(
                 "The receiver job (epoch %d) was started with another secret key and would refuse this batch, so the "
@@ -360,9 +359,9 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
 
 def _fingerprint(stream: Stream) -> str:
-    from headrace.spark import connect_token
+    from headrace.spark.sessions import secret_fingerprint
 
-    return connect_token.fingerprint(secret_key(stream.application), stream.application)
+    return secret_fingerprint(secret_key(stream.application), stream.application)
 
 
 def _row(ledger: Ledger, attempt: Attempt) -> AttemptRow:

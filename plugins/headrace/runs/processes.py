@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # How long a terminated batch process may take to cancel its Spark jobs, in seconds.
 _TERMINATION_GRACE = 15.0
 _TAIL_LINES = 40
-# Marks a warning in the output of the batch's process (headrace.spark.outputs.report_files).
+# Marks a warning in the output of the batch's process (headrace.spark.outputs.writer).
 _WARNING = ": warning: "
 
 

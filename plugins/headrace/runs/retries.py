@@ -138,7 +138,7 @@ def is_held_back(stream: Stream, last: AttemptRow) -> bool:
     """Whether the attempt failed by the user's code, or finally, and definition and code have not changed since."""
     if last.attributes.get(FAILURE) not in (Failure.CODE, Failure.FINAL):
         return False
-    from headrace.spark.code_version import tried_with
+    from headrace.spark.transforms import tried_with
 
     return last.attributes.get(TRIED_WITH) == tried_with(stream, last.outputs)
 

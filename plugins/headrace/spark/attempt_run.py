@@ -33,9 +33,9 @@ from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
 from headrace.ledger.output_records import LIMIT_EXCEEDED
 from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frames
 from headrace.spark.batch_plan import WRITTEN, plan_attempt
-from headrace.spark.code_version import code_version, tried_with
 from headrace.spark.failures import as_attempt_failed, attempt_failed, failure_of, reason_of
 from headrace.spark.outputs.writer import Counts, WrittenBatch, writer_of
+from headrace.spark.transforms import code_version, tried_with
 from headrace.spark.untransformed import blocks_of, sends_blocks
 from headrace.stream import STATE_STEP, ElasticsearchOutput
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from headrace.ledger.batch_tables import BatchRow
     from headrace.spark.batch_attempt import BatchAttempt
     from headrace.spark.batch_plan import AttemptPlan, OutputPlan
-    from headrace.spark.incarnations import BatchIncarnations
+    from headrace.spark.documents import BatchIncarnations
 
 logger = logging.getLogger(__name__)
 

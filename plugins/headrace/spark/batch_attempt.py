@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from headrace.clock import time_text
-from headrace.spark.outputs.report_files import WARNING
+from headrace.spark.outputs.writer import WARNING
 from headrace.spark.sessions import attempt_tag, fail_fast, is_connect
 from headrace.spark.transforms import BatchContext
 from headrace.stream import STATE_STEP

@@ -26,9 +26,18 @@ from headrace.spark.attempt_run import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_session import open_connect_session, open_own_session
 from headrace.spark.failures import python_account
-from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.sessions import fail_fast, is_connect
-from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
+from headrace.spark.termination import (
+    EXIT_FAILED,
+    EXIT_NOT_OURS,
+    EXIT_TERMINATED,
+    ProcessWatch,
+    Terminated,
+    jvm_gone,
+    parent_gone,
+    raise_on_sigterm,
+    under_spark_submit,
+)
 from headrace.stream import Stream, parameters
 from headrace.stream_context import StreamContext
 

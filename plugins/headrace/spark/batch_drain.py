@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.ledger import BatchState
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.spark.versions import REPLACED_BY
+from headrace.spark.sessions import REPLACED_BY
 
 if TYPE_CHECKING:
     from headrace.ledger.tables import JobLease, JobRow

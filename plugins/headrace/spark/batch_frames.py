@@ -18,7 +18,7 @@ from headrace.elasticsearch.columns import INCARNATION
 from headrace.errors import Failure, HeadraceError
 from headrace.spark.batch_plan import load_manifests
 from headrace.spark.decoding import DecodedInput, RecordDecoding, decode_input
-from headrace.spark.incarnations import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation, needs_incarnation
+from headrace.spark.documents import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation, needs_incarnation
 from headrace.spark.sessions import parallelism
 from headrace.spark.transforms import STATE_FRAMES, apply_transform, load_transform, takes
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KafkaOutput

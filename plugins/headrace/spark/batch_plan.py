@@ -17,7 +17,6 @@ from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.kafka.errors import RecordsReplacedError
 from headrace.ledger.states import AttemptState, EventKind
-from headrace.spark.outputs.writer import needs_empty_batches
 from headrace.spark.state.store import StateStore
 from headrace.stream import STATE_STEP
 from headrace.stream.model import milliseconds
@@ -159,7 +158,9 @@ def _plan_output(context: StreamContext, batch_time_ms: int, output: Output) -> 
         output,
         tuple(by_time[time] for time in held if time in by_time),
         tuple(by_time[time] for time in fresh if time in by_time),
-        needs_empty_batches(output, context.stream) or _hold_records(context, sorted(by_time)),
+        # Without a transform there are no rows without records.
+        (context.stream.transform_of(output) is not None and output.takes_rows_without_records)
+        or _hold_records(context, sorted(by_time)),
     )
 
 

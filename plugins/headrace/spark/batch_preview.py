@@ -17,7 +17,7 @@ from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frame
 from headrace.spark.batch_plan import BatchNotReadableError, OutputPlan, load_manifests, origins_of, plan_outputs
 from headrace.spark.decoding import REASON
 from headrace.spark.document_preview import PreviewedDocument, preview_documents
-from headrace.spark.incarnations import lacks_incarnation
+from headrace.spark.documents import lacks_incarnation
 from headrace.spark.sessions import collect
 from headrace.stream import ElasticsearchOutput, Output, Stream
 from headrace.stream.model import is_reference
@@ -26,7 +26,7 @@ from headrace.stream_context import StreamContext
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.spark.incarnations import BatchIncarnations
+    from headrace.spark.documents import BatchIncarnations
 
 
 @dataclass(frozen=True, slots=True)

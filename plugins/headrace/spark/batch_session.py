@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState
-from headrace.spark import connect_token
 from headrace.spark.packaging import connections_conf, send_code, send_connections
 from headrace.spark.sessions import (
     attempt_session_id,
     attempt_tag,
+    check_versions,
     classic_session,
     connect_session,
     end_session,
     given_conf,
+    token_of_job,
 )
-from headrace.spark.versions import check_versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +47,7 @@ def open_connect_session(context: StreamContext, attempt: Attempt) -> SparkSessi
     job = await_job(context.ledger, context.name)
     check_versions(job.versions)
     url = str(job.attributes["connect_url"])
-    token = connect_token.of_job(job)
+    token = token_of_job(job)
     end_earlier_attempts(context.ledger, attempt, url, token)
     spark = connect_session(url, token, session_id=attempt_session_id(attempt))
     time_zone = context.stream.spark.conf.get("spark.sql.session.timeZone", "UTC")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from headrace.spark.incarnations import BatchIncarnations
+    from headrace.spark.documents import BatchIncarnations
     from headrace.stream import ElasticsearchOutput
 
 

@@ -16,8 +16,12 @@ executors inside the pickled reader, and are in no option and no plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Self
 
 import pyarrow as pa
 from pydantic import ValidationError
@@ -25,10 +29,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headrace.batch.manifest import Manifest
+from headrace.errors import HeadraceError
 from headrace.kafka.range_reader import STALL_SECONDS, KafkaRangeReader, RangeClients, check_ranges
 from headrace.kafka.ranges import RangeRun, deal, in_order, joined
 from headrace.spark.record_columns import RECORD_SCHEMA
-from headrace.spark.source_options import SourceOptionError, SourceOptions, required
 from headrace.spark.wal_source import to_spark
 from headrace.stream.inputs import KafkaInput
 
@@ -57,7 +62,7 @@ class KafkaRangesDataSource(DataSource):
         return RECORD_SCHEMA
 
     def reader(self, schema: StructType) -> KafkaRangesReader:  # noqa: ARG002 - the records have one schema
-        given = required(FORMAT, self.options, "stream")
+        given = _required(self.options, "stream")
         try:
             source = KafkaInput.model_validate_json(given["stream"])
         except ValidationError as error:
@@ -66,7 +71,7 @@ class KafkaRangesDataSource(DataSource):
             raise SourceOptionError(
                 f'The option stream of the "{FORMAT}" data source is not a valid input: {problems}.'
             ) from None
-        options = SourceOptions.of(FORMAT, self.options)
+        options = SourceOptions.of(self.options)
         return KafkaRangesReader(options, RangeClients.of(source), _seconds(given.get("stallseconds")))
 
 
@@ -115,3 +120,65 @@ def _seconds(text: str | None) -> float:
             f'The option stallSeconds of the "{FORMAT}" data source must be a number of seconds, not {text!r}.'
         )
     return seconds
+
+
+_MANIFEST_READERS = 8
+
+
+class SourceOptionError(HeadraceError):
+    """A data source lacks an option, or an option is invalid."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options of the data source, which reads one input's records of one or more batches."""
+
+    manifests: tuple[str, ...]
+    input_id: str
+    partitions: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Self:
+        """Parse options as Spark passes them, with case-insensitive names. Raises SourceOptionError."""
+        given = _required(options, "manifests", "input")
+        partitions = _number_of_partitions(given.get("numpartitions"))
+        return cls(_uris(given["manifests"]), given["input"], partitions)
+
+    def load(self) -> list[Manifest]:
+        """Load the manifests, several at a time: a window has one per batch, and a remote storage is slow.
+
+        Raises ManifestError.
+        """
+        if len(self.manifests) < 2:
+            return [Manifest.load(uri) for uri in self.manifests]
+        with ThreadPoolExecutor(_MANIFEST_READERS) as pool:
+            return list(pool.map(Manifest.load, self.manifests))
+
+
+def _required(options: Mapping[str, str], *names: str) -> dict[str, str]:
+    """The options by lower-case names. Raises SourceOptionError if one of ``names`` is missing."""
+    given = {str(name).lower(): str(value) for name, value in options.items()}
+    missing = [name for name in names if not given.get(name)]
+    if missing:
+        raise SourceOptionError(f'The "{FORMAT}" data source needs the option(s) {", ".join(missing)}.')
+    return given
+
+
+def _uris(text: str) -> tuple[str, ...]:
+    try:
+        uris: Sequence[object] | None = json.loads(text)
+    except ValueError:
+        uris = None
+    if not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
+        raise SourceOptionError(f'The option manifests of the "{FORMAT}" data source must be a JSON list of URIs.')
+    return tuple(uris)
+
+
+def _number_of_partitions(text: str | None) -> int:
+    if text is None:
+        return os.cpu_count() or 1
+    if not text.isdigit() or int(text) < 1:
+        raise SourceOptionError(
+            f'The option numPartitions of the "{FORMAT}" data source must be 1 or more, not {text!r}.'
+        )
+    return int(text)

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import HeadraceError
 from headrace.receiver.placement import least_executors
 from headrace.spark.packaging import connections_conf, executors_path, send_code, send_connections
-from headrace.spark.process_watch import under_spark_submit
 from headrace.spark.receiver_executors import task_slots
 from headrace.spark.sessions import (
     CONNECT_PLUGIN,
+    current_versions,
     default_conf,
     given_conf,
     is_local_master,
     prepare_environment,
     remote_session,
 )
-from headrace.spark.versions import current_versions
+from headrace.spark.termination import under_spark_submit
 from headrace.stream.secrets import HIDDEN_NAMES
 
 if TYPE_CHECKING:

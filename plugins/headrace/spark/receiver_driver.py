@@ -1,7 +1,7 @@
 """The receiver job's driver: runs one lease, one Spark application and one tracker from start to end.
 
 The lease is acquired first, and any failure after that is written into it; a failed job leaves nothing running. If the
-driver or the JVM is killed, the other ends too (``process_watch``), and the lease expires.
+driver or the JVM is killed, the other ends too (``termination``), and the lease expires.
 
 Exit codes: 0 stopped as requested, 1 failed, 75 another job holds or took the stream, 143 ended by SIGTERM.
 """
@@ -32,18 +32,32 @@ from headrace.listeners.job_listeners import JobListeners
 from headrace.process_identity import PROCESS, own_identity
 from headrace.receiver.health import REVISION
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd, write_sign
-from headrace.spark import connect_token
 from headrace.spark.batch_drain import BatchDrain
 from headrace.spark.batch_server import start_batch_server
 from headrace.spark.executor_allocation import ExecutorAllocationManager
 from headrace.spark.failures import first_cause
 from headrace.spark.job_log import LOG_VARIABLE, bounded_log
-from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.receiver_application import ReceiverApplication, start_application, warm_up_connect
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
-from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
+from headrace.spark.sessions import (
+    FINGERPRINT,
+    SECRET_VARIABLE,
+    current_versions,
+    secret_fingerprint,
+    token_from_environment,
+)
+from headrace.spark.termination import (
+    EXIT_FAILED,
+    EXIT_NOT_OURS,
+    EXIT_TERMINATED,
+    ProcessWatch,
+    Terminated,
+    jvm_gone,
+    parent_gone,
+    raise_on_sigterm,
+    under_spark_submit,
+)
 from headrace.spark.transforms import add_py_files
-from headrace.spark.versions import current_versions
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 
@@ -139,7 +153,7 @@ class ReceiverJob:
         """Start the application, and return it with the launcher of the stream's receivers in it."""
         token = None
         if self._stream.spark.run_batches == "connect":
-            token = connect_token.from_environment(self._stream.name, lease.epoch)
+            token = token_from_environment(self._stream.name, lease.epoch)
         with Renewing(lambda: self._ledger.jobs.renew(lease), lease.lease_ms):
             self._application = start_application(self._stream, token=token)
         spark_context = self._application.spark.sparkContext
@@ -274,7 +288,7 @@ def process_attributes(application: str) -> dict[str, Any]:
 
     ``application`` is the name of the Spark application (`Stream.application`).
     """
-    secret = os.environ.get(connect_token.SECRET_VARIABLE)
+    secret = os.environ.get(SECRET_VARIABLE)
     return {
         "pid": os.getpid(),
         PROCESS: own_identity(),
@@ -283,7 +297,7 @@ def process_attributes(application: str) -> dict[str, Any]:
         # On the host; None in cluster mode, where the master keeps the driver's output.
         "log": os.environ.get(LOG_VARIABLE),
         # With it, batches check that they have the same secret.
-        **({connect_token.FINGERPRINT: connect_token.fingerprint(secret, application)} if secret else {}),
+        **({FINGERPRINT: secret_fingerprint(secret, application)} if secret else {}),
     }
 
 

@@ -17,7 +17,6 @@ from headrace.receiver.placement import Executor, Location, Placement, ReceiverP
 from headrace.receiver.supervisor import ReceiverReport, ReceiverTask, run_receiver
 from headrace.receiver.tracked_receiver import NoPlaceError
 from headrace.spark.failures import first_cause, task_cause
-from headrace.spark.process_watch import ProcessWatch, parent_gone
 from headrace.spark.receiver_executors import (
     DRIVER,
     executor_of_group,
@@ -26,6 +25,7 @@ from headrace.spark.receiver_executors import (
     placed,
     task_slots,
 )
+from headrace.spark.termination import ProcessWatch, parent_gone
 from headrace.spark.transforms import add_py_files
 from headrace.stream import Stream
 

@@ -1,27 +1,40 @@
 """Opens and ends Spark sessions: classic ones, and Spark Connect sessions in a receiver job's application.
 
-A Connect server runs any code it is sent, so a session needs the application's token (``connect_token``), and the token
-leaves this machine only over TLS. pyspark allows a token without TLS only for the host ``localhost``, where gRPC's
-local credentials check that the peer is on this machine. So 127.0.0.1 is replaced by ``localhost``.
+A Connect server runs any code it is sent, so each application has its own token. The token is not stored: the driver
+and the batches derive it from a secret in their environment. So it is neither on a command line nor in the ledger, and
+each epoch of the job has a new token. The streams of a shared job have one application, so they have one token.
+
+The token leaves this machine only over TLS. pyspark allows a token without TLS only for the host ``localhost``, where
+gRPC's local credentials check that the peer is on this machine. So 127.0.0.1 is replaced by ``localhost``.
+
+Functions are sent to the server with cloudpickle, which works only between equal Python versions. So both ends compare
+their versions first.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
+import stat
 import sys
 import tempfile
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
+from headrace import __version__
 from headrace.errors import HeadraceError
-from headrace.spark.batch_client import is_own_folder, own_folder
-from headrace.spark.process_watch import under_spark_submit
+from headrace.spark.termination import under_spark_submit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    from headrace.ledger.tables import JobRow
+
 
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 USER_ID = "headrace"
@@ -266,3 +279,118 @@ def _first_line(error: Exception) -> str:
         if line.strip().startswith("details = "):
             return line.strip().removeprefix("details = ").strip('"')
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def own_folder() -> Path:
+    """The folder of this user alone below the temporary folder; see `is_own_folder`."""
+    return Path(tempfile.gettempdir()) / f"headrace-{os.geteuid()}"
+
+
+def is_own_folder(path: Path) -> bool:
+    """Whether it is a folder that belongs to this user, and only this user can enter it."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+SECRET_VARIABLE = "HEADRACE_SECRET_KEY"  # noqa: S105 - the variable's name, not a secret
+
+FINGERPRINT = "secret_fingerprint"
+"""The attribute of a receiver job with the fingerprint of its secret."""
+
+
+APPLICATION = "application"
+"""The attribute of a receiver job in a shared job's application: that application's name and epoch."""
+
+
+class SecretKeyMissingError(HeadraceError):
+    """The process was started without the secret from which the tokens are derived."""
+
+
+def derive_token(secret: str, name: str, epoch: int) -> str:
+    """The token of one epoch of an application (`Stream.application`): 64 hexadecimal digits."""
+    return hmac.new(secret.encode(), f"{name}:{epoch}".encode(), hashlib.sha256).hexdigest()
+
+
+def secret_fingerprint(secret: str, name: str) -> str:
+    """A fingerprint that distinguishes secrets and reveals nothing about them (16 hexadecimal digits).
+
+    It is in the job's lease, so a batch can check before it connects whether the job was started with the same secret.
+    """
+    return hmac.new(secret.encode(), f"fingerprint of {name}".encode(), hashlib.sha256).hexdigest()[:16]
+
+
+def token_from_environment(name: str, epoch: int) -> str:
+    """The token derived from the secret in the environment.
+
+    Raises SecretKeyMissingError if the variable is unset or empty: a guessable token is worse than none.
+    """
+    secret = os.environ.get(SECRET_VARIABLE, "")
+    if not secret:
+        raise SecretKeyMissingError(
+            f"The environment variable {SECRET_VARIABLE} is not set, so the Spark Connect token of {name!r} cannot be "
+            "derived.",
+            remedy=f"Set {SECRET_VARIABLE} to the same value for the receiver job and for its batches; "
+            "Airflow's tasks set it themselves.",
+        )
+    return derive_token(secret, name, epoch)
+
+
+def token_of_job(job: JobRow) -> str:
+    """The token of the application in which a receiver job runs. Raises SecretKeyMissingError."""
+    name, epoch = job.attributes.get(APPLICATION) or (job.stream, job.epoch)
+    return token_from_environment(name, epoch)
+
+
+REPLACED_BY = "replaced_by"
+"""The attribute with the newer version for which a receiver job was asked to stop."""
+
+
+class VersionMismatchError(HeadraceError):
+    """The receiver job runs with other versions than the batch that needs its application."""
+
+
+def current_versions() -> dict[str, str]:
+    """The versions of this process, as a lease records them: Python (major.minor), pyspark, headrace."""
+    return {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "pyspark": _pyspark_version(),
+        "headrace": __version__,
+    }
+
+
+def _pyspark_version() -> str:
+    # Importing pyspark in an Airflow task would take half a second or more.
+    if "pyspark" not in sys.modules:
+        # Nor does the caller of a batch server need this, which is to start at once.
+        import importlib.metadata
+
+        try:
+            return importlib.metadata.version("pyspark")
+        except importlib.metadata.PackageNotFoundError:
+            # pyspark is not an installed package: for example with SPARK_HOME its folder is only on the path.
+            pass
+    from pyspark.version import __version__ as version
+
+    return str(version)
+
+
+def version_differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+    """The differences as texts such as ``headrace 0.1.0 there, 0.2.0 here``."""
+    return [
+        f"{name} {theirs.get(name, 'unknown')} there, {version} here"
+        for name, version in ours.items()
+        if theirs.get(name) != version
+    ]
+
+
+def check_versions(theirs: Mapping[str, str]) -> None:
+    """Raise VersionMismatchError, with each difference, if a receiver job's versions differ from ours."""
+    different = version_differences(theirs, current_versions())
+    if different:
+        raise VersionMismatchError(
+            f"The receiver job runs with other versions: {'; '.join(different)}.",
+            remedy="Restart the receiver job with this environment, or run the batches with way 'submit'.",
+        )

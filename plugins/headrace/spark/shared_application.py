@@ -16,8 +16,7 @@ from headrace.spark.batch_server import link_batch_server, unlink_batch_server
 from headrace.spark.receiver_application import ReceiverApplication, check_task_slots
 from headrace.spark.receiver_executors import task_slots
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
-from headrace.spark.sessions import is_local_master
-from headrace.spark.versions import current_versions, differences
+from headrace.spark.sessions import current_versions, is_local_master, version_differences
 from headrace.stream import Stream
 
 
@@ -45,7 +44,7 @@ class SharedApplication:
         """
         problems = [*settings_differences(self._first, stream), *_missing_connections(stream)]
         if versions:
-            problems += differences(current_versions(), versions)
+            problems += version_differences(current_versions(), versions)
         if problems:
             with self._lock:
                 others = ", ".join(sorted(self._receivers)) or "none"

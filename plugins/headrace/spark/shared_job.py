@@ -21,10 +21,8 @@ from headrace.ledger import JobState
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.tables import JobLease, JobRow, SharedJobRow
 from headrace.receiver.health import REVISION
-from headrace.spark import connect_token
 from headrace.spark.batch_server import start_batch_server
 from headrace.spark.failures import first_cause
-from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.receiver_application import ReceiverApplication, start_application, warm_up_connect
 from headrace.spark.receiver_driver import (
     ERROR_CHARACTERS,
@@ -35,8 +33,18 @@ from headrace.spark.receiver_driver import (
     process_attributes,
 )
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
+from headrace.spark.sessions import APPLICATION, token_from_environment
 from headrace.spark.shared_application import SharedApplication, StreamDoesNotFitError
-from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated
+from headrace.spark.termination import (
+    EXIT_FAILED,
+    EXIT_NOT_OURS,
+    EXIT_TERMINATED,
+    ProcessWatch,
+    Terminated,
+    jvm_gone,
+    parent_gone,
+    under_spark_submit,
+)
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 
@@ -108,7 +116,7 @@ class SharedJob:
         lease = self._ledger.shared_jobs.acquire(
             self._name, holder=self._holder, lease_ms=self._lease_ms, attributes=attributes
         )
-        attributes[connect_token.APPLICATION] = [self._first.application, lease.epoch]
+        attributes[APPLICATION] = [self._first.application, lease.epoch]
         logger.info(
             "shared job %s of epoch %d, process %d, held by %s", self._name, lease.epoch, os.getpid(), self._holder
         )
@@ -142,7 +150,7 @@ class SharedJob:
     def _start(self, lease: SharedJobRow) -> tuple[ReceiverApplication, subprocess.Popen[bytes] | None]:
         stream, token = self._first, None
         if stream.spark.run_batches == "connect":
-            token = connect_token.from_environment(stream.application, lease.epoch)
+            token = token_from_environment(stream.application, lease.epoch)
         started = time.monotonic()
         with Renewing(partial(self._ledger.shared_jobs.renew, lease), lease.lease_ms):
             application = start_application(stream, token=token)

@@ -1,29 +1,43 @@
-"""Loads the user's functions, prepares them for pickling to executors, checks their parameters and calls them."""
+"""Loads and calls the user's functions: transforms, the state's update, functions of foreach_batch outputs.
+
+The version of their code, which an attempt records, is a hash over their sources, and headrace's version. The sources
+are found by following import statements, not by the modules that this process has imported. So the version is equal on
+every machine, and whether one process runs all of a batch's outputs or each output has its own process.
+"""
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import importlib.machinery
+import importlib.util
 import inspect
+import pkgutil
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import headrace
 from headrace.errors import Failure, HeadraceError
+from headrace.stream import STATE_STEP, ForeachBatchOutput
 from headrace.stream.model import load_reference
-from headrace.stream.outputs import ForeachBatchOutput
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.stream import Output, State, Stream
 
+
 Transform = Callable[..., Any]
 
 # Parameters of outputs' transforms in a stream with state: the table, and its changed rows.
 STATE_FRAMES = ("state", "changes")
+# A parameter of a foreach_batch output's function: the records that do not decode.
+UNDECODABLE = "undecodable"
 
 
 class TransformError(HeadraceError):
@@ -99,6 +113,24 @@ def load_function(stream: Stream, reference: str, what: str) -> Callable[..., An
     return function
 
 
+def load_foreach(stream: Stream, output: ForeachBatchOutput) -> Callable[..., Any]:
+    """Import the output's function in the same way as a transform, and check that it takes a DataFrame and a batch.
+
+    Raises StreamDefinitionError or TransformError.
+    """
+    function = load_function(stream, output.function, f"function of output {output.id!r}")
+    signature = inspect.signature(function)
+    more = {UNDECODABLE: None} if UNDECODABLE in signature.parameters else {}
+    try:
+        signature.bind(None, None, **more)
+    except TypeError:
+        raise TransformError(
+            f"The function {output.function} of output {output.id!r} takes ({', '.join(signature.parameters)}).",
+            remedy="It must take the batch's DataFrame and its context: def write(frame, batch).",
+        ) from None
+    return function
+
+
 def add_py_files(stream: Stream, *, may_be_elsewhere: bool = False) -> list[Path]:
     """Put the local files of ``spark.py_files`` on this process's path and return their paths.
 
@@ -128,8 +160,6 @@ def check_transform(stream: Stream) -> None:
     The state's functions and those of ForeachBatchOutputs are checked in the same way. The functions are not called,
     because there is no Spark session. Raises StreamDefinitionError or TransformError.
     """
-    from headrace.spark.outputs.foreach_batch import load_foreach
-
     inputs = {source.id: None for source in stream.inputs}
     batch = BatchContext.of(stream.name, 0, stream.batch_interval_ms, 1)
     frames = {} if stream.state is None else dict.fromkeys(STATE_FRAMES)
@@ -257,3 +287,137 @@ def _travel_by_value(module: ModuleType) -> None:
 
     if module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+_DIGITS = 8
+_UNKNOWN = "unknown"
+
+
+def code_version(stream: Stream, steps: Iterable[str]) -> str:
+    """The version of the code of these steps (`Stream.steps`): ``flights:to_document 3f9c2a10, headrace 0.1.0``.
+
+    A function's hash covers its module and everything that the module imports, directly or indirectly, from
+    ``spark.py_files`` or from its own package; it is "unknown" if there is no source to read. Only the packages that
+    contain the module are imported.
+    """
+    roots = add_py_files(stream)
+    references = dict.fromkeys(_references(stream, steps))
+    versions = [f"{reference} {_hash(reference.partition(':')[0], roots)}" for reference in references]
+    return ", ".join([*versions, f"headrace {headrace.__version__}"])
+
+
+def tried_with(stream: Stream, steps: Iterable[str]) -> str:
+    """A hash of what an attempt at these steps depends on besides its records: the stream's definition and the code.
+
+    Steps that the stream no longer has are ignored.
+    """
+    known = [step for step in steps if step in stream.steps]
+    reported = f"{stream.to_json()} {code_version(stream, known)}"
+    return hashlib.sha256(reported.encode()).hexdigest()[:16]
+
+
+def _references(stream: Stream, steps: Iterable[str]) -> Iterator[str]:
+    for step in steps:
+        if step == STATE_STEP:
+            if stream.state is not None:
+                yield stream.state.update
+                yield from [stream.state.initial] if stream.state.initial is not None else []
+            continue
+        output = stream.output_of_step(step)
+        transform = stream.transform_of(output)
+        if transform is not None:
+            yield transform
+        if isinstance(output, ForeachBatchOutput):
+            yield output.function
+
+
+def _hash(module: str, roots: Sequence[Path]) -> str:
+    sources = _sources(module, roots)
+    if module not in sources:
+        return _UNKNOWN
+    digest = hashlib.sha256()
+    for name, source in sorted(sources.items()):
+        digest.update(f"{name}\0{len(source)}\0".encode())
+        digest.update(source)
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _sources(module: str, roots: Sequence[Path]) -> dict[str, bytes]:
+    """The source bytes of the module and of the user's modules that it imports, by module name."""
+    found: dict[str, bytes] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        spec = _spec_in(roots, name)
+        if spec is None and name.partition(".")[0] == module.partition(".")[0]:
+            spec = _installed(name)
+        source = None if spec is None else _bytes(spec)
+        if spec is None or source is None:
+            continue
+        found[name] = source
+        # A package's __init__ runs before its modules do.
+        waiting += [parent for parent in [name.rpartition(".")[0]] if parent]
+        waiting += _imported(source, name, is_package=spec.submodule_search_locations is not None)
+    return found
+
+
+def _imported(source: bytes, module: str, *, is_package: bool) -> list[str]:
+    """Every name that may be an imported module, from import statements anywhere in the source."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        # Not Python source, for example an extension module: only its bytes are hashed.
+        return []
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = _base(node, module, is_package=is_package)
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return names
+
+
+def _base(node: ast.ImportFrom, module: str, *, is_package: bool) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    parts = parts[: len(parts) - node.level + (1 if is_package else 0)]
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def _spec_in(roots: Sequence[Path], name: str) -> importlib.machinery.ModuleSpec | None:
+    """The module's spec in ``py_files`` (folders, files, archives); None if it is not there."""
+    *parents, last = name.split(".")
+    for root in roots:
+        if root.suffix == ".py":
+            if not parents and root.stem == last:
+                return importlib.util.spec_from_file_location(name, root)
+            continue
+        finder: Any = pkgutil.get_importer(str(root.joinpath(*parents)))
+        spec = None if finder is None else finder.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            return spec  # type: ignore[no-any-return]
+    return None
+
+
+def _installed(name: str) -> importlib.machinery.ModuleSpec | None:
+    module = sys.modules.get(name)
+    if module is not None and getattr(module, "__spec__", None) is not None:
+        return module.__spec__
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _bytes(spec: importlib.machinery.ModuleSpec) -> bytes | None:
+    loader: Any = spec.loader
+    if spec.origin is None or not hasattr(loader, "get_data"):
+        return None
+    try:
+        return bytes(loader.get_data(spec.origin))
+    except OSError:
+        return None

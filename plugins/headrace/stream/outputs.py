@@ -6,7 +6,7 @@ that would make a name an expression over several indices (wildcards, commas, da
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
@@ -125,6 +125,9 @@ class _Output(Part):
     """The fields of every output. Outputs are written independently: each may have its own transform, and its success
     is recorded separately."""
 
+    writer: ClassVar[str]
+    """The class that writes batches (``headrace.spark.outputs.writer.OutputWriter``), as "module:Class"."""
+
     transform: str | None = Field(
         default=None, description='"module:function" of this output alone; by default the stream\'s transform.'
     )
@@ -148,6 +151,11 @@ class _Output(Part):
         return None if value is None else check_reference(value)
 
     @property
+    def takes_rows_without_records(self) -> bool:
+        """Whether the output can use rows that a transform makes from a batch without records, such as a count of 0."""
+        return True
+
+    @property
     def deletes_by_key(self) -> bool:
         """Whether records without a value delete documents. Elasticsearch forgets a deleted document's version
         (``index.gc_deletes``, a minute by default), so an older batch that is written later restores the document."""
@@ -161,6 +169,8 @@ class ElasticsearchOutput(_Output):
     (URLs) if no secret is needed. A record that Elasticsearch refuses permanently goes to ``dead_letter_index``
     (``<index>-dead-letters`` by default), with its coordinates, the reason and the original bytes.
     """
+
+    writer = "headrace.spark.outputs.elasticsearch:ElasticsearchOutputWriter"
 
     kind: Literal["elasticsearch"] = "elasticsearch"
     id: Identifier = "elasticsearch"
@@ -225,6 +235,11 @@ class ElasticsearchOutput(_Output):
         return "delete" if isinstance(self.document_ids, KeyIds) else "dead_letter"
 
     @property
+    def takes_rows_without_records(self) -> bool:
+        """Whether ids come from columns: rows that are made without records have no coordinates for other ids."""
+        return isinstance(self.document_ids, ColumnIds)
+
+    @property
     def deletes_by_key(self) -> bool:
         return self.tombstone_action == "delete"
 
@@ -258,6 +273,8 @@ def _host(text: str) -> str:
 class ConsoleOutput(_Output):
     """Prints the first rows of every batch, as Spark Streaming's ``print()`` does."""
 
+    writer = "headrace.spark.outputs.functions:ConsoleWriter"
+
     kind: Literal["console"] = "console"
     id: Identifier = "console"
     rows: NonNegativeInt = 10
@@ -270,6 +287,8 @@ class ParquetOutput(_Output):
     several hosts). A batch that runs again replaces its own files. Object stores are refused: they have no rename, so
     readers would see a batch grow file by file.
     """
+
+    writer = "headrace.spark.outputs.parquet:ParquetWriter"
 
     kind: Literal["parquet"] = "parquet"
     id: Identifier = "parquet"
@@ -296,6 +315,8 @@ class KafkaOutput(_Output):
     is sent to a topic once: when it is run again, it counts as ``repeated``. ``transaction_timeout_seconds`` is how
     long sending a batch may take, at most the brokers' ``transaction.max.timeout.ms`` (15 minutes by default).
     """
+
+    writer = "headrace.spark.outputs.kafka:KafkaWriter"
 
     kind: Literal["kafka"] = "kafka"
     id: Identifier = "kafka"
@@ -325,6 +346,8 @@ class ForeachBatchOutput(_Output):
     ``batch.batch_time``. It may return a mapping of counts, which the ledger keeps. An exception fails only this
     output.
     """
+
+    writer = "headrace.spark.outputs.functions:ForeachBatchWriter"
 
     kind: Literal["foreach_batch"] = "foreach_batch"
     id: Identifier = "foreach_batch"

@@ -35,7 +35,7 @@ from headrace.elasticsearch.options import DocumentIdKind
 from headrace.errors import HeadraceError
 from headrace.spark.decoding import RAW_KEY, RAW_VALUE, REASON, DecodedInput, RecordDecoding, decode_input
 from headrace.spark.document_preview import PreviewedDocument, preview_documents
-from headrace.spark.incarnations import BatchIncarnations, lacks_incarnation
+from headrace.spark.documents import BatchIncarnations, lacks_incarnation
 from headrace.spark.local_session import local_session
 from headrace.spark.record_columns import RECORD_SCHEMA as SPARK_SCHEMA
 from headrace.spark.sessions import collect

@@ -20,8 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 from tests.integration.spark.connect_server import connect_server
 
-from headrace.spark.outputs.errors import FunctionFailedError
-from headrace.spark.outputs.foreach_batch import ForeachBatchWriter
+from headrace.spark.outputs.functions import ForeachBatchWriter, FunctionFailedError
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.transforms import BatchContext
 from headrace.stream import ForeachBatchOutput, KafkaInput, KafkaOutput, ParquetOutput, Stream
@@ -115,8 +114,8 @@ def test_an_error_in_an_executor_shows_the_users_line(
 CLIENT = """
 import io, json, sys
 from headrace.spark.failures import first_cause
-from headrace.spark.outputs.writer import writer_of
-from headrace.spark.outputs.writer import WrittenBatch
+from headrace.spark.outputs.writer import (writer_of)
+from headrace.spark.outputs.writer import (WrittenBatch)
 from headrace.spark.sessions import connect_session
 from headrace.spark.transforms import BatchContext
 from headrace.stream import Stream

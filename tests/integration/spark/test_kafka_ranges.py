@@ -27,8 +27,8 @@ from headrace.kafka.range_reader import RangeClients
 from headrace.kafka.ranges import RecordedRange
 from headrace.kafka.records import RecordChunk
 from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.spark.elasticsearch_sink import KafkaOriginalRecords, ManifestOriginalRecords
 from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
-from headrace.spark.original_records import KafkaOriginalRecords, ManifestOriginalRecords
 from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.stream import ElasticsearchOutput, KafkaInput

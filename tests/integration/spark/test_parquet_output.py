@@ -22,9 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.integration.spark.conftest import read_log
 
 from headrace.spark.failures import first_cause
-from headrace.spark.outputs.errors import OutputRowsError
-from headrace.spark.outputs.parquet.writer import ParquetWriter
-from headrace.spark.outputs.writer import Counts, WrittenBatch
+from headrace.spark.outputs.parquet import ParquetWriter
+from headrace.spark.outputs.writer import Counts, OutputRowsError, WrittenBatch
 from headrace.spark.transforms import BatchContext
 from headrace.stream import KafkaInput, ParquetOutput, Stream
 
@@ -166,8 +165,8 @@ KILLED = """
 import os, sys
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
-from headrace.spark.outputs.parquet.batch_folder import Claim
-from headrace.spark.outputs.parquet.sink import ParquetSink
+from headrace.spark.outputs.batch_folder import Claim
+from headrace.spark.outputs.parquet import ParquetSink
 
 claim = Claim(sys.argv[1], "clicks", "parquet", "", int(sys.argv[2]), 2, "dead")
 claim.take()

@@ -24,9 +24,8 @@ from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.process_identity import PROCESS, has_ended
 from headrace.receiver.tracker import find_sign
-from headrace.spark import connect_token
-from headrace.spark.batch_client import socket_path
-from headrace.spark.sessions import ConnectRefusedError
+from headrace.spark.batch_server import socket_path
+from headrace.spark.sessions import ConnectRefusedError, derive_token
 from headrace.wal.storage import open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -201,7 +200,7 @@ def test_a_session_with_a_wrong_token_is_an_error_with_a_remedy(application: Any
 
 def test_the_token_is_on_no_command_line_and_not_in_the_ledger(application: Any) -> None:
     job = application.job()
-    token = connect_token.derive(SECRET, "clicks", job.epoch)
+    token = derive_token(SECRET, "clicks", job.epoch)
     for process in application.job_processes():
         with contextlib.suppress(psutil.NoSuchProcess):
             assert token not in " ".join(process.cmdline())

@@ -22,8 +22,8 @@ from headrace.ledger.tables import JobRow
 from headrace.process_identity import PROCESS
 from headrace.receiver.health import REVISION
 from headrace.runs.receiver_job import newest_job, receiving, request_job, start_if_absent
-from headrace.spark import connect_token
-from headrace.spark.batch_client import socket_path
+from headrace.spark.batch_server import socket_path
+from headrace.spark.sessions import APPLICATION, FINGERPRINT, secret_fingerprint
 from headrace.stream import SparkSettings, Stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -199,8 +199,8 @@ def test_batches_of_each_stream_run_in_the_shared_application(shared: SharedStre
         assert "attempt 1, connect" in done.stderr
         assert application.ledger.batches.get(name, time_ms).state is BatchState.COMPLETED
     job = shared.job("clicks")
-    assert job.attributes[connect_token.APPLICATION] == ["@shared", 1]
-    assert job.attributes[connect_token.FINGERPRINT] == connect_token.fingerprint(SECRET, "@shared")
+    assert job.attributes[APPLICATION] == ["@shared", 1]
+    assert job.attributes[FINGERPRINT] == secret_fingerprint(SECRET, "@shared")
     pools = {stage["schedulingPool"] for stage in _stages(job)}
     assert {"receivers", "batches of clicks", "batches of orders"} <= pools
 

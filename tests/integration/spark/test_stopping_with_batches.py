@@ -14,7 +14,7 @@ from tests.integration.spark.test_receiver_coupling import ended, family
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.ledger import JobState
 from headrace.runs import receiver_job
-from headrace.spark import connect_token
+from headrace.spark.sessions import derive_token
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -87,7 +87,7 @@ def _client(application: Any, job: Any) -> subprocess.Popen[str]:
     application.processes.append(client)
     assert client.stdin
     assert client.stdout
-    token = connect_token.derive(application.environment()["HEADRACE_SECRET_KEY"], job.stream, job.epoch)
+    token = derive_token(application.environment()["HEADRACE_SECRET_KEY"], job.stream, job.epoch)
     client.stdin.write(token + "\n")
     client.stdin.flush()
     assert client.stdout.readline() == "sent\n"

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from headrace.elasticsearch.errors import DuplicateIdsError, UnsuitableRowsError
 from headrace.spark.batch_frames import read_inputs
-from headrace.spark.outputs.console import print_batch
+from headrace.spark.outputs.functions import print_batch
 from headrace.spark.transforms import TransformError
 from headrace.stream import (
     ColumnIds,

@@ -20,7 +20,7 @@ from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJob
 from headrace.operators.links import SparkUiLink, browser_link
 from headrace.process_identity import PROCESS, own_identity
 from headrace.spark.job_log import LOG_VARIABLE
-from headrace.spark.versions import current_versions
+from headrace.spark.sessions import current_versions
 from headrace.triggers.ledger import ReceiverJobTrigger, StreamWantedTrigger
 
 

@@ -19,7 +19,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 
 from headrace.ledger import Ledger
-from headrace.spark.code_version import tried_with
+from headrace.spark.transforms import tried_with
 from headrace.stream import Stream
 
 

@@ -20,7 +20,7 @@ from headrace.clock import ManualClock
 from headrace.kafka.ranges import RecordedRange
 from headrace.ledger import Ledger
 from headrace.ledger.receiving_tables import ReceiverLease
-from headrace.spark.outputs.kafka.sent_batches import Sent, SentRecords
+from headrace.spark.outputs.kafka_transaction import Sent, SentRecords
 from headrace.spark.state.version import StoredFile, Version
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext

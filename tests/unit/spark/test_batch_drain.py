@@ -12,7 +12,7 @@ from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.spark.batch_drain import BatchDrain
-from headrace.spark.versions import REPLACED_BY
+from headrace.spark.sessions import REPLACED_BY
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from tests.living_process import is_alive
 
-from headrace.spark.batch_client import LENGTH, NOT_FORKED, STATUS, is_own_folder, socket_path
+from headrace.spark.batch_server import LENGTH, NOT_FORKED, STATUS, is_own_folder, socket_path
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the server needs pidfd_open")
 

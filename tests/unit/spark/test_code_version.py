@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace import __version__
-from headrace.spark.code_version import code_version
+from headrace.spark.transforms import code_version
 from headrace.stream import ConsoleOutput, ForeachBatchOutput, KafkaInput, SparkSettings, State, Stream
 
 Make = Callable[..., Stream]

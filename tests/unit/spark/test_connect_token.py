@@ -5,23 +5,23 @@ from typing import Any
 
 import pytest
 
-from headrace.spark.connect_token import (
+from headrace.spark.sessions import (
     APPLICATION,
     SECRET_VARIABLE,
     SecretKeyMissingError,
-    derive,
-    fingerprint,
-    from_environment,
-    of_job,
+    derive_token,
+    secret_fingerprint,
+    token_from_environment,
+    token_of_job,
 )
 
 
 def test_a_token_depends_on_secret_stream_and_epoch() -> None:
     tokens = {
-        derive("secret", "clicks", 1),
-        derive("secret", "clicks", 2),
-        derive("secret", "orders", 1),
-        derive("another", "clicks", 1),
+        derive_token("secret", "clicks", 1),
+        derive_token("secret", "clicks", 2),
+        derive_token("secret", "orders", 1),
+        derive_token("another", "clicks", 1),
     }
     assert len(tokens) == 4
     assert all(len(token) == 64 for token in tokens)
@@ -29,7 +29,7 @@ def test_a_token_depends_on_secret_stream_and_epoch() -> None:
 
 def test_both_sides_derive_the_same_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, "secret")
-    assert from_environment("clicks", 3) == derive("secret", "clicks", 3)
+    assert token_from_environment("clicks", 3) == derive_token("secret", "clicks", 3)
 
 
 @pytest.mark.parametrize("secret", [None, ""])
@@ -40,19 +40,19 @@ def test_a_missing_secret_is_an_error_that_names_the_variable(
     if secret is not None:
         monkeypatch.setenv(SECRET_VARIABLE, secret)
     with pytest.raises(SecretKeyMissingError, match=SECRET_VARIABLE):
-        from_environment("clicks", 1)
+        token_from_environment("clicks", 1)
 
 
 def test_the_fingerprint_distinguishes_secrets_and_is_not_a_token() -> None:
-    own = fingerprint("secret", "clicks")
-    assert own == fingerprint("secret", "clicks")
-    assert own not in {fingerprint("other", "clicks"), fingerprint("secret", "orders")}
-    assert not derive("secret", "clicks", 1).startswith(own)
+    own = secret_fingerprint("secret", "clicks")
+    assert own == secret_fingerprint("secret", "clicks")
+    assert own not in {secret_fingerprint("other", "clicks"), secret_fingerprint("secret", "orders")}
+    assert not derive_token("secret", "clicks", 1).startswith(own)
 
 
 def test_the_token_of_a_job_is_that_of_the_application_in_which_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, "secret")
     own: Any = SimpleNamespace(stream="clicks", epoch=3, attributes={})
     shared: Any = SimpleNamespace(stream="clicks", epoch=3, attributes={APPLICATION: ["@shared", 7]})
-    assert of_job(own) == derive("secret", "clicks", 3)
-    assert of_job(shared) == derive("secret", "@shared", 7)
+    assert token_of_job(own) == derive_token("secret", "clicks", 3)
+    assert token_of_job(shared) == derive_token("secret", "@shared", 7)

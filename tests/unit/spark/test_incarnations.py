@@ -6,7 +6,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.kafka.ranges import RecordedRange
-from headrace.spark.incarnations import (
+from headrace.spark.documents import (
     FOUND_INCARNATION,
     BatchIncarnations,
     Range,

@@ -8,8 +8,7 @@ import pickle
 import pytest
 
 from headrace.connections import ConnectionNotFoundError
-from headrace.spark.kafka_ranges_source import KafkaRangesDataSource, KafkaRangesReader
-from headrace.spark.source_options import SourceOptionError
+from headrace.spark.kafka_ranges_source import KafkaRangesDataSource, KafkaRangesReader, SourceOptionError
 from headrace.spark.wal_source import RECORD_SCHEMA
 from headrace.stream import KafkaInput
 from headrace.stream.model import StreamDefinitionError

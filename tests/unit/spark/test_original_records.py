@@ -14,7 +14,7 @@ from headrace.blocks import TopicPartition
 from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.ranges import RangeRun, RecordedRange
-from headrace.spark.original_records import KafkaOriginalRecords
+from headrace.spark.elasticsearch_sink import KafkaOriginalRecords
 from headrace.testing.records import make_block
 from headrace.wal.storage import open_storage
 

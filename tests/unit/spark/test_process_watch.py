@@ -4,11 +4,11 @@ import subprocess
 import sys
 import textwrap
 
-from headrace.spark.process_watch import EXIT_CODE
+from headrace.spark.termination import EXIT_CODE
 
 
 def run(body: str) -> subprocess.CompletedProcess[str]:
-    code = "import threading, time\nfrom headrace.spark.process_watch import ProcessWatch\n" + textwrap.dedent(body)
+    code = "import threading, time\nfrom headrace.spark.termination import ProcessWatch\n" + textwrap.dedent(body)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from headrace.spark import shared_application
-from headrace.spark.batch_client import socket_path
+from headrace.spark.batch_server import socket_path
 from headrace.spark.receiver_application import ReceiverApplication, TaskSlotsError
+from headrace.spark.sessions import current_versions
 from headrace.spark.shared_application import SharedApplication, StreamDoesNotFitError
-from headrace.spark.versions import current_versions
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 SPARK = {"master": "local[6]", "job": "shared"}

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.spark import versions
-from headrace.spark.versions import VersionMismatchError, check_versions, current_versions
+from headrace.spark import sessions
+from headrace.spark.sessions import VersionMismatchError, check_versions, current_versions
 
 
 def test_equal_versions_pass() -> None:
@@ -16,6 +16,6 @@ def test_more_in_the_lease_than_we_know_passes() -> None:
 
 def test_every_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {"python": "3.11", "pyspark": "4.2.0", "headrace": "0.1"}
-    monkeypatch.setattr(versions, "current_versions", lambda: ours)
+    monkeypatch.setattr(sessions, "current_versions", lambda: ours)
     with pytest.raises(VersionMismatchError, match=r"python 3.9 there, 3.11 here; headrace unknown there, 0.1 here"):
         check_versions({"python": "3.9", "pyspark": "4.2.0"})

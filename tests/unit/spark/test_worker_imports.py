@@ -12,8 +12,8 @@ WORKERS = [
     "headrace.spark.wal_source",
     "headrace.spark.kafka_ranges_source",
     "headrace.spark.elasticsearch_sink",
-    "headrace.spark.outputs.kafka.sink",
-    "headrace.spark.outputs.parquet.sink",
+    "headrace.spark.outputs.kafka",
+    "headrace.spark.outputs.parquet",
     "headrace.spark.state.source",
 ]
 # What a worker has imported before it unpickles a data source of ours.

@@ -23,14 +23,14 @@ from headrace.elasticsearch.document_ids import identify
 from headrace.elasticsearch.errors import DuplicateIdsError, TooManyDeadLettersError
 from headrace.elasticsearch.indexer import duplicate_ids_error
 from headrace.elasticsearch.options import KAFKA, LOG, IndexingOptions
-from headrace.spark.incarnations import lacks_incarnation
-from headrace.spark.outputs.report_files import report_file
-from headrace.stream import ColumnIds, ElasticsearchOutput, RecordIds
+from headrace.spark.documents import lacks_incarnation
+from headrace.spark.outputs.writer import report_file
+from headrace.stream import ElasticsearchOutput, RecordIds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.spark.incarnations import BatchIncarnations
+    from headrace.spark.documents import BatchIncarnations
     from headrace.spark.outputs.writer import Counts, WrittenBatch
     from headrace.spark.wal_source import LogBlocks
 
@@ -40,11 +40,6 @@ class ElasticsearchOutputWriter:
 
     def __init__(self, output: ElasticsearchOutput) -> None:
         self._output = output
-
-    @property
-    def needs_empty_batches(self) -> bool:
-        """Whether ids come from columns: rows that are made without records have no coordinates for other ids."""
-        return isinstance(self._output.document_ids, ColumnIds)
 
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
         """Index the rows, then write the undecodable records to the dead letters.

@@ -1,23 +1,37 @@
-"""The interface of output writers, and the writer of each kind of output.
+"""What writes a batch to an output: the interface, what it is told of the batch, and how it reports what it wrote.
 
-It imports no pyspark, because Airflow asks what an output needs for an empty batch.
+Over Spark Connect a write's commit runs in a process of the server and cannot return values to the caller. So it writes
+a small JSON file, the report, to the stream's folder. The caller reads and deletes it, and the counts go into the
+ledger. Warnings of the tasks are in files beside it, and are passed on while the write runs.
+
+No error of an output ever contains a credential.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
-from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaOutput, ParquetOutput
+from headrace.elasticsearch.counts import take_warnings
+from headrace.errors import Failure, HeadraceError
+from headrace.stream.model import load_reference
+from headrace.wal.errors import StoredFileMissingError
+from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.ledger.batch_tables import BatchOrigin
-    from headrace.spark.incarnations import BatchIncarnations
+    from headrace.spark.documents import BatchIncarnations
     from headrace.spark.transforms import BatchContext
     from headrace.stream import Output, Stream
+
 
 Counts = dict[str, Any]
 """The outcomes of a batch's rows: names and JSON values that each kind of output defines."""
@@ -55,11 +69,6 @@ class WrittenBatch:
 class OutputWriter(Protocol):
     """Writes batches to one output."""
 
-    @property
-    def needs_empty_batches(self) -> bool:
-        """Whether this output can use rows that a transform makes from a batch without records."""
-        ...
-
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
         """Write the rows. Repeated calls for the same batch have the effect of one.
 
@@ -72,32 +81,108 @@ class OutputWriter(Protocol):
 
 
 def writer_of(output: Output) -> OutputWriter:
-    """The writer for an output of a stream. Imports only the module of its kind and what that needs."""
-    if isinstance(output, ElasticsearchOutput):
-        from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
-
-        return ElasticsearchOutputWriter(output)
-    if isinstance(output, ConsoleOutput):
-        from headrace.spark.outputs.console import ConsoleWriter
-
-        return ConsoleWriter(output)
-    if isinstance(output, ParquetOutput):
-        from headrace.spark.outputs.parquet.writer import ParquetWriter
-
-        return ParquetWriter(output)
-    if isinstance(output, KafkaOutput):
-        from headrace.spark.outputs.kafka.writer import KafkaWriter
-
-        return KafkaWriter(output)
-    from headrace.spark.outputs.foreach_batch import ForeachBatchWriter
-
-    return ForeachBatchWriter(output)
+    """The writer of an output. Imports the module that the output's class names (``writer``), and what that needs."""
+    writer = load_reference(output.writer, f"writer of output {output.id!r}")
+    return writer(output)  # type: ignore[operator, no-any-return]
 
 
-def needs_empty_batches(output: Output, stream: Stream) -> bool:
-    """Whether a batch without records must run Spark for this output.
+REPORTS_FOLDER = "reports"
+WARNING = "warning: "
+"""The prefix of a progress line that is a warning."""
+_LOOK_SECONDS = 1.0
+# The least time between two reported warnings: every task of a write may warn of the same.
+_REPORT_SECONDS = 15.0
 
-    A transform can make rows without records (a count of 0), and some outputs accept them. Without a transform there
-    are no rows.
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def report_file(batch: WrittenBatch, name: str) -> Iterator[str]:
+    """A context manager that gives the URI of a write's report and deletes the report at the end.
+
+    During the ``with`` block the write's warnings are reported to ``batch.progress``. The URI is unique to the attempt:
+    no other output of the batch and no replay has the same.
     """
-    return stream.transform_of(output) is not None and writer_of(output).needs_empty_batches
+    folder = f"{batch.stream.folder_url}/{REPORTS_FOLDER}"
+    replay = f"{batch.target}-" if batch.target else ""
+    file = f"{batch.batch_time_ms}-{replay}{batch.attempt}-{name}.json"
+    uri = f"{folder}/{file}"
+    over = threading.Event()
+    listener = threading.Thread(
+        target=_listen, args=(uri, name, batch.progress, over), name="headrace-warnings", daemon=True
+    )
+    listener.start()
+    try:
+        yield uri
+    finally:
+        over.set()
+        listener.join(2 * _LOOK_SECONDS)
+        open_storage(folder).delete(file)
+
+
+def counted(write: Callable[[str], None], batch: WrittenBatch, output_id: str) -> Counts:
+    """Call ``write`` with the URI for its report. Returns the counts that it wrote there with `leave_counts`.
+
+    Raises CountsMissingError if it wrote none.
+    """
+    with report_file(batch, f"{output_id}-counts") as uri:
+        write(uri)
+        folder, _, name = uri.rpartition("/")
+        try:
+            return cast("Counts", json.loads(open_storage(folder).read(name)))
+        except StoredFileMissingError:
+            raise CountsMissingError(
+                f"Output {output_id!r} was written, but its counts are not in {folder}.",
+                remedy="Make sure that Spark sees the stream's storage where it runs, and run the batch again.",
+            ) from None
+
+
+def leave_counts(uri: str, counts: Counts) -> None:
+    """Write the counts to the URI from `counted`."""
+    folder, _, name = uri.rpartition("/")
+    open_storage(folder).write_atomically(name, json.dumps(counts).encode())
+
+
+def _listen(uri: str, name: str, progress: Callable[[str], None], over: threading.Event) -> None:
+    """Report the first warning at once; later ones at most every ``_REPORT_SECONDS``, with their number."""
+    held = 0
+    reported_at = -_REPORT_SECONDS
+    while True:
+        ended = over.wait(_LOOK_SECONDS)
+        try:
+            warnings = take_warnings(uri)
+        except Exception as error:
+            # Not an error: the write itself reports its result.
+            logger.debug("the warnings of %s cannot be read: %s", uri, error)
+            warnings = []
+        held += len(warnings)
+        if warnings and (ended or time.monotonic() >= reported_at + _REPORT_SECONDS):
+            more = f" (and {held - 1} more like it)" if held > 1 else ""
+            progress(f"{WARNING}output {name}: {warnings[-1]}{more}")
+            held, reported_at = 0, time.monotonic()
+        if ended:
+            return
+
+
+class OutputError(HeadraceError):
+    """The base class of the errors of outputs."""
+
+
+class OutputRowsError(OutputError):
+    """The rows have a column that the output cannot write, or lack one that it needs."""
+
+    failure = Failure.CODE
+
+
+class OutputOptionsError(OutputError):
+    """An option of the output's data source is missing or invalid."""
+
+    failure = Failure.CODE
+
+
+class AttemptReplacedError(OutputError):
+    """A later attempt at the batch replaced this one; what this attempt wrote is discarded."""
+
+
+class CountsMissingError(OutputError):
+    """The write ended without reporting its counts."""

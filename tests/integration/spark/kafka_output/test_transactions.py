@@ -17,16 +17,17 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from tests.integration.spark.kafka_output.conftest import create, groups, read, values
 
-from headrace.spark.outputs.errors import (
-    AttemptReplacedError,
+from headrace.spark.outputs.kafka_transaction import (
+    BatchTransaction,
     KafkaRefusedError,
     MessageRefusedError,
     RowsCutOffError,
+    Sent,
+    SentRecords,
     TopicMissingError,
     TransactionTimedOutError,
 )
-from headrace.spark.outputs.kafka.sent_batches import Sent, SentRecords
-from headrace.spark.outputs.kafka.transaction import BatchTransaction
+from headrace.spark.outputs.writer import AttemptReplacedError
 
 
 @pytest.fixture
@@ -95,9 +96,9 @@ def test_an_attempt_killed_in_the_middle_is_aborted_by_the_next_at_once(
 KILLED = """
 import gc, os, sys
 import pyarrow as pa
-from headrace.spark.outputs.kafka import transaction
-from headrace.spark.outputs.kafka.sent_batches import Sent, SentRecords
-from headrace.spark.outputs.kafka.transaction import BatchTransaction
+from headrace.spark.outputs import kafka_transaction as transaction
+from headrace.spark.outputs.kafka_transaction import Sent, SentRecords
+from headrace.spark.outputs.kafka_transaction import BatchTransaction
 
 middle = lambda: None
 class Sending(transaction._Sending):

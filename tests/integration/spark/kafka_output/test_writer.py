@@ -18,12 +18,8 @@ from tests.integration.spark.conftest import read_log
 from tests.integration.spark.kafka_output.conftest import T, create, read, values
 
 from headrace.spark.failures import first_cause
-from headrace.spark.outputs.errors import (
-    OutputRowsError,
-)
-from headrace.spark.outputs.kafka.message_columns import prepare_messages
-from headrace.spark.outputs.kafka.writer import KafkaWriter
-from headrace.spark.outputs.writer import Counts, WrittenBatch
+from headrace.spark.outputs.kafka import KafkaWriter, prepare_messages
+from headrace.spark.outputs.writer import Counts, OutputRowsError, WrittenBatch
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.spark.transforms import BatchContext
 from headrace.stream import KafkaInput, KafkaOutput, Stream

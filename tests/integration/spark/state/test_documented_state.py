@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "state.md"
 
 CLIENT = """
 import json, sys
-from headrace.spark.outputs.writer import WrittenBatch
+from headrace.spark.outputs.writer import (WrittenBatch)
 from headrace.spark.sessions import connect_session
 from headrace.spark.state.frames import state_frames
 from headrace.spark.state.updating import update_state

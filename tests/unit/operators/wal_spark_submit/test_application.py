@@ -10,8 +10,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from tests.unit.operators.wal_spark_submit.conftest import make
 
 from headrace.runs.processes import secret_key
-from headrace.spark.connect_token import fingerprint
-from headrace.spark.versions import current_versions
+from headrace.spark.sessions import current_versions, secret_fingerprint
 
 
 def test_a_batch_runs_in_the_receivers_application(stream, allocated, toy_process, connectable, ledger, capsys):
@@ -101,7 +100,7 @@ def test_a_batch_does_not_run_in_a_job_with_another_secret_key(
 ):
     def started_with(key: str) -> str:
         monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", key)
-        return fingerprint(secret_key("flights"), "flights")
+        return secret_fingerprint(secret_key("flights"), "flights")
 
     _, task = allocated()
     ledger.jobs.update(source.job, attributes={"secret_fingerprint": started_with("before")})
@@ -117,7 +116,9 @@ def test_a_batch_runs_in_a_job_with_the_same_secret_key(
     stream, source, allocated, toy_batch, connectable, ledger, capsys
 ):
     _, task = allocated()
-    ledger.jobs.update(source.job, attributes={"secret_fingerprint": fingerprint(secret_key("flights"), "flights")})
+    ledger.jobs.update(
+        source.job, attributes={"secret_fingerprint": secret_fingerprint(secret_key("flights"), "flights")}
+    )
     make(stream).execute(task.context)
     assert "toy batch by way connect" in capsys.readouterr().out
 

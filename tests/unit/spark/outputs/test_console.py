@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from headrace.spark.outputs.console import print_batch
+from headrace.spark.outputs.functions import print_batch
 
 
 class Session:

@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.spark.outputs.errors import FunctionFailedError
-from headrace.spark.outputs.foreach_batch import ForeachBatchWriter
+from headrace.spark.outputs.functions import ForeachBatchWriter, FunctionFailedError
 from headrace.spark.outputs.writer import Counts, WrittenBatch
 from headrace.spark.transforms import BatchContext, TransformError
 from headrace.stream import ForeachBatchOutput, KafkaInput, Stream, StreamDefinitionError

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.receiver.waiting import eventually
 
 from headrace.elasticsearch.counts import take_warnings, warnings_beside
-from headrace.spark.outputs import report_files
-from headrace.spark.outputs.report_files import report_file
+from headrace.spark.outputs import writer
+from headrace.spark.outputs.writer import report_file
 
 WORKER = logging.getLogger("headrace.elasticsearch.retry_budget")
 
@@ -39,7 +39,7 @@ def test_a_warning_is_reported_while_the_write_is_running(batch: Any, tmp_path: 
 
 
 def test_warnings_of_many_tasks_are_one_line_now_and_then(batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_files, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(writer, "_LOOK_SECONDS", 0.01)
     with report_file(batch, "search") as uri:
         for number in range(3):
             with warnings_beside(uri):

@@ -8,10 +8,16 @@ import pytest
 from confluent_kafka import KafkaError
 
 from headrace.kafka.errors import ClientSettingError
-from headrace.spark.outputs.errors import KafkaOutputError, KafkaRefusedError, MessageRefusedError, TopicMissingError
-from headrace.spark.outputs.kafka.client import client_config, reported
-from headrace.spark.outputs.kafka.sent_batches import SentRecords
-from headrace.spark.outputs.kafka.transaction import BatchTransaction
+from headrace.spark.outputs.kafka_transaction import (
+    BatchTransaction,
+    KafkaOutputError,
+    KafkaRefusedError,
+    MessageRefusedError,
+    SentRecords,
+    TopicMissingError,
+    client_config,
+    reported,
+)
 
 CONNECTION = {
     "conn_type": "kafka",

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace.spark.outputs.kafka.sent_batches import Sent, SentRecords
-from headrace.spark.outputs.kafka.writer import KafkaWriter
+from headrace.spark.outputs.kafka import KafkaWriter
+from headrace.spark.outputs.kafka_transaction import Sent, SentRecords
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.transforms import BatchContext
 from headrace.stream import KafkaInput, KafkaOutput, Stream

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.spark.outputs.errors import AttemptReplacedError, OutputFolderError
-from headrace.spark.outputs.parquet import batch_folder
-from headrace.spark.outputs.parquet.batch_folder import Claim, WrittenFile
+from headrace.spark.outputs import batch_folder
+from headrace.spark.outputs.batch_folder import Claim, OutputFolderError, WrittenFile
+from headrace.spark.outputs.writer import AttemptReplacedError
 
 
 @pytest.fixture
@@ -137,8 +137,8 @@ def test_two_attempts_at_once_publish_once(claim: Claim) -> None:
 def test_a_killed_attempt_leaves_nothing_to_readers_and_the_next_removes_it(claim: Claim) -> None:
     code = (
         "import sys; sys.path[:0] = []\n"
-        "from headrace.spark.outputs.parquet.batch_folder import Claim, WrittenFile\n"
-        "import headrace.spark.outputs.parquet.batch_folder as module, os\n"
+        "from headrace.spark.outputs.batch_folder import Claim, WrittenFile\n"
+        "import headrace.spark.outputs.batch_folder as module, os\n"
         f"claim = Claim({claim.path!r}, 'clicks', 'parquet', '', 1000, 1, 'dead')\n"
         "claim.take()\n"
         "claim.unpublished('a.parquet').write_text('rows')\n"

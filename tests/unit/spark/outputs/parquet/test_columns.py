@@ -18,8 +18,8 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from headrace.spark.outputs.errors import OutputRowsError
-from headrace.spark.outputs.parquet.columns import check_columns, file_schema
+from headrace.spark.outputs.parquet import check_columns, file_schema
+from headrace.spark.outputs.writer import OutputRowsError
 
 
 def columns(**types: object) -> StructType:

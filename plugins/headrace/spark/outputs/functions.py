@@ -1,25 +1,88 @@
-"""The foreach_batch output: calls the user's own function, which writes the batch."""
+"""The outputs that run in the batch's own process: the console, and the user's function of foreach_batch.
+
+The console prints the first rows of every batch in the form of Spark Streaming's ``print()``.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from headrace.clock import time_text
+from headrace.errors import Failure
 from headrace.spark.failures import failure_of, first_cause
-from headrace.spark.outputs.errors import FunctionFailedError
+from headrace.spark.outputs.writer import OutputError
+from headrace.spark.sessions import collect
+from headrace.spark.transforms import UNDECODABLE, load_foreach
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame
 
     from headrace.spark.outputs.writer import Counts, WrittenBatch
-    from headrace.stream import ForeachBatchOutput, Stream
+    from headrace.stream import ConsoleOutput, ForeachBatchOutput
 
-_UNDECODABLE = "undecodable"
+
+class FunctionFailedError(OutputError):
+    """A foreach_batch output's function raised an error or returned invalid counts.
+
+    ``failure`` is set from the error that the function raised.
+    """
+
+    failure = Failure.CODE
+
+
+_RULE = "-------------------------------------------"
+
+
+class ConsoleWriter:
+    """Prints batches to their ``out``. For an empty batch only the header is printed."""
+
+    def __init__(self, output: ConsoleOutput) -> None:
+        self._output = output
+
+    def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
+        """Print the batch. Returns the count ``printed``, in rows."""
+        rows = print_batch(frame, batch_time_ms=batch.batch_time_ms, rows=self._output.rows, out=batch.out)
+        return {"printed": rows}
+
+
+def print_batch(frame: DataFrame | None, *, batch_time_ms: int, rows: int, out: IO[str]) -> int:
+    """Print the batch's header, at most ``rows`` rows, and "..." if there are more. Returns the number of rows printed.
+
+    ``frame`` is None for an empty batch that needs no Spark.
+    """
+    taken: Sequence[Any] = [] if frame is None else collect(frame.limit(rows + 1))
+    lines = [_RULE, f"Time: {batch_time_ms} ms ({time_text(batch_time_ms)})", _RULE]
+    lines += [_row(row) for row in taken[:rows]]
+    if len(taken) > rows:
+        lines.append("...")
+    # A single write, because other outputs' progress may be printed to the same stream.
+    out.write("\n".join([*lines, "", ""]))
+    out.flush()
+    return min(len(taken), rows)
+
+
+def _row(row: Any) -> str:
+    values = tuple(_readable(value) for value in row)
+    return str(values[0]) if len(values) == 1 else str(values)
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, (bytes, bytearray)):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return bytes(value)
+    return value
+
+
 # The number of frames in an error's text: of a deep recursion the innermost frames are the most useful.
 _FRAMES = 12
 
@@ -35,11 +98,6 @@ class ForeachBatchWriter:
     def __init__(self, output: ForeachBatchOutput) -> None:
         self._output = output
 
-    @property
-    def needs_empty_batches(self) -> bool:
-        """True: rows that are made without records are valid, and the function decides what to do with no rows."""
-        return True
-
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
         """Call the function. Returns its result, a mapping of counts that JSON can hold; empty if it returns None.
 
@@ -53,8 +111,8 @@ class ForeachBatchWriter:
         if frame is None:
             return {}
         function = load_foreach(batch.stream, self._output)
-        wanted = _UNDECODABLE in inspect.signature(function).parameters
-        more = {_UNDECODABLE: dict(batch.undecodable())} if wanted else {}
+        wanted = UNDECODABLE in inspect.signature(function).parameters
+        more = {UNDECODABLE: dict(batch.undecodable())} if wanted else {}
         try:
             returned = function(frame, batch.context, **more)
         except Exception as error:
@@ -85,26 +143,6 @@ class ForeachBatchWriter:
                     remedy="Names must be strings and values JSON values: convert them, for example with int(value).",
                 )
         return dict(returned)
-
-
-def load_foreach(stream: Stream, output: ForeachBatchOutput) -> Callable[..., Any]:
-    """Import the output's function in the same way as a transform, and check that it takes a DataFrame and a batch.
-
-    Raises StreamDefinitionError or TransformError.
-    """
-    from headrace.spark.transforms import TransformError, load_function
-
-    function = load_function(stream, output.function, f"function of output {output.id!r}")
-    signature = inspect.signature(function)
-    more = {_UNDECODABLE: None} if _UNDECODABLE in signature.parameters else {}
-    try:
-        signature.bind(None, None, **more)
-    except TypeError:
-        raise TransformError(
-            f"The function {output.function} of output {output.id!r} takes ({', '.join(signature.parameters)}).",
-            remedy="It must take the batch's DataFrame and its context: def write(frame, batch).",
-        ) from None
-    return function
 
 
 def _own_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:

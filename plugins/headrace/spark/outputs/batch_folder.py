@@ -30,8 +30,13 @@ from typing import Any
 from urllib.parse import quote
 
 from headrace.clock import time_text
-from headrace.spark.outputs.errors import AttemptReplacedError, OutputFolderError
+from headrace.spark.outputs.writer import AttemptReplacedError, OutputError
 from headrace.wal.local_storage import sync_file
+
+
+class OutputFolderError(OutputError):
+    """The folder of a Parquet output cannot be written, or belongs to another output."""
+
 
 HIDDEN = ".headrace"
 RECORD = "_headrace.json"
