@@ -31,8 +31,8 @@ from headrace.clock import ManualClock
 from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import AttemptState, BatchState, EventKind, Ledger
 from headrace.ledger.batch_tables import batch_attempts, batch_inputs, batch_outputs, batches
+from headrace.ledger.batches import BatchBounds
 from headrace.ledger.receiving_tables import blocks, segments
-from headrace.ledger.run_batch_times import BatchBounds
 from headrace.ledger.tables import events
 
 STREAM, INPUT = "growth", "records"

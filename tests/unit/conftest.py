@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event
 
-from headrace.ledger import schema
+from headrace.ledger import database
 
-_upgrade = schema.upgrade
+_upgrade = database.upgrade
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +43,7 @@ def production_settings() -> Iterator[None]:
 def _schema_by_copy() -> Iterator[None]:
     """A new SQLite ledger gets the statements that the migrations come to, in 6 ms of CPU instead of 46."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schema, "upgrade", _copy_or_upgrade)
+        patch.setattr(database, "upgrade", _copy_or_upgrade)
         yield
 
 
@@ -77,5 +77,5 @@ def _migrated() -> tuple[str, ...]:
         _upgrade(connection)
         made = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
         statements = connection.exec_driver_sql(made).scalars().all()
-        version = schema.read_version(connection)
+        version = database.read_version(connection)
     return (*statements, f"INSERT INTO alembic_version VALUES ('{version}')")

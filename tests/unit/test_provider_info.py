@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from headrace.get_provider_info import get_provider_info
-from headrace.ledger.urls import engine_url
+from headrace.ledger.database import engine_url
 
 
 def test_the_provider_info_fits_airflows_schema():

@@ -15,7 +15,7 @@ from headrace.batch.checkpoint import Checkpoint, find_newest
 from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger.batch_tables import BatchRow, FiledReplay, ReplayDefinitionRow
-from headrace.ledger.rebuild_data import FoundBatch
+from headrace.ledger.rebuild import FoundBatch
 from headrace.ledger.receiving_tables import MovedBlock, PositionRow, TopicRow
 from headrace.ledger.states import BatchState, DesiredState, PartitionState
 from headrace.ledger.tables import GapRow, StreamRevision, StreamRow

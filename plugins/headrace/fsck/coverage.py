@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
 from headrace.fsck.findings import Finding, Problem
-from headrace.ledger.gaps import VANISHED
+from headrace.ledger.events import VANISHED
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
 

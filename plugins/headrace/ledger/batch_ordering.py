@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, select
 
 from headrace.clock import time_text, times_text
-from headrace.ledger.attempt_statements import live_attempts, wrote_output
+from headrace.ledger.batch_states import live_attempts, wrote_output
 from headrace.ledger.batch_tables import (
     BatchRow,
     EarlierBatch,

@@ -1,19 +1,26 @@
-"""Runs the ledger's transactions: reads, and writes that take their locks at the beginning.
+"""Opens a ledger's database: its URL, its schema, and its transactions, which take their locks at the beginning.
 
 SQLite begins every write with BEGIN IMMEDIATE and syncs the disk at each commit. A deferred BEGIN would fail at once
 with "database is locked" when it becomes a write, and would let two writers read the same state first. Postgres locks
 the stream's row, then reads in new statements: a statement that waited for the lock still sees the tables as they were
 before it waited.
+
+If several processes open a new ledger at once, the first one creates the schema. Only `Ledger.migrate` changes an
+existing ledger, since processes of an older headrace may be using it.
+
+Passwords come from a connection or from libpq, never from the URL itself.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from sqlalchemy import (
     BigInteger,
@@ -32,15 +39,21 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from headrace import connections
 from headrace.clock import Clock, SystemClock
+from headrace.connections import CONNECTION_PREFIX, resolve
 from headrace.ledger.engines import READS, connect_file
 from headrace.ledger.errors import (
     LedgerConflictError,
     LedgerError,
+    LedgerMissingError,
     LedgerUnavailableError,
+    LedgerUrlError,
+    SchemaError,
     StreamNotFoundError,
 )
 from headrace.ledger.tables import StreamRow, streams
@@ -245,3 +258,197 @@ def read_version(connection: Connection) -> str | None:
     if exists is None:
         return None
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+
+
+# The newest migration's revision. It is here so that opening a ledger need not import Alembic (a test compares them).
+HEAD = "0001"
+# The advisory lock that serializes migrations of a Postgres database ("headrace" in ASCII, shortened).
+_MIGRATION_LOCK = 0x6865616472
+MIGRATION_SECONDS = 600
+"""How long a migration's statement may take on Postgres: it may rewrite a table of a large ledger."""
+MIGRATIONS = Path(__file__).with_name("migrations")
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """The result of `migrate_schema`: the schema's version before (None: there was no ledger) and after."""
+
+    before: str | None
+    after: str
+
+
+def ensure_schema(database: Database, url: str, *, create: bool) -> None:
+    """Check the schema; with ``create``, create it in an empty database. ``url`` is for error texts.
+
+    Raises:
+        SchemaError: the schema is older or newer than this version's.
+        LedgerMissingError: there is none, and ``create`` is false.
+    """
+    with database.read() as connection:
+        version = read_version(connection)
+    if version == HEAD:
+        return
+    if version is not None:
+        raise _another_version(version, url)
+    if not create:
+        raise LedgerMissingError(
+            f"The database at {url} is empty: there is no ledger in it.",
+            remedy=f"Unpause the stream's DAGs in Airflow: the first task creates it. Or run `{_command(url)}`.",
+        )
+    migrate_schema(database, only_empty=url)
+
+
+def migrate_schema(database: Database, *, only_empty: str | None = None) -> Migration:
+    """Migrate the schema to the head, in one transaction.
+
+    Args:
+        only_empty: the ledger's URL; if given, only an empty database may be changed.
+
+    Raises:
+        SchemaError: the schema is newer than this version knows, or must not be changed.
+    """
+    with database.write() as connection:
+        if not database.is_sqlite:
+            _allow_migration(connection)
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+        # Another process may have migrated it while this one waited.
+        before = read_version(connection)
+        if before is not None and before != HEAD and only_empty is not None:
+            raise _another_version(before, only_empty)
+        if before != HEAD:
+            upgrade(connection)
+    return Migration(before, HEAD)
+
+
+def _another_version(version: str, url: str) -> SchemaError:
+    what = f"The ledger's schema is {version}, and this version of headrace needs {HEAD}."
+    if any(path.stem.split("_")[0] == version for path in (MIGRATIONS / "versions").glob("*.py")):
+        return SchemaError(
+            what,
+            remedy="Stop what the older headrace runs on it (with its own `headrace streams stop NAME`), then run "
+            f"`{_command(url)}`.",
+        )
+    return SchemaError(what, remedy="It was made by a newer headrace: use that version.")
+
+
+def _command(url: str) -> str:
+    return f"headrace ledger migrate --ledger {url}"
+
+
+def _allow_migration(connection: Connection) -> None:
+    from headrace.ledger.postgres_engine import allow_seconds
+
+    allow_seconds(connection, MIGRATION_SECONDS)
+
+
+def upgrade(connection: Connection) -> None:
+    """Run the migrations that the schema lacks, inside the connection's transaction."""
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util.exc import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise SchemaError(
+            f"The ledger's schema cannot be brought to {HEAD}: {error}.",
+            remedy="It was made by a newer headrace: use that version.",
+        ) from error
+
+
+_SECRET_OPTIONS = {"password", "sslpassword", "passwd", "pwd"}
+# The fields of a connection's extra that are passed to libpq: none names a password file or another server.
+_LIBPQ_OPTIONS = frozenset(
+    {
+        *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "channel_binding"),
+        *("connect_timeout", "tcp_user_timeout"),
+        *("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"),
+        *("options", "application_name", "target_session_attrs", "service"),
+    }
+)
+_POSTGRES_TYPES = {"postgres", "postgresql"}
+_SQLITE_FORM = "sqlite:////absolute/path.db"
+_POSTGRES_FORM = "postgresql+psycopg://user@host/db"
+# The connection type that headrace adds to Airflow, for use without the Postgres provider. No host means a SQLite file.
+_OWN_TYPE = "headrace_ledger"
+
+
+def engine_url(url: str, environ: Mapping[str, str] | None = None) -> URL:
+    """Return the SQLAlchemy URL of `sqlite:////…`, `postgresql+psycopg://user@host/db` or `connection:<id>`.
+
+    A connection is looked up in ``environ``, by default this process's environment.
+
+    Raises:
+        LedgerUrlError: the URL has another form, a relative path, or a password. The text never contains the URL.
+    """
+    if url.startswith(CONNECTION_PREFIX):
+        return _of_connection(resolve(url.removeprefix(CONNECTION_PREFIX), environ))
+    _refuse_secrets(url)
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise LedgerUrlError(
+            "The ledger's URL cannot be read.",
+            remedy=f"Use {_SQLITE_FORM}, {_POSTGRES_FORM} or connection:<conn_id>.",
+        ) from None
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        return _sqlite(parsed.database)
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    raise LedgerUrlError(
+        f"A ledger's URL does not begin with {parsed.drivername!r}.",
+        remedy=f"Use {_POSTGRES_FORM}."
+        if backend.startswith("postgres")
+        else f"Use {_SQLITE_FORM} or {_POSTGRES_FORM}.",
+    )
+
+
+def _refuse_secrets(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        secret = parts.password is not None or bool(_SECRET_OPTIONS & {key.lower() for key in parse_qs(parts.query)})
+    except ValueError:
+        secret = "@" in url
+    if secret:
+        raise LedgerUrlError(
+            "The ledger's URL holds a password, and it would travel into task logs and process lists.",
+            remedy="Name an Airflow connection (connection:<conn_id>), or leave the password to PGPASSFILE.",
+        )
+
+
+def _sqlite(database: str | None) -> URL:
+    if not database or database == ":memory:" or not Path(database).is_absolute():
+        raise LedgerUrlError(
+            f"A SQLite ledger needs the absolute path of a file, got {database or ':memory:'!r}: "
+            "receivers, tasks and triggers open it from different folders.",
+            remedy=f"Use {_SQLITE_FORM} (four slashes).",
+        )
+    return URL.create("sqlite", database=database)
+
+
+def _of_connection(connection: connections.Connection) -> URL:
+    own_file = connection.conn_type == _OWN_TYPE and not connection.host
+    if connection.conn_type == "sqlite" or own_file:
+        return _sqlite(connection.host or connection.schema)
+    if connection.conn_type in (*_POSTGRES_TYPES, _OWN_TYPE):
+        # Airflow's connection form stores a field that was left empty as null.
+        given = {key: value for key, value in connection.extra.items() if key in _LIBPQ_OPTIONS}
+        options = {key: str(value) for key, value in given.items() if value not in (None, "")}
+        return URL.create(
+            "postgresql+psycopg",
+            username=connection.login or None,
+            password=connection.password or None,
+            host=connection.host or None,
+            port=connection.port,
+            database=connection.schema or None,
+            query=options,
+        )
+    raise LedgerUrlError(
+        f"Connection {connection.id!r} is of type {connection.conn_type!r}; "
+        f"a ledger needs {_OWN_TYPE}, postgres or sqlite.",
+        remedy="Name another connection in the stream's ledger.",
+    )

@@ -1,16 +1,28 @@
-"""Records a stream's events in order and reads them, for listeners and the page."""
+"""Records a stream's events in order, its gaps, and its totals.
+
+Gaps are offsets lost by Kafka or by a log that is not synced, or abandoned by a person. Each gap is also an event.
+
+Totals only grow, for metrics: what batches, attempts and outputs of a stream have counted so far. Rows of batches,
+blocks and attempts are deleted in time, so a sum over them would fall. A total is written in the transaction of what it
+counts, under the stream's lock, and is never deleted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
-from headrace.ledger.database import Repository
+from headrace.blocks import OffsetRange, TopicPartition
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.states import EventKind
-from headrace.ledger.tables import EventRow, events, listener_cursors
+from headrace.ledger.tables import EventRow, GapRow, events, gaps, listener_cursors, partition_key, totals
 
 _insert_event = insert(events)
 
@@ -181,3 +193,173 @@ def _count_missed(connection: Connection, stream: str, event_ids: Sequence[int])
         this = (listener_cursors.c.stream == stream, listener_cursors.c.listener == name)
         values = {"missed": listener_cursors.c.missed + missed, "event_id": event_ids[-1]}
         connection.execute(update(listener_cursors).where(*this).values(**values))
+
+
+def add_gap(
+    connection: Connection,
+    locked: LockedStream,
+    input_id: str,
+    partition: TopicPartition,
+    *,
+    from_offset: int,
+    until_offset: int,
+    reason: str,
+    batch_time_ms: int | None = None,
+    counted: int = 0,
+) -> None:
+    """Write a gap and its event, within the caller's transaction. ``counted`` of its offsets are in the total of lost
+    offsets already."""
+    fields = {
+        "input_id": input_id,
+        **partition_key(partition),
+        "incarnation": partition.incarnation,
+        "from_offset": from_offset,
+        "until_offset": until_offset,
+        "reason": reason,
+    }
+    connection.execute(
+        insert(gaps).values(stream=locked.row.name, **fields, batch_time_ms=batch_time_ms, at_ms=locked.now_ms)
+    )
+    add_totals(connection, locked.row.name, {"gap_offsets": until_offset - from_offset - counted})
+    record(connection, locked.row.name, locked.now_ms, EventKind.GAP, fields, batch_time_ms=batch_time_ms)
+
+
+VANISHED = "the log lost the block before it reached the disk (delivery at_most_once)"
+"""The reason of the gaps of `Gaps.add_vanished`."""
+
+
+def remove_vanished(connection: Connection, stream: str, batch_time_ms: int) -> Counter[tuple[str, TopicPartition]]:
+    """Delete the gaps of a batch's vanished blocks, within the caller's transaction. Returns their offsets by input and
+    partition, which stay in the total of lost offsets."""
+    offsets: Counter[tuple[str, TopicPartition]] = Counter()
+    vanished = (gaps.c.stream == stream, gaps.c.batch_time_ms == batch_time_ms, gaps.c.reason == VANISHED)
+    for row in map(GapRow.from_row, connection.execute(select(gaps).where(*vanished))):
+        offsets[row.input_id, row.partition] += row.until_offset - row.from_offset
+    if offsets:
+        connection.execute(delete(gaps).where(*vanished))
+    return offsets
+
+
+class Gaps(Repository):
+    """Finds the gaps of streams, and records those of vanished blocks."""
+
+    def add_vanished(self, stream: str, batch_time_ms: int, lost: Iterable[tuple[str, OffsetRange]]) -> None:
+        """Record the offset ranges of a batch's blocks that the log lost, each once. ``lost`` has the input's id with
+        each range. An abandoned batch is left as it is."""
+        with self._database.write_stream(stream) as (connection, locked):
+            query = select(gaps).where(gaps.c.stream == stream, gaps.c.batch_time_ms == batch_time_ms)
+            rows = [GapRow.from_row(row) for row in connection.execute(query)]
+            if any(row.reason != VANISHED for row in rows):
+                # The batch is abandoned, so that its gaps contain those of its blocks. It may still be read for the
+                # stream's state.
+                return
+            known = {(row.input_id, row.partition, row.from_offset) for row in rows}
+            for input_id, each in lost:
+                if each.until_offset > each.from_offset and (input_id, each.partition, each.from_offset) not in known:
+                    add_gap(
+                        connection,
+                        locked,
+                        input_id,
+                        each.partition,
+                        from_offset=each.from_offset,
+                        until_offset=each.until_offset,
+                        reason=VANISHED,
+                        batch_time_ms=batch_time_ms,
+                    )
+
+    def page(self, stream: str, limit: int = 1000, *, before_id: int | None = None) -> list[GapRow]:
+        """Return the newest ``limit`` gaps, those with ids below ``before_id`` if it is given, newest first."""
+        query = select(gaps).where(gaps.c.stream == stream)
+        if before_id is not None:
+            query = query.where(gaps.c.gap_id < before_id)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(gaps.c.gap_id.desc()).limit(limit))
+            return [GapRow.from_row(row) for row in rows]
+
+    def containing(self, stream: str, input_id: str, partition: TopicPartition, offset: int) -> GapRow | None:
+        """Return the newest gap that holds the offset, or None."""
+        query = select(gaps).where(
+            gaps.c.stream == stream,
+            gaps.c.input_id == input_id,
+            *(gaps.c[name] == value for name, value in partition_key(partition).items()),
+            gaps.c.from_offset <= offset,
+            gaps.c.until_offset > offset,
+        )
+        with self._database.read() as connection:
+            row = connection.execute(query.order_by(gaps.c.from_offset.desc()).limit(1)).one_or_none()
+        return None if row is None else GapRow.from_row(row)
+
+
+# Delays of batches, in seconds: from the shortest useful batch interval to a stream that is an hour late.
+DELAY_BOUNDS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+# Writes of blocks to the log, and the ledger's transactions, in seconds.
+DURATION_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+OUTPUT_COUNTS = (
+    "created",
+    "updated",
+    "repeated",
+    "kept",
+    "uncompared",
+    "superseded",
+    "deleted",
+    "ignored_tombstones",
+    "dropped",
+    "dead_lettered",
+    "undecodable",
+    "rows",
+    "messages",
+    "printed",
+    "requests",
+    "retries",
+    "bytes",
+    "duration_seconds",
+)
+"""The counts of outputs that have totals. A user's function may return others, under any number of names."""
+
+
+def observation(name: str, seconds: float, bounds: Sequence[float]) -> dict[str, float]:
+    """Return what one duration adds to the histogram ``name``: 1 to its bucket, and its seconds to the sum.
+
+    A bucket is named by its upper bound, and does not contain those below it.
+    """
+    place = bisect_left(bounds, seconds)
+    bound = bounds[place] if place < len(bounds) else math.inf
+    return {f"{name}_le_{bound:g}": 1.0, f"{name}_sum": max(0.0, seconds)}
+
+
+def batch_delays(batch_time_ms: int, started_at_ms: int | None, completed_at_ms: int) -> dict[str, float]:
+    """Return what a completed batch adds to the histograms of delays."""
+    found = observation("total_delay", (completed_at_ms - batch_time_ms) / 1000, DELAY_BOUNDS)
+    if started_at_ms is not None:
+        found |= observation("scheduling_delay", (started_at_ms - batch_time_ms) / 1000, DELAY_BOUNDS)
+        found |= observation("processing_time", (completed_at_ms - started_at_ms) / 1000, DELAY_BOUNDS)
+    return found
+
+
+def output_totals(counts: Mapping[str, Any]) -> dict[str, float]:
+    """Return what an output's counts add to its totals."""
+    known = {name: counts.get(name) for name in OUTPUT_COUNTS}
+    return {name: value for name, value in known.items() if isinstance(value, int | float) and value > 0}
+
+
+def add_totals(connection: Connection, stream: str, amounts: Mapping[str, float], *, output_id: str = "") -> None:
+    """Add the amounts to the stream's totals, or to those of one output, within the caller's transaction."""
+    rows = [
+        # Sorted: two transactions that do not hold the stream's lock would take row locks in the same order.
+        {"stream": stream, "output_id": output_id, "name": name, "value": float(amount)}
+        for name, amount in sorted(amounts.items())
+        if amount > 0
+    ]
+    if rows:
+        connection.execute(_ADD[connection.dialect.name], rows)
+
+
+def _statement(insert: Any) -> Any:
+    new = insert(totals)
+    return new.on_conflict_do_update(
+        index_elements=["stream", "output_id", "name"], set_={"value": totals.c.value + new.excluded.value}
+    )
+
+
+_ADD = {"sqlite": _statement(sqlite.insert), "postgresql": _statement(postgresql.insert)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, update
 
-from headrace.ledger.attempt_statements import wrote_output
+from headrace.ledger.batch_states import wrote_output
 from headrace.ledger.batch_tables import (
     BatchRow,
     FiledReplay,

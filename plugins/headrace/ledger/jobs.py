@@ -1,21 +1,39 @@
-"""Manages the lease of a stream's receiver job: one job per stream, each with its own epoch."""
+"""Manages the leases of receiver jobs: one job per stream, each with its own epoch, and of jobs that streams share.
+
+A shared job is one process for each name, which runs these streams' receiver jobs. Nothing that a stream stores depends
+on its lease: each stream has its own, by which it is fenced. The shared lease only keeps two tasks from starting two
+processes.
+
+`ListenerCursors` has how far each listener of a job has got the events, so that it continues there after a restart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
 from headrace.blocks import ReceiverId
 from headrace.clock import time_text
-from headrace.ledger.clock_corrections import take_back
+from headrace.ledger.clock_corrections import shorten_leases, take_back
 from headrace.ledger.database import LockedStream, Repository
-from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerError
+from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerConflictError, LedgerError
 from headrace.ledger.events import record, record_all
 from headrace.ledger.receiving_tables import closing_values, receivers, segments
 from headrace.ledger.states import EventKind, JobState, ReceiverState
-from headrace.ledger.tables import JobLease, JobRow, JobStatus, receiver_jobs, streams
+from headrace.ledger.tables import (
+    JobLease,
+    JobRow,
+    JobStatus,
+    ListenerCursorRow,
+    SharedJobRow,
+    events,
+    listener_cursors,
+    receiver_jobs,
+    shared_jobs,
+    streams,
+)
 
 REQUESTED_OF = "requested_of"
 """The attribute of a job that waits for the process of the shared job of this name; None once it is adopted."""
@@ -333,3 +351,147 @@ def _lost(lease: JobLease) -> LeaseLostError:
         f"Job {lease.holder} (epoch {lease.epoch}) no longer holds stream {lease.stream!r}.",
         remedy="Stop it: another job has begun, or this one was ended.",
     )
+
+
+class SharedJobs(Repository):
+    """Grants, renews and ends the leases of shared jobs."""
+
+    def acquire(
+        self, name: str, *, holder: str, lease_ms: int, attributes: Mapping[str, Any] | None = None
+    ) -> SharedJobRow:
+        """Begin the next process of this name; or, if this holder has the lease, extend it and set its attributes.
+
+        So the task that starts the process acquires the lease, and the process takes it over by the same holder.
+
+        Raises:
+            LeaseHeldError: another holder has a live lease.
+        """
+        try:
+            return self._acquire(name, holder, lease_ms, dict(attributes or {}))
+        except LedgerConflictError:
+            # Another process inserted the row between our read and our insert: now it can be locked.
+            return self._acquire(name, holder, lease_ms, dict(attributes or {}))
+
+    def _acquire(self, name: str, holder: str, lease_ms: int, attributes: dict[str, Any]) -> SharedJobRow:
+        with self._database.write() as connection:
+            # By itself, since a refusal changes nothing.
+            shorten_leases(connection, shared_jobs, self._database.now_ms(connection), _named(name))
+        with self._database.write() as connection:
+            before, now_ms = _locked(connection, name), self._database.now_ms(connection)
+            is_ours = before is not None and before.holder == holder and before.ended_at_ms is None
+            if before is not None and before.alive(now_ms) and not is_ours:
+                raise _shared_held(before)
+            values = {
+                "holder": holder,
+                "lease_ms": lease_ms,
+                "lease_until_ms": now_ms + lease_ms,
+                "attributes": attributes,
+                "ended_at_ms": None,
+            }
+            if before is None:
+                connection.execute(insert(shared_jobs).values(name=name, epoch=1, acquired_at_ms=now_ms, **values))
+            elif is_ours:
+                connection.execute(_shared(name).values(**values))
+            else:
+                connection.execute(_shared(name).values(epoch=before.epoch + 1, acquired_at_ms=now_ms, **values))
+            return SharedJobRow.from_row(connection.execute(select(shared_jobs).where(_named(name))).one())
+
+    def renew(self, lease: SharedJobRow) -> None:
+        """Extend the lease.
+
+        Raises:
+            LeaseLostError: another process has begun, or this one has ended.
+        """
+        with self._database.write() as connection:
+            row = _locked(connection, lease.name)
+            if row is None or row.epoch != lease.epoch or row.ended_at_ms is not None:
+                raise LeaseLostError(
+                    f"The process {lease.holder} (epoch {lease.epoch}) is no longer the shared job {lease.name!r}.",
+                    remedy="Another one has begun, or this one was ended. It takes no more streams.",
+                )
+            until_ms = self._database.now_ms(connection) + lease.lease_ms
+            connection.execute(_shared(lease.name).values(lease_until_ms=until_ms))
+
+    def end(self, name: str, epoch: int) -> None:
+        """End the process of this epoch. Changes nothing if it has ended, or another one has begun."""
+        with self._database.write() as connection:
+            row = _locked(connection, name)
+            if row is not None and row.epoch == epoch and row.ended_at_ms is None:
+                connection.execute(_shared(name).values(ended_at_ms=self._database.now_ms(connection)))
+
+    def current(self, name: str) -> SharedJobRow | None:
+        """Return the newest process of this name, live or ended; None before the first."""
+        with self._database.read() as connection:
+            row = connection.execute(select(shared_jobs).where(_named(name))).one_or_none()
+            return None if row is None else SharedJobRow.from_row(row)
+
+
+def _named(name: str) -> Any:
+    return shared_jobs.c.name == name
+
+
+def _shared(name: str) -> Any:
+    return update(shared_jobs).where(_named(name))
+
+
+def _locked(connection: Connection, name: str) -> SharedJobRow | None:
+    row = connection.execute(select(shared_jobs).where(_named(name)).with_for_update()).one_or_none()
+    return None if row is None else SharedJobRow.from_row(row)
+
+
+def _shared_held(row: SharedJobRow) -> LeaseHeldError:
+    host, pid = row.attributes.get("host"), row.attributes.get("pid")
+    where = f", process {pid} on {host}" if host and pid else ""
+    return LeaseHeldError(
+        f"The shared job {row.name!r} is held by {row.holder} (epoch {row.epoch}{where}) since "
+        f"{time_text(row.acquired_at_ms)}; its lease lasts until {time_text(row.lease_until_ms)}.",
+        holder=row.holder,
+        since_ms=row.acquired_at_ms,
+        until_ms=row.lease_until_ms,
+        remedy="A process ends by itself when none of its streams runs any more.",
+    )
+
+
+class ListenerCursors(Repository):
+    """A cursor for each listener, by its name. Only the stream's present receiver job moves them."""
+
+    def open(
+        self, lease: JobLease, listeners: Collection[str], new_after_id: int | None = None
+    ) -> dict[str, ListenerCursorRow]:
+        """Return the cursors of these listeners. A new listener begins after the event ``new_after_id``, by default
+        after the newest.
+
+        The returned ``missed`` are those since the last call.
+
+        Raises:
+            LeaseLostError: another job has begun, or this one has ended.
+        """
+        with self._database.write_stream(lease.stream) as (connection, locked):
+            require_job(connection, locked, lease)
+            event_id = new_after_id
+            if event_id is None:
+                newest = select(events.c.event_id).where(events.c.stream == lease.stream)
+                newest = newest.order_by(events.c.event_id.desc()).limit(1)
+                event_id = connection.execute(newest).scalar_one_or_none() or 0
+            query = select(listener_cursors).where(listener_cursors.c.stream == lease.stream)
+            found = {row.listener: ListenerCursorRow.from_row(row) for row in connection.execute(query)}
+            for name in listeners:
+                if name not in found:
+                    found[name] = ListenerCursorRow(lease.stream, name, event_id, 0, locked.now_ms)
+                    connection.execute(insert(listener_cursors).values(**found[name].to_columns()))
+            seen = (listener_cursors.c.stream == lease.stream, listener_cursors.c.listener.in_(listeners))
+            connection.execute(update(listener_cursors).where(*seen).values(missed=0))
+            return {name: found[name] for name in listeners}
+
+    def save(self, lease: JobLease, event_ids: Mapping[str, int]) -> None:
+        """Move the cursors of these listeners to the last event that each has got.
+
+        Raises:
+            LeaseLostError: another job has begun, or this one has ended.
+        """
+        with self._database.write_stream(lease.stream) as (connection, locked):
+            require_job(connection, locked, lease)
+            for name, event_id in event_ids.items():
+                this = (listener_cursors.c.stream == lease.stream, listener_cursors.c.listener == name)
+                values = {"event_id": event_id, "updated_at_ms": locked.now_ms}
+                connection.execute(update(listener_cursors).where(*this).values(**values))

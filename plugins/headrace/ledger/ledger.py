@@ -10,33 +10,24 @@ from headrace.clock import Clock
 from headrace.ledger.allocations import Allocations
 from headrace.ledger.attempts import Attempts
 from headrace.ledger.batch_pages import BatchPages
-from headrace.ledger.batches import Batches
-from headrace.ledger.blocks import Blocks
-from headrace.ledger.cleanup import Cleanup
+from headrace.ledger.batches import Batches, RunBatchTimes
+from headrace.ledger.blocks import Blocks, Segments
+from headrace.ledger.cleanup import Cleanup, Removal
 from headrace.ledger.clock_corrections import ClockCorrections
-from headrace.ledger.database import Database
+from headrace.ledger.database import Database, Migration, engine_url, ensure_schema, migrate_schema
 from headrace.ledger.engines import open_engine
-from headrace.ledger.events import Events
-from headrace.ledger.gaps import Gaps
+from headrace.ledger.events import Events, Gaps
 from headrace.ledger.history import History
-from headrace.ledger.jobs import Jobs
-from headrace.ledger.listener_cursors import ListenerCursors
+from headrace.ledger.jobs import Jobs, ListenerCursors, SharedJobs
 from headrace.ledger.overviews import Overviews
 from headrace.ledger.positions import Positions
 from headrace.ledger.readings import Readings
 from headrace.ledger.rebuild import Rebuild
 from headrace.ledger.receivers import Receivers
-from headrace.ledger.removal import Removal
 from headrace.ledger.replays import Replays
-from headrace.ledger.run_batch_times import RunBatchTimes
 from headrace.ledger.samples import Samples
-from headrace.ledger.schema import Migration, ensure_schema, migrate_schema
-from headrace.ledger.segments import Segments
-from headrace.ledger.shared_jobs import SharedJobs
 from headrace.ledger.snapshots import Snapshots
-from headrace.ledger.streams import Streams
-from headrace.ledger.topics import Topics
-from headrace.ledger.urls import engine_url
+from headrace.ledger.streams import Streams, Topics
 
 
 class Ledger:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, and_, bindparam, func, select
 
-from headrace.ledger.attempt_statements import select_attempts
+from headrace.ledger.batch_states import select_attempts
 from headrace.ledger.batch_tables import AttemptRow, BatchRow, batch_attempts, batch_outputs, batches
 from headrace.ledger.database import Repository, any_of
 from headrace.ledger.receiving_tables import LIVE, PositionRow, ReceiverRow, positions, receivers, unclaimed_times

@@ -22,10 +22,9 @@ from headrace.ledger.errors import (
     PositionNotFoundError,
     StreamNotFoundError,
 )
-from headrace.ledger.events import record
-from headrace.ledger.gaps import add_gap
+from headrace.ledger.events import add_gap, record
 from headrace.ledger.jobs import require_job
-from headrace.ledger.receiver_leases import find_receiver, require_receiver
+from headrace.ledger.receivers import find_receiver, require_receiver
 from headrace.ledger.receiving_tables import LIVE, PositionRow, ReceiverLease, positions
 from headrace.ledger.states import EventKind, PartitionState
 from headrace.ledger.tables import JobLease, partition_key, partition_of, streams

@@ -14,9 +14,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, case, func, literal, select
 
 from headrace.ledger.batch_tables import BatchRow, batch_attempts, batches
+from headrace.ledger.blocks import stored_bytes_of
 from headrace.ledger.database import Repository, any_of
 from headrace.ledger.receiving_tables import ReceiverRow, positions, receivers, unclaimed_times
-from headrace.ledger.segments import stored_bytes_of
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, PartitionState
 from headrace.ledger.tables import JobRow, StreamRow, receiver_jobs, streams, totals
 

@@ -1,12 +1,27 @@
-"""Writes a stream of a lost ledger into a new one (rule 10 of the design); `headrace.batch.recovery` finds its data."""
+"""Writes a stream of a lost ledger into a new one (rule 10 of the design); `headrace.batch.recovery` finds its data.
+
+Attempts are lost with the ledger. A batch gets one ended attempt for each definition that wrote it, and one for each of
+its replays; the recorded outputs belong to these. Numbers of later attempts are above every number that an attempt of
+the lost ledger had.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
+from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.clock import time_text
-from headrace.ledger.attempt_statements import live_attempts
+from headrace.ledger.batch_states import live_attempts
 from headrace.ledger.batch_tables import (
+    BatchInputRow,
+    BatchRow,
+    FiledReplay,
+    ReplayDefinitionRow,
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -15,23 +30,34 @@ from headrace.ledger.batch_tables import (
     replay_definitions,
     replays,
 )
-from headrace.ledger.database import LockedStream, Repository
+from headrace.ledger.database import LockedStream, Repository, insert_all
 from headrace.ledger.errors import LeaseHeldError, LedgerError, StreamNotFoundError
-from headrace.ledger.events import record
+from headrace.ledger.events import add_gap, record
 from headrace.ledger.jobs import job_of
-from headrace.ledger.rebuild_batches import insert_batches
-from headrace.ledger.rebuild_data import FoundStream
-from headrace.ledger.rebuild_receiving import (
-    insert_blocks,
-    insert_gaps,
-    insert_positions,
-    insert_receivers,
-    insert_segments,
+from headrace.ledger.receiving_tables import (
+    PositionRow,
+    TopicRow,
+    blocks,
+    positions,
+    receivers,
+    segments,
+    topics,
+    unclaimed_times,
 )
-from headrace.ledger.receiving_tables import blocks, positions, receivers, segments, topics, unclaimed_times
-from headrace.ledger.revisions import insert_revision
-from headrace.ledger.states import EventKind
-from headrace.ledger.tables import Declared, gaps, listener_cursors, receiver_jobs, stream_revisions, streams, totals
+from headrace.ledger.states import AttemptState, BatchState, EventKind, ReceiverState
+from headrace.ledger.streams import insert_revision
+from headrace.ledger.tables import (
+    Declared,
+    GapRow,
+    StreamRevision,
+    StreamRow,
+    gaps,
+    listener_cursors,
+    receiver_jobs,
+    stream_revisions,
+    streams,
+    totals,
+)
 
 # In the order in which their rows can be deleted. Events are kept.
 _TABLES = (
@@ -146,3 +172,347 @@ def _put_stream(connection: Connection, found: FoundStream) -> None:
     name = row.pop("name")
     if not connection.execute(update(streams).where(streams.c.name == name).values(**row)).rowcount:
         connection.execute(insert(streams).values(name=name, **row))
+
+
+HOLDER = "a lost ledger"
+"""The holder of the attempts in a rebuilt ledger."""
+
+
+def insert_batches(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+    """Insert the batches with their inputs, outputs and replays, the runs, and the unclaimed times."""
+    stream, now_ms = locked.row.name, locked.now_ms
+    insert_all(connection, batches, (_row(batch, found.last_attempt) for batch in found.batches))
+    insert_all(connection, batch_inputs, (row for batch in found.batches for row in _inputs(batch)))
+    definitions = [{"stream": stream, **row.to_columns()} for row in found.replay_definitions]
+    insert_all(connection, replay_definitions, definitions)
+    for batch in found.batches:
+        if batch.row.state is not BatchState.ABSORBED:
+            _insert_attempts(connection, locked, found, batch)
+    insert_all(
+        connection,
+        batch_runs,
+        (
+            {"stream": stream, "run_id": run_id, "batch_time_ms": time_ms, "at_ms": now_ms}
+            for run_id, time_ms in found.runs.items()
+        ),
+    )
+    insert_all(connection, unclaimed_times, _unclaimed(stream, found))
+
+
+def _inputs(batch: FoundBatch) -> Iterator[dict[str, Any]]:
+    for each in batch.inputs:
+        values = {field.name: getattr(each, field.name) for field in fields(each)}
+        yield BatchInputRow(stream=batch.row.stream, batch_time_ms=batch.row.batch_time_ms, **values).to_columns()
+
+
+def _row(batch: FoundBatch, last_attempt: int) -> dict[str, Any]:
+    attempt = 0 if batch.row.state is BatchState.ABSORBED else last_attempt
+    return {**batch.row.to_columns(), "attempt": attempt, "history": batch.history}
+
+
+def _insert_attempts(connection: Connection, locked: LockedStream, found: FoundStream, batch: FoundBatch) -> None:
+    """Insert the last attempts at the batch, and before them one for each replay."""
+    key = {"stream": locked.row.name, "batch_time_ms": batch.row.batch_time_ms}
+    attempts: list[dict[str, Any]] = []
+    outputs: list[dict[str, Any]] = []
+    written = _by_revision(batch)
+    first = found.last_attempt + 1 - len(written)
+    numbers = range(first - len(batch.replays), first)
+    for number, replay in zip(numbers, batch.replays, strict=True):
+        state = AttemptState.COMPLETED if replay.state is BatchState.COMPLETED else AttemptState.FENCED
+        of = {"number": number, "target": replay.target, "state": state}
+        attempts.append(
+            _attempt(locked, key, of, replay.outputs, replay.code_version) | {"replay_revision": replay.revision}
+        )
+        outputs += _outputs(locked, key, of, replay.recorded, replay.code_version)
+    completed = batch.row.state is BatchState.COMPLETED
+    state = AttemptState.COMPLETED if completed else AttemptState.FENCED
+    for number, (revision, recorded) in enumerate(written, first):
+        of = {"number": number, "target": "", "state": state}
+        attempts.append(_attempt(locked, key, of, tuple(recorded), batch.row.code_version) | {"revision": revision})
+        outputs += _outputs(locked, key, of, recorded, batch.row.code_version)
+    insert_all(connection, batch_attempts, attempts)
+    insert_all(connection, batch_outputs, outputs)
+    insert_all(
+        connection,
+        replays,
+        (
+            {
+                **key,
+                **{name: getattr(replay, name) for name in _REPLAY},
+                # The attempt that ran it is lost.
+                "state": BatchState.ALLOCATED if replay.state is BatchState.RUNNING else replay.state,
+                "attempt": number,
+                "outputs": replay.outputs,
+            }
+            for number, replay in zip(numbers, batch.replays, strict=True)
+        ),
+    )
+
+
+def _by_revision(batch: FoundBatch) -> list[tuple[int | None, dict[str, Mapping[str, Any]]]]:
+    """Return the recorded outputs by the revision that wrote them, the newest last; one empty group without any."""
+    groups: dict[int | None, dict[str, Mapping[str, Any]]] = {}
+    for output_id, counts in batch.outputs.items():
+        groups.setdefault(batch.revisions.get(output_id), {})[output_id] = counts
+    return sorted(groups.items(), key=lambda group: group[0] or 0) or [(None, {})]
+
+
+_REPLAY = ("target", "revision", "code_version", "started_at_ms", "completed_at_ms", "error")
+
+
+def _attempt(
+    locked: LockedStream, key: dict[str, Any], of: dict[str, Any], outputs: tuple[str, ...], code_version: str | None
+) -> dict[str, Any]:
+    times = dict.fromkeys(("started_at_ms", "heartbeat_ms", "ended_at_ms"), locked.now_ms)
+    return {
+        **key,
+        **of,
+        **times,
+        "holder": HOLDER,
+        "way": "",
+        "source": "log",
+        "outputs": outputs,
+        "attributes": {},
+        "replay_revision": None,
+        "revision": None,
+        "code_version": code_version,
+        "lease_ms": 0,
+        "lease_until_ms": 0,
+    }
+
+
+def _outputs(
+    locked: LockedStream,
+    key: dict[str, Any],
+    of: dict[str, Any],
+    recorded: Mapping[str, Mapping[str, Any]],
+    code_version: str | None,
+) -> Iterator[dict[str, Any]]:
+    for output_id, counts in recorded.items():
+        yield {
+            **key,
+            "attempt": of["number"],
+            "output_id": output_id,
+            "target": of["target"],
+            "state": AttemptState.COMPLETED,
+            "counts": dict(counts),
+            "recorded_at_ms": locked.now_ms,
+            "code_version": code_version,
+        }
+
+
+def _unclaimed(stream: str, found: FoundStream) -> Iterator[dict[str, Any]]:
+    claimed = {batch.row.batch_time_ms for batch in found.batches}
+    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for block in found.blocks:
+        if block.batch_time_ms not in claimed:
+            each = sums[block.batch_time_ms]
+            each[0] += 1
+            each[1] += block.info.records
+            each[2] += block.info.payload_bytes
+    for time_ms, (count, records, payload_bytes) in sums.items():
+        yield {
+            "stream": stream,
+            "batch_time_ms": time_ms,
+            "blocks": count,
+            "records": records,
+            "payload_bytes": payload_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSegment:
+    """A segment of the log and its size. Its writer is gone, so it is closed."""
+
+    path: str
+    receiver_id: ReceiverId
+    epoch: int
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBlock:
+    """An accepted block of the log, and its batch time."""
+
+    info: BlockInfo
+    batch_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundInput:
+    """A batch's input from one partition, as in `BatchInputRow`, which takes 20 times the memory."""
+
+    input_id: str
+    partition: TopicPartition
+    from_offset: int
+    until_offset: int
+    records: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBatch:
+    """A batch to be restored. ``outputs`` has the counts of the recorded outputs, by id; ``revisions`` the revisions of
+    the definitions that wrote them, as far as they are known.
+
+    ``history`` is the number of the history file that holds the batch in this state, 0 if none does.
+    """
+
+    row: BatchRow
+    inputs: tuple[FoundInput, ...] = ()
+    outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    replays: tuple[FiledReplay, ...] = ()
+    history: int = 0
+    revisions: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStream:
+    """A stream to be restored. Blocks are in the order in which they are to be added: ascending in each partition, and
+    the blocks of a batch in the order of its manifest.
+
+    ``stream.job_epoch`` and ``receiver_epochs`` are at least the highest that a writer of the lost ledger can have had:
+    new epochs are above them, so that no segment's name is used again and old writers stay fenced.
+    ``last_attempt`` is above the number of every attempt at a batch: outputs and states refuse lower numbers than they
+    know. ``revisions`` are the known definitions, including that of ``stream``.
+    ``runs`` are the batch times assigned to runs. ``found_gaps`` are gaps that were not recorded: they were lost with a
+    part of the log.
+    """
+
+    stream: StreamRow
+    revisions: Sequence[StreamRevision]
+    receiver_epochs: Mapping[ReceiverId, int]
+    last_attempt: int
+    topics: Sequence[TopicRow] = ()
+    positions: Sequence[PositionRow] = ()
+    segments: Sequence[FoundSegment] = ()
+    blocks: Sequence[FoundBlock] = ()
+    batches: Sequence[FoundBatch] = ()
+    replay_definitions: Sequence[ReplayDefinitionRow] = ()
+    gaps: Sequence[GapRow] = ()
+    found_gaps: Sequence[GapRow] = ()
+    runs: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def insert_positions(connection: Connection, found: FoundStream) -> None:
+    """Insert the topics and the positions of their partitions, which no receiver owns."""
+    insert_all(connection, topics, (topic.to_columns() for topic in found.topics))
+    insert_all(
+        connection,
+        positions,
+        (
+            {**row.to_columns(), "stream": found.stream.name, "receiver_index": None, "wanted_receiver_index": None}
+            for row in found.positions
+        ),
+    )
+
+
+def insert_receivers(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+    """Insert the receivers, whose instances are lost."""
+    insert_all(
+        connection,
+        receivers,
+        (
+            {
+                "stream": locked.row.name,
+                "input_id": receiver_id.input_id,
+                "receiver_index": receiver_id.index,
+                "epoch": epoch,
+                "job_epoch": found.stream.job_epoch,
+                "state": ReceiverState.LOST,
+                "host": None,
+                "registered_at_ms": locked.now_ms,
+                "lease_ms": 0,
+                "lease_until_ms": 0,
+                "heartbeat_ms": 0,
+                "sealed_through_ms": 0,
+                "last_accepted_sequence": -1,
+                "stats": {},
+                "restarts": 0,
+            }
+            for receiver_id, epoch in found.receiver_epochs.items()
+        ),
+    )
+
+
+def insert_segments(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+    """Insert the log's segments, each closed, with the latest batch time of its blocks."""
+    latest: dict[str, int] = defaultdict(int)
+    for block in found.blocks:
+        path = block.info.handle.segment
+        latest[path] = max(latest[path], block.batch_time_ms)
+    insert_all(
+        connection,
+        segments,
+        (
+            {
+                "stream": locked.row.name,
+                "path": segment.path,
+                "input_id": segment.receiver_id.input_id,
+                "receiver_index": segment.receiver_id.index,
+                "epoch": segment.epoch,
+                "opened_at_ms": locked.now_ms,
+                "closed_at_ms": locked.now_ms,
+                "bytes": segment.bytes,
+                "last_batch_time_ms": latest[segment.path],
+            }
+            for segment in found.segments
+        ),
+    )
+
+
+def insert_blocks(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+    """Insert the blocks in order. Their segments must exist. Raises LedgerError for a block without one."""
+    known = select(segments.c.path, segments.c.segment_id).where(segments.c.stream == locked.row.name)
+    ids = {row.path: row.segment_id for row in connection.execute(known)}
+    unknown = {block.info.handle.segment for block in found.blocks} - ids.keys()
+    if unknown:
+        raise LedgerError(f"Blocks were found in segments that were not: {', '.join(sorted(unknown))}.")
+    insert_all(
+        connection,
+        blocks,
+        (
+            {
+                "stream": locked.row.name,
+                "batch_time_ms": block.batch_time_ms,
+                "input_id": block.info.receiver.input_id,
+                "receiver_index": block.info.receiver.index,
+                "epoch": block.info.epoch,
+                "sequence": block.info.sequence,
+                "cut_time_ms": block.info.cut_time_ms,
+                "event_time_ms": block.info.event_time_ms,
+                "added_at_ms": locked.now_ms,
+                "segment_id": ids[block.info.handle.segment],
+                "frame_offset": block.info.handle.offset,
+                "frame_length": block.info.handle.length,
+                "ranges": [r for r in block.info.ranges if r.until_offset > r.from_offset],
+                "records": block.info.records,
+                "payload_bytes": block.info.payload_bytes,
+            }
+            for block in found.blocks
+        ),
+    )
+
+
+def insert_gaps(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+    """Insert the gaps, oldest first; gaps found by the rebuild also get events."""
+    insert_all(
+        connection,
+        gaps,
+        (
+            {name: value for name, value in gap.to_columns().items() if name != "gap_id"}
+            for gap in sorted(found.gaps, key=lambda gap: gap.gap_id)
+        ),
+    )
+    for gap in found.found_gaps:
+        add_gap(
+            connection,
+            locked,
+            gap.input_id,
+            gap.partition,
+            from_offset=gap.from_offset,
+            until_offset=gap.until_offset,
+            reason=gap.reason,
+        )

@@ -9,17 +9,18 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.attempt_statements import (
+from headrace.ledger.batch_ordering import check_replay_order
+from headrace.ledger.batch_states import (
     fence_attempts,
     insert_attempt,
     newest_outputs,
+    outcome,
+    require_batch,
     revision_of,
     running_attempts,
+    source_of,
     wrote_output,
 )
-from headrace.ledger.batch_ordering import check_replay_order
-from headrace.ledger.batch_origins import source_of
-from headrace.ledger.batch_states import outcome, require_batch
 from headrace.ledger.batch_tables import (
     Attempt,
     ReplayRow,

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from headrace.ledger.attempt_statements import select_attempts
+from headrace.ledger.batch_states import select_attempts
 from headrace.ledger.batch_tables import (
     AttemptRow,
     BatchInputRow,

@@ -10,11 +10,11 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 
-from headrace.ledger.output_records import LIMIT_EXCEEDED
+from headrace.ledger.attempts import LIMIT_EXCEEDED
+from headrace.ledger.events import DELAY_BOUNDS, DURATION_BOUNDS
 from headrace.ledger.readings import StreamReading
 from headrace.ledger.receiving_tables import ReceiverRow
 from headrace.ledger.states import AttemptState
-from headrace.ledger.totals import DELAY_BOUNDS, DURATION_BOUNDS
 from headrace.listeners.status import ListenerStatus, listener_statuses
 from headrace.metrics.families import Families
 from headrace.receiver.tracker import numbers

@@ -34,7 +34,7 @@ class Families:
     def add_histogram(
         self, name: str, labels: Sequence[object], totals: Mapping[str, float], total: str, bounds: Sequence[float]
     ) -> None:
-        """Add the histogram that `headrace.ledger.totals.observation` has made under the name ``total``."""
+        """Add the histogram that `headrace.ledger.events.observation` has made under the name ``total``."""
         buckets, so_far = [], 0.0
         for bound in (*bounds, math.inf):
             so_far += totals.get(f"{total}_le_{bound:g}", 0.0)

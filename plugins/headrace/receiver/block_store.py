@@ -23,9 +23,9 @@ from headrace.ledger.errors import (
     PositionConflictError,
     SegmentRemovedError,
 )
+from headrace.ledger.events import DURATION_BOUNDS, observation
 from headrace.ledger.receiving_tables import AddedBlock, EpochEnd, ReceiverLease
 from headrace.ledger.states import EventKind
-from headrace.ledger.totals import DURATION_BOUNDS, observation
 from headrace.receiver.event_times import by_event_time
 from headrace.receiver.pausing import Pausing, room_for
 from headrace.receiver.receiver import StoreFailedError
@@ -133,7 +133,7 @@ _ROOM_BYTES = 4 << 20
 class StoreCounts:
     """What a receiver has stored since it began. The pushing thread writes it.
 
-    ``durations`` are two histograms (`headrace.ledger.totals.observation`): "log_write", writing and syncing a block,
+    ``durations`` are two histograms (`headrace.ledger.events.observation`): "log_write", writing and syncing a block,
     and "ledger_transaction", adding it to the ledger.
     """
 

@@ -352,7 +352,7 @@ def _taken(context: Mapping[str, Any], stream_context: StreamContext) -> str:
 
 def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | None:
     stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
-    from headrace.ledger.run_batch_times import CLOCKS_DIFFER_MS, BatchBounds
+    from headrace.ledger.batches import CLOCKS_DIFFER_MS, BatchBounds
 
     host_ms, ledger_ms = stream_context.clock.now_ms(), ledger.now_ms()
     if abs(host_ms - ledger_ms) >= CLOCKS_DIFFER_MS:

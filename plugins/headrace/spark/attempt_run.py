@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
 from headrace.errors import FAILURE, TRIED_WITH, WARNING, Failure, HeadraceError
 from headrace.ledger import BatchState
+from headrace.ledger.attempts import LIMIT_EXCEEDED
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
-from headrace.ledger.output_records import LIMIT_EXCEEDED
 from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frames
 from headrace.spark.batch_plan import WRITTEN, plan_attempt
 from headrace.spark.failures import as_attempt_failed, attempt_failed, failure_of, reason_of

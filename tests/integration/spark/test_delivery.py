@@ -17,7 +17,7 @@ from tests.integration.receiver.conftest import Rig
 from tests.integration.receiver.launchers import ProcessLauncher
 
 from headrace.batch.allocation import allocate
-from headrace.ledger.gaps import VANISHED
+from headrace.ledger.events import VANISHED
 from headrace.spark.batch_frames import read_records
 from headrace.spark.batch_plan import origins_of
 from headrace.stream_context import StreamContext

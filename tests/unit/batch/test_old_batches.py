@@ -27,7 +27,7 @@ from headrace.errors import Failure
 from headrace.fsck.findings import Problem
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, Ledger
-from headrace.ledger import removal as ledger_removal
+from headrace.ledger import cleanup as ledger_cleanup
 from headrace.ledger.batch_tables import Attempt, batch_attempts, batch_inputs, batch_outputs, batches
 from headrace.ledger.errors import BatchRemovedError
 from headrace.ledger.receiving_tables import positions, segments
@@ -48,7 +48,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of the history of four batches, and no slack."""
     monkeypatch.setattr(history_files, "FILED", 4)
     monkeypatch.setattr(old_batches, "_SLACK_BATCHES", 0)
-    monkeypatch.setattr(ledger_removal, "CHUNK", 10)
+    monkeypatch.setattr(ledger_cleanup, "CHUNK", 10)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.unit.batch.conftest import PARTITION, T1, Receiving, take
 from headrace.batch.vanished_blocks import without_vanished
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger.batch_tables import BatchOrigin
-from headrace.ledger.gaps import VANISHED
+from headrace.ledger.events import VANISHED
 from headrace.spark.batch_plan import load_manifests
 from headrace.stream_context import StreamContext
 from headrace.testing.faulty_files import FaultyFiles

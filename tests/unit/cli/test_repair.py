@@ -17,7 +17,7 @@ from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.schema import HEAD
+from headrace.ledger.database import HEAD
 from headrace.stream import ConsoleOutput, KafkaInput, Listener, SparkSettings, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ledger import schema
+from headrace.ledger import database
 
-OLDER = schema.HEAD
+OLDER = database.HEAD
 NEWER = "9000"
 
 _MIGRATION = f'''
@@ -26,9 +26,9 @@ def upgrade() -> None:
 
 
 def install_next_schema(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let `headrace.ledger.schema` know another migration, which adds the column ``owner`` to ``streams``."""
+    """Let `headrace.ledger.database` know another migration, which adds the column ``owner`` to ``streams``."""
     migrations = folder / "migrations"
-    shutil.copytree(schema.MIGRATIONS, migrations, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(database.MIGRATIONS, migrations, ignore=shutil.ignore_patterns("__pycache__"))
     (migrations / "versions" / f"{NEWER}_owners.py").write_text(_MIGRATION)
-    monkeypatch.setattr(schema, "MIGRATIONS", migrations)
-    monkeypatch.setattr(schema, "HEAD", NEWER)
+    monkeypatch.setattr(database, "MIGRATIONS", migrations)
+    monkeypatch.setattr(database, "HEAD", NEWER)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from headrace.ledger.batches import CLOCKS_DIFFER_MS, BatchBounds
 from headrace.ledger.errors import LeaseHeldError
-from headrace.ledger.run_batch_times import CLOCKS_DIFFER_MS, BatchBounds
 from headrace.ledger.states import EventKind
 
 from .conftest import INTERVAL_MS, NOW_MS, STREAM

@@ -23,12 +23,10 @@ from tests.unit.ledger.next_schema import NEWER, OLDER, install_next_schema
 
 from headrace.blocks import TopicPartition
 from headrace.ledger import Ledger, errors
-from headrace.ledger.database import Database, read_version
+from headrace.ledger.database import HEAD, MIGRATIONS, Database, Migration, engine_url, migrate_schema, read_version
 from headrace.ledger.engines import open_engine
 from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError, StreamNotFoundError
-from headrace.ledger.schema import HEAD, MIGRATIONS, Migration, migrate_schema
 from headrace.ledger.tables import Model
-from headrace.ledger.urls import engine_url
 
 SECRET = "hunter2"
 STREAM = {"batch_interval_ms": 1000, "block_interval_ms": 200}

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.batch_tables import BatchInputRow
-from headrace.ledger.run_batch_times import BatchBounds
+from headrace.ledger.batches import BatchBounds
 
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000

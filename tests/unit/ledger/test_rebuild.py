@@ -18,7 +18,7 @@ from headrace.ledger.errors import (
     LedgerConflictError,
     LedgerError,
 )
-from headrace.ledger.rebuild_data import FoundBatch, FoundBlock, FoundInput, FoundSegment, FoundStream
+from headrace.ledger.rebuild import FoundBatch, FoundBlock, FoundInput, FoundSegment, FoundStream
 from headrace.ledger.receiving_tables import PositionRow, TopicRow
 from headrace.ledger.states import PartitionState
 from headrace.ledger.tables import StreamRevision, StreamRow, totals

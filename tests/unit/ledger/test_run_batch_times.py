@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from headrace.ledger.batches import BatchBounds
 from headrace.ledger.errors import StreamNotFoundError
-from headrace.ledger.run_batch_times import BatchBounds
 
 NOW_MS = 1_700_000_000_000
 T1, T2, T3 = NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 3000

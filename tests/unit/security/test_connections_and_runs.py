@@ -20,7 +20,7 @@ from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.kafka.client import connection_config
 from headrace.kafka.errors import ClientSettingError
 from headrace.ledger import Ledger
-from headrace.ledger.urls import engine_url
+from headrace.ledger.database import engine_url
 from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOperator, CleanupOperator
 from headrace.operators.kafka_receiver import KafkaReceiverOperator
 from headrace.operators.micro_batch import MicroBatchOperator

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from headrace.batch.manifest import FOLDER, Manifest, ManifestError, manifest_time
 from headrace.blocks import BlockHandle, TopicPartition
-from headrace.ledger.rebuild_data import FoundInput
+from headrace.ledger.rebuild import FoundInput
 from headrace.wal.storage import LogStorage
 
 Place = tuple[str, TopicPartition]

@@ -14,7 +14,7 @@ from headrace.blocks import BlockHandle, BlockInfo
 from headrace.clock import time_text
 from headrace.ledger.allocations import late_records
 from headrace.ledger.batch_tables import BatchRow
-from headrace.ledger.rebuild_data import FoundBatch, FoundBlock
+from headrace.ledger.rebuild import FoundBatch, FoundBlock
 from headrace.ledger.receiving_tables import StoredBlock
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import StreamRow

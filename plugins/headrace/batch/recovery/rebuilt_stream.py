@@ -13,7 +13,7 @@ from headrace.batch.recovery.found_manifests import Place
 from headrace.batch.recovery.rebuilt_batches import RebuiltBatches, first_batch_time, rebuild_batches
 from headrace.batch.recovery.unaccounted_offsets import check_positions
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
-from headrace.ledger.rebuild_data import FoundBlock, FoundSegment, FoundStream
+from headrace.ledger.rebuild import FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.receiving_tables import MovedBlock, PositionRow, TopicRow
 from headrace.ledger.states import DesiredState, PartitionState
 from headrace.ledger.tables import Declared, StreamRevision, StreamRow

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection, and in the transaction, that `headrace.ledger.schema` hands over."""
+"""Alembic's entry: runs on the connection, and in the transaction, that `headrace.ledger.database` hands over."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from sqlalchemy.engine import URL
 
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
+from headrace.ledger.database import engine_url
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.urls import engine_url
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.batch.recovery.found_manifests import FoundManifests, listed_spans, read_manifests
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.ledger.rebuild_data import FoundInput
+from headrace.ledger.rebuild import FoundInput
 from headrace.wal.storage import LogStorage, open_storage
 
 PARTITIONS = [TopicPartition("flights", "id-0", number) for number in range(4)]
