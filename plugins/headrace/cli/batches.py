@@ -49,7 +49,7 @@ def list_batches(
     as_json: AsJson = False,
 ) -> None:
     """List a stream's batches, each with the batch times that it took over, and the unclaimed batch times."""
-    from headrace.ledger.batch_pages import BatchOrder, BatchRange
+    from headrace.ledger.timelines import BatchOrder, BatchRange
     from headrace.monitoring.unfinished import last_error
 
     with opened(ledger) as found:

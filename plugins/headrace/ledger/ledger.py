@@ -9,7 +9,6 @@ from typing import Any
 from headrace.clock import Clock
 from headrace.ledger.allocations import Allocations
 from headrace.ledger.attempts import Attempts
-from headrace.ledger.batch_pages import BatchPages
 from headrace.ledger.batches import Batches, RunBatchTimes
 from headrace.ledger.blocks import Blocks, Segments
 from headrace.ledger.cleanup import Cleanup, Removal
@@ -21,13 +20,12 @@ from headrace.ledger.history import History
 from headrace.ledger.jobs import Jobs, ListenerCursors, SharedJobs
 from headrace.ledger.overviews import Overviews
 from headrace.ledger.positions import Positions
-from headrace.ledger.readings import Readings
 from headrace.ledger.rebuild import Rebuild
 from headrace.ledger.receivers import Receivers
 from headrace.ledger.replays import Replays
-from headrace.ledger.samples import Samples
 from headrace.ledger.snapshots import Snapshots
 from headrace.ledger.streams import Streams, Topics
+from headrace.ledger.timelines import BatchPages, Samples
 
 
 class Ledger:
@@ -64,7 +62,6 @@ class Ledger:
         self.samples = Samples(database)
         self.listener_cursors = ListenerCursors(database)
         self.snapshots = Snapshots(database)
-        self.readings = Readings(database)
         self.overviews = Overviews(database)
 
     @classmethod

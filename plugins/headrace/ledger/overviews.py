@@ -1,49 +1,67 @@
-"""Reads what is judged and shown of streams: the list of all streams reads it every few seconds.
+"""Reads what is judged and shown of streams now: for the page's list and one stream, the commands, and the metrics.
 
-As in `headrace.ledger.readings`, there are few statements, whatever the number of streams, and each takes what it needs
-from an index: none reads rows whose number grows with the batches or blocks of a stream.
+The page and a scrape read this every few seconds. So there are few statements, whatever the number of streams, and each
+takes what it needs from an index: none reads rows whose number grows with the batches or blocks of a stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Integer, and_, bindparam, func, select
+from sqlalchemy import Connection, Integer, Row, and_, bindparam, case, func, literal, select
 
 from headrace.ledger.batch_states import select_attempts
 from headrace.ledger.batch_tables import AttemptRow, BatchRow, batch_attempts, batch_outputs, batches
+from headrace.ledger.blocks import stored_bytes_of
 from headrace.ledger.database import Repository, any_of
 from headrace.ledger.receiving_tables import LIVE, PositionRow, ReceiverRow, positions, receivers, unclaimed_times
-from headrace.ledger.states import UNFINISHED, BatchState
-from headrace.ledger.tables import EventRow, JobRow, SampleRow, StreamRow, events, receiver_jobs, samples, streams
+from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, PartitionState
+from headrace.ledger.tables import (
+    EventRow,
+    JobRow,
+    SampleRow,
+    StreamRow,
+    events,
+    receiver_jobs,
+    samples,
+    streams,
+    totals,
+)
 
 MOST_COUNTED = 1_000
-"""Failed batches are counted up to this number."""
+"""Batches of a state, and unclaimed batch times, are counted up to this number."""
 
 
 @dataclass(slots=True)
-class StreamOverview:
-    """A stream at ``now_ms`` of the ledger's clock.
-
-    ``recent`` are its newest batches that are not absorbed, newest first. ``unfinished`` is the unfinished batch with
-    the earliest time, leaving out backfilled ones. A batch is backfilled if it had completed before, or its time is
-    before the stream began (its zero time): ``backfilled`` is that of the unfinished ones whose newest try began first.
-    ``failed`` is the number of failed batches that are not backfilled, up to `MOST_COUNTED`. ``attempts`` are those at
-    both batches and at the failed ones of ``recent``, by batch time and number; ``events`` those of ``backfilled``,
-    oldest first. ``job_before`` is the receiver job before ``job``. ``waiting_ms`` is the oldest batch time until now
-    that has blocks and no batch. ``failed_positions`` are partitions that an error has stopped; ``samples`` the newest
-    ones, oldest first. ``dead_letters`` is the number that the newest writes of ``recent`` have counted.
-    """
+class StreamNow:
+    """A stream at ``now_ms`` of the ledger's clock. ``job_before`` is the receiver job before ``job``."""
 
     stream: StreamRow
     now_ms: int
     job: JobRow | None = None
     job_before: JobRow | None = None
     receivers: list[ReceiverRow] = field(default_factory=list)
-    recent: list[BatchRow] = field(default_factory=list)
     last_completed: BatchRow | None = None
+
+
+@dataclass(slots=True)
+class StreamOverview(StreamNow):
+    """What a stream is judged by.
+
+    ``recent`` are its newest batches that are not absorbed, newest first. ``unfinished`` is the unfinished batch with
+    the earliest time, leaving out backfilled ones. A batch is backfilled if it had completed before, or its time is
+    before the stream began (its zero time): ``backfilled`` is that of the unfinished ones whose newest try began first.
+    ``failed`` is the number of failed batches that are not backfilled, up to `MOST_COUNTED`. ``attempts`` are those at
+    both batches and at the failed ones of ``recent``, by batch time and number; ``events`` those of ``backfilled``,
+    oldest first. ``waiting_ms`` is the oldest batch time until now that has blocks and no batch. ``failed_positions``
+    are partitions that an error has stopped; ``samples`` the newest ones, oldest first. ``dead_letters`` is the number
+    that the newest writes of ``recent`` have counted.
+    """
+
+    recent: list[BatchRow] = field(default_factory=list)
     unfinished: BatchRow | None = None
     backfilled: BatchRow | None = None
     failed: int = 0
@@ -53,6 +71,38 @@ class StreamOverview:
     failed_positions: list[PositionRow] = field(default_factory=list)
     samples: list[SampleRow] = field(default_factory=list)
     dead_letters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionNumbers:
+    """A partition that is received. ``received_records`` and ``received_offsets`` include the topic's earlier
+    incarnations, whose partitions are no longer received."""
+
+    input_id: str
+    topic: str
+    partition: int
+    failed: bool
+    received_records: int
+    received_offsets: int
+
+
+@dataclass(slots=True)
+class StreamNumbers(StreamNow):
+    """A stream's numbers for metrics.
+
+    ``unfinished`` counts batches by state, ``unclaimed_times`` the batch times with blocks and no batch, each up to
+    `MOST_COUNTED`. ``oldest_unfinished_ms`` is the first of these batch times and ``oldest_failures`` the number of
+    failed attempts at it; both leave out backfilled batches (`StreamOverview`). ``totals`` are by output id, those of
+    the whole stream under "".
+    """
+
+    log_bytes: int = 0
+    unclaimed_times: int = 0
+    unfinished: dict[BatchState, int] = field(default_factory=dict)
+    oldest_unfinished_ms: int | None = None
+    oldest_failures: int = 0
+    partitions: list[PartitionNumbers] = field(default_factory=list)
+    totals: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
 
 class Overviews(Repository):
@@ -70,7 +120,24 @@ class Overviews(Repository):
             _read_batches(connection, found, now_ms, points)
             _read_attempts(connection, found)
             _read_receiving(connection, found)
+            _read_failed_positions(connection, found)
             _read_dead_letters(connection, found)
+            return list(found.values())
+
+    def numbers(self) -> list[StreamNumbers]:
+        """Return the numbers of each stream, by name, as of one moment."""
+        with self._database.snapshot() as connection:
+            now_ms = self._database.now_ms(connection)
+            found = {
+                row.name: StreamNumbers(StreamRow.from_row(row), now_ms)
+                for row in connection.execute(select(streams).order_by(streams.c.name))
+            }
+            _count_batches(connection, found)
+            _read_receiving(connection, found)
+            for stream, numbers in _partitions(connection):
+                found[stream].partitions.append(numbers)
+            for row in connection.execute(select(totals)):
+                found[row.stream].totals[row.output_id][row.name] = row.value
             return list(found.values())
 
 
@@ -146,31 +213,30 @@ def _of_batch(table: Any, batch: BatchRow) -> Any:
     return and_(table.c.stream == batch.stream, table.c.batch_time_ms == batch.batch_time_ms)
 
 
-def _read_receiving(connection: Connection, found: Mapping[str, StreamOverview]) -> None:
+def _read_receiving(connection: Connection, found: Mapping[str, StreamNow]) -> None:
     jobs = [
         and_(receiver_jobs.c.stream == name, receiver_jobs.c.epoch >= each.stream.job_epoch - 1)
         for name, each in found.items()
     ]
     for row in any_of(connection, select(receiver_jobs), jobs):
-        overview, job = found[row.stream], JobRow.from_row(row)
-        if job.epoch == overview.stream.job_epoch:
-            overview.job = job
+        stream_now, job = found[row.stream], JobRow.from_row(row)
+        if job.epoch == stream_now.stream.job_epoch:
+            stream_now.job = job
         else:
-            overview.job_before = job
+            stream_now.job_before = job
     for row in connection.execute(_RECEIVERS, {"streams": list(found)}):
         found[row.stream].receivers.append(ReceiverRow.from_row(row))
+
+
+def _read_failed_positions(connection: Connection, found: Mapping[str, StreamOverview]) -> None:
+    """There may be many positions, so they are read only if a receiver reports failed partitions."""
     failing = [name for name, each in found.items() if any(row.stats.get("failed") for row in each.receivers)]
-    # There may be many positions, so they are read only if a receiver reports failed partitions.
     for row in connection.execute(_FAILED_POSITIONS, {"streams": failing}) if failing else ():
         found[row.stream].failed_positions.append(PositionRow.from_row(row))
 
 
 def _edges_query() -> Any:
     """One row for each stream. Each column is the end of an index range, or ``offset`` rows away from it."""
-
-    def edge(function: Any, table: Any, *conditions: Any) -> Any:
-        query = select(function(table.c.batch_time_ms)).where(table.c.stream == streams.c.name, *conditions)
-        return query.scalar_subquery()
 
     def since(table: Any, column: Any, *conditions: Any) -> Any:
         query = select(column).where(table.c.stream == streams.c.name, *conditions)
@@ -185,16 +251,22 @@ def _edges_query() -> Any:
     columns = [
         since(batches, batches.c.batch_time_ms, batches.c.state != BatchState.ABSORBED).label("recent_since"),
         since(samples, samples.c.at_ms).label("sampled_since"),
-        edge(func.min, unclaimed_times, waiting).label("first_waiting"),
-        edge(func.max, batches, batches.c.state == BatchState.COMPLETED).label("last_completed"),
+        _edge(func.min, unclaimed_times, waiting).label("first_waiting"),
+        _edge(func.max, batches, batches.c.state == BatchState.COMPLETED).label("last_completed"),
         _failed_query().label("failed"),
         *(
-            edge(func.min, batches, batches.c.state == each, *_scheduled(batches)).label(f"first_{each}")
+            _edge(func.min, batches, batches.c.state == each, *_scheduled(batches)).label(f"first_{each}")
             for each in UNFINISHED
         ),
-        edge(func.min, batches, *_backfilled(batches), _begun_ms(batches) == first_begun_ms).label("first_backfilled"),
+        _edge(func.min, batches, *_backfilled(batches), _begun_ms(batches) == first_begun_ms).label("first_backfilled"),
     ]
     return select(streams.c.name, *columns).where(_these(streams.c.name))
+
+
+def _edge(function: Any, table: Any, *conditions: Any) -> Any:
+    """The first or last batch time of a stream in a table."""
+    query = select(function(table.c.batch_time_ms)).where(table.c.stream == streams.c.name, *conditions)
+    return query.scalar_subquery()
 
 
 def _failed_query() -> Any:
@@ -222,7 +294,80 @@ def _these(column: Any) -> Any:
     return column.in_(bindparam("streams", expanding=True))
 
 
+def _partitions(connection: Connection) -> Iterable[tuple[str, PartitionNumbers]]:
+    key = (positions.c.stream, positions.c.input_id, positions.c.topic, positions.c.partition)
+    live = positions.c.state != PartitionState.ENDED
+    query = (
+        select(
+            *key,
+            func.max(case((positions.c.state == PartitionState.FAILED, 1), else_=0)).label("failed"),
+            func.sum(positions.c.received_records).label("records"),
+            func.sum(positions.c.next_offset - positions.c.starting_offset).label("offsets"),
+        )
+        .group_by(*key)
+        .having(func.max(case((live, 1), else_=0)) == 1)
+        .order_by(*key)
+    )
+    for row in connection.execute(query):
+        counted = (int(row.records), int(row.offsets))
+        yield row.stream, PartitionNumbers(row.input_id, row.topic, row.partition, bool(row.failed), *counted)
+
+
+def _count_batches(connection: Connection, found: Mapping[str, StreamNumbers]) -> None:
+    last: dict[str, int] = {}
+    for row in connection.execute(_NUMBERS):
+        numbers = found[row.name]
+        numbers.log_bytes = int(row.log_bytes)
+        numbers.unclaimed_times = row.unclaimed
+        numbers.unfinished = {state: getattr(row, f"count_{state}") for state in UNFINISHED}
+        times = [row.first_unclaimed, *(getattr(row, f"first_{state}") for state in UNFINISHED)]
+        numbers.oldest_unfinished_ms = min((each for each in times if each is not None), default=None)
+        if row.last_completed is not None:
+            last[row.name] = row.last_completed
+    for row in _rows_of(connection, batches, batches.c.batch_time_ms, last):
+        found[row.stream].last_completed = BatchRow.from_row(row)
+    _count_failures(connection, found)
+
+
+def _count_failures(connection: Connection, found: Mapping[str, StreamNumbers]) -> None:
+    """Count the failed attempts at the oldest unfinished batches."""
+    oldest = {name: each.oldest_unfinished_ms for name, each in found.items() if each.oldest_unfinished_ms is not None}
+    failed = (batch_attempts.c.state == AttemptState.FAILED, batch_attempts.c.target == "")
+    for row in _rows_of(connection, batch_attempts, batch_attempts.c.batch_time_ms, oldest, *failed):
+        found[row.stream].oldest_failures += 1
+
+
+def _rows_of(
+    connection: Connection, table: Any, column: Any, values: Mapping[str, int], *conditions: Any
+) -> list[Row[Any]]:
+    """Return the rows of each stream in which ``column`` has its value; both are the beginning of the primary key."""
+    these = [and_(table.c.stream == stream, column == value) for stream, value in values.items()]
+    return any_of(connection, select(table).where(*conditions), these)
+
+
+def _numbers_query() -> Any:
+    """One row for each stream. Each column is the end of an index range, or counts up to `MOST_COUNTED` of its rows."""
+
+    def counted(table: Any, *conditions: Any) -> Any:
+        rows = select(literal(1)).where(table.c.stream == streams.c.name, *conditions).limit(MOST_COUNTED)
+        return select(func.count()).select_from(rows.correlate(streams).subquery())
+
+    columns = [
+        stored_bytes_of(streams.c.name).label("log_bytes"),
+        counted(unclaimed_times).scalar_subquery().label("unclaimed"),
+        _edge(func.min, unclaimed_times).label("first_unclaimed"),
+        _edge(func.max, batches, batches.c.state == BatchState.COMPLETED).label("last_completed"),
+    ]
+    for state in UNFINISHED:
+        # A backfilled batch is not late by its time.
+        first = _edge(func.min, batches, batches.c.state == state, *_scheduled(batches))
+        columns.append(first.label(f"first_{state}"))
+        columns.append(counted(batches, batches.c.state == state).scalar_subquery().label(f"count_{state}"))
+    return select(streams.c.name, *columns)
+
+
 _EDGES = _edges_query()
+_NUMBERS = _numbers_query()
 _RECEIVERS = (
     select(receivers)
     .where(_these(receivers.c.stream))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from headrace.ledger.attempts import LIMIT_EXCEEDED
 from headrace.ledger.events import DELAY_BOUNDS, DURATION_BOUNDS
-from headrace.ledger.readings import StreamReading
+from headrace.ledger.overviews import StreamNumbers
 from headrace.ledger.receiving_tables import ReceiverRow
 from headrace.ledger.states import AttemptState
 from headrace.listeners.status import ListenerStatus, listener_statuses
@@ -70,7 +70,7 @@ _RESULTS = {
 _OF_ELASTICSEARCH = {"created", "updated", "repeated", "requests", "ignored_tombstones", "dead_lettered"}
 
 
-def add_stream(families: Families, reading: StreamReading) -> None:
+def add_stream(families: Families, reading: StreamNumbers) -> None:
     """Add all samples of one stream."""
     _add_definition(families, reading)
     _add_batches(families, reading)
@@ -86,7 +86,7 @@ def add_stream(families: Families, reading: StreamReading) -> None:
     _add_lag(families, reading)
 
 
-def _add_definition(families: Families, reading: StreamReading) -> None:
+def _add_definition(families: Families, reading: StreamNumbers) -> None:
     row, job, name = reading.stream, reading.job, (reading.stream.name,)
     families.add("headrace_stream_running", name, row.desired_state == "running")
     families.add("headrace_batch_interval_seconds", name, row.batch_interval_ms / 1000)
@@ -97,7 +97,7 @@ def _add_definition(families: Families, reading: StreamReading) -> None:
         families.add("headrace_receiver_job_lease_age_seconds", name, _age(reading.now_ms, job.heartbeat_ms))
 
 
-def _add_batches(families: Families, reading: StreamReading) -> None:
+def _add_batches(families: Families, reading: StreamNumbers) -> None:
     name, totals = (reading.stream.name,), reading.totals.get("", {})
     for metric, total in _STREAM_TOTALS.items():
         families.add(metric, name, totals.get(total, 0.0))
@@ -115,7 +115,7 @@ def _add_batches(families: Families, reading: StreamReading) -> None:
     families.add("headrace_oldest_unfinished_batch_failed_attempts", name, reading.oldest_failures)
 
 
-def _add_last_batch(families: Families, reading: StreamReading) -> None:
+def _add_last_batch(families: Families, reading: StreamNumbers) -> None:
     last, name = reading.last_completed, (reading.stream.name,)
     if last is None or last.completed_at_ms is None:
         return
@@ -185,7 +185,7 @@ def summed_totals(receiver: ReceiverRow) -> dict[str, float]:
     return summed
 
 
-def _add_partitions(families: Families, reading: StreamReading) -> None:
+def _add_partitions(families: Families, reading: StreamNumbers) -> None:
     name = reading.stream.name
     for each in reading.partitions:
         labels = (name, each.input_id, each.topic, each.partition)
@@ -194,7 +194,7 @@ def _add_partitions(families: Families, reading: StreamReading) -> None:
         families.add("headrace_received_offsets_total", labels, each.received_offsets)
 
 
-def _add_lag(families: Families, reading: StreamReading) -> None:
+def _add_lag(families: Families, reading: StreamNumbers) -> None:
     by_input: dict[str, list[ReceiverRow]] = defaultdict(list)
     for receiver in reading.receivers:
         by_input[receiver.receiver_id.input_id].append(receiver)

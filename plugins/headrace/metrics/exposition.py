@@ -10,13 +10,13 @@ from prometheus_client.exposition import choose_encoder
 
 from headrace.errors import HeadraceError
 from headrace.ledger.errors import LedgerUrlError
-from headrace.ledger.readings import StreamReading
+from headrace.ledger.overviews import StreamNumbers
 from headrace.metrics.collector import add_stream
 from headrace.metrics.families import Families
 
 logger = logging.getLogger(__name__)
 
-Read = Callable[[str], list[StreamReading]]
+Read = Callable[[str], list[StreamNumbers]]
 
 
 def render(
@@ -43,7 +43,7 @@ def render(
             another ledger has left a row in the first one.
         shows_ledger: whether a ledger, by its reference, is shown even if none of its streams may be read.
     """
-    families, shown, seen = Families(), list[tuple[str, StreamReading]](), set[str]()
+    families, shown, seen = Families(), list[tuple[str, StreamNumbers]](), set[str]()
     labels = _labels(ledgers)
     for number, url in enumerate(labels):
         began = time.monotonic()

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.ledger import Ledger
-from headrace.ledger.batch_pages import Part
 from headrace.ledger.states import EventKind
 from headrace.ledger.tables import EventRow, SampleRow
+from headrace.ledger.timelines import Part
 from headrace.monitoring.batch_lines import BatchLine, batch_line
 
 # A busy stream has five of these a second: they would hide all others.

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.ledger import Ledger
-from headrace.ledger.batch_pages import BatchOrder, BatchRange
 from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
 from headrace.ledger.states import BatchState, PartitionState, ReceiverState
 from headrace.ledger.tables import JobRow, StreamRow
+from headrace.ledger.timelines import BatchOrder, BatchRange
 from headrace.listeners.status import ListenerStatus, listener_statuses
 from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import POINTS, Placed, StreamSummary, summarize

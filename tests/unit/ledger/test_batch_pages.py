@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from headrace.ledger import BatchState, Ledger
-from headrace.ledger.batch_pages import BatchOrder, BatchRange, Spread
 from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.timelines import BatchOrder, BatchRange, Spread
 
 from .conftest import NOW_MS, STREAM, World
 

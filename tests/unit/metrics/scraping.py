@@ -12,7 +12,7 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 def scrape(ledger: Ledger) -> dict[Sample, float]:
     """Return the value of each sample, by its name and labels. A sample that appears twice is an error."""
-    body, _ = render([ledger.url], read=lambda _: ledger.readings.all())
+    body, _ = render([ledger.url], read=lambda _: ledger.overviews.numbers())
     found: dict[Sample, float] = {}
     for family in text_string_to_metric_families(body.decode()):
         for sample in family.samples:

@@ -9,8 +9,8 @@ from urllib.parse import quote
 from fastapi import APIRouter, HTTPException, Query, Request
 
 from headrace.ledger import Ledger
-from headrace.ledger.batch_pages import BatchOrder, BatchRange, Page
 from headrace.ledger.states import BatchState
+from headrace.ledger.timelines import BatchOrder, BatchRange, Page
 from headrace.monitoring.batch_detail import Attempt, BatchDetail, batch_detail
 from headrace.monitoring.batch_lines import batch_line
 from headrace.monitoring.unfinished import last_error

@@ -67,7 +67,7 @@ def render_metrics(airflow: AirflowSide, ledgers: OpenLedgers, caller: Caller | 
 
     references = list(dict.fromkeys([*(each.ledger for each in declared), *airflow.ledgers()]))
     # All at the same time: one that is silent does not delay the others.
-    begun = {each: ledgers.submit(each, lambda ledger: ledger.readings.all()) for each in references}
+    begun = {each: ledgers.submit(each, lambda ledger: ledger.overviews.numbers()) for each in references}
     return render(
         references,
         read=lambda each: ledgers.answer(each, begun[each], deadline),

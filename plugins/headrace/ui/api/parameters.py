@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import HTTPException, Path, Query
 
-from headrace.ledger.batch_pages import Place
+from headrace.ledger.timelines import Place
 
 MAX_ID = 2**63 - 1
 """The largest number of the ledger's columns."""

@@ -1,7 +1,10 @@
-"""Reads batches for people: pages in several orders, points of a timeline, and numbers by state. Never a whole table.
+"""A stream over time: its batches in pages, and batches and samples for a picture, of which a long range has too many.
 
-An order by time uses the primary key, or the index by state. An order by another value sorts the newest `WINDOW`
-batches of the range: an index for each order would cost every batch a write.
+An order of batches by time uses the primary key, or the index by state. An order by another value sorts the newest
+`WINDOW` batches of the range: an index for each order would cost every batch a write.
+
+A sample is what the receiver jobs see every ten seconds: lag, rate, queues, size of the log. It is an observation, not
+a fact that anything rests on. A rebuilt ledger begins without samples.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, func, insert, select
 
 from headrace.ledger.batch_tables import BatchRow, batches
 from headrace.ledger.database import Repository
 from headrace.ledger.states import BatchState
-from headrace.ledger.tables import gaps
+from headrace.ledger.tables import SampleRow, gaps, samples
 
 WINDOW = 10_000
 """How many of the newest batches an order other than by time sorts, and the largest number that is counted."""
@@ -45,6 +48,8 @@ _VALUES: dict[BatchOrder, ColumnElement[Any]] = {
 }
 
 
+# The largest values of a part of a timeline.
+_LARGEST = ("lag", "lag_seconds", "queue_bytes", "log_bytes")
 # What a part of a timeline is made of.
 _MEASURED = ("interval_ms", "records", "started_at_ms", "completed_at_ms")
 
@@ -273,3 +278,60 @@ def _by_value(
     page = tuple(by_time[time_ms] for _, time_ms in taken if time_ms in by_time)
     end = Place(taken[-1][1], taken[-1][0]) if len(ordered) > limit else None
     return Page(page, end, window)
+
+
+class Samples(Repository):
+    """The samples of streams, by time."""
+
+    def add(self, sample: SampleRow) -> None:
+        """Add a sample without the stream's lock; a second one of the same moment is ignored."""
+        with self._database.write() as connection:
+            at = (samples.c.stream == sample.stream, samples.c.at_ms == sample.at_ms)
+            if connection.execute(select(samples.c.at_ms).where(*at)).first() is None:
+                connection.execute(insert(samples).values(**sample.to_columns()))
+
+    def latest(self, stream: str, limit: int = 30) -> list[SampleRow]:
+        """Return the newest samples, oldest first."""
+        query = select(samples).where(samples.c.stream == stream).order_by(samples.c.at_ms.desc()).limit(limit)
+        with self._database.read() as connection:
+            return [SampleRow.from_row(row) for row in connection.execute(query)][::-1]
+
+    def between(self, stream: str, from_ms: int, until_ms: int, *, points: int) -> list[SampleRow]:
+        """Return samples of ``[from_ms, until_ms)``, oldest first, at most ``points``.
+
+        If there are more, the range is cut into equal parts, each with one sample: the mean rate and the largest other
+        values of the part, at the time of its last sample.
+        """
+        of_range = (samples.c.stream == stream, samples.c.at_ms >= from_ms, samples.c.at_ms < until_ms)
+        query = select(samples).where(*of_range).order_by(samples.c.at_ms)
+        with self._database.read() as connection:
+            rows = connection.execute(query.limit(points + 1)).all()
+            if len(rows) <= points:
+                return [SampleRow.from_row(row) for row in rows]
+            part_ms = -(-(until_ms - from_ms) // points)
+            # ``//`` on integers, in SQLite and Postgres.
+            part = (samples.c.at_ms - from_ms) // part_ms
+            thinned = (
+                select(
+                    func.max(samples.c.at_ms).label("at_ms"),
+                    func.avg(samples.c.input_rate).label("input_rate"),
+                    *(func.max(samples.c[name]).label(name) for name in _LARGEST),
+                    func.max(case((samples.c.paused, 1), else_=0)).label("paused"),
+                )
+                .where(*of_range)
+                .group_by(part)
+                .order_by(func.max(samples.c.at_ms))
+            )
+            return [
+                SampleRow(**{**row._asdict(), "stream": stream, "paused": bool(row.paused)})
+                for row in connection.execute(thinned)
+            ]
+
+    def prune(self, stream: str, before_ms: int, limit: int = 5000) -> int:
+        """Delete up to ``limit`` of the oldest samples before ``before_ms``. Returns the number deleted."""
+        oldest = select(samples.c.at_ms).where(samples.c.stream == stream, samples.c.at_ms < before_ms)
+        with self._database.write() as connection:
+            times = connection.execute(oldest.order_by(samples.c.at_ms).limit(limit)).scalars().all()
+            if times:
+                connection.execute(delete(samples).where(samples.c.stream == stream, samples.c.at_ms <= times[-1]))
+            return len(times)
