@@ -1,11 +1,13 @@
 """The Airflow plugin of headrace, found by the entry point group ``airflow.plugins``.
 
 Airflow loads this in the scheduler, the API server, the DAG processor, the triggerer and every task, so it imports only
-what serialised DAGs need. The exception are processes that fork others, see `_IMPORTED_AHEAD`.
+what serialised DAGs need: the web application is made at the first request (`LazyApp`). The exception are processes
+that fork others, see `_IMPORTED_AHEAD`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 import sys
@@ -14,7 +16,6 @@ from typing import Any
 from airflow.plugins_manager import AirflowPlugin
 
 from headrace.timetables.micro_batch import MicroBatchTimetable
-from headrace.ui.lazy_app import LazyApp
 
 PREFIX = "/headrace"
 """The path of the page and the API on Airflow's server."""
@@ -37,6 +38,39 @@ _IMPORTED_AHEAD = {"scheduler": _TASKS, "celery": _TASKS, "dag-processor": _DAGS
 logger = logging.getLogger(__name__)
 
 _ICONS = {"icon": f"{PREFIX}/static/icon.svg", "icon_dark_mode": f"{PREFIX}/static/icon-dark.svg"}
+
+
+ROOT_APP = "headrace.root_app"
+"""The key of the surrounding application in a request's scope."""
+
+
+class LazyApp:
+    """An ASGI application that makes the real one when it is first called."""
+
+    def __init__(self, factory: str) -> None:
+        """``factory``: "module:function", called without arguments."""
+        self._factory = factory
+        self._app: Any = None
+        self._making: asyncio.Task[Any] | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._app is None:
+            if self._making is None:
+                # Importing takes a second: in a thread, so that Airflow answers other requests meanwhile.
+                self._making = asyncio.create_task(asyncio.to_thread(self._make))
+            making = self._making
+            try:
+                self._app = await asyncio.shield(making)
+            finally:
+                if making.done():
+                    self._making = None
+        # The application that this one is mounted in: Airflow's own, whose API carries out some actions.
+        scope[ROOT_APP] = scope.get("app")
+        await self._app(scope, receive, send)
+
+    def _make(self) -> Any:
+        module, _, name = self._factory.partition(":")
+        return getattr(importlib.import_module(module), name)()
 
 
 class HeadracePlugin(AirflowPlugin):

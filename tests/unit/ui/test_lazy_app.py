@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.ui.lazy_app import LazyApp
+from headrace.ui.plugin import LazyApp
 
 
 @pytest.fixture

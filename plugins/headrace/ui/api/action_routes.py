@@ -11,9 +11,16 @@ from headrace.connections import CONNECTION_PREFIX
 from headrace.monitoring.dead_letters import DeadLettersOf, NoSuchOutputError
 from headrace.stream import Stream
 from headrace.ui.api import actions, models
-from headrace.ui.api.access import SLOW, KnownStream, OperableDep, StreamDep, refuse_forgery
-from headrace.ui.api.errors import ACTION_RESPONSES
-from headrace.ui.api.parameters import BatchTime, time_ms
+from headrace.ui.api.requests import (
+    ACTION_RESPONSES,
+    SLOW,
+    BatchTime,
+    KnownStream,
+    OperableDep,
+    StreamDep,
+    refuse_forgery,
+    time_ms,
+)
 
 reads = APIRouter(tags=["actions"])
 """Previews and dead letters: for those who may read the stream."""

@@ -9,7 +9,7 @@ import pytest
 from headrace.ledger.states import DesiredState, EventKind
 from headrace.monitoring.evidence import DagFacts
 from headrace.ui.api.airflow_side import Run
-from headrace.ui.api.parameters import time_ms
+from headrace.ui.api.requests import time_ms
 
 from .conftest import Api
 

@@ -19,11 +19,10 @@ from sqlalchemy import Engine, create_engine, insert
 from sqlalchemy.orm import Session
 
 from headrace.connections import ConnectionNotFoundError
-from headrace.ui.api import airflow_server, declared_streams
-from headrace.ui.api.airflow_server import AirflowServer, LedgerNotAllowedError
+from headrace.ui.api import airflow_server
+from headrace.ui.api.airflow_server import AirflowServer, DeclaredStreams, LedgerNotAllowedError
 from headrace.ui.api.airflow_side import Caller
-from headrace.ui.api.declared_streams import DeclaredStreams
-from headrace.ui.api.ledgers import OpenLedgers
+from headrace.ui.api.catalogue import OpenLedgers
 
 
 def test_nobody_has_a_right_on_a_dag_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +84,6 @@ def database(monkeypatch: pytest.MonkeyPatch) -> Engine:
         with Session(engine) as opened:
             yield opened
 
-    monkeypatch.setattr(declared_streams, "create_session", session)
     monkeypatch.setattr(airflow_server, "create_session", session)
     return engine
 

@@ -10,7 +10,7 @@ import pytest
 from headrace.ledger import Ledger
 from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import Placed
-from headrace.ui.api.declared_streams import Declaration, combined
+from headrace.ui.api.airflow_server import Declaration, combined
 
 from .conftest import Api
 

@@ -14,10 +14,9 @@ from headrace.connections import Connection, variable_name
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.monitoring.summary import Placed
-from headrace.ui.api import ledgers as open_ledgers
-from headrace.ui.api.catalogue import Catalogue
-from headrace.ui.api.ledgers import LedgerSilentError, OpenLedgers
-from headrace.ui.api.metrics import render_metrics
+from headrace.ui.api import catalogue
+from headrace.ui.api.app import render_metrics
+from headrace.ui.api.catalogue import Catalogue, LedgerSilentError, OpenLedgers
 
 SECONDS = 10.0
 SILENT = [f"sqlite:////silent/{number}.db" for number in range(4)]
@@ -55,7 +54,7 @@ class SilentLedgers(OpenLedgers):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(open_ledgers, "time", clock)
+    monkeypatch.setattr(catalogue, "time", clock)
     return clock
 
 
@@ -143,8 +142,8 @@ def test_a_connection_that_was_changed_is_opened_anew_after_half_a_minute(
     assert _names(opened) == ["one"]
     assert connections.looked_up == 1
     later = Clock()
-    later.now = open_ledgers.time.monotonic() + 31
-    monkeypatch.setattr(open_ledgers, "time", later)
+    later.now = catalogue.time.monotonic() + 31
+    monkeypatch.setattr(catalogue, "time", later)
     assert _names(opened) == ["two"]
     assert _names(opened) == ["two"]
     assert connections.looked_up == 2

@@ -14,10 +14,9 @@ from tests.unit.fsck.conftest import INTERVAL_MS, STREAM, TIMES, Shop, empty_led
 from headrace.monitoring.summary import Placed
 from headrace.trace import record_reader
 from headrace.trace.key_search import search_key
-from headrace.ui.api import key_searches
-from headrace.ui.api.access import SLOW_AT_ONCE
+from headrace.ui.api import requests
 from headrace.ui.api.app import create_app
-from headrace.ui.api.key_searches import KeySearches
+from headrace.ui.api.requests import SLOW_AT_ONCE, KeySearches
 
 from .conftest import Api
 
@@ -80,7 +79,7 @@ def test_searches_for_a_key_have_an_end_and_few_run_at_once(
         refused.append(api.get(f"/streams/{STREAM}/trace", 503, key="cup"))
         return search_key(*given, **named)
 
-    monkeypatch.setattr(key_searches, "search_key", search)
+    monkeypatch.setattr(requests, "search_key", search)
     for _ in range(2):
         assert api.get(f"/streams/{STREAM}/trace", key="cup")["search"]["complete"]
     assert bounds == [15, 15]

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
+from headrace.ui.api.catalogue import ProblemKind
 from headrace.ui.api.models.base import Answer, Time, ms
-from headrace.ui.api.problems import ProblemKind
 
 
 class State(StrEnum):
