@@ -40,7 +40,7 @@ from benchmarks.receiver_throughput import PARTITIONS, define, fill, record
 from benchmarks.structured_streaming import SCHEMA, Peer, cpu_seconds
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpoint_writer import write_checkpoint
+from headrace.batch.checkpoint import write_checkpoint
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
 from headrace.ledger import Ledger

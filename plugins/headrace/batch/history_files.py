@@ -2,7 +2,7 @@
 
 A checkpoint is by default written after every batch. It holds only batches that are in no history file, so it does not
 grow with the number of batches in the log or the ledger. A history file is written once, as a document with
-a checksum (`headrace.batch.checksummed_json`), and named by its number. This is the ledger's time, or more if the clock
+a checksum (`headrace.batch.manifest`), and named by its number. This is the ledger's time, or more if the clock
 was set back: numbers always grow. A batch that changes later (run again, replayed) is in checkpoints again, and then in
 a file with a higher number: the newest copy of a batch counts.
 """
@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
+from headrace.batch.manifest import DocumentDamagedError, decode_document, encode_document
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow

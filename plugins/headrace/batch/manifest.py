@@ -5,10 +5,12 @@ Spark reads this file and needs neither the ledger nor its credentials. The same
 allocators of one batch time write the same file. If their manifests differ, for example by the times they absorb, no
 file is overwritten: the second name also contains a hash of the contents, and the ledger says which one counts.
 
-On disk it is a document with a checksum (`headrace.batch.checksummed_json`) that holds ``version``, ``stream``,
-``batch_time_ms``, ``interval_ms``, ``segments`` (paths below the log's root) and ``inputs``, by id: ``partitions``
-as [topic, topic id, partition, incarnation] and ``blocks`` as [segment's index, offset, length, records, payload
-bytes, [[partition's index, from, until, records, leader epoch if known], …]].
+On disk it is a document with a checksum, as checkpoints and history files are (`encode_document`): one line with a JSON
+object, one with ``crc32c:`` and eight hex digits, computed over the first line. The checksum detects a truncated,
+corrupted or overwritten file. The object holds ``version``, ``stream``, ``batch_time_ms``, ``interval_ms``,
+``segments`` (paths below the log's root) and ``inputs``, by id: ``partitions`` as [topic, topic id, partition,
+incarnation] and ``blocks`` as [segment's index, offset, length, records, payload bytes, [[partition's index, from,
+until, records, leader epoch if known], …]].
 
 A batch that was built from Kafka by timestamps (`headrace.batch.build_from_kafka`) has no blocks: its inputs hold
 ``ranges`` as [partition's index, from, until], whose records are not counted.
@@ -17,11 +19,13 @@ A batch that was built from Kafka by timestamps (`headrace.batch.build_from_kafk
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
+import google_crc32c
+
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.errors import Failure, HeadraceError
 from headrace.kafka.ranges import RecordedRange
@@ -289,3 +293,35 @@ def _blocks_from_json(part: Mapping[str, Any], segments: list[str]) -> tuple[Man
         )
         for segment, offset, length, records, payload_bytes, ranges in part["blocks"]
     )
+
+
+class DocumentDamagedError(ValueError):
+    """The checksum does not match, or the document is not a JSON object."""
+
+
+def encode_document(document: Mapping[str, Any]) -> bytes:
+    """The document's bytes with their checksum; the same document gives the same bytes."""
+    body = json.dumps(document, separators=(",", ":")).encode()
+    return body + b"\n" + _checksum(body)
+
+
+def decode_document(data: bytes) -> dict[str, Any]:
+    """Read what `encode_document` wrote.
+
+    Raises:
+        DocumentDamagedError: the data is not what was written.
+    """
+    body, _, checksum = data.partition(b"\n")
+    if checksum != _checksum(body):
+        raise DocumentDamagedError("its checksum does not match")
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise DocumentDamagedError("it holds no JSON object")
+    return document
+
+
+def _checksum(body: bytes) -> bytes:
+    return b"crc32c:%08x\n" % google_crc32c.value(body)

@@ -17,7 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.wal.scan import RecoveryMode
 
 if TYPE_CHECKING:
-    from headrace.batch.recovery.recover import Recovered
+    from headrace.batch.recover import Recovered
     from headrace.fsck.findings import Finding, Report
     from headrace.ledger import Ledger
     from headrace.stream import Stream
@@ -126,7 +126,7 @@ def recover(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild a stream's lost ledger; or, from the ledger, restore its lost checkpoints, history and manifests."""
-    from headrace.batch.recovery.recover import recover as run
+    from headrace.batch.recover import recover as run
     from headrace.stream import Stream
     from headrace.wal.storage import open_storage
 

@@ -99,7 +99,7 @@ def register(ledger: Ledger, stream: Stream) -> int:
     Raises:
         LostLedgerError: the ledger does not know the stream, but the stream's folder shows that another ledger did.
     """
-    from headrace.batch.recovery.lost_ledger import refuse_if_lost
+    from headrace.batch.recover import refuse_if_lost
     from headrace.receiver.health import record_unadopted
 
     refuse_if_lost(StreamContext(stream, ledger))

@@ -1,4 +1,6 @@
-"""Writes a stream of a lost ledger into a new one (rule 10 of the design); `headrace.batch.recovery` finds its data.
+"""Writes a stream of a lost ledger into a new one (rule 10 of the design).
+
+`headrace.batch.rebuilt_stream` finds its data.
 
 Attempts are lost with the ledger. A batch gets one ended attempt for each definition that wrote it, and one for each of
 its replays; the recorded outputs belong to these. Numbers of later attempts are above every number that an attempt of

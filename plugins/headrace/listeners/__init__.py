@@ -1,6 +1,6 @@
 """Listeners: code that is called when something happens in a stream, in the driver of its receiver job."""
 
-from headrace.listeners.events import (
+from headrace.listeners.listener import (
     BatchCompleted,
     BatchInfo,
     BatchStarted,
@@ -15,11 +15,11 @@ from headrace.listeners.events import (
     ReceiverStopped,
     ReceivingPaused,
     ReceivingResumed,
+    StatsReport,
     StreamEvent,
     StreamingStarted,
+    StreamListener,
 )
-from headrace.listeners.stats_report import StatsReport
-from headrace.listeners.stream_listener import StreamListener
 
 __all__ = [
     "BatchCompleted",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from headrace.ledger.states import EventKind, JobState
 from headrace.ledger.tables import EventRow
-from headrace.listeners.events import (
+from headrace.listeners.listener import (
     BatchCompleted,
     BatchInfo,
     BatchStarted,

@@ -15,7 +15,7 @@ from headrace.ledger.events import DELAY_BOUNDS, DURATION_BOUNDS
 from headrace.ledger.overviews import StreamNumbers
 from headrace.ledger.receiving_tables import ReceiverRow
 from headrace.ledger.states import AttemptState
-from headrace.listeners.status import ListenerStatus, listener_statuses
+from headrace.listeners.bus import ListenerStatus, listener_statuses
 from headrace.metrics.families import Families
 from headrace.receiver.tracker import numbers
 

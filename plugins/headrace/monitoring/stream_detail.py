@@ -13,7 +13,7 @@ from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
 from headrace.ledger.states import BatchState, PartitionState, ReceiverState
 from headrace.ledger.tables import JobRow, StreamRow
 from headrace.ledger.timelines import BatchOrder, BatchRange
-from headrace.listeners.status import ListenerStatus, listener_statuses
+from headrace.listeners.bus import ListenerStatus, listener_statuses
 from headrace.monitoring.evidence import DagFacts
 from headrace.monitoring.summary import POINTS, Placed, StreamSummary, summarize
 from headrace.receiver.health import InputTrouble, input_troubles, receiver_state

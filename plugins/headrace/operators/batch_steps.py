@@ -221,7 +221,7 @@ class CheckpointOperator(BatchStepOperator):
 def checkpoint_after(run: BatchRun, log: Any) -> None:
     """Write the stream's checkpoint if the batch is allocated and a checkpoint is due. Log the result, and what is left
     of the batch."""
-    from headrace.batch.checkpoint_writer import write_checkpoint
+    from headrace.batch.checkpoint import write_checkpoint
     from headrace.ledger.states import BatchState
 
     at, batch = time_text(run.batch_time_ms), run.find_batch()
@@ -298,7 +298,7 @@ def clean_up_after(run: BatchRun, log: Any) -> None:
     Raises:
         BatchNotCheckpointedError: the batch completed, and its checkpoint was due and is missing.
     """
-    from headrace.batch.checkpoint_writer import checkpoint_is_due
+    from headrace.batch.checkpoint import checkpoint_is_due
     from headrace.batch.cleanup import clean_up
 
     at, batch = time_text(run.batch_time_ms), run.find_batch()

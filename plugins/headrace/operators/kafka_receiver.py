@@ -128,7 +128,7 @@ class KafkaReceiverOperator(BaseOperator):
     def _recover_if_lost(self, ledger: Ledger) -> None:
         if self.stream.recover != "automatic":
             return
-        from headrace.batch.recovery.automatic import recover_if_lost
+        from headrace.batch.recover import recover_if_lost
         from headrace.stream_context import StreamContext
 
         done = recover_if_lost(StreamContext(self.stream, ledger), progress=self.log.info)

@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 from packaging.version import InvalidVersion, Version
 
 from headrace.connections import variable_name
-from headrace.process_identity import PROCESS, has_ended
+from headrace.processes import PROCESS, has_ended
 from headrace.runs.processes import connection_json
 from headrace.stream import Stream
 

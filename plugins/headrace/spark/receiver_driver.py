@@ -29,7 +29,7 @@ from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavail
 from headrace.ledger.tables import JobLease
 from headrace.listeners.bus import LAST_SAVE_SECONDS
 from headrace.listeners.job_listeners import JobListeners
-from headrace.process_identity import PROCESS, own_identity
+from headrace.processes import PROCESS, own_identity
 from headrace.receiver.health import REVISION
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd, write_sign
 from headrace.spark.batch_drain import BatchDrain

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from airflow.timetables.base import TimeRestriction
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpoint_writer import write_checkpoint
+from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import Cleaned, clean_up
 from headrace.batch.manifest import LOG_FOLDER
 from headrace.clock import ManualClock

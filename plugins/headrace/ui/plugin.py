@@ -28,7 +28,7 @@ _DAGS = ("headrace.dags",)
 _TASKS = (
     *_DAGS,
     "headrace.batch.allocation",
-    "headrace.batch.checkpoint_writer",
+    "headrace.batch.checkpoint",
     "headrace.batch.cleanup",
     "headrace.hooks.spark_submit",
     "headrace.runs.steps_to_run",

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.batch.life import KINDS, LEASE_MS, NAME, Life
 from tests.unit.batch.recovery.ledger_contents import all_blocks, contents
 
-from headrace.batch.recovery.recover import recover
+from headrace.batch.recover import recover
 from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import Ledger
 

@@ -22,7 +22,7 @@ from tests.living_process import is_alive
 
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, JobState
-from headrace.process_identity import PROCESS, has_ended
+from headrace.processes import PROCESS, has_ended
 from headrace.receiver.tracker import find_sign
 from headrace.spark.batch_server import socket_path
 from headrace.spark.sessions import ConnectRefusedError, derive_token

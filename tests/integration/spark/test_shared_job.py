@@ -19,7 +19,7 @@ from tests.living_process import is_alive
 
 from headrace.ledger import BatchState, JobState, Ledger
 from headrace.ledger.tables import JobRow
-from headrace.process_identity import PROCESS
+from headrace.processes import PROCESS
 from headrace.receiver.health import REVISION
 from headrace.runs.receiver_job import newest_job, receiving, request_job, start_if_absent
 from headrace.spark.batch_server import socket_path

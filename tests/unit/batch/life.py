@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpoint_writer import checkpoint_now
+from headrace.batch.checkpoint import checkpoint_now
 from headrace.batch.cleanup import clean_up
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock

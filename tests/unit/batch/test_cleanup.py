@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.batch.allocation import allocate, make_manifest
-from headrace.batch.checkpoint_writer import write_checkpoint
+from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import EVENTS_KEPT_MS, PARTIAL_WRITE_SECONDS, clean_up
 from headrace.batch.manifest import Manifest
 from headrace.ledger import EventKind

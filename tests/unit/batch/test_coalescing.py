@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.batch.allocation import Allocation, allocate
-from headrace.batch.checkpoint_writer import write_checkpoint
+from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.batch.manifest import Manifest
 from headrace.ledger import BatchState

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpoint_writer import checkpoint_now
+from headrace.batch.checkpoint import checkpoint_now
 from headrace.batch.cleanup import clean_up
-from headrace.batch.recovery.recover import Recovered, recover
-from headrace.batch.recovery.unaccounted_offsets import UNEXPLAINED
+from headrace.batch.rebuilt_stream import UNEXPLAINED
+from headrace.batch.recover import Recovered, recover
 from headrace.clock import time_text
 from headrace.fsck.coverage import check_coverage
 from headrace.fsck.findings import Problem

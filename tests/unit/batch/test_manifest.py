@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch.checksummed_json import encode_document
-from headrace.batch.manifest import Manifest, ManifestBlock, ManifestError, manifest_path
+from headrace.batch.manifest import Manifest, ManifestBlock, ManifestError, encode_document, manifest_path
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.kafka.ranges import RecordedRange
 from headrace.wal.errors import StoredFileExistsError

@@ -12,15 +12,13 @@ import pytest
 from sqlalchemy import func, select, update
 from typer.testing import CliRunner
 
-from headrace.batch import history_files, old_batches
+from headrace.batch import cleanup, history_files
 from headrace.batch.allocation import allocate
 from headrace.batch.build_from_kafka import build_from_kafka
-from headrace.batch.checkpoint import KEEP, checkpoint_paths
-from headrace.batch.checkpoint_writer import checkpoint_now
-from headrace.batch.cleanup import clean_up
+from headrace.batch.checkpoint import KEEP, checkpoint_now, checkpoint_paths
+from headrace.batch.cleanup import Removed, clean_up
 from headrace.batch.history_files import history_numbers
-from headrace.batch.old_batches import Removed
-from headrace.batch.recovery.recover import recover
+from headrace.batch.recover import recover
 from headrace.cli.main import app
 from headrace.clock import time_text
 from headrace.errors import Failure
@@ -47,7 +45,7 @@ HISTORY = timedelta(seconds=60)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of the history of four batches, and no slack."""
     monkeypatch.setattr(history_files, "FILED", 4)
-    monkeypatch.setattr(old_batches, "_SLACK_BATCHES", 0)
+    monkeypatch.setattr(cleanup, "_SLACK_BATCHES", 0)
     monkeypatch.setattr(ledger_cleanup, "CHUNK", 10)
 
 
@@ -413,7 +411,7 @@ def test_one_run_removes_so_many_at_most(receiving: Receiving, monkeypatch: pyte
     limited = receiving.stream
     receiving.stream = limited.model_copy(update={"limits": Limits(history=None)})
     run(receiving, range(1, 31))
-    monkeypatch.setattr(old_batches, "AT_ONCE", 5)
+    monkeypatch.setattr(cleanup, "AT_ONCE", 5)
     cleaned = clean_up(receiving.context_of(limited))
     assert cleaned.removed.batches == 10
     assert len(times(receiving.ledger)) == 30 - cleaned.removed.batches
@@ -428,7 +426,7 @@ def test_rows_of_deleted_segments_are_removed_in_parts_though_no_batch_is(
     # The stream has stopped, so that its batches stay.
     receiving.clock.advance(HISTORY // timedelta(milliseconds=1) + 1)
     removed = rows(receiving.ledger, segments) - receiving.ledger.segments.count("shop")
-    monkeypatch.setattr(old_batches, "SEGMENTS_AT_ONCE", 4)
+    monkeypatch.setattr(cleanup, "SEGMENTS_AT_ONCE", 4)
     cleaned = [clean_up(receiving.context).removed for _ in range(3)]
     assert (removed, cleaned) == (7, [Removed(segments=4), Removed(segments=3), Removed()])
     assert findings(receiving.ledger) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpoint_writer import write_checkpoint
+from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.ledger import ReceiverState
 from headrace.testing.records import make_block

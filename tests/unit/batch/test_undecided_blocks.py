@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.batch.recovery.accepted_blocks import accepted_blocks
-from headrace.batch.recovery.folder_contents import FolderContents, FoundFrame
+from headrace.batch.found_files import FolderContents, FoundFrame
+from headrace.batch.rebuilt_stream import accepted_blocks
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 
 ZERO, ONE = (TopicPartition("taps", "id", number) for number in (0, 1))

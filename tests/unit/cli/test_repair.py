@@ -12,8 +12,7 @@ from tests.unit.ledger.next_schema import NEWER, OLDER, install_next_schema
 from typer.testing import CliRunner, Result
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpoint import read_newest
-from headrace.batch.checkpoint_writer import write_checkpoint
+from headrace.batch.checkpoint import read_newest, write_checkpoint
 from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger

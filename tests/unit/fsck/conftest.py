@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpoint_writer import write_checkpoint
+from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import Cleaned, clean_up
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.batch import history_files
-from headrace.batch.checksummed_json import decode_document, encode_document
+from headrace.batch.manifest import decode_document, encode_document
 from headrace.clock import time_text
 from headrace.fsck.findings import MEANINGS, Problem
 

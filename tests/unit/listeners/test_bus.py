@@ -14,8 +14,7 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.states import EventKind, JobState
 from headrace.listeners import StreamListener
 from headrace.listeners import bus as bus_module
-from headrace.listeners.bus import ListenerBus
-from headrace.listeners.status import STATUS
+from headrace.listeners.bus import STATUS, ListenerBus
 
 from .conftest import STREAM, WAIT_SECONDS, GapRecorder, Recorder, World, gaps, wait_until
 

@@ -11,8 +11,7 @@ from tests.unit.ledger.conftest import INTERVAL_MS, NOW_MS
 from headrace.ledger.states import EventKind, JobState
 from headrace.ledger.tables import EventRow
 from headrace.listeners import BatchInfo, StreamEvent, StreamListener
-from headrace.listeners.bus import ListenerBus
-from headrace.listeners.subscription import overridden
+from headrace.listeners.bus import ListenerBus, overridden
 from headrace.listeners.translation import METHODS, translate
 
 from .conftest import STREAM, WAIT_SECONDS, Recorder, World, gaps

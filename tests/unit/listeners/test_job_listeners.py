@@ -10,8 +10,8 @@ import pytest
 
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.listeners import job_listeners
+from headrace.listeners.bus import STATUS
 from headrace.listeners.job_listeners import JobListeners
-from headrace.listeners.status import STATUS
 from headrace.stream_context import StreamContext
 
 from .conftest import STREAM, WAIT_SECONDS, GapRecorder, World, gaps, wait_until

@@ -24,7 +24,7 @@ def completed(number: int, *, seconds: float = 0.0, **fields: Any) -> BatchCompl
 
 def test_the_quantiles_of_the_last_batches_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     report = StatsReport(batches=100, prefix="flights: ")
-    with caplog.at_level(logging.INFO, "headrace.listeners.stats_report"):
+    with caplog.at_level(logging.INFO, "headrace.listeners.listener"):
         for number in range(101):
             report.on_batch_completed(completed(number, seconds=number))
     scheduling, processing, total = [record.getMessage() for record in caplog.records[-3:]]

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.batch import cleanup
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpoint_writer import checkpoint_now
+from headrace.batch.checkpoint import checkpoint_now
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.operators import batch_steps

@@ -11,14 +11,14 @@ import psutil
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.batch.recovery.lost_ledger import LostLedgerError
+from headrace.batch.recover import LostLedgerError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.tables import Declared
 from headrace.operators import kafka_receiver
 from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, log_file, newest_log
 from headrace.operators.links import SparkUiLink, browser_link
-from headrace.process_identity import PROCESS, own_identity
+from headrace.processes import PROCESS, own_identity
 from headrace.spark.job_log import LOG_VARIABLE
 from headrace.spark.sessions import current_versions
 from headrace.triggers.ledger import ReceiverJobTrigger, StreamWantedTrigger
@@ -368,7 +368,7 @@ def test_the_job_is_given_its_log_to_keep_it_bounded(stream, toy, task, ledger, 
 def test_a_lost_ledger_is_rebuilt_before_the_job_starts_if_the_stream_says_so(
     recover, stream, toy, source, task, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("headrace.batch.recovery.recover.LEASE_MS", 500)
+    monkeypatch.setattr("headrace.batch.recover.LEASE_MS", 500)
     source.store(3)
     # Nothing shows that the last block was accepted; nothing else has its offsets, so it counts.
     source.store(2)

@@ -15,7 +15,7 @@ import time
 from headrace.blocks import ReceiverId
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseHeldError
-from headrace.process_identity import PROCESS, own_identity
+from headrace.processes import PROCESS, own_identity
 
 LEASE_MS = 1500
 

@@ -12,9 +12,9 @@ from tests.unit.pins.freezing import STORED, every_stored, stored
 
 from headrace.batch import history_files
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpoint_writer import checkpoint_now
+from headrace.batch.checkpoint import checkpoint_now
 from headrace.batch.manifest import Manifest
-from headrace.batch.recovery.recover import recover
+from headrace.batch.recover import recover
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.kafka.ranges import RecordedRange

@@ -12,7 +12,7 @@ from tests.unit.receiver.conftest import MakeSetting, MakeStream, Setting
 from tests.unit.receiver.waiting import LIMIT_SECONDS, eventually
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpoint_writer import write_checkpoint
+from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.clock import ManualClock
 from headrace.ledger import EventKind

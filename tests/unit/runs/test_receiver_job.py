@@ -12,7 +12,7 @@ from headrace.clock import ManualClock
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.errors import LeaseLostError
 from headrace.ledger.tables import JobLease
-from headrace.process_identity import PROCESS, own_identity
+from headrace.processes import PROCESS, own_identity
 from headrace.runs.receiver_job import (
     SETTLED_MS,
     JobOutcome,

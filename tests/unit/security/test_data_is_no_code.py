@@ -13,8 +13,7 @@ import pytest
 
 import headrace
 from headrace.batch.checkpoint import CheckpointError, read_newest
-from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
-from headrace.batch.manifest import Manifest, ManifestError
+from headrace.batch.manifest import DocumentDamagedError, Manifest, ManifestError, decode_document, encode_document
 from headrace.blocks import BlockHandle
 from headrace.testing.records import make_block
 from headrace.wal import frame

@@ -15,7 +15,7 @@ from examples.webhook.webhook import PassingFailure, Webhook
 
 from headrace.connections import Connection, variable_name
 from headrace.listeners import BatchCompleted, BatchInfo, DeadLetters
-from headrace.listeners.subscription import overridden
+from headrace.listeners.bus import overridden
 
 LETTERS = DeadLetters(
     event_id=7, at_ms=1, stream="flights", batch_time_ms=1000, output_id="index", attempt=1, records=3,

@@ -3,7 +3,7 @@
 All files are in the stream's folder below ``state/``. Each name begins with the batch time and the attempt that wrote
 the file:
 
-    versions/<batch time>-<attempt>-<since>.json   a version, with a checksum (`headrace.batch.checksummed_json`)
+    versions/<batch time>-<attempt>-<since>.json   a version, with a checksum (`headrace.batch.manifest`)
     data/<batch time>-<attempt>-<random>.parquet   rows: the columns of ``fields`` and the two hidden ones
     drafts/, reports/                              temporary files of a running update
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
+from headrace.batch.manifest import DocumentDamagedError, decode_document, encode_document
 from headrace.clock import time_text
 from headrace.spark.state.errors import StateDamagedError, StateError
 from headrace.wal.errors import StoredFileMissingError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.batch.life import LEASE_MS, NAME, Life
 
-from headrace.batch.recovery.recover import recover
+from headrace.batch.recover import recover
 from headrace.ledger import Ledger
 
 

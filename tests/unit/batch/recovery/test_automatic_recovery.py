@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 from tests.unit.batch.life import LEASE_MS, NAME, Life
 
-from headrace.batch.recovery.automatic import recover_if_lost
-from headrace.batch.recovery.folder_contents import FolderContents, read_folder
-from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
-from headrace.batch.recovery.recover import MayStillRunError, RecoveryRefusedError, recover
+from headrace.batch.found_files import FolderContents, read_folder
+from headrace.batch.recover import (
+    LostLedgerError,
+    MayStillRunError,
+    RecoveryRefusedError,
+    recover,
+    recover_if_lost,
+    refuse_if_lost,
+)
 from headrace.errors import Failure
 from headrace.ledger import EventKind, Ledger
 from headrace.receiver.tracker import PATH, write_sign
@@ -164,7 +169,7 @@ def test_a_process_that_writes_while_the_folder_is_read_is_noticed(
         life.clock.advance(LEASE_MS)
         return contents
 
-    monkeypatch.setattr("headrace.batch.recovery.recover.read_folder", read_slowly)
+    monkeypatch.setattr("headrace.batch.recover.read_folder", read_slowly)
     with Ledger.open(new_url, clock=life.clock) as ledger:
         with pytest.raises(MayStillRunError):
             recover(NAME, ledger, life.storage.below(NAME), definition=life.stream)

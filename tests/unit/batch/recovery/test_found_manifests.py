@@ -5,8 +5,8 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+from headrace.batch.found_files import FoundManifests, listed_spans, read_manifests
 from headrace.batch.manifest import Manifest, ManifestBlock
-from headrace.batch.recovery.found_manifests import FoundManifests, listed_spans, read_manifests
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.ledger.rebuild import FoundInput
 from headrace.wal.storage import LogStorage, open_storage

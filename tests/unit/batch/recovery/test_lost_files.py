@@ -9,12 +9,10 @@ from tests.unit.batch.life import LEASE_MS, NAME, Life
 from tests.unit.batch.recovery.conftest import rebuild
 from tests.unit.batch.recovery.ledger_contents import contents
 
-from headrace.batch.checkpoint import checkpoint_paths
-from headrace.batch.checksummed_json import decode_document, encode_document
+from headrace.batch.checkpoint import checkpoint_paths, read_saved_state
 from headrace.batch.history_files import HistoryError, read_history
-from headrace.batch.manifest import ManifestError
-from headrace.batch.recovery.recover import Step, recover
-from headrace.batch.saved_state import read_saved_state
+from headrace.batch.manifest import ManifestError, decode_document, encode_document
+from headrace.batch.recover import Step, recover
 from headrace.ledger import EventKind, Ledger
 
 

@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import insert
 from tests.unit.batch.conftest import PARTITION, START_MS, T1, T2, Receiving
 
-from headrace.batch import history_files, old_batches
+from headrace.batch import cleanup, history_files
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpoint_writer import checkpoint_now
+from headrace.batch.checkpoint import checkpoint_now
 from headrace.batch.cleanup import clean_up
-from headrace.batch.recovery.recover import Recovered, recover
+from headrace.batch.recover import Recovered, recover
 from headrace.fsck.coverage import check_coverage
 from headrace.ledger import Ledger
 from headrace.ledger.states import BatchState
@@ -102,7 +102,7 @@ def test_a_partition_whose_batches_left_the_history_keeps_its_position(
     receiving: Receiving, lost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_gap: bool
 ) -> None:
     monkeypatch.setattr(history_files, "FILED", 2)
-    monkeypatch.setattr(old_batches, "_SLACK_BATCHES", 0)
+    monkeypatch.setattr(cleanup, "_SLACK_BATCHES", 0)
     limits = Limits(history=timedelta(seconds=60))
     receiving.stream = receiving.stream.model_copy(update={"limits": limits, "remember": timedelta(seconds=20)})
     receiving.store(1_000)

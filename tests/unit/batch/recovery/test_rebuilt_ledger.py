@@ -13,7 +13,7 @@ from tests.unit.batch.recovery.ledger_contents import all_blocks, check_whole, c
 
 from headrace.batch.allocation import allocate, restore_manifest
 from headrace.batch.checkpoint import checkpoint_paths, read_newest
-from headrace.batch.recovery.recover import RecoveryRefusedError, Step, recover
+from headrace.batch.recover import RecoveryRefusedError, Step, recover
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import LeaseLostError

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.batch.life import LEASE_MS, NAME, Life
 
-from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
-from headrace.batch.recovery.recover import RecoveryRefusedError, Step, recover
+from headrace.batch.recover import LostLedgerError, RecoveryRefusedError, Step, recover, refuse_if_lost
 from headrace.ledger import Ledger
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage

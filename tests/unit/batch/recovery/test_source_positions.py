@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.unit.receiver.conftest import Running
 
-from headrace.batch.checkpoint_writer import checkpoint_now
-from headrace.batch.recovery.recover import recover
+from headrace.batch.checkpoint import checkpoint_now
+from headrace.batch.recover import recover
 from headrace.blocks import ReceiverId
 from headrace.clock import SystemClock
 from headrace.ledger import Ledger

@@ -10,8 +10,7 @@ import pytest
 from tests.unit.receiver.tracking.setting import Setting
 from tests.unit.receiver.waiting import eventually
 
-from headrace.batch.recovery.automatic import recover_if_lost
-from headrace.batch.recovery.recover import RecoveryRefusedError
+from headrace.batch.recover import RecoveryRefusedError, recover_if_lost
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.tables import JobLease
@@ -40,7 +39,7 @@ def test_an_idle_job_renews_its_sign_and_deletes_it_when_it_stops(setting: Setti
 def test_a_task_with_a_wrong_empty_ledger_begins_no_job_beside_an_idle_one(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.batch.recovery.recover.LEASE_MS", 1_500)
+    monkeypatch.setattr("headrace.batch.recover.LEASE_MS", 1_500)
     setting.job = short_lease(setting.job)
     setting.kafka.produce("flights", 0, b"once")
     setting.begin()

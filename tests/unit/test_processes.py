@@ -7,13 +7,11 @@ import sys
 
 import pytest
 
-from headrace.process_identity import has_ended, own_identity
+from headrace.processes import has_ended, own_identity
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
-REPORT = (
-    "import json; from headrace.process_identity import own_identity; print(json.dumps(own_identity()), flush=True)"
-)
+REPORT = "import json; from headrace.processes import own_identity; print(json.dumps(own_identity()), flush=True)"
 
 
 @pytest.fixture

@@ -1,10 +1,19 @@
-"""The events that listeners get: immutable values. Times are epoch milliseconds by the ledger's clock."""
+"""What a listener is, and the events that it gets. Times are epoch milliseconds by the ledger's clock.
+
+`StatsReport` is a listener that reports the delays of the last batches in the receiver job's log, as Spark's
+StatsReportListener does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.stream_context import StreamContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,3 +218,114 @@ class ReceivingResumed(StreamEvent):
     receiver: str
     epoch: int
     paused_seconds: float
+
+
+class StreamListener:
+    """Gets a stream's events in their order. Override the methods of the events that you want; the others do nothing.
+
+    The methods run in the driver of the stream's receiver job, in a thread that only this listener has. So no two of
+    them run at the same time, and one that is slow or hangs delays no other listener and no receiver. An exception is
+    logged and counted, and the next event follows. Delivery is at least once: after a restart some events come again,
+    with the same ``event_id``.
+
+    An instance is made for each receiver job: `start` is called first, `close` at the job's end.
+    """
+
+    def start(self, context: StreamContext) -> None:
+        """The job begins. ``context`` has the stream's definition and its ledger. If it raises, this job calls the
+        listener no more."""
+
+    def on_streaming_started(self, event: StreamingStarted) -> None:
+        """The receiver job is ready to start receivers."""
+
+    def on_receiver_started(self, event: ReceiverStarted) -> None:
+        """A receiver has started."""
+
+    def on_receiver_error(self, event: ReceiverError) -> None:
+        """A receiver is started again after an error, or an input has a problem."""
+
+    def on_receiver_stopped(self, event: ReceiverStopped) -> None:
+        """A receiver has ended."""
+
+    def on_batch_submitted(self, event: BatchSubmitted) -> None:
+        """A batch was allocated."""
+
+    def on_batch_started(self, event: BatchStarted) -> None:
+        """Processing of a batch has begun."""
+
+    def on_batch_completed(self, event: BatchCompleted) -> None:
+        """Processing of a batch has ended, successfully or not."""
+
+    def on_output_operation_started(self, event: OutputOperationStarted) -> None:
+        """An attempt at an output of a batch has begun."""
+
+    def on_output_operation_completed(self, event: OutputOperationCompleted) -> None:
+        """An output of a batch was written, or failed."""
+
+    def on_block_added(self, event: BlockAdded) -> None:
+        """A block was stored. There are several a second for each receiver. They are read from the ledger only for
+        listeners that override this method."""
+
+    def on_gap(self, event: Gap) -> None:
+        """Offsets of a partition were given up."""
+
+    def on_dead_letters(self, event: DeadLetters) -> None:
+        """Records of a batch became dead letters."""
+
+    def on_receiving_paused(self, event: ReceivingPaused) -> None:
+        """A receiver pauses."""
+
+    def on_receiving_resumed(self, event: ReceivingResumed) -> None:
+        """A receiver continues after a pause."""
+
+    def close(self) -> None:
+        """The job ends, and no more events come. Runs in the listener's thread, for at most a few seconds."""
+
+
+logger = logging.getLogger(__name__)
+
+# The quantiles of Spark's report.
+_PERCENTS = (0, 5, 10, 25, 50, 75, 90, 95, 100)
+_FIGURES: tuple[tuple[str, Callable[[BatchInfo], int | None]], ...] = (
+    ("Scheduling delay", lambda batch: batch.scheduling_delay_ms),
+    ("Processing time", lambda batch: batch.processing_time_ms),
+    ("Total delay", lambda batch: batch.total_delay_ms),
+)
+
+
+class StatsReport(StreamListener):
+    """After each batch that succeeded, logs the quantiles of the delays of the last ``batches`` of them.
+
+    With a ``prefix``, its lines begin with it.
+    """
+
+    def __init__(self, batches: int = 10, prefix: str = "") -> None:
+        if batches < 1:
+            raise ValueError(f"batches must be 1 or more, not {batches}")
+        self._prefix = prefix
+        self._last: deque[BatchInfo] = deque(maxlen=batches)
+
+    def on_batch_completed(self, event: BatchCompleted) -> None:
+        if not event.succeeded:
+            return
+        # A batch that is run again, or an event that comes again, replaces the former.
+        kept = [batch for batch in self._last if batch.batch_time_ms != event.batch.batch_time_ms]
+        self._last.clear()
+        self._last.extend([*kept, event.batch])
+        for line in self.lines():
+            logger.info("%s%s", self._prefix, line)
+
+    def lines(self) -> list[str]:
+        """The report in lines: for each figure, its quantiles in seconds."""
+        shown = []
+        for name, figure in _FIGURES:
+            values = sorted(value for batch in self._last if (value := figure(batch)) is not None)
+            if values:
+                cells = (f"{percent}% {_quantile(values, percent) / 1000:.1f} s" for percent in _PERCENTS)
+                shown.append(f"{name} of the last {len(values)} batches: {', '.join(cells)}")
+        return shown
+
+
+def _quantile(values: Sequence[int], percent: int) -> int:
+    """The value below which this part of the sorted values lies, as Spark's Distribution takes it."""
+    return values[min(len(values) * percent // 100, len(values) - 1)]

@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace.batch.found_files import FolderContents, FoundManifest, Place, Span, is_done, listed_spans
 from headrace.batch.manifest import ManifestError
-from headrace.batch.recovery.folder_contents import FolderContents, is_done
-from headrace.batch.recovery.found_manifests import FoundManifest, Place, Span, listed_spans
 from headrace.blocks import BlockHandle, BlockInfo
 from headrace.clock import time_text
 from headrace.ledger.allocations import late_records

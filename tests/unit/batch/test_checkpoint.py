@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from headrace.batch.checkpoint import KEEP, CheckpointError, CheckpointVersionError, checkpoint_paths, read_newest
-from headrace.batch.checkpoint_writer import write_checkpoint
-from headrace.batch.checksummed_json import decode_document, encode_document
+from headrace.batch.checkpoint import (
+    KEEP,
+    CheckpointError,
+    CheckpointVersionError,
+    checkpoint_paths,
+    read_newest,
+    read_saved_state,
+    write_checkpoint,
+)
 from headrace.batch.cleanup import clean_up
 from headrace.batch.history_files import FILED, file_batches, history_numbers
-from headrace.batch.saved_state import read_saved_state
+from headrace.batch.manifest import decode_document, encode_document
 from headrace.ledger import BatchState
 from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.batch_tables import batches as batches_table
