@@ -259,6 +259,12 @@ class BlockGenerator(Generic[T]):
                 blocks, nbytes = blocks + 1, nbytes + self._pushing.nbytes
             return blocks, nbytes
 
+    @property
+    def is_pushing(self) -> bool:
+        """Whether a block that was cut is not pushed yet."""
+        with self._changed:
+            return self._pushing is not None or bool(self._queue)
+
     def sealed_through_ms(self) -> int:
         """Return the time before which every block is pushed; no block with an earlier cut time will follow."""
         with self._changed:

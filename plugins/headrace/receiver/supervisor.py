@@ -151,6 +151,11 @@ class ReceiverSupervisor:
             error = failure
         return self._end(self._drain(error))
 
+    @property
+    def is_storing(self) -> bool:
+        """Whether a block that was cut is not stored yet."""
+        return self._generator.is_pushing
+
     # -- the consuming thread --------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
@@ -504,12 +509,13 @@ def receive(
     lease_ms: int = LEASE_MS,
     stop: threading.Event | None = None,
     clients: OpenClients = open_clients,
+    opened: Callable[[ReceiverSupervisor], None] = lambda _: None,
 ) -> ReceiverReport:
     """Register a scheduled receiver, open it, and run it until ``stop`` is set, the ledger orders a stop, or it cannot
     continue.
 
     Always returns a report: also if it is refused (``lost``) or could not be opened (``failed``). Its lease is then
-    released. ``clients`` opens its clients of Kafka.
+    released. ``clients`` opens its clients of Kafka; ``opened`` gets the receiver before it runs.
     """
     ledger, receiver_id = context.ledger, scheduled.receiver_id
     try:
@@ -527,4 +533,5 @@ def receive(
             except Exception:
                 logger.exception("receiver %s could not be opened, and its lease not be released", receiver_id)
         return report
+    opened(supervisor)
     return supervisor.run(stop or threading.Event())

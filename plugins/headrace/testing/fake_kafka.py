@@ -72,8 +72,6 @@ class FakeKafka:
         self.logs: dict[Key, FakeLog] = {}
         self.topic_ids: dict[str, str] = {}
         self.committed: dict[Key, int] = {}
-        self.read: dict[Key, int] = {}
-        """The position of each partition's last reader."""
         self.fail_commits: KafkaError | None = None
         self._made = 0
 
@@ -136,6 +134,7 @@ class FakeConsumer:
         self._read: dict[Key, int] = {}
         self._reported_end: dict[Key, int] = {}
         self._silent: set[Key] = set()
+        self._returned = False
         self._pending: list[tuple[KafkaError | None, list[Any]]] = []
         self.events: list[Message] = []
         """Returned by the next consume() before anything else."""
@@ -178,9 +177,25 @@ class FakeConsumer:
         with self._kafka.lock:
             for key in list(self._positions):
                 found += self._consume(key, num_messages - len(found))
+            self._returned = bool(found)
             if not found and timeout:
                 self._kafka.appended.wait(min(timeout, _LONGEST_WAIT_SECONDS))
         return found
+
+    @property
+    def assigned(self) -> set[Key]:
+        """The partitions that it reads."""
+        return set(self._positions)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its user has all records of its partitions, and has come back for more."""
+        with self._kafka.lock:
+            return not self._returned and not self.events and all(map(self._is_at_end, self.assigned - self._silent))
+
+    def _is_at_end(self, key: Key) -> bool:
+        log = self._kafka.logs.get(key)
+        return log is None or self._positions[key] == log.high
 
     def _consume(self, key: Key, most: int) -> list[Message]:
         log = self._kafka.logs.get(key)
@@ -202,7 +217,7 @@ class FakeConsumer:
         if position == log.high and self._reported_end.get(key) != position and len(found) < most:
             self._reported_end[key] = position
             found.append(self._event(key, position, KafkaError._PARTITION_EOF))
-        self._positions[key] = self._read[key] = self._kafka.read[key] = position
+        self._positions[key] = self._read[key] = position
         return found
 
     def _event(self, key: Key, offset: int, code: int, text: str = "from the fake") -> Message:

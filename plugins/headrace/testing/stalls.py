@@ -12,21 +12,21 @@ _POLL_SECONDS = 0.005
 
 
 class ThreadsClock:
-    """The test's clock as a receiver or the tracker sees it: it can be paused, and shows whether `wait` waits."""
+    """The test's clock as the threads of a receiver or of the tracker see it: it can be paused, and knows who waits."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
         self._paused_ms: int | None = None
-        self._waits_until = 0.0
+        self._waits_until: dict[str, float] = {}
 
     @property
     def is_paused(self) -> bool:
         return self._paused_ms is not None
 
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether a thread waits for a later time."""
-        return self._waits_until > self.monotonic()
+    def is_waited_for(self, thread: str) -> bool:
+        """Whether a thread whose name begins with ``thread`` waits for a later time."""
+        now = self.monotonic()
+        return any(name.startswith(thread) and until > now for name, until in self._waits_until.copy().items())
 
     def pause(self) -> None:
         self._paused_ms = self._clock.now_ms()
@@ -42,10 +42,13 @@ class ThreadsClock:
         return self.now_ms() / 1000
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        self._waits_until = until = self.monotonic() + seconds
+        until = self.monotonic() + seconds
+        thread = threading.current_thread().name
+        self._waits_until[thread] = until
         while self.monotonic() < until:
             if event.wait(_POLL_SECONDS):
                 break
+        del self._waits_until[thread]
         return event.is_set()
 
 

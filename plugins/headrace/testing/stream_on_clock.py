@@ -2,19 +2,21 @@
 
 Everything is headrace's own but Kafka, which is in memory (`FakeKafka`), Spark's tasks and Airflow: receivers and
 tracker run in threads, and `StreamOnClock.run_due` does what the tasks of the scheduled runs do. Ledger, log, tracker,
-receivers and timetable share one `ManualClock`. So batch times, block cuts and leases are exact, and a test of an hour
-takes seconds. Threads still need real time for their work; no call waits longer for it than ``LIMIT_SECONDS``.
+receivers and timetable share one `ManualClock`. The clock moves only when all threads wait for it: records in Kafka are
+read, and the blocks of intervals that have ended are cut and stored. So batch times, block cuts and leases are exact,
+and a test of an hour takes seconds. The threads' work takes real time; no call waits longer for it than
+``LIMIT_SECONDS``.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow.timetables.base import TimeRestriction
 
@@ -27,14 +29,14 @@ from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.states import JobState
 from headrace.receiver.kafka_source import KafkaReceiver
-from headrace.receiver.supervisor import ReceiverClients, ReceiverTask, receive
+from headrace.receiver.supervisor import ReceiverClients, ReceiverSupervisor, ReceiverTask, receive
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.runs.batch_run import NothingToRun, begin_run, takes_over
 from headrace.runs.readiness import Readiness, blocks_ready
 from headrace.stream import KafkaInput, Stream
 from headrace.stream.inputs import Input
 from headrace.stream_context import StreamContext
-from headrace.testing.fake_kafka import FakeDiscoverer, FakeEndOffsets, FakeKafka, FakeTopicIds
+from headrace.testing.fake_kafka import FakeConsumer, FakeDiscoverer, FakeEndOffsets, FakeKafka, FakeTopicIds
 from headrace.testing.stalls import GatedStorage, LogGate, ThreadsClock
 from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
 from headrace.wal.reader import read_block
@@ -47,10 +49,11 @@ LIMIT_SECONDS = 120.0
 _LEASE_MS = 30_000
 # Not longer than a heartbeat's interval, so that no lease is missed in a jump.
 _STEP_MS = 500
+# The names of threads.
+_TRACKER, _READING = "headrace-tracker", "headrace-reading"
 _POLL_SECONDS = 0.005
-# How long a thread gets for what it may do without the clock, before the clock moves on.
+# How long the threads get to answer each other, before the clock moves on.
 _MOMENT_SECONDS = 0.2
-_READING_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         self.ledger.jobs.update(self._lease, state=JobState.RUNNING)
         context = StreamContext(self.stream, self.ledger, clock=self._trackers_clock)
         tracker = ReceiverTracker(context, self, self._lease, discoverer=lambda _: FakeDiscoverer(self.kafka))
-        self._thread = threading.Thread(target=self._track, args=(tracker,), daemon=True)
+        self._thread = threading.Thread(target=self._track, args=(tracker,), name=_TRACKER, daemon=True)
         self._thread.start()
         try:
             self._move_until("every partition has a receiver", self._all_assigned)
@@ -132,10 +135,10 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
     def advance(self, seconds: float) -> None:
         """Move the time forward, in steps with which tracker and receivers keep pace."""
         left_ms = round(seconds * 1000)
+        self._keep_pace()
         while left_ms > 0:
             step_ms = min(left_ms, _STEP_MS)
-            self.clock.advance(step_ms)
-            self._keep_pace()
+            self._step(step_ms)
             left_ms -= step_ms
 
     def receive(self) -> None:
@@ -146,8 +149,8 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
             return self._all_stored() or any(each.log_gate.waits for each in self._receivers.values())
 
         # What is read waits for the end of a block interval, and a rate limit for a later time.
-        _comes_true(self._all_read, _READING_SECONDS)
-        self._move_until("all records are in the log", received, step_ms=self.stream.block_interval_ms)
+        self._keep_pace()
+        self._move_until("all records are in the log", received, step_ms=self.stream.block_interval_ms, seconds=0)
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
@@ -251,21 +254,28 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         except BaseException as error:
             self._failure = error
 
-    def _move_until(self, what: str, condition: Callable[[], bool], *, step_ms: int = _STEP_MS) -> None:
+    def _move_until(
+        self, what: str, condition: Callable[[], bool], *, step_ms: int = _STEP_MS, seconds: float = _MOMENT_SECONDS
+    ) -> None:
+        """Move the time by ``step_ms`` as often as ``condition`` does not come true within ``seconds`` of real time."""
         until = time.monotonic() + LIMIT_SECONDS
-        while not _comes_true(condition, _MOMENT_SECONDS):
+        while not _comes_true(condition, seconds):
             self._check(what, until)
-            self.clock.advance(step_ms)
-            self._keep_pace()
+            self._step(step_ms)
+
+    def _step(self, step_ms: int) -> None:
+        self.clock.advance(step_ms)
+        self._keep_pace()
 
     def _keep_pace(self) -> None:
-        """Wait until tracker and receivers have done what is due by now."""
+        """Wait until tracker and receivers have done what they can do and what is due by now."""
         now_ms, until = self.clock.now_ms(), time.monotonic() + LIMIT_SECONDS
         while not _comes_true(lambda: self._is_up_to(now_ms), _MOMENT_SECONDS):
             self._check("the tracker and the receivers have done what is due", until)
 
     def _is_up_to(self, now_ms: int) -> bool:
-        if not self._trackers_clock.is_waited_for:
+        working = {key: receiver for key, receiver in list(self._receivers.items()) if not receiver.is_stalled}
+        if not self._trackers_clock.is_waited_for(_TRACKER) or not all(each.is_settled for each in working.values()):
             return False
         beaten_ms = {
             (row.receiver_id.input_id, row.receiver_id.index): row.heartbeat_ms
@@ -273,9 +283,7 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         }
         # A heartbeat is due every second, and at the next step if it is not due in that very moment.
         return all(
-            now_ms - beaten_ms.get(key, 0) <= 1_000 + _STEP_MS
-            for key, receiver in list(self._receivers.items())
-            if not receiver.is_stalled and not receiver.done()
+            now_ms - beaten_ms.get(key, 0) <= 1_000 + _STEP_MS for key, each in working.items() if not each.done()
         )
 
     def _check(self, what: str, until: float) -> None:
@@ -289,11 +297,8 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         rows = self.ledger.receivers.all(self.stream.name)
         running = [row for row in rows if row.alive(now_ms) and row.state.value == "running"]
         everything = {key for key in self.kafka.logs if any(each.matches(key[0]) for each in self.stream.inputs)}
-        return len(running) == self.stream.receivers and owners.keys() == everything and None not in owners.values()
-
-    def _all_read(self) -> bool:
-        with self.kafka.lock:
-            return all(log.high <= self.kafka.read.get(key, 0) for key, log in self.kafka.logs.items())
+        read = set().union(*(each.partitions for each in self._receivers.values()))
+        return len(running) == self.stream.receivers and read == owners.keys() == everything
 
     def _all_stored(self) -> bool:
         stored = {
@@ -310,29 +315,64 @@ class _Receiver:
     def __init__(self, running: StreamOnClock, task: ReceiverTask) -> None:
         self.clock = ThreadsClock(running.clock)
         self.log_gate = LogGate()
+        self._supervisor: ReceiverSupervisor | None = None
+        self._consumer: FakeConsumer | None = None
         self._stop = threading.Event()
         self._error: str | None = None
         storage = GatedStorage(open_storage(running.stream.folder_url), self.log_gate)
         context = StreamContext(running.stream, running.ledger, storage=storage, clock=self.clock)
 
+        def make_consumer(config: Mapping[str, Any]) -> FakeConsumer:
+            self._consumer = running.kafka.consumer(config)
+            return self._consumer
+
+        def opened(supervisor: ReceiverSupervisor) -> None:
+            self._supervisor = supervisor
+
         def clients(_: StreamContext, source: Input) -> ReceiverClients:
             if not isinstance(source, KafkaInput):
                 raise TypeError(f"Input {source.id} is not from Kafka.")
             consumer = KafkaReceiver(
-                {}, on_lost_offsets=source.on_lost_offsets, clock=self.clock, consumer_factory=running.kafka.consumer
+                {}, on_lost_offsets=source.on_lost_offsets, clock=self.clock, consumer_factory=make_consumer
             )
             return ReceiverClients(consumer, FakeTopicIds(running.kafka), FakeEndOffsets(running.kafka))
 
         def run() -> None:
-            report = receive(context, task.scheduled, lease_ms=task.lease_ms, stop=self._stop, clients=clients)
+            report = receive(
+                context, task.scheduled, lease_ms=task.lease_ms, stop=self._stop, clients=clients, opened=opened
+            )
             self._error = report.error
 
-        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread = threading.Thread(target=run, name=_READING, daemon=True)
         self._thread.start()
 
     @property
     def is_stalled(self) -> bool:
-        return self.clock.is_paused or not self.log_gate.opened.is_set()
+        return self.clock.is_paused or self.log_gate.waits
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is done, or can do nothing more before the time moves or Kafka has more for it."""
+        return self.done() or (self._has_taken_all and self._has_stored_what_is_due)
+
+    @property
+    def _has_taken_all(self) -> bool:
+        # It waits for the time by a rate limit, and in a pause.
+        return (self._consumer is not None and self._consumer.is_idle) or self.clock.is_waited_for(_READING)
+
+    @property
+    def _has_stored_what_is_due(self) -> bool:
+        # While the timer waits, all that is due is cut. What cannot be stored is tried again at a later time.
+        return self.clock.is_waited_for("headrace-push") or (
+            self.clock.is_waited_for("headrace-timer")
+            and self._supervisor is not None
+            and not self._supervisor.is_storing
+        )
+
+    @property
+    def partitions(self) -> set[tuple[str, int]]:
+        """What it reads."""
+        return set() if self._consumer is None else self._consumer.assigned
 
     def resume(self) -> None:
         self.clock.resume()
