@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from headrace.blocks import ReceiverId
 from headrace.spark.decoding import RecordDecoding, decode_input
-from headrace.spark.local_session import local_session
+from headrace.spark.sessions import local_session
 from headrace.spark.wal_source import ListedBlock, LogBlocks
 from headrace.stream import JsonDecoder, KafkaInput
 from headrace.testing.records import make_block

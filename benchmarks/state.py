@@ -33,10 +33,8 @@ from headrace.ledger.batch_tables import BatchOrigin
 from headrace.spark.batch_frames import read_inputs
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.sessions import classic_session
-from headrace.spark.state.frames import state_frames
-from headrace.spark.state.store import StateStore
-from headrace.spark.state.updating import update_state
-from headrace.spark.state.windowed import add_and_subtract
+from headrace.spark.state.updating import add_and_subtract, state_frames, update_state
+from headrace.spark.state.version import StateStore
 from headrace.spark.transforms import BatchContext
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream, Utf8Decoder
 from headrace.wal.frame import RECORD_SCHEMA

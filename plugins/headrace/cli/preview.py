@@ -20,7 +20,7 @@ from headrace.cli.output import echo, print_json, print_table
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
-    from headrace.spark.batch_preview import BatchPreview, OutputPreview
+    from headrace.spark.preview import BatchPreview, OutputPreview
     from headrace.spark.replay_diff import OutputDiff, ReplayDiff
     from headrace.stream_context import StreamContext
 
@@ -47,8 +47,8 @@ def preview(
     can be used as transform.
     """
     with stream_context(ledger, name) as context:
-        from headrace.spark.batch_preview import preview_batch, with_transform
-        from headrace.spark.local_session import local_session
+        from headrace.spark.preview import preview_batch, with_transform
+        from headrace.spark.sessions import local_session
         from headrace.stream_context import StreamContext
 
         at_ms = batch_time_ms(batch_time, "BATCH_TIME", interval_ms=context.stream.batch_interval_ms)
@@ -76,8 +76,8 @@ def export(
     `headrace.testing.transforms` runs a transform on the file in a test.
     """
     with stream_context(ledger, name) as context:
-        from headrace.spark.batch_export import export_batch
-        from headrace.spark.local_session import local_session
+        from headrace.spark.preview import export_batch
+        from headrace.spark.sessions import local_session
 
         at_ms = batch_time_ms(batch_time, "BATCH_TIME", interval_ms=context.stream.batch_interval_ms)
         with _session(local_session("headrace export", context.stream.spark.conf)) as open_session:
@@ -195,8 +195,8 @@ def diff(
     until it ends.
     """
     with stream_context(ledger, name) as context:
-        from headrace.spark.local_session import local_session
         from headrace.spark.replay_diff import diff_replay
+        from headrace.spark.sessions import local_session
 
         interval_ms = context.stream.batch_interval_ms
         from_ms = batch_time_ms(since, "--from", interval_ms=interval_ms)

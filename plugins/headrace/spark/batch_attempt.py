@@ -1,6 +1,6 @@
 """One attempt at a batch, in its process: the stream and claim it runs with, its Spark session, and its reports.
 
-All steps of the attempt (``attempt_run``) share this object.
+All steps of the attempt (``attempt``) share this object.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Makes DataFrames of a batch's manifests: the decoded records of each input, then the rows of each output.
 
 Each set of batches is read once for all outputs that read it, and each transform is called once for all outputs that
-share it and a window.
+share it and a window. An output that sends records as they are in the log gets their blocks instead (`sends_blocks`):
+Spark schedules the blocks and never sees a record. Reading a batch into the JVM and back out of it takes more of the
+processors' time than indexing it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from headrace.spark.decoding import DecodedInput, RecordDecoding, decode_input
 from headrace.spark.documents import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation, needs_incarnation
 from headrace.spark.sessions import parallelism
 from headrace.spark.transforms import STATE_FRAMES, apply_transform, load_transform, takes
-from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KafkaOutput
+from headrace.stream import BytesDecoder, ConsoleOutput, ElasticsearchOutput, KafkaInput, KafkaOutput, KeyIds, RecordIds
 from headrace.wal.local_copies import CopySettings
 
 if TYPE_CHECKING:
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from headrace.ledger.batch_tables import BatchOrigin
     from headrace.spark.batch_attempt import BatchAttempt
     from headrace.spark.batch_plan import OutputPlan
+    from headrace.spark.wal_source import LogBlocks
     from headrace.stream import Input, Output, Stream
+
 
 Origins = tuple["BatchOrigin", ...]
 
@@ -285,7 +289,7 @@ class OutputFrames:
             return {}
         if self._state_failed:
             raise StateNotUpdatedError("The transform takes the state, whose update failed.")
-        from headrace.spark.state.frames import state_frames
+        from headrace.spark.state.updating import state_frames
 
         frames = state_frames(attempt.spark, attempt.stream, attempt.batch_time_ms)
         return {name: getattr(frames, name) for name in STATE_FRAMES}
@@ -306,3 +310,29 @@ def _sends_bytes(output: Output) -> bool:
 
 def _union(frames: Iterable[DataFrame]) -> DataFrame:
     return reduce(lambda left, right: left.unionByName(right), frames)
+
+
+def sends_blocks(stream: Stream, plan: OutputPlan) -> ElasticsearchOutput | None:
+    """The output, if it sends the records of the log as they are, with ids that the log's columns give; else None."""
+    output = plan.output
+    if not isinstance(output, ElasticsearchOutput) or stream.transform_of(output) is not None:
+        return None
+    # A stream of several inputs has a transform. A decoder finds undecodable records, which Spark does.
+    decoders = [each for source in stream.inputs for each in (source.key_decoder, source.value_decoder)]
+    ids = output.document_ids
+    by_record = isinstance(ids, RecordIds) and not ids.rows
+    by_key = isinstance(ids, KeyIds) and ids.version_from is None
+    as_they_are = (
+        (by_record or by_key)
+        and all(isinstance(decoder, BytesDecoder) for decoder in decoders)
+        and all(origin.source != "kafka" for origin in plan.read)
+    )
+    return output if as_they_are else None
+
+
+def blocks_of(stream: Stream, plan: OutputPlan) -> LogBlocks:
+    """The blocks of the batches that the output reads. Raises ManifestError."""
+    from headrace.spark.wal_source import LogBlocks
+
+    (source,) = stream.inputs
+    return LogBlocks.of(load_manifests(plan.origins), source.id, CopySettings.of(stream.storage))

@@ -17,7 +17,7 @@ from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.kafka.errors import RecordsReplacedError
 from headrace.ledger.states import AttemptState, EventKind
-from headrace.spark.state.store import StateStore
+from headrace.spark.state.version import StateStore
 from headrace.stream import STATE_STEP
 from headrace.stream.model import milliseconds
 

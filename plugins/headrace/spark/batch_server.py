@@ -124,10 +124,10 @@ def _import_for_batches() -> None:
     import pyspark.sql.connect.session  # noqa: F401
 
     import headrace.spark.batch_command
+    import headrace.spark.batch_frames
     import headrace.spark.documents
     import headrace.spark.elasticsearch_sink
     import headrace.spark.outputs.elasticsearch
-    import headrace.spark.untransformed
     import headrace.spark.wal_source
     import headrace.wal.local_storage  # noqa: F401
 

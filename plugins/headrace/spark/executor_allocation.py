@@ -17,8 +17,8 @@ from headrace.ledger.states import AttemptState, BatchState, EventKind
 from headrace.ledger.tables import JobLease
 from headrace.receiver.placement import ExecutorPolicy, least_executors
 from headrace.receiver.rates import ran_at_once
+from headrace.spark.executors import live_executor_ids, release_executor, request_total_executors, task_slots
 from headrace.spark.receiver_application import ReceiverApplication
-from headrace.spark.receiver_executors import live_executor_ids, release_executor, request_total_executors, task_slots
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.stream.model import milliseconds
 from headrace.stream.settings import ExecutorAllocation

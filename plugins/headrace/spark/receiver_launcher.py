@@ -16,8 +16,7 @@ from headrace.ledger.states import ReceiverState
 from headrace.receiver.placement import Executor, Location, Placement, ReceiverPlacement
 from headrace.receiver.supervisor import ReceiverReport, ReceiverTask, run_receiver
 from headrace.receiver.tracked_receiver import NoPlaceError
-from headrace.spark.failures import first_cause, task_cause
-from headrace.spark.receiver_executors import (
+from headrace.spark.executors import (
     DRIVER,
     executor_of_group,
     executors_of,
@@ -25,6 +24,7 @@ from headrace.spark.receiver_executors import (
     placed,
     task_slots,
 )
+from headrace.spark.failures import first_cause, task_cause
 from headrace.spark.termination import ProcessWatch, parent_gone
 from headrace.spark.transforms import add_py_files
 from headrace.stream import Stream

@@ -1,5 +1,7 @@
 """Opens and ends Spark sessions: classic ones, and Spark Connect sessions in a receiver job's application.
 
+`local_session` is one in this process alone, for commands and tests that run a transform and write nothing.
+
 A Connect server runs any code it is sent, so each application has its own token. The token is not stored: the driver
 and the batches derive it from a secret in their environment. So it is neither on a command line nor in the ledger, and
 each epoch of the job has a new token. The streams of a shared job have one application, so they have one token.
@@ -20,7 +22,8 @@ import stat
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
@@ -394,3 +397,40 @@ def check_versions(theirs: Mapping[str, str]) -> None:
             f"The receiver job runs with other versions: {'; '.join(different)}.",
             remedy="Restart the receiver job with this environment, or run the batches with way 'submit'.",
         )
+
+
+LOCAL_MASTER = "local[2]"
+
+
+@contextmanager
+def local_session(name: str = "headrace", conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """Open a session with two task slots and without Spark's user interface, and stop it at the end.
+
+    If this process has a session, that one is used, and is not stopped. Python workers find modules in the current
+    folder, as this process does.
+
+    Args:
+        conf: Spark settings, such as ``stream.spark.conf``.
+    """
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    paths = [str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    try:
+        session = classic_session(name, master=LOCAL_MASTER, conf={**(conf or {}), "spark.ui.enabled": "false"})
+    finally:
+        # The JVM has inherited it, and its Python workers do.
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        session.stop()

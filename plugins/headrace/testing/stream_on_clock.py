@@ -197,7 +197,7 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
                 self.ledger.attempts.record_output(claim, output, {})
             self.ledger.attempts.complete(claim)
         else:
-            from headrace.spark.attempt_run import run_attempt
+            from headrace.spark.attempt import run_attempt
             from headrace.spark.batch_attempt import BatchAttempt
 
             run_attempt(BatchAttempt(self.context, claim, lambda: spark))

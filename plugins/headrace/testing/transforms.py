@@ -34,11 +34,9 @@ from headrace.elasticsearch.indexer import duplicate_ids_error
 from headrace.elasticsearch.options import DocumentIdKind
 from headrace.errors import HeadraceError
 from headrace.spark.decoding import RAW_KEY, RAW_VALUE, REASON, DecodedInput, RecordDecoding, decode_input
-from headrace.spark.document_preview import PreviewedDocument, preview_documents
-from headrace.spark.documents import BatchIncarnations, lacks_incarnation
-from headrace.spark.local_session import local_session
+from headrace.spark.documents import BatchIncarnations, PreviewedDocument, lacks_incarnation, preview_documents
 from headrace.spark.record_columns import RECORD_SCHEMA as SPARK_SCHEMA
-from headrace.spark.sessions import collect
+from headrace.spark.sessions import collect, local_session
 from headrace.spark.transforms import BatchContext, apply_transform, check_transform, load_transform
 from headrace.stream import ElasticsearchOutput, Input, ReceiverInput, Stream
 from headrace.wal.frame import RECORD_SCHEMA

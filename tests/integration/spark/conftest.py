@@ -23,7 +23,7 @@ from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.receiving_tables import ReceiverLease
-from headrace.spark.attempt_run import BatchResult, run_attempt
+from headrace.spark.attempt import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.decoding import RecordDecoding
 from headrace.spark.sessions import classic_session

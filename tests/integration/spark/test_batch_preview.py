@@ -17,7 +17,7 @@ from tests.unit.pins.test_parquet import described
 from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app
-from headrace.spark.batch_preview import BatchPreview, PreviewError, preview_batch, with_transform
+from headrace.spark.preview import BatchPreview, PreviewError, preview_batch, with_transform
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, JsonDecoder, KafkaInput, SparkSettings, State, Window
 from headrace.stream_context import StreamContext
 from headrace.testing.transforms import run_transform
@@ -129,7 +129,7 @@ def test_a_window_is_read_as_an_attempt_reads_it(spark: SparkSession, orders: Ma
 
 
 def test_a_transform_that_takes_the_state_needs_the_batchs_update_of_it(spark: SparkSession, orders: Make) -> None:
-    from headrace.spark.state.errors import StateMissingError
+    from headrace.spark.state.version import StateMissingError
 
     state = State(keys=("k",), fields="k STRING", update="order_code:update")
     batch = orders(state=state, outputs=ConsoleOutput(transform="order_code:with_state"))

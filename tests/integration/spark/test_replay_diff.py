@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from headrace.batch.allocation import allocate
 from headrace.cli.main import app
-from headrace.spark.batch_preview import PreviewError
+from headrace.spark.preview import PreviewError
 from headrace.spark.replay_diff import WHOLE, CollidingId, Collisions, ReplayDiff, UnreadBatches, diff_replay
 from headrace.stream import (
     ColumnIds,

@@ -18,8 +18,8 @@ from headrace.errors import HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import Attempt, AttemptRow
-from headrace.spark import attempt_run
-from headrace.spark.attempt_run import run_attempt
+from headrace.spark import attempt
+from headrace.spark.attempt import run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_plan import WRITTEN, AttemptPlan, OutputPlan, plan_attempt
 from headrace.spark.failures import AttemptFailedError
@@ -119,7 +119,7 @@ class Rig:
 @pytest.fixture
 def writers(monkeypatch: pytest.MonkeyPatch) -> Writers:
     writers = Writers()
-    monkeypatch.setattr(attempt_run, "writer_of", writers)
+    monkeypatch.setattr(attempt, "writer_of", writers)
     return writers
 
 
@@ -130,9 +130,9 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, writers: Writers) -> It
         outputs = tuple(OutputPlan(each.output, each.origins, each.fresh, needs_spark=True) for each in plan.outputs)
         return AttemptPlan(plan.own, plan.leaving, outputs)
 
-    monkeypatch.setattr(attempt_run, "BatchInputs", Inputs)
-    monkeypatch.setattr(attempt_run, "OutputFrames", Frames)
-    monkeypatch.setattr(attempt_run, "plan_attempt", with_spark)
+    monkeypatch.setattr(attempt, "BatchInputs", Inputs)
+    monkeypatch.setattr(attempt, "OutputFrames", Frames)
+    monkeypatch.setattr(attempt, "plan_attempt", with_spark)
     monkeypatch.setattr(Frames, "broken", frozenset())
     stream = Stream(
         name="shop",

@@ -11,7 +11,7 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.spark.batch_drain import BatchDrain
+from headrace.spark.receiver_application import BatchDrain
 from headrace.spark.sessions import REPLACED_BY
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext

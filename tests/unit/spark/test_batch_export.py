@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.spark.batch_export import ExportError, only_file
+from headrace.spark.preview import ExportError, only_file
 
 
 @pytest.mark.parametrize("names", [[], ["part-0.parquet", "part-1.parquet"]])

@@ -22,9 +22,9 @@ from headrace.listeners.job_listeners import JobListeners
 from headrace.monitoring.stream_detail import stream_detail
 from headrace.monitoring.summary import default_place
 from headrace.receiver.tracker import TrackerEnd, TrackerReport, find_sign
-from headrace.spark import receiver_driver
+from headrace.spark import receiver_job
 from headrace.spark.job_log import LOG_VARIABLE
-from headrace.spark.receiver_driver import ReceiverJob, StorageNotUsableError
+from headrace.spark.receiver_job import ReceiverJob, StorageNotUsableError
 from headrace.stream import ConsoleOutput, ExecutorAllocation, KafkaInput, Listener, SparkSettings, Stream
 from headrace.stream_context import StreamContext
 
@@ -80,14 +80,14 @@ def spark(monkeypatch: pytest.MonkeyPatch, ledger: Any) -> SimpleNamespace:
             return TrackerReport(TrackerEnd.STOPPED, "a test")
 
     monkeypatch.setenv("HEADRACE_SECRET_KEY", "a secret for the tests")
-    monkeypatch.setattr(receiver_driver, "start_application", lambda *_, **__: application)
-    monkeypatch.setattr(receiver_driver, "check_input", lambda _: [])
-    monkeypatch.setattr(receiver_driver, "jvm_gone", lambda _: lambda: False)
-    monkeypatch.setattr(receiver_driver, "warm_up_connect", lambda *_: None)
-    monkeypatch.setattr(receiver_driver, "start_batch_server", lambda *_: None)
-    monkeypatch.setattr(receiver_driver, "ReceiverTracker", Tracker)
-    monkeypatch.setattr(receiver_driver, "_RELEASE_PERIOD_SECONDS", 0.0)
-    monkeypatch.setattr("headrace.spark.batch_drain._PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr(receiver_job, "start_application", lambda *_, **__: application)
+    monkeypatch.setattr(receiver_job, "check_input", lambda _: [])
+    monkeypatch.setattr(receiver_job, "jvm_gone", lambda _: lambda: False)
+    monkeypatch.setattr(receiver_job, "warm_up_connect", lambda *_: None)
+    monkeypatch.setattr(receiver_job, "start_batch_server", lambda *_: None)
+    monkeypatch.setattr(receiver_job, "ReceiverTracker", Tracker)
+    monkeypatch.setattr(receiver_job, "_RELEASE_PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.spark.receiver_application._PERIOD_SECONDS", 0.0)
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"the process was ended with {code}"))
     return spark
 
@@ -123,8 +123,8 @@ def test_executors_are_allocated_while_the_receivers_run(
         happened.append("receivers run")
         return TrackerReport(TrackerEnd.STOPPED, "a test")
 
-    monkeypatch.setattr(receiver_driver, "ExecutorAllocationManager", allocating)
-    monkeypatch.setattr(receiver_driver.ReceiverTracker, "run", run)
+    monkeypatch.setattr(receiver_job, "ExecutorAllocationManager", allocating)
+    monkeypatch.setattr(receiver_job.ReceiverTracker, "run", run)
     on_cluster = SparkSettings(master="spark://host:7077", executors=executors)
     context = StreamContext(stream.model_copy(update={"spark": on_cluster}), ledger)
     assert ReceiverJob(context, revision=1, holder="a test").run() == 0
@@ -134,14 +134,14 @@ def test_executors_are_allocated_while_the_receivers_run(
 def test_a_job_shows_a_sign_of_life_before_spark_starts(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, started = StreamContext(stream, ledger), receiver_driver.start_application
+    context, started = StreamContext(stream, ledger), receiver_job.start_application
 
     def start(*arguments: Any, **options: Any) -> Any:
         sign = find_sign(context.storage)
-        assert sign is not None and sign.lease_ms == receiver_driver.LEASE_MS
+        assert sign is not None and sign.lease_ms == receiver_job.LEASE_MS
         return started(*arguments, **options)
 
-    monkeypatch.setattr(receiver_driver, "start_application", start)
+    monkeypatch.setattr(receiver_job, "start_application", start)
     assert ReceiverJob(context, revision=1, holder="a test").run() == 0
 
 
@@ -159,8 +159,8 @@ def test_a_ledger_that_is_away_for_a_while_fails_no_job_that_stops(
 def test_a_ledger_that_stays_away_keeps_no_job_alive(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_driver, "_RELEASE_SECONDS", 0.0)
-    monkeypatch.setattr("headrace.spark.batch_drain._MOST_INTERVALS", 0)
+    monkeypatch.setattr(receiver_job, "_RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.spark.receiver_application._MOST_INTERVALS", 0)
     spark.ledger_failures = 1_000_000
     assert ReceiverJob(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
     assert spark.stopped
@@ -206,7 +206,7 @@ def test_the_jobs_listeners_get_its_events_from_its_start_to_its_end(
 def test_a_listener_that_hangs_does_not_keep_the_job_from_ending(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_driver, "_LISTENERS_SECONDS", 2.0)
+    monkeypatch.setattr(receiver_job, "_LISTENERS_SECONDS", 2.0)
     hanging = Listener(reference="listening:Listening", arguments={"hangs": True})
     assert run_with_listeners(stream, ledger, monkeypatch, hanging) == 0
     assert Listening.epochs == [1]
@@ -231,7 +231,7 @@ def test_a_job_that_stops_renews_its_lease_while_it_waits_for_a_listener(
             Listening.gate.set()
         return renew(*given, **more)
 
-    monkeypatch.setattr(receiver_driver, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(receiver_job, "RENEW_SECONDS", 0.01)
     monkeypatch.setattr(JobListeners, "stop", stopped)
     ledger.jobs.renew = renewed
     hanging = Listener(reference="listening:Listening", arguments={"hangs": True})
@@ -242,7 +242,7 @@ def test_a_job_that_stops_renews_its_lease_while_it_waits_for_a_listener(
 def test_receiving_does_not_wait_for_a_listener_whose_constructor_hangs(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_driver, "_LISTENERS_SECONDS", 0.1)
+    monkeypatch.setattr(receiver_job, "_LISTENERS_SECONDS", 0.1)
     gate = threading.Event()
     monkeypatch.setattr(Listening, "__init__", lambda _: gate.wait())
     assert run_with_listeners(stream, ledger, monkeypatch, Listener(reference="listening:Listening")) == 0
@@ -256,7 +256,7 @@ def test_a_failed_job_releases_its_lease_without_waiting_for_a_listener_that_han
     def fail(*_: object) -> int:
         raise RuntimeError("a test")
 
-    monkeypatch.setattr(receiver_driver, "_LISTENERS_SECONDS", 120.0)
+    monkeypatch.setattr(receiver_job, "_LISTENERS_SECONDS", 120.0)
     monkeypatch.setattr(ReceiverJob, "_track", fail)
     hanging = Listener(reference="listening:Listening", arguments={"hangs": True})
     begun = time.monotonic()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.spark.receiver_executors import live_executor_ids, release_executor, request_total_executors
+from headrace.spark.executors import live_executor_ids, release_executor, request_total_executors
 
 
 class Sequence:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.ledger import AttemptState
 from headrace.ledger.batch_tables import AttemptRow
-from headrace.spark.batch_session import replaces
+from headrace.spark.batch_command import replaces
 from headrace.spark.sessions import ConnectUrlError, attempt_session_id, attempt_tag, protected_url
 
 

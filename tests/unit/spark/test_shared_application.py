@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headrace.spark import shared_application
+from headrace.spark import receiver_job
 from headrace.spark.batch_server import socket_path
 from headrace.spark.receiver_application import ReceiverApplication, TaskSlotsError
+from headrace.spark.receiver_job import SharedApplication, StreamDoesNotFitError
 from headrace.spark.sessions import current_versions
-from headrace.spark.shared_application import SharedApplication, StreamDoesNotFitError
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 SPARK = {"master": "local[6]", "job": "shared"}
@@ -36,7 +36,7 @@ def stream(name: str, *, receivers: int = 1, connection: str | None = None, **sp
 def slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """How many slots the application has; sockets are in a folder of the test."""
     found = SimpleNamespace(count=6, master="spark://host:7077")
-    monkeypatch.setattr(shared_application, "task_slots", lambda _: found.count)
+    monkeypatch.setattr(receiver_job, "task_slots", lambda _: found.count)
     monkeypatch.setattr("headrace.spark.receiver_launcher.task_slots", lambda _: found.count)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return found

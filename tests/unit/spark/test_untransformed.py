@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.ledger.batch_tables import BatchOrigin
+from headrace.spark.batch_frames import sends_blocks
 from headrace.spark.batch_plan import OutputPlan
-from headrace.spark.untransformed import sends_blocks
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,

@@ -19,7 +19,7 @@ WORKERS = [
 # What a worker has imported before it unpickles a data source of ours.
 PYSPARK = "pyspark.worker, pyspark.sql.worker.plan_data_source_read, pyspark.sql.worker.write_into_data_source"
 HEAVY = (
-    *("airflow", "alembic", "headrace.ledger", "headrace.spark.attempt_run", "pandas", "sqlalchemy", "typer"),
+    *("airflow", "alembic", "headrace.ledger", "headrace.spark.attempt", "pandas", "sqlalchemy", "typer"),
     # The official Elasticsearch client and what it loads: administration only.
     *("aiohttp", "elastic_transport", "elasticsearch", "httpx", "requests", "rich"),
 )

@@ -5,7 +5,7 @@
 
 Reading needs ``folder`` (the URL of the state's folder), ``document`` (the path of a version or draft in it) and
 ``files`` ("table" or "changes"). The columns are the requested ones of the fields and the two hidden columns; a column
-that a file does not have is null. The rows are returned as stored in the files: `headrace.spark.state.frames` selects
+that a file does not have is null. The rows are returned as stored in the files: `headrace.spark.state.updating` selects
 the valid row of each key.
 
 Writing needs ``folder``, ``files`` (the prefix of the files' names), ``report`` (the path of the file that lists what
@@ -34,9 +34,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.spark.state.errors import StateDamagedError, StateError
-from headrace.spark.state.store import StateStore
-from headrace.spark.state.version import DATA, Outcome, StoredFile, WriteReport
+from headrace.spark.state.version import (
+    DATA,
+    Outcome,
+    StateDamagedError,
+    StateError,
+    StateStore,
+    StoredFile,
+    WriteReport,
+)
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import open_storage
 

@@ -1,22 +1,49 @@
-"""The step "state" of a batch: calls the stream's update and writes the table's next version."""
+"""The step "state" of a batch: calls the stream's update and writes the table's next version.
+
+1. Read the table before the batch (`read_table`), whose columns must fit the declared ones (`check_stored`).
+2. Call the user's update (`update_state`) and check the columns that it returned (`check_returned`).
+3. Determine what the update did to each key, by comparing its result with the table before it (`changed_rows`).
+4. Write the changed rows, and then the version that lists their files (``headrace.spark.state.version``).
+
+`state_frames` reads a version for the outputs' transforms. `add_and_subtract` is an update for sums over a window.
+"""
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
-from headrace.spark.state.changed_rows import changed_rows
-from headrace.spark.state.columns import check_returned, check_stored, declared_columns
-from headrace.spark.state.errors import StateDefinitionError, StateError, StateRowsError
-from headrace.spark.state.frames import read_table, write_rows
-from headrace.spark.state.store import StateStore
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StructField,
+    StructType,
+)
+
+from headrace.clock import time_text
+from headrace.spark.state.source import OUTCOME
 from headrace.spark.state.version import (
     CHANGED_MS,
     REMOVED,
     REPORTS,
     Outcome,
+    StateDefinitionError,
+    StateError,
+    StateRowsError,
+    StateStore,
     Version,
     WriteReport,
     cut,
@@ -26,12 +53,16 @@ from headrace.spark.state.version import (
 )
 from headrace.spark.transforms import arguments, load_function
 from headrace.stream.model import milliseconds
+from headrace.stream.state import REMOVED_FLAG
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from headrace.spark.outputs.writer import Counts, WrittenBatch
+    from headrace.spark.state.version import Version
     from headrace.stream import Stream
     from headrace.stream.state import State
 
@@ -264,3 +295,302 @@ def _check_keys(report: WriteReport) -> None:
             f"{report.examples[Outcome.DOUBLE_KEY]}.",
             remedy="Return one row for each key, for example by an aggregate. The state is unchanged.",
         )
+
+
+_COPIES = "_headrace_copies"
+_WAS = "_headrace_was_"
+
+
+def changed_rows(
+    returned: DataFrame,
+    before: DataFrame,
+    columns: StructType,
+    keys: Sequence[str],
+    *,
+    batch_time_ms: int,
+    whole: bool,
+    idle_since_ms: int | None,
+) -> DataFrame:
+    """The rows that this batch changes or removes, with the hidden columns and `OUTCOME`.
+
+    Null and duplicate keys have the outcomes NULL_KEY and DOUBLE_KEY.
+
+    Args:
+        returned: what the update returned, with the columns of ``columns`` and optionally ``removed``.
+        before: the table before it, with `CHANGED_MS`; only the keys are needed with ``whole=False`` and no timeout.
+        whole: whether ``returned`` is the whole new table, or only its changes.
+        idle_since_ms: rows that were last changed at this batch time or earlier time out, unless they are changed.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    removes = F.coalesce(F.col(REMOVED_FLAG), F.lit(False)) if REMOVED_FLAG in returned.columns else F.lit(False)
+    new = returned.select(
+        *[F.col(quoted(field.name)).cast(field.dataType).alias(field.name) for field in columns.fields],
+        removes.alias(REMOVED),
+    ).withColumn(_COPIES, F.count(F.lit(1)).over(Window.partitionBy(*[quoted(key) for key in keys])))
+    old = before.select(*[F.col(quoted(name)).alias(f"{_WAS}{name}") for name in before.columns])
+    same_key = reduce(and_, [F.col(quoted(key)) == F.col(quoted(f"{_WAS}{key}")) for key in keys])
+    # Rows that are only in the old table are needed if the whole table was returned, or if rows can time out.
+    needs_old = whole or idle_since_ms is not None
+    joined = new.join(old, same_key, "full_outer" if needs_old else "left_outer")
+    outcome = _outcome(columns, keys, whole=whole, idle_since_ms=idle_since_ms)
+    is_new = F.col(_COPIES).isNotNull()
+    kept = [name for name in columns.names if f"{_WAS}{name}" in old.columns]
+    return (
+        joined.withColumn(OUTCOME, outcome)
+        .where(F.col(OUTCOME).isNotNull())
+        .select(
+            *[
+                F.when(is_new, F.col(quoted(name))).otherwise(F.col(quoted(f"{_WAS}{name}"))).alias(name)
+                if name in kept
+                else F.col(quoted(name))
+                for name in columns.names
+            ],
+            F.lit(batch_time_ms).cast("bigint").alias(CHANGED_MS),
+            F.col(OUTCOME).isin(Outcome.REMOVED.value, Outcome.TIMED_OUT.value).alias(REMOVED),
+            OUTCOME,
+        )
+    )
+
+
+def _outcome(columns: StructType, keys: Sequence[str], *, whole: bool, idle_since_ms: int | None) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    is_new = F.col(_COPIES).isNotNull()
+    was = F.col(f"{_WAS}{CHANGED_MS}")
+    is_idle = F.lit(False) if idle_since_ms is None else was <= F.lit(idle_since_ms)
+    null_key = reduce(or_, [F.col(quoted(key)).isNull() for key in keys])
+    cases = [(is_new & null_key, Outcome.NULL_KEY), (F.col(_COPIES) > 1, Outcome.DOUBLE_KEY)]
+    if whole:
+        values = [field for field in columns.fields if field.name not in keys]
+        differs = reduce(or_, [_differs(field.name, has_map(field.dataType)) for field in values], F.lit(False))
+        cases += [
+            (is_new & was.isNull(), Outcome.ADDED),
+            (is_new & differs, Outcome.CHANGED),
+            (is_idle, Outcome.TIMED_OUT),
+            (~is_new, Outcome.REMOVED),
+        ]
+    else:
+        goes = F.col(REMOVED)
+        cases += [
+            (is_new & goes & is_idle, Outcome.TIMED_OUT),
+            (is_new & goes & was.isNotNull(), Outcome.REMOVED),
+            (is_new & ~goes & was.isNull(), Outcome.ADDED),
+            (is_new & ~goes, Outcome.CHANGED),
+            (~is_new & is_idle, Outcome.TIMED_OUT),
+        ]
+    # The first case that applies; null for rows that do not change.
+    return F.coalesce(*[F.when(holds, F.lit(outcome.value)) for holds, outcome in cases])
+
+
+def _differs(name: str, incomparable: bool) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    new, old = F.col(quoted(name)), F.col(quoted(f"{_WAS}{name}"))
+    if incomparable:
+        # Maps with the same entries in another order count as changed. This only costs a written row.
+        new, old = (F.to_json(F.struct(side.alias("it")), {"ignoreNullFields": "false"}) for side in (new, old))
+    return ~new.eqNullSafe(old)
+
+
+HIDDEN = (StructField(CHANGED_MS, LongType()), StructField(REMOVED, BooleanType()))
+
+_WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
+    ByteType: (ShortType, IntegerType, LongType),
+    ShortType: (IntegerType, LongType),
+    IntegerType: (LongType,),
+    FloatType: (DoubleType,),
+}
+
+
+def declared_columns(spark: SparkSession, state: State) -> StructType:
+    """The table's columns, all of them nullable."""
+    declared = spark.createDataFrame([], state.fields).schema
+    return StructType([StructField(field.name, field.dataType) for field in declared.fields])
+
+
+def check_stored(version: Version, columns: StructType, keys: Sequence[str]) -> None:
+    """Check that the declared columns fit the stored table; new columns and wider numbers are allowed.
+
+    Raises:
+        StateDefinitionError: they do not fit; the text names the differences.
+    """
+    stored = StructType.fromJson(dict(version.schema))
+    problems = []
+    if tuple(version.keys) != tuple(keys):
+        problems.append(f"the keys were {', '.join(version.keys)} and are {', '.join(keys)}")
+    for field in stored.fields:
+        if field.name not in columns.names:
+            problems.append(f"the column {field.name} is gone")
+        elif not _fits(field.dataType, columns[field.name].dataType):
+            now = columns[field.name].dataType.simpleString()
+            problems.append(f"the column {field.name} was {field.dataType.simpleString()} and is {now}")
+    if problems:
+        raise StateDefinitionError(
+            f"The state of batch {time_text(version.batch_time_ms)} does not fit the stream's definition: "
+            f"{'; '.join(problems)}.",
+            remedy="Only new columns and wider numbers are possible. For other changes give the stream a new name, or "
+            "delete the folder state/ in its folder to begin with an empty table.",
+        )
+
+
+def check_returned(returned: StructType, columns: StructType, *, may_remove: bool) -> None:
+    """Check that what an update returned has the state's columns, in any order.
+
+    Raises:
+        StateRowsError: a column is missing, unknown, duplicate or of another type; the text names each one.
+    """
+    allowed = {*columns.names, REMOVED_FLAG} if may_remove else set(columns.names)
+    problems = [f"{name} is missing" for name in columns.names if name not in returned.names]
+    problems += [f"{name} is not one of the fields" for name in returned.names if name not in allowed]
+    problems += [f"{name} occurs twice" for name in sorted(set(returned.names)) if returned.names.count(name) > 1]
+    for field in returned.fields:
+        if field.name not in allowed:
+            continue
+        wanted = columns[field.name].dataType if field.name in columns.names else BooleanType()
+        if not _fits(field.dataType, wanted):
+            problems.append(f"{field.name} is {field.dataType.simpleString()} and not {wanted.simpleString()}")
+    if problems:
+        raise StateRowsError(
+            f"The columns that the state's update returned are not those of state.fields: {'; '.join(problems)}.",
+            remedy="Select and cast them in the update.",
+        )
+
+
+def has_map(kind: DataType) -> bool:
+    """Whether values of this type contain a map or a variant, which Spark cannot compare."""
+    if isinstance(kind, ArrayType):
+        return has_map(kind.elementType)
+    if isinstance(kind, StructType):
+        return any(has_map(field.dataType) for field in kind.fields)
+    return isinstance(kind, MapType) or kind.typeName() == "variant"
+
+
+def quoted(name: str) -> str:
+    """A column's name, quoted for Spark's expressions."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _fits(given: DataType, wanted: DataType) -> bool:
+    """Whether every value of type ``given`` fits type ``wanted``; nullability is ignored."""
+    if type(wanted) in _WIDER.get(type(given), ()):
+        return True
+    return given.simpleString() == wanted.simpleString()
+
+
+@dataclass(frozen=True)
+class StateFrames:
+    """The frames of a batch's state for outputs' transforms.
+
+    ``state`` is the table after the batch. ``changes`` are the rows that the batch changed, with a boolean column
+    ``removed``: a removed key's row has its last values.
+    """
+
+    state: DataFrame
+    changes: DataFrame
+
+
+def state_frames(spark: SparkSession, stream: Stream, batch_time_ms: int) -> StateFrames:
+    """The state after a batch. No rows are read before the frames are used.
+
+    Raises:
+        StateMissingError: the batch's update has not run, or its version has been pruned.
+        StateDefinitionError: the stream has no state, or the stored table does not fit the stream's definition.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+
+    from headrace.spark.state.source import StateTableSource
+
+    if stream.state is None:
+        raise StateDefinitionError(f"The stream {stream.name} has no state.", remedy="Declare one: Stream(state=…).")
+    store = StateStore.of(stream)
+    spark.dataSource.register(StateTableSource)
+    columns = declared_columns(spark, stream.state)
+    version = store.version_of(batch_time_ms)
+    check_stored(version, columns, stream.state.keys)
+    changes = read_rows(spark, store, version.name.path, "changes", columns)
+    return StateFrames(
+        state=read_table(spark, store, version, columns).select(*columns.names),
+        changes=changes.select(*columns.names, F.col(REMOVED).alias(REMOVED_FLAG)),
+    )
+
+
+def read_table(
+    spark: SparkSession, store: StateStore, version: Version, columns: StructType, *, document: str | None = None
+) -> DataFrame:
+    """The table's rows with `CHANGED_MS` and ``columns``, which must include the keys.
+
+    ``document`` is the path of a draft, for a version that is not written yet.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = read_rows(spark, store, document or version.name.path, "table", columns)
+    if not version.is_snapshot:
+        rows = newest_of_each_key(rows, version.keys)
+    return rows.where(~F.col(REMOVED)).select(*columns.names, CHANGED_MS)
+
+
+def read_rows(spark: SparkSession, store: StateStore, document: str, files: str, columns: StructType) -> DataFrame:
+    """The rows as stored in the files: ``columns`` and the hidden ones. The data source must be registered."""
+    from pyspark.sql.types import StructType
+
+    from headrace.spark.state.source import FORMAT
+
+    reader = spark.read.format(FORMAT).schema(StructType([*columns.fields, *HIDDEN]))
+    return reader.options(folder=store.url, document=document, files=files).load()
+
+
+def write_rows(rows: DataFrame, store: StateStore, *, files: str, report: str, keys: Sequence[str]) -> None:
+    """Write rows to new files whose names begin with ``files``, and list them in the file ``report``."""
+    from headrace.spark.state.source import FORMAT
+
+    options = {"folder": store.url, "files": files, "report": report, "keys": json.dumps(list(keys))}
+    rows.write.format(FORMAT).options(**options).mode("append").save()
+
+
+def newest_of_each_key(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """The most recently changed row of each key. A version's changes contain a key only once."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    others = [name for name in rows.columns if name not in keys]
+    newest = F.max_by(F.struct(*others), F.col(CHANGED_MS)).alias("_headrace_newest")
+    merged = rows.groupBy(*keys).agg(newest)
+    return merged.select(*keys, *[F.col(f"_headrace_newest.{quoted(name)}").alias(name) for name in others])
+
+
+def add_and_subtract(
+    entering: DataFrame,
+    leaving: DataFrame,
+    state: DataFrame,
+    *,
+    keys: str | Sequence[str],
+    values: str | Sequence[str],
+    count: str | None = None,
+) -> DataFrame:
+    """The whole new table of sums over a window after this batch, for an update of a state with ``window``.
+
+    It corresponds to reduceByKeyAndWindow with an inverse function. A sum has an inverse; a minimum or a distinct count
+    has none. Sums of doubles drift, because rounding differs between adding and subtracting: use decimals or whole
+    numbers.
+
+    Args:
+        entering: rows of the batch with the columns ``keys`` and ``values``, aggregated or not.
+        leaving: like ``entering``, of the batches that leave the window.
+        state: the table before the batch, with the columns ``keys`` and ``values``.
+        values: columns of numbers to sum up; a null adds nothing.
+        count: the column of ``values`` that counts the rows in the window, by default the first. A key whose count is 0
+            is removed from the table (reduceByKeyAndWindow's filterFunction).
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+
+    by = [keys] if isinstance(keys, str) else list(keys)
+    summed = [values] if isinstance(values, str) else list(values)
+    counted = summed[0] if count is None else count
+    # A batch is aggregated before it is combined with the table: it has many rows but few keys.
+    added = entering.groupBy(*by).agg(*[F.sum(name).alias(name) for name in summed])
+    taken = leaving.groupBy(*by).agg(*[(-F.sum(name)).alias(name) for name in summed])
+    rows = reduce(lambda one, other: one.unionByName(other), (state.select(*by, *summed), added, taken))
+    types = {field.name: field.dataType for field in state.schema.fields}
+    totals = [F.coalesce(F.sum(name), F.lit(0)).cast(types[name]).alias(name) for name in summed]
+    return rows.groupBy(*by).agg(*totals).where(F.col(counted) != 0)

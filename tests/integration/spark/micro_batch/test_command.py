@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.integration.spark.micro_batch.conftest import Make
 
-from headrace.spark.attempt_run import BatchResult
+from headrace.spark.attempt import BatchResult
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_command import main
 from headrace.stream import (

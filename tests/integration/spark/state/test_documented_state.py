@@ -16,7 +16,7 @@ CLIENT = """
 import json, sys
 from headrace.spark.outputs.writer import (WrittenBatch)
 from headrace.spark.sessions import connect_session
-from headrace.spark.state.frames import state_frames
+from headrace.spark.state.updating import state_frames
 from headrace.spark.state.updating import update_state
 from headrace.spark.transforms import BatchContext, apply_transform, load_transform
 from headrace.stream import Stream

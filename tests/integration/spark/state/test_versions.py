@@ -21,15 +21,14 @@ from tests.integration.spark.state.stateful import (
 )
 
 from headrace.spark.failures import first_cause
-from headrace.spark.state.errors import (
+from headrace.spark.state.updating import state_frames, update_state
+from headrace.spark.state.version import (
     StateDefinitionError,
     StateError,
     StateFencedError,
     StateMissingError,
     StateRowsError,
 )
-from headrace.spark.state.frames import state_frames
-from headrace.spark.state.updating import update_state
 
 
 def only_state(words: DataFrame, state: DataFrame) -> DataFrame:

@@ -14,8 +14,7 @@ from tests.integration.spark.state.stateful import (
 )
 
 from headrace.spark.batch_plan import evicted_batch_times
-from headrace.spark.state.updating import update_state
-from headrace.spark.state.windowed import add_and_subtract
+from headrace.spark.state.updating import add_and_subtract, update_state
 from headrace.stream import KafkaInput
 
 

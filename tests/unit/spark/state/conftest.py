@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from headrace.spark.state.store import StateStore
 from headrace.spark.state.version import (
     DATA,
     Outcome,
+    StateStore,
     StoredFile,
     Version,
     WriteReport,

@@ -16,8 +16,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from headrace.spark.state.columns import check_returned, check_stored, has_map
-from headrace.spark.state.errors import StateDefinitionError, StateRowsError
+from headrace.spark.state.updating import check_returned, check_stored, has_map
+from headrace.spark.state.version import StateDefinitionError, StateRowsError
 
 
 def columns(**types: DataType) -> StructType:

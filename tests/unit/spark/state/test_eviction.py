@@ -11,7 +11,7 @@ from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import Attempt
 from headrace.spark.batch_plan import evicted_batches
-from headrace.spark.state.store import StateStore
+from headrace.spark.state.version import StateStore
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream
 from headrace.stream_context import StreamContext
 

@@ -8,9 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.spark.state.errors import StateDamagedError, StateError
 from headrace.spark.state.source import OUTCOME, StateTableSource, StateWriter, TaskReport, group_files, read_file
-from headrace.spark.state.version import CHANGED_MS, REMOVED, StoredFile, WriteReport
+from headrace.spark.state.version import CHANGED_MS, REMOVED, StateDamagedError, StateError, StoredFile, WriteReport
 from headrace.wal.storage import open_storage
 
 MEGABYTE = 1024 * 1024

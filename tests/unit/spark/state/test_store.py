@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.clock import time_text
-from headrace.spark.state.errors import StateDamagedError, StateFencedError, StateMissingError
-from headrace.spark.state.store import StateStore
-from headrace.spark.state.version import VERSIONS
+from headrace.spark.state.version import VERSIONS, StateDamagedError, StateFencedError, StateMissingError, StateStore
 from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
 
 TimeMs = Callable[[int], int]

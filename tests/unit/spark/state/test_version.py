@@ -5,9 +5,16 @@ from typing import Any
 
 import pytest
 
-from headrace.spark.state.errors import StateDamagedError, StateError
-from headrace.spark.state.store import StateStore
-from headrace.spark.state.version import StoredFile, Version, VersionName, batch_time_of, cut
+from headrace.spark.state.version import (
+    StateDamagedError,
+    StateError,
+    StateStore,
+    StoredFile,
+    Version,
+    VersionName,
+    batch_time_of,
+    cut,
+)
 
 SHARED = StoredFile("data/1700000010000-1-a.parquet", 3, 300)
 OLDER = StoredFile("data/1700000000000-1-b.parquet", 5, 500)

@@ -14,6 +14,7 @@ from headrace.receiver.placement import Executor, Location
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
 
+
 logger = logging.getLogger(__name__)
 
 DRIVER = "driver"

@@ -1,7 +1,7 @@
 """Runs one attempt at a batch, from its plan to its result in the ledger:
 
 1. Plan what each output reads, and check the manifests (``batch_plan``).
-2. Open the Spark session, if a step needs it (``batch_session``).
+2. Open the Spark session, if a step needs it (``batch_command``).
 3. Update the state, if the attempt includes that step (``state.updating``).
 4. Make the rows of the outputs that share a transform and a window (``batch_frames``), and write each of these outputs
    (``outputs``). A step that fails does not stop the others.
@@ -31,12 +31,11 @@ from headrace.errors import FAILURE, TRIED_WITH, WARNING, Failure, HeadraceError
 from headrace.ledger import BatchState
 from headrace.ledger.attempts import LIMIT_EXCEEDED
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
-from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frames
+from headrace.spark.batch_frames import BatchInputs, OutputFrames, blocks_of, sends_blocks, sharing_frames
 from headrace.spark.batch_plan import WRITTEN, plan_attempt
 from headrace.spark.failures import as_attempt_failed, attempt_failed, failure_of, reason_of
 from headrace.spark.outputs.writer import Counts, WrittenBatch, writer_of
 from headrace.spark.transforms import code_version, tried_with
-from headrace.spark.untransformed import blocks_of, sends_blocks
 from headrace.stream import STATE_STEP, ElasticsearchOutput
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from headrace.spark.batch_attempt import BatchAttempt
     from headrace.spark.batch_plan import AttemptPlan, OutputPlan
     from headrace.spark.documents import BatchIncarnations
+
 
 logger = logging.getLogger(__name__)
 
