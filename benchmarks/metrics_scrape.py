@@ -20,7 +20,7 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import batch_attempts, batch_inputs, batch_outputs, batches
 from headrace.ledger.events import add_totals, batch_delays
-from headrace.metrics.exposition import render
+from headrace.views.metrics import render
 
 _INTERVAL_MS = 10_000
 _SCRAPES = 20

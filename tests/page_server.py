@@ -16,10 +16,10 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 
-from headrace.monitoring.evidence import DagFacts
-from headrace.monitoring.summary import Placed
 from headrace.ui.api.airflow_side import Caller, Interval, Run
 from headrace.ui.api.app import create_app
+from headrace.views.stream_state import DagFacts
+from headrace.views.streams import Placed
 
 
 @dataclass

@@ -50,7 +50,7 @@ def list_batches(
 ) -> None:
     """List a stream's batches, each with the batch times that it took over, and the unclaimed batch times."""
     from headrace.ledger.timelines import BatchOrder, BatchRange
-    from headrace.monitoring.unfinished import last_error
+    from headrace.views.batches import last_error
 
     with opened(ledger) as found:
         found.streams.get(name)
@@ -212,7 +212,7 @@ def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json:
     if batch is None:
         _show_waiting(ledger, stream_name, batch_time_ms, as_json=as_json)
         return
-    from headrace.monitoring.batch_detail import became
+    from headrace.views.batch_detail import became
 
     origin = ledger.batches.origins(stream_name, [batch_time_ms]).get(batch_time_ms)
     inputs = ledger.batches.inputs(stream_name, batch_time_ms)

@@ -15,10 +15,9 @@ from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.monitoring.stream_detail import LastError, ReceiverJob, StreamDetail
-    from headrace.monitoring.summary import StreamSummary
     from headrace.receiver.health import Unadopted
     from headrace.stream import Stream
+    from headrace.views.streams import LastError, ReceiverJob, StreamDetail, StreamSummary
 
 
 # The values of a curve, and what only Airflow knows: which DAGs declare the stream.
@@ -28,8 +27,8 @@ _NOT_IN_JSON = {"sparklines", "ledger", "batch_dag_id", "receiver_dag_id", "repl
 @examples("streams list", "streams list --json", "streams list --ledger sqlite:////srv/orders/ledger.db")
 def list_streams(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """List the streams with their states, lag, rate and delay, and say what to do about those that are not well."""
-    from headrace.monitoring.summary import default_place, summaries
     from headrace.receiver.health import unadopted
+    from headrace.views.streams import default_place, summaries
 
     with opened(ledger) as found:
         # Without Airflow nothing is known of the DAGs.
@@ -59,9 +58,8 @@ def list_streams(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
 @examples("streams show orders")
 def show_stream(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """Show one stream: its state and what to do, its receiver job, receivers and partitions."""
-    from headrace.monitoring.stream_detail import stream_detail
-    from headrace.monitoring.summary import default_place
     from headrace.receiver.health import unadopted
+    from headrace.views.streams import default_place, stream_detail
 
     with opened(ledger) as found:
         detail = stream_detail(found, name, default_place(name, ledger), {})

@@ -15,7 +15,7 @@ from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.stream_context import StreamContext
-    from headrace.trace.models import KeySearch, OutputTrace, RecordTrace, TracedBlock, TracedRecord
+    from headrace.views.traced import KeySearch, OutputTrace, RecordTrace, TracedBlock, TracedRecord
 
 
 _ONE_OF = "give TOPIC PARTITION OFFSET, or DOCUMENT_ID, or --key KEY"
@@ -72,8 +72,8 @@ def trace(
 
 
 def _trace(context: StreamContext, record: list[str], incarnation: int | None, input_id: str | None) -> RecordTrace:
-    from headrace.trace.positions import Coordinates
-    from headrace.trace.trace import trace_document, trace_record
+    from headrace.views.trace import trace_document, trace_record
+    from headrace.views.trace_location import Coordinates
 
     match record:
         case [document_id]:
@@ -86,7 +86,7 @@ def _trace(context: StreamContext, record: list[str], incarnation: int | None, i
 
 def _search(context: StreamContext, key: str, **bounds: Any) -> KeySearch:
     """``bounds``: the arguments of `search_key`."""
-    from headrace.trace.key_search import search_key
+    from headrace.views.trace_records import search_key
 
     def progress(line: str) -> None:
         echo(line, err=True)

@@ -263,7 +263,7 @@ def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
             repeat that one, or another run of its backfill repeats it; or the batch time ended before the stream began.
         AirflowFailException: the run asks for something that the stream does not have.
     """
-    from headrace.monitoring.slow_runs import slow_runs
+    from headrace.views.batches import slow_runs
 
     stream, ledger = stream_context.stream, stream_context.ledger
     if of_schedule(context):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("tests.unit.metrics.test_counters", "tests.unit.metrics.scraping")
+pytest.register_assert_rewrite("tests.unit.views.metrics.test_counters", "tests.unit.views.metrics.scraping")
 
-from tests.unit.metrics.test_counters import *  # noqa: E402, F403
-from tests.unit.metrics.test_counters import watched  # noqa: E402
+from tests.unit.views.metrics.test_counters import *  # noqa: E402, F403
+from tests.unit.views.metrics.test_counters import watched  # noqa: E402
 
 __all__ = ["watched"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.batch.allocation import allocate
-from headrace.monitoring.slow_runs import slow_runs
+from headrace.views.batches import slow_runs
 
 from .conftest import START_MS, Receiving
 

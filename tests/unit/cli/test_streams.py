@@ -20,10 +20,10 @@ from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.tables import JobLease
-from headrace.monitoring.summary import default_place, summarize
 from headrace.receiver.tracker import find_stop_request
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
+from headrace.views.streams import default_place, summarize
 from headrace.wal.storage import open_storage
 
 

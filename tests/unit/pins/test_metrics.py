@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.pins.freezing import frozen
 
-from headrace.metrics.catalogue import METRICS
+from headrace.views.metrics import METRICS
 
 
 def test_metrics() -> None:

@@ -19,14 +19,13 @@ from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.listeners import StreamingStarted, StreamListener
 from headrace.listeners.job_listeners import JobListeners
-from headrace.monitoring.stream_detail import stream_detail
-from headrace.monitoring.summary import default_place
 from headrace.receiver.tracker import TrackerEnd, TrackerReport, find_sign
 from headrace.spark import receiver_job
 from headrace.spark.job_log import LOG_VARIABLE
 from headrace.spark.receiver_job import ReceiverJob, StorageNotUsableError
 from headrace.stream import ConsoleOutput, ExecutorAllocation, KafkaInput, Listener, SparkSettings, Stream
 from headrace.stream_context import StreamContext
+from headrace.views.streams import default_place, stream_detail
 
 
 class FlakyJobs:

@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from tests.page_server import NoAirflow
 
 from headrace.ledger import Ledger
-from headrace.monitoring.summary import Placed
 from headrace.ui.api.app import create_app, is_scraper
+from headrace.views.streams import Placed
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 INTERVALS = {"batch_interval_ms": 1_000, "block_interval_ms": 200}

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.concurrency import run_in_threadpool
 
 from headrace.connections import CONNECTION_PREFIX
-from headrace.monitoring.dead_letters import DeadLettersOf, NoSuchOutputError
 from headrace.stream import Stream
 from headrace.ui.api import actions, models
 from headrace.ui.api.requests import (
@@ -21,6 +20,7 @@ from headrace.ui.api.requests import (
     refuse_forgery,
     time_ms,
 )
+from headrace.views.dead_letters import DeadLettersOf, NoSuchOutputError
 
 reads = APIRouter(tags=["actions"])
 """Previews and dead letters: for those who may read the stream."""

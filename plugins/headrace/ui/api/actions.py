@@ -14,10 +14,10 @@ from headrace.clock import time_text
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.states import BatchState, DesiredState, EventKind
-from headrace.monitoring.batch_detail import run_ids
 from headrace.ui.api.airflow_side import Interval, Run
 from headrace.ui.api.read_routes import own_run
 from headrace.ui.api.requests import KnownStream, may_operate
+from headrace.views.batch_detail import run_ids
 
 _ACTIVE = ("running", "queued")
 

@@ -32,10 +32,10 @@ from sqlalchemy import and_, exists, func, select
 
 from headrace.connections import CONNECTION_PREFIX, ConnectionNotFoundError, variable_name
 from headrace.errors import HeadraceError
-from headrace.monitoring.evidence import DagFacts
-from headrace.monitoring.summary import Placed
 from headrace.ui.api.airflow_side import Caller, Interval, Run
 from headrace.ui.plugin import ROOT_APP
+from headrace.views.stream_state import DagFacts
+from headrace.views.streams import Placed
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
-from headrace.monitoring.evidence import DagFacts
-from headrace.monitoring.summary import Placed
+from headrace.views.stream_state import DagFacts
+from headrace.views.streams import Placed
 
 
 @dataclass(frozen=True, slots=True)

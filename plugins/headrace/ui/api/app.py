@@ -22,12 +22,12 @@ from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
 from headrace import __version__
-from headrace.metrics.exposition import render
 from headrace.ui.api.action_routes import reads, writes
 from headrace.ui.api.airflow_side import AirflowSide, Caller
 from headrace.ui.api.catalogue import SECONDS, Catalogue, OpenLedgers, may_read, undeclared
 from headrace.ui.api.read_routes import batches, streams, traces
 from headrace.ui.api.requests import RESPONSES, SLOW_AT_ONCE, KeySearches, add_error_handlers, known_caller
+from headrace.views.metrics import render
 
 logger = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.database import engine_url
 from headrace.ledger.errors import LedgerMissingError, LedgerUnavailableError, LedgerUrlError, StreamNotFoundError
-from headrace.monitoring.evidence import DagFacts
-from headrace.monitoring.summary import Placed, StreamSummary, default_place, summaries
 from headrace.ui.api.airflow_side import AirflowSide
+from headrace.views.stream_state import DagFacts
+from headrace.views.streams import Placed, StreamSummary, default_place, summaries
 
 logger = logging.getLogger(__name__)
 

@@ -14,16 +14,8 @@ from headrace.connections import CONNECTION_PREFIX
 from headrace.ledger import Ledger
 from headrace.ledger.states import BatchState, EventKind
 from headrace.ledger.timelines import BatchOrder, BatchRange, Page
-from headrace.monitoring import history
-from headrace.monitoring.batch_detail import Attempt, BatchDetail, batch_detail
-from headrace.monitoring.batch_lines import batch_line
-from headrace.monitoring.stream_detail import stream_detail
-from headrace.monitoring.unfinished import last_error
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
-from headrace.trace.errors import UnknownRecordError
-from headrace.trace.positions import Coordinates
-from headrace.trace.trace import trace_document, trace_record
 from headrace.ui.api import models
 from headrace.ui.api.airflow_side import AirflowSide, Run
 from headrace.ui.api.catalogue import Catalogue, may_read
@@ -44,6 +36,13 @@ from headrace.ui.api.requests import (
     place_of,
     time_ms,
 )
+from headrace.views import history
+from headrace.views.batch_detail import Attempt, BatchDetail, batch_detail
+from headrace.views.batches import batch_line, last_error
+from headrace.views.streams import stream_detail
+from headrace.views.trace import trace_document, trace_record
+from headrace.views.trace_location import Coordinates
+from headrace.views.traced import UnknownRecordError
 
 streams = APIRouter(tags=["streams"])
 

@@ -29,13 +29,13 @@ from headrace.ledger.errors import (
     StreamNotFoundError,
 )
 from headrace.ledger.timelines import Place
-from headrace.monitoring.summary import Placed
 from headrace.stream_context import StreamContext
-from headrace.trace.key_search import search_key
-from headrace.trace.models import KeySearch
 from headrace.ui.api import models
 from headrace.ui.api.airflow_side import AirflowSide, Caller
 from headrace.ui.api.catalogue import Catalogue, LedgerSilentError, OpenLedgers
+from headrace.views.streams import Placed
+from headrace.views.trace_records import search_key
+from headrace.views.traced import KeySearch
 
 T = TypeVar("T")
 _OWN = ("same-origin", "none")

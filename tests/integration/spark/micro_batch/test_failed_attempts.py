@@ -17,12 +17,12 @@ from headrace.batch.manifest import ManifestError
 from headrace.elasticsearch.errors import ElasticsearchUnavailableError
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
-from headrace.monitoring.unfinished import last_error
 from headrace.spark.failures import AttemptFailedError
 from headrace.stream import (
     ConsoleOutput,
     ElasticsearchOutput,
 )
+from headrace.views.batches import last_error
 
 
 def test_work_that_a_later_attempt_ended_is_fenced_and_not_failed(

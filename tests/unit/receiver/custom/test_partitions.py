@@ -9,8 +9,8 @@ from tests.unit.receiver.waiting import eventually
 
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import PartitionState
-from headrace.trace.positions import Coordinates
-from headrace.trace.trace import trace_record
+from headrace.views.trace import trace_record
+from headrace.views.trace_location import Coordinates
 from headrace.wal.reader import read_block
 
 

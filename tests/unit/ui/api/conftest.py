@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 from tests.page_server import NoAirflow
 
 from headrace.ledger import Ledger
-from headrace.monitoring.summary import Placed
 from headrace.testing.seeded_ledger import SITUATIONS, seed
 from headrace.ui.api.app import create_app
+from headrace.views.streams import Placed
 
 BATCHES = 60
 

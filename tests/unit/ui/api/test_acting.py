@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from headrace.ledger.states import DesiredState, EventKind
-from headrace.monitoring.evidence import DagFacts
 from headrace.ui.api.airflow_side import Run
 from headrace.ui.api.requests import time_ms
+from headrace.views.stream_state import DagFacts
 
 from .conftest import Api
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.ledger import Ledger
-from headrace.monitoring.evidence import DagFacts
-from headrace.monitoring.summary import Placed
 from headrace.ui.api.airflow_server import Declaration, combined
+from headrace.views.stream_state import DagFacts
+from headrace.views.streams import Placed
 
 from .conftest import Api
 

@@ -13,10 +13,10 @@ from tests.page_server import NoAirflow
 from headrace.connections import Connection, variable_name
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.monitoring.summary import Placed
 from headrace.ui.api import catalogue
 from headrace.ui.api.app import render_metrics
 from headrace.ui.api.catalogue import Catalogue, LedgerSilentError, OpenLedgers
+from headrace.views.streams import Placed
 
 SECONDS = 10.0
 SILENT = [f"sqlite:////silent/{number}.db" for number in range(4)]

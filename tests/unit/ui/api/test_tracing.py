@@ -1,4 +1,4 @@
-"""The route of one record's way: over a real ledger and log; the cases themselves are in tests/unit/trace."""
+"""The route of one record's way: over a real ledger and log; the cases themselves are in tests/unit/views/trace."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fastapi.testclient import TestClient
 from tests.page_server import NoAirflow
 from tests.unit.fsck.conftest import INTERVAL_MS, STREAM, TIMES, Shop, empty_ledger, make_shop
 
-from headrace.monitoring.summary import Placed
-from headrace.trace import record_reader
-from headrace.trace.key_search import search_key
 from headrace.ui.api import requests
 from headrace.ui.api.app import create_app
 from headrace.ui.api.requests import SLOW_AT_ONCE, KeySearches
+from headrace.views import trace_records
+from headrace.views.streams import Placed
+from headrace.views.trace_records import search_key
 
 from .conftest import Api
 
@@ -26,7 +26,7 @@ __all__ = ["empty_ledger", "make_shop"]
 @pytest.fixture
 def shop_api(make_shop: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Shop, Api]]:
     """A stream with a completed batch and a block that waits."""
-    monkeypatch.setattr(record_reader, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(trace_records, "ANSWER_SECONDS", 0.05)
     shop: Shop = make_shop()
     shop.store()
     shop.clock.advance(INTERVAL_MS)

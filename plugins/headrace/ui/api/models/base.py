@@ -27,11 +27,11 @@ Seconds = Annotated[float, BeforeValidator(lambda milliseconds: milliseconds / 1
 
 
 def ms(name: str, **options: Any) -> Any:
-    """A time whose attribute in `headrace.monitoring` is called ``<name>_ms``."""
+    """A time whose attribute in `headrace.views` is called ``<name>_ms``."""
     return Field(validation_alias=f"{name}_ms", **options)
 
 
 class Answer(BaseModel):
-    """A part of an answer, made of a value of `headrace.monitoring` by its attributes."""
+    """A part of an answer, made of a value of `headrace.views` by its attributes."""
 
     model_config = ConfigDict(from_attributes=True, frozen=True)

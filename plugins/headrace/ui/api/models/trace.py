@@ -1,6 +1,6 @@
 """The answer of the route `/streams/{name}/trace`: one record's way, or the records with a key.
 
-The fields are those of `headrace.trace.models`. Bytes are text if they are UTF-8, otherwise base64; ``…_encoding`` says
+The fields are those of `headrace.views.traced`. Bytes are text if they are UTF-8, otherwise base64; ``…_encoding`` says
 which.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.trace import models as traced
 from headrace.ui.api.models.base import Answer, Time, ms
+from headrace.views import traced
 
 MAX_BYTES = 100_000
 """The most bytes of a key, a value or a header in an answer; a longer one is cut, and ``size`` says how long it is."""

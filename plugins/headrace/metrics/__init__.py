@@ -1,1 +1,0 @@
-"""The metrics of all streams for Prometheus, read from the ledger."""

@@ -1,0 +1,250 @@
+"""A batch as a line of a list or a point of a timeline, and what is told of several: unfinished ones, and slow runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headrace.errors import WARNING
+from headrace.ledger import Ledger
+from headrace.ledger.batch_tables import AttemptRow, BatchRow
+from headrace.ledger.overviews import StreamOverview
+from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, EventKind
+from headrace.ledger.tables import EventRow
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Seconds from the batch time to the checkpoint, in four parts; None if a part has not ended."""
+
+    waiting: float | None
+    starting: float | None
+    running: float | None
+    checkpointing: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A batch in a list. Delays are in seconds, ``input_rate`` is in records per second of the time that it covers.
+
+    ``absorbed`` is how many earlier batch times it took over, ``first_time_ms`` the earliest of them, or its own time.
+    """
+
+    batch_time_ms: int
+    records: int
+    bytes: int
+    input_rate: float
+    scheduling_delay: float | None
+    processing_time: float | None
+    total_delay: float | None
+    state: str
+    phases: Phases
+    attempts: int
+    error: str | None
+    absorbed: int
+    first_time_ms: int
+    built: bool
+    late_records: int
+    started_at_ms: int | None
+    completed_at_ms: int | None
+    checkpointed: bool
+    cleaned: bool
+
+
+def batch_line(row: BatchRow, *, error: str | None = None) -> BatchLine:
+    """``error`` replaces the batch's own, for a batch that is run again after failed attempts."""
+    # A batch that is run again has its old completion until it completes again.
+    completed_ms = row.completed_at_ms if row.state is BatchState.COMPLETED else None
+    covered_ms = row.batch_time_ms - row.first_time_ms + row.interval_ms
+    return BatchLine(
+        batch_time_ms=row.batch_time_ms,
+        records=row.records,
+        bytes=row.payload_bytes,
+        input_rate=round(row.records * 1000 / covered_ms, 1),
+        scheduling_delay=_seconds(row.batch_time_ms, row.started_at_ms),
+        processing_time=_seconds(row.started_at_ms, completed_ms),
+        total_delay=_seconds(row.batch_time_ms, completed_ms),
+        state=row.state.value,
+        phases=Phases(
+            waiting=_seconds(row.batch_time_ms, row.allocated_at_ms),
+            starting=_seconds(row.allocated_at_ms, row.started_at_ms),
+            running=_seconds(row.started_at_ms, completed_ms),
+            checkpointing=_seconds(completed_ms, row.checkpointed_at_ms),
+        ),
+        attempts=row.attempt,
+        error=row.error or error,
+        absorbed=len(row.absorbed),
+        first_time_ms=row.first_time_ms,
+        built=row.built,
+        late_records=row.late_records,
+        started_at_ms=row.started_at_ms,
+        completed_at_ms=completed_ms,
+        checkpointed=row.checkpointed_at_ms is not None,
+        cleaned=row.cleaned_at_ms is not None,
+    )
+
+
+def _seconds(from_ms: int | None, until_ms: int | None) -> float | None:
+    if from_ms is None or until_ms is None or until_ms < from_ms:
+        return None
+    return round((until_ms - from_ms) / 1000, 3)
+
+
+NOT_ALLOCATED = "not allocated"
+"""The state of a batch time that has blocks and no batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An unfinished batch, or a batch time that has blocks and no batch (``batch`` None).
+
+    ``due_ms``: from then on it is late. This is the batch time. If the batch had completed before, it is when it was
+    begun again; if its time is before the stream began, when it was allocated. ``attempts`` are those that count for
+    it, oldest first: without those before it was begun again, and without those of replays.
+    """
+
+    batch_time_ms: int
+    due_ms: int
+    batch: BatchRow | None = None
+    attempts: Sequence[AttemptRow] = ()
+
+    @property
+    def state(self) -> str:
+        """The batch's state, or "not allocated"."""
+        return NOT_ALLOCATED if self.batch is None else self.batch.state.value
+
+    @property
+    def completed_before(self) -> bool:
+        """Whether it is a batch that had completed, and was begun again."""
+        return self.batch is not None and self.batch.steps is not None
+
+    @property
+    def failed(self) -> list[AttemptRow]:
+        """The attempts that have an error."""
+        return [each for each in self.attempts if each.error]
+
+    @property
+    def warning(self) -> str | None:
+        """What delays the running attempt."""
+        last = self.attempts[-1] if self.attempts else None
+        return last.attributes.get(WARNING) if last is not None and last.state is AttemptState.RUNNING else None
+
+    @property
+    def error(self) -> str | None:
+        """The batch's error, else that of the last attempt that has one, or what delays a running attempt."""
+        return (None if self.batch is None else self.batch.error) or _error_of(self.attempts)
+
+
+def unfinished_of(found: StreamOverview) -> Iterator[Unfinished]:
+    """Yield the first batch time without a batch, the oldest unfinished batch, and the oldest backfilled one, as far as
+    there are such."""
+    if found.waiting_ms is not None:
+        yield Unfinished(found.waiting_ms, found.waiting_ms)
+    if found.unfinished is not None:
+        time_ms = found.unfinished.batch_time_ms
+        yield Unfinished(time_ms, time_ms, found.unfinished, _attempts(found.unfinished, found.attempts))
+    if found.backfilled is not None:
+        begun_ms = _begun_again_ms(found.backfilled, found.events)
+        yield Unfinished(
+            batch_time_ms=found.backfilled.batch_time_ms,
+            due_ms=found.backfilled.allocated_at_ms if begun_ms is None else begun_ms,
+            batch=found.backfilled,
+            attempts=_attempts(found.backfilled, found.attempts, begun_ms),
+        )
+
+
+def failed_of(found: StreamOverview) -> Iterator[Unfinished]:
+    """Yield the newest failed batches, but for backfilled ones, newest first."""
+    for batch in found.recent:
+        if batch.state is BatchState.FAILED and batch.steps is None and batch.batch_time_ms > found.stream.zero_time_ms:
+            time_ms = batch.batch_time_ms
+            yield Unfinished(time_ms, time_ms, batch, _attempts(batch, found.attempts))
+
+
+def last_error(ledger: Ledger, batch: BatchRow) -> str | None:
+    """The error of a batch; of an unfinished one, also that of an attempt (`Unfinished.error`). None if it has none."""
+    if batch.error is not None or batch.state not in UNFINISHED:
+        return batch.error
+    key = (batch.stream, batch.batch_time_ms)
+    begun_ms = None if batch.steps is None else _begun_again_ms(batch, ledger.events.of_batch(*key))
+    return _error_of(_attempts(batch, ledger.attempts.of_batch(*key), begun_ms))
+
+
+def _error_of(attempts: Sequence[AttemptRow]) -> str | None:
+    errors = [each.error or each.attributes.get(WARNING) for each in attempts]
+    return next((error for error in reversed(errors) if error), None)
+
+
+def _attempts(batch: BatchRow, rows: Sequence[AttemptRow], since_ms: int | None = None) -> list[AttemptRow]:
+    """Those of the attempts that are at the batch itself, from ``since_ms`` on."""
+    return [
+        each
+        for each in rows
+        if each.batch_time_ms == batch.batch_time_ms
+        and not each.target
+        and (since_ms is None or each.started_at_ms >= since_ms)
+    ]
+
+
+def _begun_again_ms(batch: BatchRow, events: Sequence[EventRow]) -> int | None:
+    """When an unfinished batch that had completed before was begun again; None if it never completed.
+
+    ``events`` are those of the batch, oldest first.
+    """
+    if batch.steps is None:
+        return None
+    # Its row has when the newest try began. The first one is in the events, which are deleted after a week.
+    begun_ms = batch.started_at_ms or batch.allocated_at_ms
+    for event in reversed(events):
+        if event.kind == EventKind.BATCH_COMPLETED:
+            break
+        if event.kind == EventKind.BATCH_STARTED:
+            begun_ms = event.at_ms
+    return begun_ms
+
+
+# Runs are too slow if this many batches in a row began late: a single late start is caught up.
+_SLOW_BATCHES = 5
+_ALLOCATED = [state for state in BatchState if state is not BatchState.ABSORBED]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRuns:
+    """Each of the last batches began after another batch time had ended. Milliseconds.
+
+    ``run_ms`` is the mean time between the allocations of consecutive batches. ``late_ms`` is the time from the newest
+    batch's first batch time to its allocation.
+    """
+
+    run_ms: int
+    interval_ms: int
+    late_ms: int
+    coalesces: bool
+
+    def __str__(self) -> str:
+        grows = "batches take over several batch times" if self.coalesces else "the delay grows with each"
+        return (
+            f"runs take {self.run_ms / 1000:.1f} s and the batch interval is {self.interval_ms / 1000:g} s, so {grows} "
+            f"(the last one began {self.late_ms / 1000:.1f} s after its first batch time). Give the stream a longer "
+            "batch_interval, or its batch DAG single_task=True"
+        )
+
+
+def slow_runs(ledger: Ledger, stream_name: str, *, coalesces: bool) -> SlowRuns | None:
+    """Figures of a stream whose runs take longer than its interval, or None if they do not."""
+    newest = ledger.batches.page(stream_name, _SLOW_BATCHES, _ALLOCATED)
+    if len(newest) < _SLOW_BATCHES:
+        return None
+    return slow_runs_of(newest, ledger.streams.get(stream_name).batch_interval_ms, coalesces=coalesces)
+
+
+def slow_runs_of(newest: Sequence[BatchRow], interval_ms: int, *, coalesces: bool) -> SlowRuns | None:
+    """The same from the newest batches that are not absorbed, newest first."""
+    if len(newest) < _SLOW_BATCHES:
+        return None
+    newest = newest[:_SLOW_BATCHES]
+    late_ms = [row.allocated_at_ms - row.first_time_ms for row in newest]
+    run_ms = (newest[0].allocated_at_ms - newest[-1].allocated_at_ms) // (_SLOW_BATCHES - 1)
+    if run_ms <= interval_ms or min(late_ms) <= interval_ms:
+        return None
+    return SlowRuns(run_ms, interval_ms, late_ms[0], coalesces)

@@ -1,0 +1,155 @@
+"""A stream over time: its batches and samples, its events and gaps in pages, and the batch of an Airflow run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.ledger import Ledger
+from headrace.ledger.states import EventKind
+from headrace.ledger.tables import EventRow, SampleRow
+from headrace.ledger.timelines import Part
+from headrace.views.batches import BatchLine, batch_line
+
+# A busy stream has five of these a second: they would hide all others.
+_MANY = frozenset({EventKind.BLOCK_ADDED})
+_COUNTS = ("records", "blocks", "attempt", "partition", "receiver", "input", "epoch", "from_offset", "until_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event; ``text`` is the event in words."""
+
+    id: int
+    at_ms: int
+    kind: str
+    batch_time_ms: int | None
+    text: str
+    payload: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Events, newest first. ``next_before_id`` None: there are no older ones."""
+
+    events: tuple[Event, ...]
+    next_before_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets ``[from_offset, until_offset)`` that were given up."""
+
+    id: int
+    at_ms: int
+    input: str
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
+    reason: str
+    batch_time_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GapPage:
+    """Gaps, newest first. ``next_before_id`` None: there are no older ones."""
+
+    gaps: tuple[Gap, ...]
+    next_before_id: int | None
+
+
+def events(
+    ledger: Ledger, stream_name: str, kinds: Collection[EventKind], *, before_id: int | None, limit: int
+) -> EventPage:
+    """The newest events of these kinds; without any, of all kinds except those of blocks."""
+    wanted = list(kinds) or [kind for kind in EventKind if kind not in _MANY]
+    rows = ledger.events.latest(stream_name, wanted, limit + 1, before_id=before_id)
+    page = tuple(map(event, rows[:limit]))
+    return EventPage(page, page[-1].id if len(rows) > limit else None)
+
+
+def event(row: EventRow) -> Event:
+    """The event of a row."""
+    return Event(row.event_id, row.at_ms, row.kind, row.batch_time_ms, event_text(row.kind, row.payload), row.payload)
+
+
+def event_text(kind: str, payload: Mapping[str, Any]) -> str:
+    """An event in words: its kind, the numbers that matter, and the error or the reason."""
+    named = [f"{name.replace('_', ' ')} {payload[name]}" for name in _COUNTS if payload.get(name) not in (None, "")]
+    if payload.get("topic"):
+        named.insert(0, f"topic {payload['topic']}")
+    if payload.get("by"):
+        named.append(f"by {payload['by']}")
+    text = kind.replace("_", " ").capitalize() + (f" ({', '.join(named)})" if named else "")
+    why = payload.get("error") or payload.get("reason") or payload.get("desired_state") or payload.get("state")
+    return f"{text}: {why}" if why else text
+
+
+def gaps(ledger: Ledger, stream_name: str, *, before_id: int | None, limit: int) -> GapPage:
+    """The newest gaps."""
+    rows = ledger.gaps.page(stream_name, limit + 1, before_id=before_id)
+    page = tuple(
+        Gap(
+            id=row.gap_id,
+            at_ms=row.at_ms,
+            input=row.input_id,
+            topic=row.partition.topic,
+            partition=row.partition.partition,
+            from_offset=row.from_offset,
+            until_offset=row.until_offset,
+            reason=row.reason,
+            batch_time_ms=row.batch_time_ms,
+        )
+        for row in rows[:limit]
+    )
+    return GapPage(page, page[-1].id if len(rows) > limit else None)
+
+
+def batch_of_run(ledger: Ledger, stream_name: str, run_id: str, ended_ms: int | None) -> int | None:
+    """The batch time that an Airflow run has: assigned by the ledger, else the end of its interval if that has a batch.
+
+    A batch that was taken over by a later one leads to that one.
+    """
+    batch_time_ms = ledger.runs.find(stream_name, run_id) or ended_ms
+    batch = None if batch_time_ms is None else ledger.batches.find(stream_name, batch_time_ms)
+    if batch is None:
+        return None
+    return batch.absorbed_by_ms or batch.batch_time_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Batches and samples of ``[from_ms, until_ms)``, oldest first. ``thinned``: some batches are left out, since a
+    picture has no room for them. Then ``batches`` has the slowest one of each of ``parts``; the parts and ``whole``
+    have the numbers of all batches."""
+
+    batch_interval: float
+    from_ms: int
+    until_ms: int
+    thinned: bool
+    batches: tuple[BatchLine, ...]
+    samples: tuple[SampleRow, ...]
+    parts: tuple[Part, ...] = ()
+    whole: Part | None = None
+
+
+def timeline(
+    ledger: Ledger, stream_name: str, *, from_ms: int | None = None, until_ms: int | None = None, points: int = 200
+) -> Timeline:
+    """At most ``points`` batches and samples; by default the last ``points`` batch times."""
+    interval_ms = ledger.streams.get(stream_name).batch_interval_ms
+    until_ms = ledger.now_ms() + 1 if until_ms is None else until_ms
+    from_ms = until_ms - points * interval_ms if from_ms is None else from_ms
+    found = ledger.batch_pages.points(stream_name, from_ms, until_ms, points=points)
+    return Timeline(
+        batch_interval=interval_ms / 1000,
+        from_ms=from_ms,
+        until_ms=until_ms,
+        thinned=found.whole is not None,
+        batches=tuple(map(batch_line, found.rows)),
+        samples=tuple(ledger.samples.between(stream_name, from_ms, until_ms, points=points)),
+        parts=found.parts,
+        whole=found.whole,
+    )

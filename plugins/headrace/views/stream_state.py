@@ -1,0 +1,584 @@
+"""Judges a stream: what is wrong, why, since when, and what to do. The most severe finding is the stream's state."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from headrace.clock import readable_seconds, time_text
+from headrace.errors import FAILURE, Failure
+from headrace.ledger.batch_tables import AttemptRow, BatchRow
+from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
+from headrace.ledger.states import BatchState, DesiredState
+from headrace.ledger.tables import JobRow, StreamRow
+from headrace.receiver.health import InputTrouble, Part, input_troubles
+from headrace.views.batches import Unfinished, slow_runs_of
+
+# A stream is late beyond the larger of this time and this many batch intervals.
+_LATE_SECONDS = 60.0
+_LATE_INTERVALS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DagFacts:
+    """A DAG in Airflow.
+
+    ``running`` and ``queued`` are numbers of runs. ``import_error``: why its file cannot be imported; its last good
+    version runs until Airflow takes it for stale, after a minute, and starts no more runs.
+    """
+
+    dag_id: str
+    paused: bool = False
+    running: int = 0
+    queued: int = 0
+    import_error: str | None = None
+    stale: bool = False
+
+
+class State(StrEnum):
+    """The states of a stream, the most severe first."""
+
+    FAILING = "failing"
+    STALLED = "stalled"
+    PAUSED = "paused"
+    FALLING_BEHIND = "falling_behind"
+    STARTING = "starting"
+    STOPPED = "stopped"
+    WELL = "well"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about a stream. ``since_ms`` None: not known.
+
+    ``details`` is the error of which ``reason`` has the line that matters; None if that is all of it. ``newest_ms`` is
+    when its cause was seen last: of failures, the newest one comes first.
+    """
+
+    state: State
+    reason: str
+    remedy: str | None = None
+    since_ms: int | None = None
+    details: str | None = None
+    newest_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a stream is judged by.
+
+    ``recent`` are the newest batches that are not absorbed, newest first; ``dead_letters`` is the number of theirs.
+    ``unfinished`` are those that `unfinished_of` finds, ``failed`` the failed ones of ``recent``; ``number_failed``
+    counts older ones too. ``failed_positions`` are partitions that an error has stopped. ``job_before`` is the receiver
+    job before ``job``. ``write_refusal``: why the ledger cannot be written. ``facts`` is what Airflow says of the two
+    DAGs; it lacks a DAG of which nothing is known.
+    """
+
+    row: StreamRow
+    coalesces: bool
+    now_ms: int
+    job: JobRow | None
+    receivers: Sequence[ReceiverRow]
+    recent: Sequence[BatchRow]
+    last_completed: BatchRow | None
+    unfinished: Sequence[Unfinished] = ()
+    failed: Sequence[Unfinished] = ()
+    number_failed: int = 0
+    job_before: JobRow | None = None
+    write_refusal: str | None = None
+    dead_letters: int = 0
+    failed_positions: Sequence[PositionRow] = ()
+    lag_seconds: float | None = None
+    batch_dag_id: str = ""
+    receiver_dag_id: str = ""
+    facts: Mapping[str, DagFacts] = field(default_factory=dict)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a person has stopped the stream."""
+        return self.row.desired_state is DesiredState.STOPPED
+
+    @property
+    def limit_seconds(self) -> float:
+        """From this age on, something is late."""
+        return max(_LATE_SECONDS, _LATE_INTERVALS * self.row.batch_interval_ms / 1000)
+
+    @property
+    def oldest(self) -> Unfinished | None:
+        """What is due longest."""
+        return min(self.unfinished, key=lambda each: each.due_ms, default=None)
+
+    @property
+    def has_paused_receivers(self) -> bool:
+        """Whether a live receiver is paused."""
+        return any(each.paused_reason and each.alive(self.now_ms) for each in self.receivers)
+
+    def late_seconds(self, since_ms: int) -> float:
+        """The seconds from ``since_ms`` until now."""
+        return max(0, self.now_ms - since_ms) / 1000
+
+
+# Starting a receiver job takes Spark half a minute, on a busy machine a few.
+_STARTING_MS = 300_000
+_AGAIN = (
+    "Its outputs keep what they wrote, no other batch waits for it, and later runs do not try it again. Correct the "
+    "cause that the error names, and run it again."
+)
+_NO_RECEIVER = "Look at the receiver job's log, and whether Spark gets the executors that the receivers need."
+_LONGEST_LINE = 300
+
+
+def judge(evidence: Evidence) -> list[Finding]:
+    """Return all findings, the most severe first, of failures the newest cause first. There is always one.
+
+    An error counts as long as nothing good came after it: it is the stream's state only until then.
+    """
+    order = list(State)
+    findings = [
+        *_unwritable(evidence),
+        *_failing(evidence),
+        *_delayed(evidence),
+        *_stalled_batches(evidence),
+        *_sealed_ahead(evidence),
+        *_receiving(evidence),
+        *_behind(evidence),
+        *_paused(evidence),
+        *_stopped(evidence),
+        *_dead_letters(evidence),
+    ]
+    findings.sort(key=lambda finding: (order.index(finding.state), -finding.newest_ms))
+    return findings or [_well(evidence)]
+
+
+def headline(error: str) -> tuple[str, str | None]:
+    """Return the line of an error that matters, and the whole error if it has more.
+
+    Of a Python traceback this is the line after the frames, of other errors the first one.
+    """
+    lines = [line.rstrip() for line in error.splitlines() if line.strip()]
+    if not lines:
+        return error, None
+    first, inside = lines[0], False
+    for line in lines:
+        if line.lstrip().startswith("Traceback (most recent call last)"):
+            inside = True
+        elif inside and not line[0].isspace():
+            first, inside = line, False
+    if len(first) > _LONGEST_LINE:
+        first = first[:_LONGEST_LINE].rstrip() + " …"
+    return first, None if error.strip() == first else error
+
+
+# -- failing -----------------------------------------------------------------------------------------------------------
+
+
+def _unwritable(found: Evidence) -> Iterator[Finding]:
+    if found.write_refusal is not None:
+        # No heartbeat could be written either, so what is older than this is not known to be true any more.
+        yield Finding(
+            State.FAILING,
+            f"The ledger cannot be written: {found.write_refusal}",
+            "End what holds its lock, such as an open transaction in a database shell, or a backup. Receivers and "
+            "batches then go on by themselves.",
+            None if found.job is None else found.job.heartbeat_ms,
+            newest_ms=found.now_ms,
+        )
+
+
+def _failing(found: Evidence) -> Iterator[Finding]:
+    groups: dict[str, list[Unfinished]] = {}
+    listed = {each.batch_time_ms for each in found.unfinished}
+    for unfinished in [*found.unfinished, *(each for each in found.failed if each.batch_time_ms not in listed)]:
+        if (error := _error(unfinished)) is not None:
+            groups.setdefault(_cause(found, unfinished, error), []).append(unfinished)
+    for group in groups.values():
+        # Of the failed batches between the oldest and the newest ones only the number is known.
+        more = max(found.number_failed - sum(map(len, groups.values())), 0) if len(groups) == 1 else 0
+        yield _failing_batches(found, sorted(group, key=lambda each: each.batch_time_ms), more)
+    for each in found.failed_positions:
+        partition = f"{each.partition.topic}-{each.partition.partition}"
+        yield Finding(
+            State.FAILING,
+            f"Partition {partition} is stopped since {time_text(each.updated_at_ms)}: {each.error}",
+            "Correct the cause that the error names; the receiver then has to be started again (stop and start the "
+            "stream). Other partitions go on.",
+            each.updated_at_ms,
+            newest_ms=each.updated_at_ms,
+        )
+
+
+def _cause(found: Evidence, unfinished: Unfinished, error: str) -> str:
+    """What batches that failed for the same reason have in common: the error without numbers and ids, and its kind."""
+    job = _died_with(found, unfinished)
+    if job is not None:
+        return f"job {job.epoch}"
+    passed = _passed(found, unfinished)
+    return f"{unfinished.completed_before} {passed} {re.sub(r'[0-9]+', '0', headline(error)[0])}"
+
+
+def _error(unfinished: Unfinished) -> str | None:
+    """The error of a batch that has failed, also while it is run again; None if it has not failed."""
+    batch, failed = unfinished.batch, unfinished.failed
+    return None if batch is None else batch.error or (failed[-1].error if failed else None)
+
+
+def _failed_ms(unfinished: Unfinished) -> int:
+    """When it failed last."""
+    allocated_ms = 0 if unfinished.batch is None else unfinished.batch.allocated_at_ms
+    times = [each.ended_at_ms or each.started_at_ms for each in unfinished.failed]
+    return max(times, default=max(allocated_ms, unfinished.due_ms))
+
+
+def _died_with(found: Evidence, unfinished: Unfinished) -> JobRow | None:
+    """The receiver job whose application ran the batch's last attempt, if the attempt failed since the job ended."""
+    if not unfinished.failed:
+        return None
+    attempt, job = unfinished.failed[-1], found.job
+    if attempt.way != "connect" or attempt.attributes.get(FAILURE, Failure.PASSING) != Failure.PASSING or job is None:
+        return None
+    before = attempt.started_at_ms < job.acquired_at_ms
+    died = found.job_before if before else job
+    if died is None or (died is job and job.alive(found.now_ms)):
+        return None
+    return died if (attempt.ended_at_ms or found.now_ms) >= died.heartbeat_ms else None
+
+
+def _passed(found: Evidence, unfinished: Unfinished) -> bool:
+    """Whether batches have completed since it failed, so that a later run will most likely complete it too.
+
+    After an error of the user's code that takes another definition or other code: its records may be the only ones
+    that fail.
+    """
+    last, failed = found.last_completed, unfinished.failed
+    if unfinished.completed_before or last is None or (last.completed_at_ms or 0) <= _failed_ms(unfinished):
+        return False
+    kind = failed[-1].attributes.get(FAILURE) if failed else None
+    if kind not in (Failure.CODE, Failure.FINAL):
+        return True
+    before = [
+        batch for batch in found.recent if batch.completed_at_ms and batch.completed_at_ms < _failed_ms(unfinished)
+    ]
+    return (failed[-1].revision or last.revision) < last.revision or (
+        bool(before) and before[0].code_version != last.code_version
+    )
+
+
+def _failing_batches(found: Evidence, group: Sequence[Unfinished], more: int) -> Finding:
+    """One finding for batches that failed for the same reason, ``more`` of which were not read."""
+    first, newest = group[0], max(group, key=_failed_ms)
+    since_ms = min((each.ended_at_ms or each.started_at_ms for each in first.failed), default=_failed_ms(first))
+    batch = f"Batch {time_text(first.batch_time_ms)}"
+    others = len(group) - 1 + more
+    batches = f"{batch} and {others:,} more" if others else batch
+    error, details = headline(_error(newest) or "")
+    job = _died_with(found, first)
+    if job is not None:
+        died = headline(job.error)[0] if job.error else f"it last renewed its lease at {time_text(job.heartbeat_ms)}"
+        return Finding(
+            State.FALLING_BEHIND,
+            f"{batches} failed with the receiver job (epoch {job.epoch}), in which it ran: {died}",
+            "Nothing: later runs run it again as soon as the next receiver job runs.",
+            since_ms,
+            details or error,
+            _failed_ms(newest),
+        )
+    if _passed(found, first):
+        return Finding(
+            State.FALLING_BEHIND,
+            f"{batches} failed, last at {time_text(_failed_ms(newest))}. Later batches have completed since, so later "
+            f"runs run {'them' if others else 'it'} again. The error was: {error}",
+            None,
+            since_ms,
+            details,
+            _failed_ms(newest),
+        )
+    times = f"{len(first.failed)} times" if len(first.failed) > 1 else ""
+    tries = "" if not times else f" (the first one {times})" if others else f", {times}"
+    running = first.batch is not None and first.batch.state is BatchState.RUNNING
+    doing = "is being run again; before, it failed" if running and not others else "failed"
+    known = " had completed before. Begun again, it" if first.completed_before else ""
+    return Finding(
+        State.FAILING,
+        f"{batches}{known} {doing}{tries}, first at {time_text(since_ms)}: {error}",
+        _AGAIN if first.completed_before else _remedy_of(newest.failed),
+        since_ms,
+        details,
+        _failed_ms(newest),
+    )
+
+
+def _remedy_of(failed: Sequence[AttemptRow]) -> str:
+    kind = failed[-1].attributes.get(FAILURE) if failed else None
+    if kind == Failure.CODE.value:
+        return (
+            "Correct the transform, the definition or the index's mapping. Later runs try the batch again when the "
+            "code or the definition has changed; otherwise run the batch again."
+        )
+    if kind == Failure.FINAL.value:
+        return "Stored data is missing or damaged: `headrace streams fsck` names it. Repair it, or abandon the batch."
+    return (
+        "Correct the cause that the error names. Later runs try the batch again by themselves, or run it again. If it "
+        "can never succeed, abandon it."
+    )
+
+
+def _delayed(found: Evidence) -> Iterator[Finding]:
+    for unfinished in found.unfinished:
+        if unfinished.warning is not None and not unfinished.failed:
+            yield Finding(
+                State.STALLED if is_standing_still(found) else State.FALLING_BEHIND,
+                f"Batch {time_text(unfinished.batch_time_ms)} is delayed: {unfinished.warning.rstrip('.')}.",
+                "Correct the cause that this names. The batch tries again by itself, and fails if it has no success.",
+                unfinished.due_ms,
+            )
+
+
+# -- stalled -----------------------------------------------------------------------------------------------------------
+
+
+def _stalled_batches(found: Evidence) -> Iterator[Finding]:
+    dag = found.facts.get(found.batch_dag_id)
+    since_ms = _last_activity(found)
+    oldest = found.oldest
+    if dag is not None and dag.paused:
+        if not found.stopped or oldest is not None:
+            waiting = [each.batch_time_ms for each in found.unfinished if not each.completed_before]
+            left = f"; records wait since batch time {time_text(min(waiting))}" if waiting else ""
+            yield Finding(
+                State.STALLED,
+                f"The DAG {dag.dag_id} is paused in Airflow, so no batch is run{left}.",
+                f"Unpause {dag.dag_id}. Its next run takes over the batch times that were missed."
+                if found.coalesces
+                else f"Unpause {dag.dag_id}.",
+                since_ms,
+            )
+        return
+    if dag is not None and dag.import_error:
+        yield Finding(
+            State.STALLED,
+            f"Airflow cannot import the file of the DAG {dag.dag_id}, and starts no more runs: {dag.import_error}",
+            "Correct the file. Airflow's list of DAGs shows the whole import error.",
+            since_ms,
+        )
+    if oldest is not None and is_standing_still(found):
+        completed_ms = None if found.last_completed is None else found.last_completed.completed_at_ms
+        yield _nothing_completes(found, dag, oldest, completed_ms)
+
+
+def _sealed_ahead(found: Evidence) -> Iterator[Finding]:
+    ahead_ms = found.row.sealed_until_ms - found.now_ms
+    if ahead_ms / 1000 > found.limit_seconds:
+        yield Finding(
+            State.STALLED,
+            f"Batch {time_text(found.row.sealed_until_ms)} was allocated while the ledger's clock was ahead: records "
+            f"wait for the batch after it, for {readable_seconds(ahead_ms / 1000)}.",
+            "Nothing is lost, and it continues by itself then. Keep the clock of the ledger's database synchronized.",
+        )
+
+
+def is_standing_still(found: Evidence) -> bool:
+    """Whether a batch is late, and none has completed for as long."""
+    oldest = found.oldest
+    if oldest is None or found.late_seconds(oldest.due_ms) <= found.limit_seconds:
+        return False
+    completed_ms = None if found.last_completed is None else found.last_completed.completed_at_ms
+    return completed_ms is None or found.late_seconds(completed_ms) > found.limit_seconds
+
+
+def _nothing_completes(found: Evidence, dag: DagFacts | None, oldest: Unfinished, completed_ms: int | None) -> Finding:
+    completed = (
+        "No batch has completed yet"
+        if completed_ms is None
+        else f"No batch has completed since {time_text(completed_ms)}"
+    )
+    late = readable_seconds(found.late_seconds(oldest.due_ms))
+    reason = f"{completed}; batch {time_text(oldest.batch_time_ms)} is {oldest.state} for {late}."
+    if dag is None:
+        remedy = _look_at("batch DAG", found.batch_dag_id)
+    elif dag.running:
+        remedy = f"A run of {dag.dag_id} is running: its newest task's log says what it waits for."
+    elif dag.queued:
+        remedy = f"Runs of {dag.dag_id} are queued, and none runs: look whether Airflow's scheduler has free slots."
+    else:
+        remedy = f"No run of {dag.dag_id} is running: look whether Airflow's scheduler is alive."
+    return Finding(State.STALLED, reason, remedy, completed_ms or oldest.due_ms)
+
+
+def _look_at(what: str, dag_id: str) -> str:
+    """What to do if nothing is known of a DAG; its id is then the default one."""
+    return (
+        f"Look at the stream's {what} in Airflow ({dag_id}, unless it has another id): is it unpaused, and does it run?"
+    )
+
+
+def _last_activity(found: Evidence) -> int | None:
+    return found.recent[0].allocated_at_ms if found.recent else None
+
+
+# -- receiving ---------------------------------------------------------------------------------------------------------
+
+
+def _receiving(found: Evidence) -> Iterator[Finding]:
+    if found.stopped:
+        return
+    dag = found.facts.get(found.receiver_dag_id)
+    troubles = input_troubles(found.job, found.receivers, found.now_ms)
+    alive = found.job is not None and found.job.alive(found.now_ms)
+    for trouble in troubles:
+        if (trouble.starting and not _overdue(found, trouble)) or _just_begun(found, trouble, dag):
+            since_ms = found.row.created_at_ms if found.job is None else found.job.acquired_at_ms
+            yield Finding(State.STARTING, f"The receiver job starts: {trouble.error}.", None, since_ms)
+        else:
+            remedy = _NO_RECEIVER if _overdue(found, trouble) else _restart(found, dag, trouble, alive=alive)
+            yield Finding(State.STALLED, _not_received(trouble), remedy, trouble.asked_ms or None)
+    if alive and dag is not None and dag.paused:
+        yield Finding(
+            State.WELL,
+            f"The DAG {dag.dag_id} is paused: if the receiver job ends, no other is started.",
+            f"Unpause {dag.dag_id}.",
+        )
+    if alive and found.job is not None:
+        for text in found.job.attributes.get("troubles") or ():
+            yield Finding(State.WELL, str(text))
+
+
+def _just_begun(found: Evidence, trouble: InputTrouble, dag: DagFacts | None) -> bool:
+    """Whether there is no receiver job yet because the stream, or a run of its receiver DAG, has only just begun."""
+    if found.job is not None or trouble.input_id is not None or (dag is not None and dag.paused):
+        return False
+    return found.late_seconds(found.row.created_at_ms) * 1000 < _STARTING_MS
+
+
+def _is_custom(found: Evidence, input_id: str | None) -> bool:
+    """Whether the input, or every input if it is None, has receivers of the user's."""
+    inputs = json.loads(found.row.definition).get("inputs") or []
+    kinds = [each.get("kind") for each in inputs if input_id in (None, each.get("id"))]
+    return bool(kinds) and all(kind == "receiver" for kind in kinds)
+
+
+def _overdue(found: Evidence, trouble: InputTrouble) -> bool:
+    """Whether the receiver job had more than enough time to start its first receiver."""
+    if found.job is None or not trouble.starting or trouble.input_id is not None:
+        return False
+    return found.now_ms - found.job.acquired_at_ms > _STARTING_MS
+
+
+def _not_received(trouble: InputTrouble) -> str:
+    text = str(trouble)
+    return text[0].upper() + text[1:] + "."
+
+
+def _restart(found: Evidence, dag: DagFacts | None, trouble: InputTrouble, *, alive: bool) -> str:
+    custom = _is_custom(found, trouble.input_id)
+    if alive and (custom or trouble.part is Part.RECEIVER):
+        after_change = "; stop and start the stream after a change of their code" if custom else ""
+        return (
+            f"The receivers' last errors say why, with their stacks in `headrace events list {found.row.name} --kind "
+            "receiver_error`. One that writes nothing has lost its executor, hangs, or cannot reach the ledger. They "
+            f"are started again until it is over{after_change}."
+        )
+    if alive:
+        return (
+            "Look whether Kafka runs and the connection's address, credentials and topic are right. Receiving "
+            "continues by itself."
+        )
+    if dag is None:
+        return f"A run of the receiver DAG starts the receiver job. {_look_at('receiver DAG', found.receiver_dag_id)}"
+    if dag.paused:
+        return f"The DAG {dag.dag_id} is paused in Airflow. Unpause it: its run starts the receiver job."
+    if dag.running:
+        return f"A run of {dag.dag_id} is running and starts the job again; its task's log says what prevents it."
+    return f"No run of {dag.dag_id} is running: look at its last run, and whether Airflow's scheduler is alive."
+
+
+# -- less severe -------------------------------------------------------------------------------------------------------
+
+
+def _behind(found: Evidence) -> Iterator[Finding]:
+    slow = slow_runs_of(found.recent, found.row.batch_interval_ms, coalesces=found.coalesces)
+    if slow is not None and found.recent[0].allocated_at_ms > found.now_ms - 1000 * 2 * found.limit_seconds:
+        text = str(slow)
+        yield Finding(
+            State.FALLING_BEHIND,
+            f"{text[0].upper()}{text[1:].partition('. Give')[0]}.",
+            "Give the stream a longer batch_interval, or its batch DAG single_task=True.",
+            found.now_ms - slow.late_ms,
+        )
+    lag = found.lag_seconds
+    if lag is not None and lag > found.limit_seconds and not found.has_paused_receivers:
+        yield Finding(
+            State.FALLING_BEHIND,
+            f"The receivers are {readable_seconds(lag)} behind Kafka.",
+            "Give the input more receivers, or raise limits.max_rate if it is set. The list of partitions shows where "
+            "the lag is.",
+            found.now_ms - int(lag * 1000),
+        )
+    oldest = found.oldest
+    if oldest is None or slow is not None or is_standing_still(found):
+        return
+    late_seconds = found.late_seconds(oldest.due_ms)
+    if late_seconds > found.limit_seconds:
+        late = readable_seconds(late_seconds)
+        yield Finding(
+            State.FALLING_BEHIND,
+            f"Batch {time_text(oldest.batch_time_ms)} had completed before, and is being run again for {late}."
+            if oldest.completed_before
+            else f"Batch {time_text(oldest.batch_time_ms)} is late by {late}.",
+            "Other batches complete. Its page, and `headrace batches show`, say what it waits for.",
+            oldest.due_ms,
+        )
+
+
+def _paused(found: Evidence) -> Iterator[Finding]:
+    for each in found.receivers:
+        if each.paused_reason and each.alive(found.now_ms) and not found.stopped:
+            yield Finding(
+                State.PAUSED,
+                f"Receiver {each.receiver_id} is paused: {each.paused_reason.rstrip('.')}.",
+                "If its disk is full, make room in the stream's storage; if its log has reached max_log_bytes, see "
+                "what delays the batches. It then continues by itself. Kafka keeps the records until then: mind the "
+                "topic's retention.",
+            )
+
+
+def _stopped(found: Evidence) -> Iterator[Finding]:
+    if not found.stopped:
+        return
+    if found.job is not None and found.job.alive(found.now_ms):
+        yield Finding(
+            State.STOPPED,
+            "It was asked to stop: the receivers store what they have read, then they end.",
+            None,
+            found.job.stop_requested_at_ms,
+        )
+        return
+    left = "" if found.oldest is None else " Batches go on until all records are written."
+    since_ms = found.row.updated_at_ms if found.job is None else found.job.ended_at_ms
+    yield Finding(
+        State.STOPPED, f"A person has stopped it; nothing is received.{left}", "Start it to receive again.", since_ms
+    )
+
+
+def _dead_letters(found: Evidence) -> Iterator[Finding]:
+    if found.dead_letters:
+        number = f"{found.dead_letters:,} dead letters" if found.dead_letters > 1 else "1 dead letter"
+        newest = f"the last {len(found.recent)} batches have" if len(found.recent) > 1 else "the last batch has"
+        yield Finding(
+            State.WELL,
+            f"{newest[0].upper()}{newest[1:]} {number}.",
+            "The list of dead letters shows the reason of each. Correct the index's mapping and replay them, or "
+            "correct the transform and run the batches again.",
+        )
+
+
+def _well(found: Evidence) -> Finding:
+    last = found.last_completed
+    if last is None and found.oldest is not None:
+        time = time_text(found.oldest.batch_time_ms)
+        return Finding(State.WELL, f"It receives; batch {time}, its first with records, is not completed yet.")
+    if last is None:
+        return Finding(State.WELL, "It receives, and waits for its first records.")
+    return Finding(State.WELL, f"Batch {time_text(last.batch_time_ms)} has completed, and none is late.")

@@ -1,0 +1,467 @@
+"""A stream: in one line, with its state and numbers, and in detail, with its job, receivers, partitions and log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from headrace.ledger import Ledger
+from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.overviews import StreamOverview
+from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
+from headrace.ledger.states import BatchState, PartitionState, ReceiverState
+from headrace.ledger.tables import JobRow, SampleRow, StreamRow
+from headrace.ledger.timelines import BatchOrder, BatchRange
+from headrace.listeners.bus import ListenerStatus, listener_statuses
+from headrace.receiver.health import InputTrouble, input_troubles, receiver_state
+from headrace.receiver.tracker import numbers
+from headrace.stream import Stream
+from headrace.stream.model import StreamDefinitionError
+from headrace.views.batches import BatchLine, batch_line, failed_of, unfinished_of
+from headrace.views.stream_state import DagFacts, Evidence, State, judge
+
+POINTS = 30
+"""How many values a sparkline has."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldestUnfinished:
+    """The batch, or the batch time without a batch, that is due longest; ``age`` in seconds since it is due.
+
+    It is due at its batch time, or when it was begun again after it had completed (see `Unfinished`).
+    """
+
+    batch_time_ms: int
+    state: str
+    error: str | None
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sparklines:
+    """The last values, oldest first. The delays are those of batches, the others of samples."""
+
+    input_rate: tuple[float | None, ...]
+    total_delay: tuple[float | None, ...]
+    lag: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a stream is declared: its ledger's reference as the user wrote it, and its DAGs.
+
+    ``other_batch_dag_ids`` are further DAGs that declare themselves its batch DAG, such as a copy.
+    """
+
+    name: str
+    ledger: str
+    batch_dag_id: str
+    receiver_dag_id: str
+    replay_dag_ids: tuple[str, ...] = ()
+    other_batch_dag_ids: tuple[str, ...] = ()
+
+    @property
+    def batch_dag_ids(self) -> tuple[str, ...]:
+        """All DAGs that decide who may read the stream, and act on it."""
+        return (self.batch_dag_id, *self.other_batch_dag_ids)
+
+
+def default_place(stream_name: str, ledger: str) -> Placed:
+    """The place of a stream of whose DAGs nothing is known: they have the factories' default ids."""
+    return Placed(stream_name, ledger, f"{stream_name}_batches", f"{stream_name}_receiver")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSummary(Placed):
+    """A stream. ``state`` follows from the most severe finding, ``also`` are the reasons of the others.
+
+    ``details`` is the whole error if ``reason`` has only the line of it that matters.
+    """
+
+    state: State
+    reason: str
+    remedy: str | None
+    since_ms: int | None
+    details: str | None
+    also: tuple[str, ...]
+    desired_state: str
+    batch_interval: float
+    input_rate: float
+    lag: int | None
+    lag_unknown: int
+    lag_seconds: float | None
+    last_completed_batch: BatchLine | None
+    oldest_unfinished: OldestUnfinished | None
+    sparklines: Sparklines
+
+
+def summarize(ledger: Ledger, row: StreamRow, place: Placed, facts: Mapping[str, DagFacts]) -> StreamSummary:
+    """Judge the stream by its ledger and by what Airflow says of its DAGs."""
+    (found,) = summaries(ledger, [(row, place)], facts)
+    return found
+
+
+def summaries(
+    ledger: Ledger, found: Sequence[tuple[StreamRow, Placed]], facts: Mapping[str, DagFacts]
+) -> list[StreamSummary]:
+    """Judge several streams of a ledger, with as many queries as for one."""
+    overviews = ledger.overviews.of([row for row, _ in found], POINTS)
+    refusals = [ledger.overviews.write_refusal(each.stream.name) if _is_silent(each) else None for each in overviews]
+    return [
+        _summary(overview, place, facts, refusal)
+        for overview, (_, place), refusal in zip(overviews, found, refusals, strict=True)
+    ]
+
+
+def _is_silent(found: StreamOverview) -> bool:
+    """Whether what should write to the ledger does not: its writer may be dead, or the ledger not be writable."""
+    job = found.job
+    return job is not None and not job.state.ended and not job.alive(found.now_ms)
+
+
+def _summary(
+    found: StreamOverview, place: Placed, facts: Mapping[str, DagFacts], write_refusal: str | None
+) -> StreamSummary:
+    now = numbers(found.receivers, found.now_ms)
+    unfinished = [*unfinished_of(found)]
+    evidence = Evidence(
+        row=found.stream,
+        coalesces=_coalesces(found.stream),
+        now_ms=found.now_ms,
+        job=found.job,
+        receivers=found.receivers,
+        recent=found.recent,
+        last_completed=found.last_completed,
+        unfinished=unfinished,
+        failed=[*failed_of(found)],
+        number_failed=found.failed,
+        job_before=found.job_before,
+        write_refusal=write_refusal,
+        dead_letters=found.dead_letters,
+        failed_positions=found.failed_positions,
+        lag_seconds=now.lag_seconds,
+        batch_dag_id=place.batch_dag_id,
+        receiver_dag_id=place.receiver_dag_id,
+        facts=facts,
+    )
+    first, *others = judge(evidence)
+    completed = found.last_completed
+    return StreamSummary(
+        **{field.name: getattr(place, field.name) for field in fields(Placed)},
+        state=first.state,
+        reason=first.reason,
+        remedy=first.remedy,
+        since_ms=first.since_ms,
+        details=first.details,
+        also=tuple(each.reason for each in others),
+        desired_state=found.stream.desired_state.value,
+        batch_interval=found.stream.batch_interval_ms / 1000,
+        input_rate=now.input_rate,
+        lag=now.lag,
+        lag_unknown=now.lag_unknown,
+        lag_seconds=now.lag_seconds,
+        last_completed_batch=None if completed is None else batch_line(completed),
+        oldest_unfinished=_oldest(evidence),
+        sparklines=_sparklines(found.recent, found.samples),
+    )
+
+
+def _coalesces(row: StreamRow) -> bool:
+    try:
+        return Stream.from_json(row.definition).coalesces
+    except StreamDefinitionError:
+        # A definition of another version of headrace.
+        return bool(json.loads(row.definition).get("coalesce"))
+
+
+def _oldest(evidence: Evidence) -> OldestUnfinished | None:
+    oldest = evidence.oldest
+    if oldest is None:
+        return None
+    return OldestUnfinished(oldest.batch_time_ms, oldest.state, oldest.error, evidence.late_seconds(oldest.due_ms))
+
+
+def _sparklines(recent: Sequence[BatchRow], found: Sequence[SampleRow]) -> Sparklines:
+    lines = [batch_line(row) for row in reversed(recent)]
+    return Sparklines(
+        input_rate=tuple(each.input_rate for each in found or lines),
+        total_delay=tuple(line.total_delay for line in lines),
+        lag=tuple(each.lag for each in found),
+    )
+
+
+LEASE_LOST = "lease lost"
+"""The state of a job or receiver that should run and no longer renews its lease."""
+_HOLDERS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverJob:
+    """The newest receiver job."""
+
+    state: str
+    holder: str
+    host: str | None
+    since_ms: int
+    ended_at_ms: int | None
+    error: str | None
+    epoch: int
+    revision: int | None
+    code_version: str | None
+    spark_ui: str | None
+    log_path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LastError:
+    """The last error of a receiver. ``stack``: the traceback, None if the error has none."""
+
+    at_ms: int
+    text: str
+    stack: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """The newest instance of a receiver; rates are in records per second. It has stored everything that it cut up to
+    ``sealed_through_ms``, None before its first block. ``late_records`` came too late for the batch of their
+    timestamps."""
+
+    id: str
+    index: int
+    input: str
+    host: str | None
+    executor: str | None
+    state: str
+    epoch: int
+    partitions: int | None
+    rate: float | None
+    rate_limit: float | None
+    queue_blocks: int | None
+    queue_bytes: int | None
+    lag: int | None
+    late_records: int | None
+    heartbeat_at_ms: int
+    sealed_through_ms: int | None
+    lease_until_ms: int
+    restarts: int
+    last_error: LastError | None
+    paused_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition of an input; ``receiver`` is the index of its owner.
+
+    In a stream by timestamp, ``watermark_ms`` is its latest timestamp, and everything that Kafka had of it at
+    ``drained_ms`` is stored; otherwise both are None.
+    """
+
+    input: str
+    topic: str
+    partition: int
+    incarnation: int
+    receiver: int | None
+    state: str
+    next_offset: int
+    lag: int | None
+    watermark_ms: int | None
+    drained_ms: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A batch whose blocks keep the log from being deleted."""
+
+    batch_time_ms: int
+    state: str
+    reason: str
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The log's size and its oldest holders."""
+
+    bytes: int
+    limit_bytes: int | None
+    segments: int
+    held_by: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers up to 10,000; dead letters of the last batches, by Elasticsearch output."""
+
+    batches: Mapping[str, int]
+    gaps: int
+    dead_letters: Mapping[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDetail:
+    """A stream in detail. ``listeners`` are those of the receiver job."""
+
+    summary: StreamSummary
+    definition: Mapping[str, Any]
+    revision: int
+    outputs: tuple[str, ...]
+    troubles: tuple[str, ...]
+    receiver_job: ReceiverJob | None
+    listeners: tuple[ListenerStatus, ...]
+    receivers: tuple[Receiver, ...]
+    partitions: tuple[Partition, ...]
+    log: Log
+    counts: Counts
+
+
+def stream_detail(ledger: Ledger, name: str, place: Placed, facts: Mapping[str, DagFacts]) -> StreamDetail:
+    """Read a stream.
+
+    Raises:
+        StreamNotFoundError: the ledger does not have it.
+    """
+    row, now_ms = ledger.streams.get(name), ledger.now_ms()
+    definition = json.loads(row.definition)
+    job, receivers = ledger.jobs.current(name), ledger.receivers.all(name)
+    troubles = input_troubles(job, receivers, now_ms)
+    return StreamDetail(
+        summary=summarize(ledger, row, place, facts),
+        definition=definition,
+        revision=row.revision,
+        outputs=tuple(row.id_of_step.get(step, step) for step in row.outputs),
+        troubles=() if job is None or not job.alive(now_ms) else tuple(job.attributes.get("troubles") or ()),
+        receiver_job=None if job is None else _job(job, now_ms),
+        listeners=tuple(listener_statuses(job)),
+        receivers=tuple(_receiver(each, troubles, now_ms) for each in receivers),
+        partitions=tuple(_partition(each, receivers) for each in ledger.positions.all(name, live=True)),
+        log=_log(ledger, row, definition, now_ms),
+        counts=_counts(ledger, row, definition),
+    )
+
+
+def _job(job: JobRow, now_ms: int) -> ReceiverJob:
+    attributes, versions = job.attributes, job.versions
+    return ReceiverJob(
+        state=job.state.value if job.state.ended or job.alive(now_ms) else LEASE_LOST,
+        holder=job.holder,
+        host=attributes.get("host"),
+        since_ms=job.acquired_at_ms,
+        ended_at_ms=job.ended_at_ms,
+        error=job.error,
+        epoch=job.epoch,
+        revision=attributes.get("revision"),
+        code_version=", ".join(f"{name} {version}" for name, version in sorted(versions.items())) or None,
+        spark_ui=attributes.get("ui_url"),
+        log_path=attributes.get("log"),
+    )
+
+
+def _receiver(row: ReceiverRow, troubles: Sequence[InputTrouble], now_ms: int) -> Receiver:
+    stats, receiver_id = row.stats, row.receiver_id
+    return Receiver(
+        id=str(receiver_id),
+        index=receiver_id.index,
+        input=receiver_id.input_id,
+        host=row.host,
+        executor=row.executor_id,
+        state=_receiver_state(row, troubles, now_ms),
+        epoch=row.epoch,
+        partitions=stats.get("partitions"),
+        rate=stats.get("rate"),
+        rate_limit=row.max_rate,
+        queue_blocks=stats.get("queued_blocks"),
+        queue_bytes=stats.get("queued_bytes"),
+        lag=None if stats.get("lag_unknown") else stats.get("total_lag"),
+        late_records=stats.get("late_records"),
+        heartbeat_at_ms=row.heartbeat_ms,
+        sealed_through_ms=row.sealed_through_ms or None,
+        lease_until_ms=row.lease_until_ms,
+        restarts=row.restarts,
+        last_error=_last_error(row),
+        paused_reason=row.paused_reason,
+    )
+
+
+def _last_error(row: ReceiverRow) -> LastError | None:
+    if row.last_error is None or row.last_error_at_ms is None:
+        return None
+    return LastError(row.last_error_at_ms, row.last_error, row.last_error_stack)
+
+
+def _receiver_state(row: ReceiverRow, troubles: Sequence[InputTrouble], now_ms: int) -> str:
+    if row.state.ended:
+        return row.state.value
+    if row.state is ReceiverState.SCHEDULED:
+        return row.state.value
+    if not row.alive(now_ms):
+        return LEASE_LOST
+    return receiver_state(row, troubles) if row.paused_reason is None else "paused"
+
+
+def _partition(row: PositionRow, receivers: Sequence[ReceiverRow]) -> Partition:
+    owner = (row.input_id, -1 if row.receiver_index is None else row.receiver_index)
+    owners = {(each.receiver_id.input_id, each.receiver_id.index): each for each in receivers}
+    lag = owners[owner].lag_of(row.partition) if owner in owners else None
+    return Partition(
+        input=row.input_id,
+        topic=row.partition.topic,
+        partition=row.partition.partition,
+        incarnation=row.partition.incarnation,
+        receiver=row.receiver_index,
+        state=row.state.value,
+        next_offset=row.next_offset,
+        lag=lag if row.state is PartitionState.ACTIVE else None,
+        watermark_ms=row.watermark_ms or None,
+        drained_ms=row.drained_ms or None,
+        error=row.error,
+    )
+
+
+def _log(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any], now_ms: int) -> Log:
+    try:
+        remember_ms = Stream.from_json(row.definition).remember_ms
+    except StreamDefinitionError:  # another version of headrace wrote it
+        remember_ms = row.batch_interval_ms
+    kept_ms = remember_ms + row.batch_interval_ms  # each batch cleans up once
+    waiting = [
+        Holder(each.batch_time_ms, "not allocated", "no batch has taken it yet", each.payload_bytes)
+        for each in ledger.blocks.unclaimed(row.name, _HOLDERS)
+        if each.batch_time_ms <= now_ms
+    ]
+    allocated = [
+        Holder(each.batch_time_ms, each.state.value, _held(each, now_ms, kept_ms), each.payload_bytes)
+        for each in ledger.batches.uncleaned(row.name, _HOLDERS, with_built=False)
+    ]
+    return Log(
+        bytes=ledger.segments.stored_bytes(row.name),
+        limit_bytes=(definition.get("limits") or {}).get("max_log_bytes"),
+        segments=ledger.segments.count(row.name),
+        held_by=tuple(sorted([*waiting, *allocated], key=lambda each: each.batch_time_ms)[:_HOLDERS]),
+    )
+
+
+def _held(batch: BatchRow, now_ms: int, kept_ms: int) -> str:
+    if batch.state in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
+        return f"it is {batch.state.value}" + (f": {batch.error}" if batch.error else "")
+    if batch.state is BatchState.COMPLETED and batch.checkpointed_at_ms is None:
+        return "it is not checkpointed yet"
+    if now_ms - batch.batch_time_ms < kept_ms:
+        return "it is remembered for a while (Stream.remember)"
+    return "the next cleanup deletes it, unless a block in the same segment is still needed"
+
+
+def _counts(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any]) -> Counts:
+    newest = ledger.batch_pages.page(row.name, BatchRange((BatchState.COMPLETED,)), BatchOrder.NEWEST, POINTS).rows
+    # Of the definition, not `row.outputs`: only Elasticsearch outputs have dead letters.
+    outputs = [each for each in definition.get("outputs") or () if each.get("kind") == "elasticsearch"]
+    letters: dict[str, int | None] = dict.fromkeys(each["id"] for each in outputs)
+    for recorded in ledger.attempts.recorded(row.name, [each.batch_time_ms for each in newest]).values():
+        for output, record in recorded.items():
+            number = record.counts.get("dead_lettered")
+            if output in letters and isinstance(number, int):
+                letters[output] = (letters.get(output) or 0) + number
+    return Counts(ledger.batch_pages.counts(row.name), ledger.batch_pages.gaps(row.name), letters)

@@ -1,0 +1,202 @@
+"""What a person finds at three in the morning: a stream's state, the reason, and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.blocks import ReceiverId
+from headrace.clock import ManualClock
+from headrace.errors import WARNING
+from headrace.ledger import Ledger
+from headrace.receiver.health import INPUTS, InputHealth
+from headrace.testing.seeded_ledger import SITUATIONS, seed
+from headrace.views.stream_state import DagFacts
+from headrace.views.streams import Placed, StreamSummary, summarize
+
+from .conftest import INTERVAL_MS, Shop, T
+
+BATCHES = 45
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
+    with Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('state')}/ledger.db") as ledger:
+        seed(ledger, streams=len(SITUATIONS), batches=BATCHES)
+        yield ledger
+
+
+def _summary(ledger: Ledger, situation: str, *facts: DagFacts) -> StreamSummary:
+    index = SITUATIONS.index(situation)
+    name = "orders" if index == 0 else f"orders-{index + 1}"
+    place = Placed(name, "ledger", "b", "r")
+    return summarize(ledger, ledger.streams.get(name), place, {each.dag_id: each for each in facts})
+
+
+BUSY = (DagFacts("b", running=1), DagFacts("r", running=1))
+
+
+@pytest.mark.parametrize("situation", [each for each in SITUATIONS if each != "well"])
+def test_each_situation_is_recognised(ledger: Ledger, situation: str) -> None:
+    assert _summary(ledger, situation, *BUSY).state.value == situation
+
+
+def test_a_paused_batch_dag_is_the_reason_even_if_all_else_is_well(ledger: Ledger) -> None:
+    found = _summary(ledger, "well", DagFacts("b", paused=True), DagFacts("r", running=1))
+    assert found.state.value == "stalled"
+    assert "The DAG b is paused in Airflow" in found.reason
+    assert "Unpause b" in (found.remedy or "")
+
+
+def test_a_receiver_without_a_job_and_with_a_paused_dag_says_so(ledger: Ledger) -> None:
+    found = _summary(ledger, "stalled", DagFacts("b", running=1), DagFacts("r", paused=True))
+    texts = " ".join([found.reason, found.remedy or "", *found.also])
+    assert found.state.value == "stalled"
+    assert "lease of the receiver job" in texts
+
+
+def test_a_paused_receiver_dag_of_a_live_job_is_a_warning_only(ledger: Ledger) -> None:
+    found = _summary(ledger, "paused", DagFacts("b", running=1), DagFacts("r", paused=True))
+    assert found.state.value == "paused"
+    assert any("if the receiver job ends, no other is started" in text for text in found.also)
+
+
+def test_a_failing_batch_has_its_error_and_number_of_tries(ledger: Ledger) -> None:
+    found = _summary(ledger, "failing", *BUSY)
+    assert "3 times" in found.reason
+    assert "document_parsing_exception" in found.reason
+    assert found.since_ms is not None
+    assert found.oldest_unfinished is not None
+    assert found.oldest_unfinished.state == "failed"
+
+
+def test_the_disk_that_pauses_a_receiver_is_named(ledger: Ledger) -> None:
+    assert "0.4 GiB" in _summary(ledger, "paused", *BUSY).reason
+
+
+def test_a_pause_is_named_before_batches_that_fall_behind(shop: Shop) -> None:
+    shop.beat(paused="the log's disk is full", lag_seconds=300.0)
+    shop.clock.advance(15_000)
+    shop.store()
+    shop.clock.advance(100_000)
+    shop.complete(shop.begin(shop.latest()))
+    found = shop.summary()
+    assert found.state == "paused"
+    assert "the log's disk is full" in found.reason
+    assert "make room" in (found.remedy or "")
+    assert any("is late" in text for text in found.also)
+
+
+def test_before_the_first_batch_with_records_has_completed_the_stream_does_not_wait_for_records(shop: Shop) -> None:
+    assert "waits for its first records" in shop.summary().reason
+    shop.store()
+    shop.clock.advance(15_000)
+    found = shop.summary()
+    assert found.state == "well"
+    assert "its first with records, is not completed yet" in found.reason
+
+
+def test_a_running_batch_that_tries_again_says_why(shop: Shop) -> None:
+    shop.store()
+    shop.clock.advance(15_000)
+    attempt = shop.begin(T + INTERVAL_MS)
+    shop.ledger.attempts.renew(attempt, attributes={WARNING: "Elasticsearch does not answer"})
+    found = shop.summary()
+    assert found.state == "falling_behind"
+    assert "is delayed: Elasticsearch does not answer." in found.reason
+    shop.clock.advance(61_000)
+    found = shop.summary()
+    assert found.state == "stalled"
+    assert "is delayed: Elasticsearch does not answer." in found.reason
+    shop.complete(attempt)
+    assert shop.summary().state == "well"
+
+
+def test_dead_letters_of_recent_batches_are_named_also_if_all_else_is_well(shop: Shop) -> None:
+    for letters in (2, 30, 0):
+        shop.clock.advance(INTERVAL_MS)
+        shop.complete(shop.begin(shop.latest()), dead_lettered=letters)
+    found = shop.summary()
+    assert (found.state, found.reason) == ("well", "The last 3 batches have 32 dead letters.")
+    assert "replay them" in (found.remedy or "")
+    # Run again, the batch has none: the newest write counts.
+    shop.complete(shop.begin(shop.latest() - INTERVAL_MS, force=True), dead_lettered=0)
+    assert shop.summary().reason == "The last 3 batches have 2 dead letters."
+    shop.clock.advance(INTERVAL_MS)
+    shop.beat(lag_seconds=300.0)
+    found = shop.summary()
+    assert (found.state, found.also) == ("falling_behind", ("The last 3 batches have 2 dead letters.",))
+
+
+def test_a_dag_file_that_cannot_be_imported_has_its_error_in_the_reason(ledger: Ledger) -> None:
+    found = _summary(
+        ledger, "well", DagFacts("b", import_error="SyntaxError: invalid syntax"), DagFacts("r", running=1)
+    )
+    assert found.state.value == "stalled"
+    assert "SyntaxError: invalid syntax" in found.reason
+
+
+def test_a_stopped_stream_is_not_accused_of_receiving_nothing(ledger: Ledger) -> None:
+    found = _summary(ledger, "stopped", *BUSY)
+    assert "A person has stopped it" in found.reason
+    assert not any("not received" in text for text in found.also)
+
+
+def test_a_new_ledger_without_batches_is_no_error(tmp_path: Path) -> None:
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        ledger.streams.register("new", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
+        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
+    assert found.state.value == "starting"
+    assert (found.lag, found.last_completed_batch, found.oldest_unfinished) == (None, None, None)
+
+
+def test_a_live_job_that_never_gets_a_receiver_is_stalled_after_five_minutes(tmp_path: Path) -> None:
+    clock = ManualClock(1_800_000_000_000)
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=clock) as ledger:
+        ledger.streams.register("new", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
+        ledger.jobs.acquire("new", holder="job", lease_ms=3_600_000)
+        clock.advance(299_000)
+        assert summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {}).state.value == "starting"
+        clock.advance(2_000)
+        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
+    assert found.state.value == "stalled"
+    assert "no receiver has started yet" in found.reason
+    assert "log" in (found.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"), [("kafka", "Look whether Kafka runs"), ("receiver", "last errors say why")]
+)
+def test_only_an_input_of_kafka_sends_a_person_to_kafka(tmp_path: Path, kind: str, remedy: str) -> None:
+    definition = json.dumps({"inputs": [{"kind": kind, "id": "feed"}], "outputs": []})
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=ManualClock(1_800_000_000_000)) as ledger:
+        ledger.streams.register("new", definition, batch_interval_ms=1000, block_interval_ms=200)
+        job = ledger.jobs.acquire("new", holder="job", lease_ms=3_600_000)
+        scheduled = ledger.receivers.schedule(job, ReceiverId("new", "feed", 0))
+        ledger.receivers.register(scheduled, host="h", lease_ms=60_000)
+        health = InputHealth(["feed"], custom=["feed"] if kind == "receiver" else [])
+        ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
+        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
+        assert found.state.value == "starting"
+        health.failed("feed", "it does not answer")
+        ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
+        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
+    assert found.state.value == "stalled"
+    assert remedy in (found.remedy or "")
+
+
+def test_records_that_wait_behind_a_batch_of_a_clock_that_was_ahead_are_no_silence(shop: Shop) -> None:
+    shop.clock.advance(600_000)
+    shop.complete(shop.begin(shop.latest()))
+    shop.clock.set_back(600_000)
+    shop.beat()
+    shop.store()
+    found = shop.summary()
+    assert found.state == "stalled"
+    assert "was allocated while the ledger's clock was ahead" in found.reason
+    shop.clock.advance(600_000)
+    shop.beat()
+    assert shop.summary().state == "well"

@@ -1,0 +1,158 @@
+"""Batches that are not completed: which one is due longest, since when, and with which error."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.clock import time_text
+from headrace.errors import WARNING
+from headrace.views.batches import last_error
+from headrace.views.stream_state import DagFacts
+from headrace.views.streams import default_place, summarize
+
+from .conftest import INTERVAL_MS, Shop, T
+
+FIRST = T + INTERVAL_MS
+WEEK_MS = 7 * 86_400_000
+
+
+@pytest.fixture
+def old(shop: Shop) -> Shop:
+    """A batch that failed once, then completed, a week ago; and one that has completed now."""
+    shop.clock.advance(INTERVAL_MS)
+    shop.ledger.attempts.fail(shop.begin(FIRST), "the index is read-only")
+    shop.complete(shop.begin(FIRST))
+    shop.clock.advance(WEEK_MS)
+    shop.complete(shop.begin(shop.latest()))
+    return shop
+
+
+def test_a_batch_that_fails_is_the_oldest_with_its_error_also_while_it_is_tried_again(shop: Shop) -> None:
+    shop.store()
+    shop.clock.advance(15_000)
+    shop.ledger.attempts.fail(shop.begin(FIRST), "the index is read-only")
+    again = shop.begin(FIRST)
+    batch = shop.ledger.batches.get("shop", FIRST)
+    assert (batch.state.value, batch.error) == ("running", None)
+    assert last_error(shop.ledger, batch) == "the index is read-only"
+    found = shop.summary()
+    assert found.state == "failing"
+    assert found.oldest_unfinished is not None
+    assert found.oldest_unfinished.error == "the index is read-only"
+    shop.ledger.attempts.renew(again, attributes={WARNING: "Elasticsearch does not answer"})
+    assert last_error(shop.ledger, batch) == "Elasticsearch does not answer"
+
+
+def test_a_completed_batch_that_is_run_again_is_late_only_since_it_was_begun_again(old: Shop) -> None:
+    old.begin(FIRST, force=True)
+    found = old.summary()
+    assert (found.state, found.also) == ("well", ())
+    oldest = found.oldest_unfinished
+    assert oldest is not None
+    assert (oldest.batch_time_ms, oldest.state, oldest.error, oldest.age) == (FIRST, "running", None, 0)
+    old.clock.advance(61_000)
+    old.complete(old.begin(old.latest()))
+    found = old.summary()
+    assert found.state == "falling_behind"
+    assert "had completed before, and is being run again for 1 min 1 s" in found.reason
+
+
+def test_only_errors_since_a_completed_batch_was_begun_again_count(old: Shop) -> None:
+    attempt = old.begin(FIRST, force=True)
+    assert last_error(old.ledger, old.ledger.batches.get("shop", FIRST)) is None
+    begun_ms = old.clock.now_ms()
+    old.clock.advance(5_000)
+    old.ledger.attempts.fail(attempt, "the mapping conflicts")
+    found = old.summary()
+    assert found.state == "failing"
+    assert found.since_ms == begun_ms + 5_000
+    assert "had completed before. Begun again, it failed, first at" in found.reason
+    assert "the mapping conflicts" in found.reason
+    assert "abandon" not in (found.remedy or ""), "the ledger refuses to abandon it"
+    assert "later runs do not try it again" in (found.remedy or "")
+    old.clock.advance(5_000)
+    again = old.begin(FIRST)
+    found = old.summary()
+    assert "is being run again; before, it failed, first at" in found.reason
+    assert found.oldest_unfinished is not None
+    assert (found.oldest_unfinished.age, found.oldest_unfinished.error) == (10, "the mapping conflicts")
+    old.complete(again)
+    assert old.summary().state == "well"
+
+
+def test_without_its_events_a_batch_that_is_run_again_is_late_since_its_newest_try(old: Shop) -> None:
+    old.ledger.attempts.fail(old.begin(FIRST, force=True), "the mapping conflicts")
+    old.clock.advance(5_000)
+    old.begin(FIRST)
+    old.ledger.events.prune("shop", old.clock.now_ms() + 1)
+    oldest = old.summary().oldest_unfinished
+    assert oldest is not None
+    assert (oldest.age, oldest.error) == (0, None)
+
+
+def test_a_batch_that_is_run_again_does_not_hide_one_that_fails(old: Shop) -> None:
+    old.begin(FIRST, force=True)
+    old.clock.advance(INTERVAL_MS)
+    old.ledger.attempts.fail(old.begin(old.latest()), "the index is full")
+    found = old.summary()
+    assert (found.state, "the index is full" in found.reason) == ("failing", True)
+
+
+def test_records_that_wait_longer_than_an_old_batch_is_run_again_are_the_oldest(old: Shop) -> None:
+    waiting_ms = old.store()
+    old.clock.advance(2 * INTERVAL_MS)
+    old.begin(FIRST, force=True)
+    oldest = old.summary().oldest_unfinished
+    assert oldest is not None
+    assert (oldest.batch_time_ms, oldest.state) == (waiting_ms, "not allocated")
+
+
+def test_of_batches_that_are_run_again_the_one_that_was_begun_first_is_judged(old: Shop) -> None:
+    newer = old.latest()
+    old.ledger.attempts.fail(old.begin(newer, force=True), "the mapping conflicts")
+    old.clock.advance(5_000)
+    old.begin(FIRST, force=True)
+    found = old.summary().oldest_unfinished
+    assert found is not None
+    assert found.batch_time_ms == newer
+
+
+def test_a_batch_that_is_run_again_in_another_stream_of_the_ledger_changes_nothing(old: Shop) -> None:
+    old.begin(FIRST - INTERVAL_MS, stream="other")
+    old.clock.advance(5_000)
+    old.begin(FIRST, force=True)
+    rows = {row.name: row for row in old.ledger.streams.all()}
+    found = old.ledger.overviews.of([rows["other"], rows["shop"]], 30)
+    times = {each.stream.name: each.backfilled and each.backfilled.batch_time_ms for each in found}
+    assert times == {"other": FIRST - INTERVAL_MS, "shop": FIRST}
+
+
+def test_a_batch_of_before_the_stream_began_is_late_only_since_it_was_allocated(shop: Shop) -> None:
+    shop.begin(T - WEEK_MS)
+    found = shop.summary()
+    assert (found.state, found.oldest_unfinished and found.oldest_unfinished.age) == ("well", 0)
+
+
+def test_errors_of_a_replay_do_not_count(old: Shop) -> None:
+    old.begin(FIRST, force=True)
+    replay = old.ledger.replays.begin(
+        "shop", FIRST, target="copy", definition=old.stream.to_json(), outputs=["console"],
+        holder="test", way="connect", lease_ms=60_000,
+    )  # fmt: skip
+    old.ledger.attempts.fail(replay, "the copy's index is read-only")
+    assert last_error(old.ledger, old.ledger.batches.get("shop", FIRST)) is None
+    assert old.summary().state == "well"
+
+
+def test_while_the_batch_dag_is_paused_records_wait_only_for_batches_that_never_completed(old: Shop) -> None:
+    paused = {"shop_batches": DagFacts("shop_batches", paused=True)}
+
+    def reason() -> str:
+        row, place = old.ledger.streams.get("shop"), default_place("shop", "ledger")
+        return summarize(old.ledger, row, place, paused).reason
+
+    old.begin(FIRST, force=True)
+    assert reason() == "The DAG shop_batches is paused in Airflow, so no batch is run."
+    waiting_ms = old.store()
+    old.clock.advance(2 * INTERVAL_MS)
+    assert f"no batch is run; records wait since batch time {time_text(waiting_ms)}." in reason()
