@@ -71,10 +71,6 @@ def headrace(
     """Micro-batch ingestion from Kafka to Elasticsearch that Airflow runs and Spark computes."""
 
 
-if __name__ == "__main__":
-    app()
-
-
 @dataclass(frozen=True)
 class Noun:
     """A group of commands: its help, and its verbs as ``module:function``, in the order of the help.
@@ -183,3 +179,7 @@ def single_command(function: Callable[..., None]) -> typer.Typer:
     epilog = "\n".join(["Examples:", *(f"  headrace {line}" for line in lines)]) if lines else None
     single.command(epilog=epilog)(function)
     return single
+
+
+if __name__ == "__main__":
+    app()

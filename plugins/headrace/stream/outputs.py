@@ -170,7 +170,7 @@ class ElasticsearchOutput(_Output):
     (``<index>-dead-letters`` by default), with its coordinates, the reason and the original bytes.
     """
 
-    writer = "headrace.spark.outputs.elasticsearch:ElasticsearchOutputWriter"
+    writer: ClassVar[str] = "headrace.spark.outputs.elasticsearch:ElasticsearchOutputWriter"
 
     kind: Literal["elasticsearch"] = "elasticsearch"
     id: Identifier = "elasticsearch"
@@ -273,7 +273,7 @@ def _host(text: str) -> str:
 class ConsoleOutput(_Output):
     """Prints the first rows of every batch, as Spark Streaming's ``print()`` does."""
 
-    writer = "headrace.spark.outputs.functions:ConsoleWriter"
+    writer: ClassVar[str] = "headrace.spark.outputs.functions:ConsoleWriter"
 
     kind: Literal["console"] = "console"
     id: Identifier = "console"
@@ -288,7 +288,7 @@ class ParquetOutput(_Output):
     readers would see a batch grow file by file.
     """
 
-    writer = "headrace.spark.outputs.parquet:ParquetWriter"
+    writer: ClassVar[str] = "headrace.spark.outputs.parquet:ParquetWriter"
 
     kind: Literal["parquet"] = "parquet"
     id: Identifier = "parquet"
@@ -316,7 +316,7 @@ class KafkaOutput(_Output):
     long sending a batch may take, at most the brokers' ``transaction.max.timeout.ms`` (15 minutes by default).
     """
 
-    writer = "headrace.spark.outputs.kafka:KafkaWriter"
+    writer: ClassVar[str] = "headrace.spark.outputs.kafka:KafkaWriter"
 
     kind: Literal["kafka"] = "kafka"
     id: Identifier = "kafka"
@@ -347,7 +347,7 @@ class ForeachBatchOutput(_Output):
     output.
     """
 
-    writer = "headrace.spark.outputs.functions:ForeachBatchWriter"
+    writer: ClassVar[str] = "headrace.spark.outputs.functions:ForeachBatchWriter"
 
     kind: Literal["foreach_batch"] = "foreach_batch"
     id: Identifier = "foreach_batch"
