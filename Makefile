@@ -12,6 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
 
 KEEP ?=
+ROOM ?=
 MINUTES ?= 10
 SEED ?= 7
 CLUSTER ?=
@@ -23,10 +24,21 @@ SERVERS ?= 3
 IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wordcount faults bench test unit integration system system-and-integration floors lint docs format lock audit java chromium jars clean
+.PHONY: help dev quick demo wordcount faults bench test unit integration system system-and-integration floors lint docs format lock audit java chromium jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+dev: $(VENV)/.installed-dev ## Everything that a change needs, into .venv
+
+# mypy checks the room and what it imports; the whole package is for `make lint`.
+quick: $(VENV)/.installed-dev ## One room: its linters, types and unit tests (ROOM=wal)
+	@[ -d "plugins/headrace/$(ROOM)" ] && [ -n "$(ROOM)" ] || { echo "ROOM names a folder of plugins/headrace: make quick ROOM=wal"; exit 1; }
+	$(BIN)/ruff check plugins/headrace/$(ROOM) $(wildcard tests/unit/$(ROOM))
+	$(BIN)/ruff format --check plugins/headrace/$(ROOM) $(wildcard tests/unit/$(ROOM))
+	$(BIN)/lint-imports
+	$(BIN)/mypy plugins/headrace/$(ROOM)
+	$(BIN)/python -m pytest $(or $(wildcard tests/unit/$(ROOM)),tests/unit/pins/test_structure.py) -q -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
 demo: $(VENV)/.installed java jars ## Flights from a real Kafka into a real Elasticsearch, proved (KEEP=1 leaves it running)
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep) $(ARGS)

@@ -1,21 +1,20 @@
-"""What every test gets, wherever it stands."""
+"""What every test gets, wherever it stands. A test of one file imports nothing for the others: what serves ledgers or
+properties is loaded with them."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
-from sqlalchemy import create_engine
 from tests.archive_spark import JVM_OPTIONS
-from xdist.scheduler import LoadFileScheduling
 
-from headrace.ledger import engines, postgres_engine
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
 
 # Set, it has every child process compile its imports again: 3 s instead of 1 s for each start of pyspark.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -27,11 +26,30 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", JVM_OPTIONS)
 if (_ARCHIVE := Path(sys.prefix) / "spark.jsa").exists() and _ARCHIVE.stat().st_size:
     os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-XX:SharedArchiveFile={_ARCHIVE} -Xlog:disable -Xlog:all=error:stderr")
 
-# No deadline, and no check of how fast examples are made: neither may depend on the machine.
-_ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("quick", max_examples=30, **_ANY_SPEED)
-settings.register_profile("thorough", max_examples=1000, **_ANY_SPEED)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Load the profile of properties before a module's decorators take its values."""
+    if isinstance(collector, pytest.Module) and b"hypothesis" in collector.path.read_bytes():
+        _load_profile()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if "hypothesis" not in sys.modules:
+        # Its plugin imports it for the summary.
+        session.config.pluginmanager.unregister(name="hypothesispytest")
+    elif not _load_profile.cache_info().currsize:
+        raise pytest.UsageError("Hypothesis was imported before its profile was loaded: name it in the tests' modules.")
+
+
+@cache
+def _load_profile() -> None:
+    from hypothesis import HealthCheck, settings
+
+    # No deadline, and no check of how fast examples are made: neither may depend on the machine.
+    any_speed: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("quick", max_examples=30, **any_speed)
+    settings.register_profile("thorough", max_examples=1000, **any_speed)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 class _Statements(dict[Any, Any]):
@@ -52,40 +70,31 @@ class _Statements(dict[Any, Any]):
         return (dialect.name, *statement)
 
 
-_create_engine = partial(create_engine, execution_options={"compiled_cache": _Statements()})
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _statements_compiled_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "create_engine", _create_engine)
-        patch.setattr(postgres_engine, "create_engine", _create_engine)
+    if "headrace.ledger.engines" not in sys.modules:
         yield
+        return
+    from headrace.ledger import engines, postgres_engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "create_engine", _create_engine())
+        patch.setattr(postgres_engine, "create_engine", _create_engine())
+        yield
+
+
+@cache
+def _create_engine() -> Callable[..., Any]:
+    from sqlalchemy import create_engine
+
+    return partial(create_engine, execution_options={"compiled_cache": _Statements()})
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     """With `--dist loadfile` a worker takes whole files, and all files that share the system tests' stack at once."""
-    return _FilesAndTheStack(config, log) if config.getvalue("dist") == "loadfile" else None
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.support.scheduling import FilesAndTheStack
 
-
-# Each starts an Airflow of its own, which takes a third of a core while it only waits.
-_WITH_AIRFLOW = ("the stack", "tests/system/", "tests/integration/airflow/", "tests/integration/devstack/test_stack.py")
-_AIRFLOWS_AT_ONCE = 2
-
-
-class _FilesAndTheStack(LoadFileScheduling):
-    """Two files with an Airflow run at once while others are left: more would make each other late on two cores."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "the stack" if file in ("tests/system/test_down_time.py", "tests/system/test_stream.py") else file
-
-    def _assign_work_unit(self, node: Any) -> None:
-        units = [(scope, tests) for units in self.assigned_work.values() for scope, tests in units.items()]
-        running = [scope for scope, tests in units if scope.startswith(_WITH_AIRFLOW) and not all(tests.values())]
-        if len(running) >= _AIRFLOWS_AT_ONCE:
-            other = next((scope for scope in self.workqueue if not scope.startswith(_WITH_AIRFLOW)), None)
-            if other is not None:
-                self.workqueue.move_to_end(other, last=False)
-        super()._assign_work_unit(node)
+    return FilesAndTheStack(config, log)
