@@ -105,7 +105,7 @@ def resolve(conn_id: str, environ: Mapping[str, str] | None = None) -> Connectio
     name = variable_name(conn_id)
     environ = os.environ if environ is None else environ
     text = environ.get(name) or _of_file(environ.get(FILE_VARIABLE)).get(name)
-    text = text or next((found for find in _lookups if (found := find(conn_id))), None)
+    text = text or next((value for find in _lookups if (value := find(conn_id))), None)
     if not text:
         raise ConnectionNotFoundError(
             f"Connection {conn_id!r} is not known to this process.",
@@ -116,11 +116,11 @@ def resolve(conn_id: str, environ: Mapping[str, str] | None = None) -> Connectio
 
 def _of_file(path: str | None) -> Mapping[str, str]:
     try:
-        found: dict[str, str] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+        connections: dict[str, str] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
     except FileNotFoundError:
         # The driver does not have the file: its own environment has the connections.
         return {}
-    return found
+    return connections
 
 
 def from_text(conn_id: str, text: str) -> Connection:

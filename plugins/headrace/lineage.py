@@ -75,7 +75,7 @@ def batch_lineage(ledger: Ledger, written: Stream, attempts: Iterable[Attempt]) 
     if not ran:
         return OperatorLineage()
     times = sorted({attempt.batch_time_ms for attempt in ran})
-    facet = BatchFacet(stream=ran[0].stream, batchTimes=[time_text(each) for each in times], target=ran[0].target)
+    facet = BatchFacet(stream=ran[0].stream, batchTimes=[time_text(time_ms) for time_ms in times], target=ran[0].target)
     return OperatorLineage(
         inputs=_inputs(ledger, written, ran[0].stream, times),
         outputs=_outputs(ledger, written, ran),
@@ -98,9 +98,11 @@ def _inputs(ledger: Ledger, written: Stream, stream_name: str, times: Iterable[i
             )
     return [
         InputDataset(
-            namespace=each.namespace, name=each.name, inputFacets={"headrace_offsets": OffsetRangesFacet(ranges=found)}
+            namespace=dataset.namespace,
+            name=dataset.name,
+            inputFacets={"headrace_offsets": OffsetRangesFacet(ranges=dataset_ranges)},
         )
-        for each, found in ranges.items()
+        for dataset, dataset_ranges in ranges.items()
     ]
 
 

@@ -85,23 +85,23 @@ class OffsetQuestions:
         ends = self._ask(dict.fromkeys(partitions, LATEST))
         # The answer to a query by time holds the timestamp of the record found: here, the first record.
         oldest = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(0)))
-        found: dict[Partition, Kept | None] = {}
-        for each in partitions:
-            first, end, record = firsts[each], ends[each], oldest[each]
+        offsets: dict[Partition, Kept | None] = {}
+        for partition in partitions:
+            first, end, record = firsts[partition], ends[partition], oldest[partition]
             if first is None or end is None:
-                found[each] = None
+                offsets[partition] = None
             else:
                 timestamp = record.timestamp if record is not None and record.offset >= 0 else -1
-                found[each] = Kept(int(first.offset), int(end.offset), timestamp if timestamp >= 0 else None)
-        return found
+                offsets[partition] = Kept(int(first.offset), int(end.offset), timestamp if timestamp >= 0 else None)
+        return offsets
 
     def first_at(self, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int | None]:
         """The first offset in each partition with this timestamp or a later one, None if there is none. Transaction
         markers and records of aborted transactions count. Raises RangesUnreadableError."""
-        found = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
+        answers = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
         return {
-            each: None if reported is None or reported.offset < 0 else int(reported.offset)
-            for each, reported in found.items()
+            partition: None if reported is None or reported.offset < 0 else int(reported.offset)
+            for partition, reported in answers.items()
         }
 
     def is_compacted(self, topic: str) -> bool | None:
@@ -140,7 +140,7 @@ class OffsetQuestions:
             answers = request_offsets(self._admin, specs, isolation=isolation, seconds=self._seconds)
         except KafkaException as error:
             raise unreadable(f"does not answer with its offsets: {error}") from error
-        return {each: self._answer(each, future) for each, future in answers.items()}
+        return {partition: self._answer(partition, future) for partition, future in answers.items()}
 
     def _answer(self, partition: Partition, future: concurrent.futures.Future[Any]) -> Any:
         name = "{}-{}".format(*partition)
@@ -175,7 +175,7 @@ def request_offsets(
         request_timeout=seconds,
     )
     concurrent.futures.wait(futures.values(), timeout=seconds + _SLACK_SECONDS)
-    return {(each.topic, each.partition): future for each, future in futures.items()}
+    return {(asked.topic, asked.partition): future for asked, future in futures.items()}
 
 
 SHOWN = 20
@@ -237,7 +237,7 @@ def _not_kept(run: RangeRun, kept: Kept | None) -> str | None:
         return f"{run}: there is no such partition any more"
     if run.until_offset > kept.end:
         return f"{run}: Kafka's log ends at {kept.end}, it was cut"
-    lost = [each for each in run.ranges() if each.weight and each.from_offset < kept.first]
+    lost = [recorded for recorded in run.ranges() if recorded.weight and recorded.from_offset < kept.first]
     if not lost:
         return None
     name = f"{run.partition.topic}-{run.partition.partition}"
@@ -247,9 +247,9 @@ def _not_kept(run: RangeRun, kept: Kept | None) -> str | None:
 
 def _records(ranges: Iterable[RecordedRange]) -> str:
     total, counted = 0, True
-    for each in ranges:
-        total += each.weight
-        counted = counted and each.records is not None
+    for recorded in ranges:
+        total += recorded.weight
+        counted = counted and recorded.records is not None
     return f"of ranges with {total:,} records" if counted else f"of up to {total:,} records"
 
 
@@ -286,17 +286,19 @@ def resolve(
     """
     wish, asking = source.starting_offsets, _Asking(admin, isolation_level(source))
     if isinstance(wish, StartingTimestamp):
-        found = _at_timestamp(asking, partitions, wish.timestamp_ms)
+        offsets = _at_timestamp(asking, partitions, wish.timestamp_ms)
     elif isinstance(wish, StartingOffsets):
-        found = _as_given(asking, partitions, wish.offsets)
+        offsets = _as_given(asking, partitions, wish.offsets)
     else:
-        latest = {each for each in partitions if wish == "latest" and each not in appeared}
-        found = asking.ask(dict.fromkeys((each for each in partitions if each not in latest), EARLIEST))
+        latest = {partition for partition in partitions if wish == "latest" and partition not in appeared}
+        offsets = asking.ask(
+            dict.fromkeys((partition for partition in partitions if partition not in latest), EARLIEST)
+        )
         if began_ms is None:
-            found |= asking.ask(dict.fromkeys(latest, LATEST))
+            offsets |= asking.ask(dict.fromkeys(latest, LATEST))
         else:
-            found |= _at_timestamp(asking, latest, began_ms)
-    return Resolved(found, asking.failures)
+            offsets |= _at_timestamp(asking, latest, began_ms)
+    return Resolved(offsets, asking.failures)
 
 
 def unknown_partitions(source: KafkaInput, topics: Mapping[str, int]) -> list[Partition]:
@@ -323,27 +325,29 @@ class _Asking:
     def ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, int]:
         """The offset of each partition that has an answer; the errors of the others go to ``failures``."""
         answers = request_offsets(self.admin, specs, isolation=self.isolation, seconds=_ANSWER_SECONDS)
-        found = {}
-        for each, future in answers.items():
+        offsets = {}
+        for partition, future in answers.items():
             try:
-                found[each] = int(future.result(timeout=0).offset)
+                offsets[partition] = int(future.result(timeout=0).offset)
             except (KafkaException, concurrent.futures.TimeoutError) as error:
-                self.failures[each] = error
-        return found
+                self.failures[partition] = error
+        return offsets
 
 
 def _at_timestamp(asking: _Asking, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int]:
     # First, so that a record that comes between the two questions is not left out.
     ends = asking.ask(dict.fromkeys(partitions, LATEST))
-    found = asking.ask(dict.fromkeys(ends, OffsetSpec.for_timestamp(timestamp_ms)))
+    first_at = asking.ask(dict.fromkeys(ends, OffsetSpec.for_timestamp(timestamp_ms)))
     # -1: no record has this timestamp or a later one, so the partition starts at its end.
-    return {each: ends[each] if offset < 0 else offset for each, offset in found.items()}
+    return {partition: ends[partition] if offset < 0 else offset for partition, offset in first_at.items()}
 
 
 def _as_given(
     asking: _Asking, partitions: Collection[Partition], offsets: Mapping[str, Mapping[int, int]]
 ) -> dict[Partition, int]:
-    given = {each: offsets[each[0]][each[1]] for each in partitions if each[1] in offsets.get(each[0], {})}
+    given = {
+        (topic, number): offsets[topic][number] for topic, number in partitions if number in offsets.get(topic, {})
+    }
     ends = asking.ask(dict.fromkeys(given, LATEST))
     for (topic, partition), end in ends.items():
         offset = given[topic, partition]
@@ -352,5 +356,5 @@ def _as_given(
                 f"starting_offsets begins {topic}-{partition} at {offset}, beyond its end {end}.",
                 remedy='Name an offset that exists, or "latest".',
             )
-    rest = [each for each in partitions if each not in given]
-    return {**{each: given[each] for each in ends}, **asking.ask(dict.fromkeys(rest, EARLIEST))}
+    rest = [partition for partition in partitions if partition not in given]
+    return {**{partition: given[partition] for partition in ends}, **asking.ask(dict.fromkeys(rest, EARLIEST))}

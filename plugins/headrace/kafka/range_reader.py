@@ -154,9 +154,9 @@ class _Reading:
     def differences(self) -> list[tuple[RecordedRange, int]]:
         """The ranges with another number of records than their count, each with the number read."""
         return [
-            (each, seen)
-            for each, seen in zip(self.run.ranges(), self.seen.tolist(), strict=True)
-            if each.records not in (None, seen)
+            (recorded, seen)
+            for recorded, seen in zip(self.run.ranges(), self.seen.tolist(), strict=True)
+            if recorded.records not in (None, seen)
         ]
 
 
@@ -297,7 +297,9 @@ class KafkaRangeReader:
         self, converted: Converted, open_runs: dict[tuple[str, int], _Reading], held: Collection[tuple[str, int]]
     ) -> dict[tuple[str, int], int]:
         """The client's positions: after control records and compacted offsets, but not after an error."""
-        positions = {(each.topic, each.partition): position for each, position in converted.positions.items()}
+        positions = {
+            (partition.topic, partition.partition): position for partition, position in converted.positions.items()
+        }
         for key in positions:
             open_runs[key].is_anew = False
         asked = [key for key, reading in open_runs.items() if key not in held and not reading.is_anew]
@@ -330,7 +332,7 @@ class KafkaRangeReader:
                     reading.end, reading.is_anew = message.offset(), False
             elif reading is not None and error.code() in _OUT_OF_RANGE:
                 # Retention removed offsets meanwhile: query what is left.
-                check_available(self._ask(), [each.run for each in open_runs.values()])
+                check_available(self._ask(), [reading.run for reading in open_runs.values()])
                 raise gone([f"{reading.run}: Kafka has no offset {reading.next_offset} any more"])
             elif error.code() in _FINAL:
                 where = f"{message.topic()}-{message.partition()}, offset {message.offset()}"
@@ -370,20 +372,22 @@ class KafkaRangeReader:
         )
 
     def _differ(self, differences: Sequence[tuple[RecordedRange, int]]) -> RecordsDifferError:
-        recorded = sum(each.weight for each, _ in differences)
-        found = sum(seen for _, seen in differences)
-        texts = [f"{each}: {each.records:,} recorded, {seen:,} read" for each, seen in differences]
-        if found >= recorded:
+        recorded = sum(recorded.weight for recorded, _ in differences)
+        read = sum(seen for _, seen in differences)
+        texts = [f"{recorded}: {recorded.records:,} recorded, {seen:,} read" for recorded, seen in differences]
+        if read >= recorded:
             return RecordsDifferError(
                 f"Kafka has more records in the ranges than were counted: {listed(texts)}.",
                 remedy="Was the input's isolation.level another one when the batch was received?",
             )
         compacted = sorted(
-            topic for topic in {each.partition.topic for each, _ in differences} if self._ask().is_compacted(topic)
+            topic
+            for topic in {recorded.partition.topic for recorded, _ in differences}
+            if self._ask().is_compacted(topic)
         )
         why = f" Compacted, so that Kafka removes records of their middle: {', '.join(compacted)}." if compacted else ""
         return RecordsDifferError(
-            f"{recorded - found:,} of {recorded:,} records are gone from Kafka: {listed(texts)}.{why}",
+            f"{recorded - read:,} of {recorded:,} records are gone from Kafka: {listed(texts)}.{why}",
             remedy="What is gone from the log and from Kafka cannot be had any more.",
         )
 
@@ -454,13 +458,13 @@ class OffsetsByTime:
 
     def kept(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Kept | None]:
         """What Kafka has of each partition, None where there is no such partition."""
-        found = self._questions.kept([_key(each) for each in partitions])
-        return {each: found[_key(each)] for each in partitions}
+        offsets = self._questions.kept([_key(partition) for partition in partitions])
+        return {partition: offsets[_key(partition)] for partition in partitions}
 
     def first_at(self, untils: Mapping[TopicPartition, int], timestamp_ms: int) -> dict[TopicPartition, int]:
         """For each partition, the first offset below its ``until`` whose record has this timestamp or a later one;
         ``until`` if there is none."""
-        reported = self._questions.first_at([_key(each) for each in untils], timestamp_ms)
+        reported = self._questions.first_at([_key(partition) for partition in untils], timestamp_ms)
         result = {}
         for partition, until in untils.items():
             begin = reported[_key(partition)]

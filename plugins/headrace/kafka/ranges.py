@@ -56,9 +56,9 @@ class RangeRun:
         return cls(
             ranges[0].partition,
             ranges[0].from_offset,
-            untils=tuple(each.until_offset for each in ranges),
-            counts=tuple(each.records for each in ranges),
-            leader_epochs=tuple(each.leader_epoch for each in ranges),
+            untils=tuple(recorded.until_offset for recorded in ranges),
+            counts=tuple(recorded.records for recorded in ranges),
+            leader_epochs=tuple(recorded.leader_epoch for recorded in ranges),
         )
 
     @property
@@ -90,8 +90,8 @@ def in_order(ranges: Iterable[RecordedRange]) -> list[RecordedRange]:
         OverlappingRangesError: an offset is in two of them, so a record would be read twice.
     """
     ordered = sorted(
-        (each for each in ranges if each.from_offset < each.until_offset),
-        key=lambda each: (each.partition, each.from_offset),
+        (recorded for recorded in ranges if recorded.from_offset < recorded.until_offset),
+        key=lambda recorded: (recorded.partition, recorded.from_offset),
     )
     for before, after in itertools.pairwise(ordered):
         if before.partition == after.partition and after.from_offset < before.until_offset:
@@ -113,9 +113,9 @@ def deal(
     if tasks < 1:
         raise ValueError(f"ranges need at least one task, got {tasks}")
     ordered = in_order(ranges)
-    total = sum(each.weight for each in ordered)
+    total = sum(recorded.weight for recorded in ordered)
     wanted = max(1, min(tasks, total // max(1, min_task_records)))
-    pieces = [piece for each in ordered for piece in _split(each, max(1, -(-total // wanted)))]
+    pieces = [piece for recorded in ordered for piece in _split(recorded, max(1, -(-total // wanted)))]
     result: list[tuple[RangeRun, ...]] = []
     current: list[RecordedRange] = []
     dealt = 0
@@ -132,24 +132,24 @@ def deal(
 def joined(ordered: Sequence[RecordedRange]) -> tuple[RangeRun, ...]:
     """Join ordered ranges into runs of adjacent ones. A run neither begins nor ends with a range without records."""
     runs: list[list[RecordedRange]] = []
-    for each in ordered:
+    for recorded in ordered:
         last = runs[-1][-1] if runs else None
-        if last is not None and last.partition == each.partition and last.until_offset == each.from_offset:
-            runs[-1].append(each)
+        if last is not None and last.partition == recorded.partition and last.until_offset == recorded.from_offset:
+            runs[-1].append(recorded)
         else:
-            runs.append([each])
+            runs.append([recorded])
     return tuple(RangeRun.of(filled) for run in runs if (filled := _without_empty_ends(run)))
 
 
 def _without_empty_ends(ranges: Sequence[RecordedRange]) -> Sequence[RecordedRange]:
-    filled = [place for place, each in enumerate(ranges) if each.weight]
+    filled = [place for place, recorded in enumerate(ranges) if recorded.weight]
     return ranges[filled[0] : filled[-1] + 1] if filled else ()
 
 
-def _split(each: RecordedRange, most: int) -> list[RecordedRange]:
-    if each.records is not None:
-        return [each]
+def _split(recorded: RecordedRange, most: int) -> list[RecordedRange]:
+    if recorded.records is not None:
+        return [recorded]
     return [
-        RecordedRange(each.partition, begin, min(begin + most, each.until_offset), None)
-        for begin in range(each.from_offset, each.until_offset, most)
+        RecordedRange(recorded.partition, begin, min(begin + most, recorded.until_offset), None)
+        for begin in range(recorded.from_offset, recorded.until_offset, most)
     ]

@@ -1,7 +1,7 @@
-"""Takes messages from a consumer in small lots, and makes Arrow record batches and blocks of their fields.
+"""Takes messages from a consumer in small chunks, and makes Arrow record batches and blocks of their fields.
 
 Each Python step per record costs 25 to 60 ns, and more when the message is no longer in the processor's cache. So each
-lot is converted to columns and released before the next one is taken. Measured with records of 190 bytes: 0.8
+chunk is converted to columns and released before the next one is taken. Measured with records of 190 bytes: 0.8
 microseconds a record including ``consume()``, against 1.1 when 18,000 messages are taken at once and converted
 afterwards. All else is a call into Arrow or numpy, never a Python step per record. The conversion runs in the consuming
 thread, while the storing thread compresses, writes and syncs without the GIL.
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 IntArray = np.ndarray[Any, Any]
 
 # More than 2,000 messages, with their keys and values, leave the cache of a core; fewer than 500 cost more calls.
-_LOT = 1_000
+_CHUNK = 1_000
 # A test replaces it by one that fails as the client does.
 _HEADERS: Callable[[Any], Any] = Message.headers
 _HEADERS_TYPE = RECORD_SCHEMA.field("headers").type
@@ -151,26 +151,26 @@ def _headers_of(messages: Sequence[Any]) -> tuple[pa.Array, int]:
     return pa.array(headers, _HEADERS_TYPE), unreadable
 
 
-def concat(lots: Sequence[MessageColumns]) -> MessageColumns:
-    """The rows of all ``lots``, of which there is at least one, in their order."""
-    if len(lots) == 1:
-        return lots[0]
-    names = list(dict.fromkeys(chain.from_iterable(lot.names for lot in lots)))
-    codes = [lot.codes for lot in lots]
+def concat(chunks: Sequence[MessageColumns]) -> MessageColumns:
+    """The rows of all ``chunks`` (at least one), in their order."""
+    if len(chunks) == 1:
+        return chunks[0]
+    names = list(dict.fromkeys(chain.from_iterable(chunk.names for chunk in chunks)))
+    codes = [chunk.codes for chunk in chunks]
     if len(names) > 1:
-        codes = [np.array([names.index(name) for name in lot.names], dtype=np.int32)[lot.codes] for lot in lots]
+        codes = [np.array([names.index(name) for name in chunk.names], dtype=np.int32)[chunk.codes] for chunk in chunks]
     return MessageColumns(
         names,
         np.concatenate(codes),
-        np.concatenate([lot.partitions for lot in lots]),
-        np.concatenate([lot.offsets for lot in lots]),
-        np.concatenate([lot.leader_epochs for lot in lots]),
-        np.concatenate([lot.timestamp_types for lot in lots]),
-        np.concatenate([lot.timestamps_ms for lot in lots]),
-        pa.concat_arrays([lot.keys for lot in lots]),
-        pa.concat_arrays([lot.values for lot in lots]),
-        pa.concat_arrays([lot.headers for lot in lots]),
-        sum(lot.unreadable_headers for lot in lots),
+        np.concatenate([chunk.partitions for chunk in chunks]),
+        np.concatenate([chunk.offsets for chunk in chunks]),
+        np.concatenate([chunk.leader_epochs for chunk in chunks]),
+        np.concatenate([chunk.timestamp_types for chunk in chunks]),
+        np.concatenate([chunk.timestamps_ms for chunk in chunks]),
+        pa.concat_arrays([chunk.keys for chunk in chunks]),
+        pa.concat_arrays([chunk.values for chunk in chunks]),
+        pa.concat_arrays([chunk.headers for chunk in chunks]),
+        sum(chunk.unreadable_headers for chunk in chunks),
     )
 
 
@@ -184,14 +184,14 @@ def consume(
 ) -> MessageColumns | None:
     """Take up to ``most`` messages, and wait up to ``timeout`` seconds for them, as ``consumer.consume()`` does.
 
-    From the first message with an error on, each lot is given to ``sort_out``, which handles the errors and returns the
-    messages to keep. None if there is none. ``topic`` as in `columns_of`. Raises what the consumer raises.
+    From the first message with an error on, each chunk is given to ``sort_out``, which handles the errors and returns
+    the messages to keep. None if there is none. ``topic`` as in `columns_of`. Raises what the consumer raises.
     """
-    lots: list[MessageColumns] = []
+    chunks: list[MessageColumns] = []
     until = time.monotonic() + timeout
     taken, had_error = 0, False
     while taken < most:
-        wanted = min(_LOT, most - taken)
+        wanted = min(_CHUNK, most - taken)
         messages = consumer.consume(wanted, max(0.0, until - time.monotonic()) if taken else timeout)
         count = len(messages)
         taken += count
@@ -199,10 +199,10 @@ def consume(
         if messages and had_error:
             messages = sort_out(messages)
         if messages:
-            lots.append(columns_of(messages, topic))
+            chunks.append(columns_of(messages, topic))
         if count < wanted:
             break
-    return concat(lots) if lots else None
+    return concat(chunks) if chunks else None
 
 
 # Kafka's client uses 0 for not available, 1 for create time, 2 for log append time; Spark's source uses -1, 0 and 1.
@@ -434,17 +434,21 @@ def combine(chunks: Sequence[RecordChunk]) -> tuple[pa.RecordBatch | None, tuple
     """
     joined: dict[TopicPartition, OffsetRange] = {}
     for chunk in chunks:
-        for each in chunk.ranges:
-            before = joined.get(each.partition)
+        for offset_range in chunk.ranges:
+            before = joined.get(offset_range.partition)
             if before is None:
-                joined[each.partition] = each
-            elif before.until_offset != each.from_offset:
+                joined[offset_range.partition] = offset_range
+            elif before.until_offset != offset_range.from_offset:
                 raise ValueError(
-                    f"{each.partition} continues at {each.from_offset} after {before.until_offset} within one block"
+                    f"{offset_range.partition} continues at {offset_range.from_offset} after {before.until_offset} "
+                    "within one block"
                 )
             else:
-                joined[each.partition] = OffsetRange(
-                    each.partition, before.from_offset, each.until_offset, before.records + each.records
+                joined[offset_range.partition] = OffsetRange(
+                    offset_range.partition,
+                    before.from_offset,
+                    offset_range.until_offset,
+                    before.records + offset_range.records,
                 )
     batches = [chunk.batch for chunk in chunks if chunk.batch is not None]
     if not batches:
@@ -459,9 +463,9 @@ def without(
     """The block without the records and ranges of ``dropped``; the batch is None if no record is left."""
     names = {(partition.topic, partition.partition) for partition in dropped}
     topics, partitions = batch.column("topic").to_pylist(), batch.column("partition").to_pylist()
-    keep = pa.array([each not in names for each in zip(topics, partitions, strict=True)], pa.bool_())
+    keep = pa.array([key not in names for key in zip(topics, partitions, strict=True)], pa.bool_())
     kept = batch.filter(keep)
-    left = tuple(each for each in ranges if each.partition not in dropped)
+    left = tuple(offset_range for offset_range in ranges if offset_range.partition not in dropped)
     return (kept if kept.num_rows else None), left
 
 

@@ -95,14 +95,19 @@ class IncarnationGuard:
         if not topics:
             return Foreign()
         current = self._current(topics)
-        unauthorized = tuple(each for each in partitions if current[each.topic] == _NOT_DESCRIBED)
+        unauthorized = tuple(partition for partition in partitions if current[partition.topic] == _NOT_DESCRIBED)
         recreated = tuple(
-            each for each in partitions if current[each.topic] not in (None, _NOT_DESCRIBED, each.topic_id)
+            partition
+            for partition in partitions
+            if current[partition.topic] not in (None, _NOT_DESCRIBED, partition.topic_id)
         )
-        for found, why in ((recreated, "was created again"), (unauthorized, "may not be described")):
-            for each in found:
+        for dropped, why in ((recreated, "was created again"), (unauthorized, "may not be described")):
+            for partition in dropped:
                 logger.error(
-                    "%s-%d %s; the records that were read under its name are dropped", each.topic, each.partition, why
+                    "%s-%d %s; the records that were read under its name are dropped",
+                    partition.topic,
+                    partition.partition,
+                    why,
                 )
         return Foreign(recreated, unauthorized)
 
@@ -119,7 +124,7 @@ class IncarnationGuard:
                     # One such topic must not prevent the others' records from being stored, so query them singly.
                     if len(topics) == 1:
                         return dict.fromkeys(topics, _NOT_DESCRIBED)
-                    return {topic: reported for each in topics for topic, reported in self._current([each]).items()}
+                    return {topic: reported for name in topics for topic, reported in self._current([name]).items()}
                 logger.warning("Kafka does not answer with the topics' ids, and is asked again: %s", error)
                 self._wait(1.0)
             else:

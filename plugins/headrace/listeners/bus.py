@@ -124,7 +124,7 @@ class ListenerBus:
     def status(self) -> dict[str, Any]:
         """The fields of each listener's `ListenerStatus`, by its name."""
         failure = {} if self._failure is None else {"error": self._failure}
-        started = {each.name: {**each.status(), **failure} for each in self._subscriptions}
+        started = {subscription.name: {**subscription.status(), **failure} for subscription in self._subscriptions}
         return {**started, **{name: {"error": error} for name, error in self._problems.items()}}
 
     # -- the reading thread ----------------------------------------------------------------------------------------
@@ -168,15 +168,15 @@ class ListenerBus:
 
     def _look(self) -> list[Subscription]:
         """Read new events. Returns the listeners for which some are left in the ledger."""
-        pending = [each for each in self._subscriptions if not each.closed]
+        pending = [subscription for subscription in self._subscriptions if not subscription.closed]
         behind: list[Subscription] = []
         try:
             if self._history_until is None:
                 self._history_until = self._ledger.events.newest_id(self._lease.stream)
             for _ in range(_PAGES_AT_ONCE):
-                waiting = [each for each in pending if self._must_wait(each)]
+                waiting = [subscription for subscription in pending if self._must_wait(subscription)]
                 behind += waiting
-                pending = self._read([each for each in pending if each not in waiting])
+                pending = self._read([subscription for subscription in pending if subscription not in waiting])
         except LedgerUnavailableError as error:
             if not self._away:
                 logger.warning("The listeners wait, the ledger does not answer: %s", error)
@@ -191,14 +191,14 @@ class ListenerBus:
         """Read a page of events for each listener. Returns those that have more."""
         more: list[Subscription] = []
         positions: dict[tuple[bool, int], list[Subscription]] = {}
-        for each in subscriptions:
-            positions.setdefault((each.wants_blocks, each.read_to), []).append(each)
+        for subscription in subscriptions:
+            positions.setdefault((subscription.wants_blocks, subscription.read_to), []).append(subscription)
         for (blocks, after_id), group in positions.items():
             rows = self._ledger.events.page(self._lease.stream, after_id, limit=self._page, blocks=blocks)
             if rows:
                 calls = [call for row in rows if (call := _translated(row)) is not None]
-                for each in group:
-                    each.put(calls, rows[-1].event_id)
+                for subscription in group:
+                    subscription.put(calls, rows[-1].event_id)
             if len(rows) == self._page:
                 more += group
         return more
@@ -224,7 +224,7 @@ class ListenerBus:
     def _save(self) -> None:
         """Write the cursors that have moved, and what is wrong with the listeners if that has changed."""
         self._next_save = time.monotonic() + self._save_seconds
-        moved = {each.name: each.cursor for each in self._subscriptions}
+        moved = {subscription.name: subscription.cursor for subscription in self._subscriptions}
         moved = {name: cursor for name, cursor in moved.items() if cursor != self._saved[name]}
         status = self.status()
         try:
@@ -340,13 +340,13 @@ class Subscription:
 
     def status(self) -> dict[str, Any]:
         """The fields of the listener's `ListenerStatus` but its name."""
-        found: dict[str, Any] = {"dropped": self.dropped, "missed": self.missed, "failed": self.failed}
+        fields: dict[str, Any] = {"dropped": self.dropped, "missed": self.missed, "failed": self.failed}
         if self._error is not None:
-            found["error"] = self._error
+            fields["error"] = self._error
         running = self._running
         if running is not None and time.monotonic() - self._running_since > _SLOW_SECONDS:
-            found["slow"] = f"{running.method} takes more than {_SLOW_SECONDS:g} s"
-        return found
+            fields["slow"] = f"{running.method} takes more than {_SLOW_SECONDS:g} s"
+        return fields
 
     def _run(self, context: StreamContext) -> None:
         try:
@@ -431,7 +431,7 @@ class ListenerStatus:
 
 def listener_statuses(job: JobRow | None) -> list[ListenerStatus]:
     """The listeners of a receiver job, sorted by name; none before the job has reported them."""
-    found = {} if job is None else job.attributes.get(STATUS) or {}
+    statuses = {} if job is None else job.attributes.get(STATUS) or {}
     return [
         ListenerStatus(
             name=name,
@@ -441,5 +441,5 @@ def listener_statuses(job: JobRow | None) -> list[ListenerStatus]:
             error=values.get("error"),
             slow=values.get("slow"),
         )
-        for name, values in sorted(found.items())
+        for name, values in sorted(statuses.items())
     ]

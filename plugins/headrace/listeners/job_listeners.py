@@ -144,14 +144,14 @@ def make_listener(listener: Listener) -> StreamListener:
     Raises:
         StreamDefinitionError: it cannot be imported, is no `StreamListener`, or cannot be called with its arguments.
     """
-    found = load_reference(listener.reference, "listener")
+    loaded = load_reference(listener.reference, "listener")
     arguments: dict[str, object] = dict(listener.keywords)
-    if isinstance(found, StreamListener) and arguments:
+    if isinstance(loaded, StreamListener) and arguments:
         raise StreamDefinitionError(
             f"The listener {listener.id} is an instance, so it takes no {', '.join(arguments)}.",
             remedy="Name its class, or leave them out.",
         )
-    return _instance(found, listener.id, arguments)
+    return _instance(loaded, listener.id, arguments)
 
 
 def check_listeners(stream: Stream) -> None:
@@ -175,18 +175,18 @@ def _load(point: EntryPoint) -> StreamListener:
     return _instance(point.load(), point.name, {})
 
 
-def _instance(found: object, name: str, arguments: dict[str, object]) -> StreamListener:
-    if isinstance(found, StreamListener):
-        return found
-    if not (isinstance(found, type) and issubclass(found, StreamListener)):
+def _instance(loaded: object, name: str, arguments: dict[str, object]) -> StreamListener:
+    if isinstance(loaded, StreamListener):
+        return loaded
+    if not (isinstance(loaded, type) and issubclass(loaded, StreamListener)):
         raise StreamDefinitionError(
             f"The listener {name} is no class derived from headrace.listeners.StreamListener, and no instance of one."
         )
     try:
-        return found(**arguments)
+        return loaded(**arguments)
     except Exception as error:
         raise StreamDefinitionError(
-            f"The listener {name} cannot be made: {found.__name__}({', '.join(arguments)}) raises "
+            f"The listener {name} cannot be made: {loaded.__name__}({', '.join(arguments)}) raises "
             f"{type(error).__name__}: {error}.",
             remedy="Correct its arguments.",
         ) from error

@@ -39,10 +39,10 @@ def translate(row: EventRow) -> Call | None:
 
     Raises KeyError or another error if the payload is not as this version writes it.
     """
-    found = _TRANSLATIONS.get(row.kind)
-    if found is None:
+    translation = _TRANSLATIONS.get(row.kind)
+    if translation is None:
         return None
-    method, make = found
+    method, make = translation
     event = make(row, {"event_id": row.event_id, "at_ms": row.at_ms, "stream": row.stream})
     return None if event is None else Call(method, event)
 

@@ -150,9 +150,9 @@ class BlockCopies:
     def _check_folders(self) -> None:
         """Raise PermissionError if another user could have written the copies, FileNotFoundError if there are none."""
         for folder in (self.folder.parent, self.folder):
-            found = os.lstat(folder)
-            is_private = stat.S_ISDIR(found.st_mode) and not stat.S_IMODE(found.st_mode) & 0o077
-            if not is_private or found.st_uid != os.geteuid():
+            status = os.lstat(folder)
+            is_private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+            if not is_private or status.st_uid != os.geteuid():
                 raise PermissionError(f"{folder} is not a folder that only this user can access (mode 0700)")
 
     def _make_room(self, length: int) -> None:
@@ -165,8 +165,8 @@ class BlockCopies:
             for entry in entries:
                 # Another process may have deleted it meanwhile.
                 with contextlib.suppress(FileNotFoundError):
-                    found = entry.stat(follow_symlinks=False)
-                    files.append((found.st_mtime_ns, _on_disk(found.st_size), entry.path))
+                    status = entry.stat(follow_symlinks=False)
+                    files.append((status.st_mtime_ns, _on_disk(status.st_size), entry.path))
         total, number = sum(size for _, size, _ in files), len(files)
         for _, size, path in sorted(files):
             if total + needed <= self._max_bytes and number < MAX_COPIES:

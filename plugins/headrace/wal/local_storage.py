@@ -219,14 +219,14 @@ class LocalStorage:
 
     def paths(self, prefix: str = "") -> list[str]:
         top = self._resolve(prefix, empty=True)
-        found = []
+        listed = []
         for directory, folders, files in self._calls.walk(top, _raise_unless_missing):
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
             below = Path(directory).relative_to(top).as_posix()
             inside = joined(prefix, "" if below == "." else below)
             # Names with a leading dot are temporary files of a write in progress or of an interrupted one.
-            found += [joined(inside, name) for name in files if not name.startswith(".")]
-        return sorted(found)
+            listed += [joined(inside, name) for name in files if not name.startswith(".")]
+        return sorted(listed)
 
     def delete(self, path: str) -> bool:
         target = self._resolve(path)
@@ -289,22 +289,22 @@ class LocalStorage:
     def _make_directory(self, path: Path) -> None:
         """Create the directory and its parents, and make each name durable in the directory above it. Existing ones are
         synced too: the process that created one may have been killed, or may have failed, before the sync."""
-        found = _identity(path)
-        if found is not None and self._named.get(path) == found:
+        identity = _identity(path)
+        if identity is not None and self._named.get(path) == identity:
             return
-        if path == path.parent or (found is not None and found.device != _device(path.parent)):
+        if path == path.parent or (identity is not None and identity.device != _device(path.parent)):
             return  # This is the top of a file system; headrace has created nothing above it.
         self._make_directory(path.parent)
-        if found is None:
+        if identity is None:
             with contextlib.suppress(FileExistsError):
                 self._calls.mkdir(path)
         try:
             _sync_directory(self._calls, path.parent)
         except PermissionError:
             # A process that created a directory of the log can read its parent, so this one existed before.
-            if found is None:
+            if identity is None:
                 raise
-        made = found or _identity(path)
+        made = identity or _identity(path)
         if made is not None:
             self._named[path] = made
 
@@ -427,10 +427,10 @@ class _Identity(NamedTuple):
 def _identity(path: Path) -> _Identity | None:
     """The identity of the directory at ``path``; None if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return _Identity(found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
+    return _Identity(status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
 
 
 def _device(path: Path) -> int:

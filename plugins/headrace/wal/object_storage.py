@@ -70,8 +70,8 @@ class ObjectStorage:
         # Libraries differ in leading slashes, so the root is compared without them.
         root = self._root.strip("/") + "/"
         with _reported("list", prefix):
-            found = self._client.paths(joined(self._root, prefix))
-        inside = (path.strip("/").removeprefix(root) for path in found if path.strip("/").startswith(root))
+            listed = self._client.paths(joined(self._root, prefix))
+        inside = (path.strip("/").removeprefix(root) for path in listed if path.strip("/").startswith(root))
         return sorted(path for path in inside if path.startswith(f"{prefix}/" if prefix else ""))
 
     def delete(self, path: str) -> bool:

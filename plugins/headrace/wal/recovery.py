@@ -141,7 +141,9 @@ class LogScan:
         said = _said_of_segments(headers)
         last_inherited = _last_inherited(said)
         counted = sorted(name for name in headers if not _is_superseded(name, last_inherited))
-        named = {name for path, each in said.items() if each.length and (name := SegmentName.parse(path)) is not None}
+        named = {
+            name for path, sequence in said.items() if sequence.length and (name := SegmentName.parse(path)) is not None
+        }
         positions: Mapping[TopicPartition, int] = {}
         for name in sorted(named.union(names)):
             place = bisect_right(counted, name)
@@ -173,7 +175,7 @@ class LogScan:
                 yield from self._segment(scan)
             except SegmentMissingError:
                 # It was deleted after the listing: by cleanup, if all segments before it are gone too.
-                older = (each.path for each in files if each < name)
+                older = (older.path for older in files if older < name)
                 is_cleaned = self._deleted(name.path) or not any(map(self._storage.exists, older))
                 if not self._miss(name.path, before, known, is_cleaned=is_cleaned):
                     return
@@ -375,17 +377,17 @@ def note_path(tail: TornTail) -> str:
 def unreported_cuts(storage: LogStorage, directory: str) -> tuple[TornTail, ...]:
     """The torn tails of a receiver (``directory``, below the log's root) that were cut off but not reported, for
     example because the process was killed in between."""
-    found = []
+    cuts = []
     for path in storage.paths(f"{NOTES}/{directory}"):
         try:
             note = json.loads(storage.read(path))
-            found.append(TornTail(note["segment"], note["offset"], note["length"], note["reason"], None, note["kept"]))
+            cuts.append(TornTail(note["segment"], note["offset"], note["length"], note["reason"], None, note["kept"]))
         except StoredFileMissingError:
             continue  # A writer that was replaced has reported it meanwhile.
         except (ValueError, LookupError, TypeError):
             # This must not stop the receiver: the copy exists, and this line is logged each time.
             logger.exception("The note %s of a torn tail that was cut off cannot be read.", path)
-    return tuple(found)
+    return tuple(cuts)
 
 
 def cut_is_reported(storage: LogStorage, tail: TornTail) -> None:

@@ -139,9 +139,9 @@ class Window:
         """The first offset of ``what`` in [offset, end), -1 if there is none."""
         while offset < end:
             chunk = self.read(offset, min(SEARCH_BYTES, end - offset)).to_pybytes()
-            found: int = chunk.find(what)
-            if found >= 0:
-                return offset + found
+            place: int = chunk.find(what)
+            if place >= 0:
+                return offset + place
             if offset + len(chunk) >= end or len(chunk) < len(what):
                 return -1
             offset += len(chunk) - len(what) + 1
@@ -163,18 +163,18 @@ class KnownOfSegment:
     @property
     def accepted_end(self) -> int:
         """The end, in bytes, of the last block in the segment that the ledger has accepted; 0 if there is none."""
-        return max((each.handle.offset + each.handle.length for each in self.accepted or ()), default=0)
+        return max((block.handle.offset + block.handle.length for block in self.accepted or ()), default=0)
 
     def accepted_between(self, offset: int, end: int | None) -> tuple[OffsetRange, ...] | None:
         """The ranges of the accepted blocks that overlap the bytes [offset, end); None: there is no ledger to query."""
         if self.accepted is None:
             return None
         touched = (
-            each
-            for each in sorted(self.accepted, key=lambda each: each.handle)
-            if each.handle.offset + each.handle.length > offset and (end is None or each.handle.offset < end)
+            block
+            for block in sorted(self.accepted, key=lambda block: block.handle)
+            if block.handle.offset + block.handle.length > offset and (end is None or block.handle.offset < end)
         )
-        return tuple(r for each in touched for r in each.ranges)
+        return tuple(r for block in touched for r in block.ranges)
 
 
 class Lost(NamedTuple):
@@ -231,7 +231,7 @@ class ReaderPositions:
         is damaged."""
         if self._ahead is None:
             self._ahead = file.another()
-        found: dict[TopicPartition, int] = {}
+        positions: dict[TopicPartition, int] = {}
         while offset < end:
             try:
                 read = self._ahead.frame(self._segment, offset, end)
@@ -239,9 +239,9 @@ class ReaderPositions:
                 break
             if isinstance(read.header, FrameHeader):
                 for r in read.header.ranges:
-                    found.setdefault(r.partition, r.from_offset)
+                    positions.setdefault(r.partition, r.from_offset)
             offset += read.length
-        return {**self._known.positions_after, **found}
+        return {**self._known.positions_after, **positions}
 
 
 class RecoveryMode(StrEnum):

@@ -1,4 +1,4 @@
-"""Taken in lots, messages become the same columns as if they were taken at once."""
+"""Taken in chunks, messages become the same columns as if they were taken at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.blocks import TopicPartition
 from headrace.kafka import records
 from headrace.kafka.records import Cursor, EpochRecords, columns_of, concat, consume, convert
 
-LOT = records._LOT
+CHUNK = records._CHUNK
 OWNED = {
     (topic, partition): Cursor(TopicPartition(topic, f"id-{topic}", partition), 0)
     for topic in ("a", "b")
@@ -59,9 +59,9 @@ def arrivals(draw: st.DrawFn) -> list[Message]:
 
 
 @given(arrivals(), st.integers(1, 50), st.integers(1, 7))
-def test_lots_give_what_all_messages_at_once_give(messages: list[Message], most: int, lot: int) -> None:
+def test_chunks_give_what_all_messages_at_once_give(messages: list[Message], most: int, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "_LOT", lot)
+        patch.setattr(records, "_CHUNK", chunk)
         columns = consume(Consumer(messages), most, 0.0, sort_out=never)
     in_lots, at_once = convert(columns, OWNED), convert(columns_of(messages[:most]) if messages else None, OWNED)
     assert (in_lots.counts, in_lots.positions, in_lots.epochs) == (at_once.counts, at_once.positions, at_once.epochs)
@@ -73,19 +73,19 @@ def test_lots_give_what_all_messages_at_once_give(messages: list[Message], most:
 
 
 def test_no_more_than_asked_for_is_taken_and_a_short_lot_is_the_last() -> None:
-    consumer = Consumer([message(offset) for offset in range(3 * LOT)])
-    columns = consume(consumer, LOT + 7, 0.0, sort_out=never)
-    assert columns is not None and len(columns) == LOT + 7
-    assert [most for most, _ in consumer.asked] == [LOT, 7]
-    consumer = Consumer([message(offset) for offset in range(LOT + 7)])
-    columns = consume(consumer, 5 * LOT, 0.0, sort_out=never)
-    assert columns is not None and len(columns) == LOT + 7
-    assert [most for most, _ in consumer.asked] == [LOT, LOT]
+    consumer = Consumer([message(offset) for offset in range(3 * CHUNK)])
+    columns = consume(consumer, CHUNK + 7, 0.0, sort_out=never)
+    assert columns is not None and len(columns) == CHUNK + 7
+    assert [most for most, _ in consumer.asked] == [CHUNK, 7]
+    consumer = Consumer([message(offset) for offset in range(CHUNK + 7)])
+    columns = consume(consumer, 5 * CHUNK, 0.0, sort_out=never)
+    assert columns is not None and len(columns) == CHUNK + 7
+    assert [most for most, _ in consumer.asked] == [CHUNK, CHUNK]
 
 
 def test_all_lots_together_wait_no_longer_than_the_timeout() -> None:
-    consumer = Consumer([message(offset) for offset in range(LOT)])
-    consume(consumer, 2 * LOT, 5.0, sort_out=never)
+    consumer = Consumer([message(offset) for offset in range(CHUNK)])
+    consume(consumer, 2 * CHUNK, 5.0, sort_out=never)
     (_, first), (_, second) = consumer.asked
     assert first == 5.0
     assert 0.0 <= second < 5.0
@@ -96,17 +96,17 @@ def test_nothing_taken_is_no_columns() -> None:
 
 
 def test_from_an_error_on_every_lot_is_sorted_out() -> None:
-    messages = [message(offset) for offset in range(3 * LOT)]
-    messages[LOT + 3] = Message(topic="a", partition=0, offset=LOT + 3, error=BROKEN)
+    messages = [message(offset) for offset in range(3 * CHUNK)]
+    messages[CHUNK + 3] = Message(topic="a", partition=0, offset=CHUNK + 3, error=BROKEN)
     given_to_sort_out: list[int] = []
 
-    def sort_out(lot: Sequence[Any]) -> Sequence[Any]:
-        given_to_sort_out.append(lot[0].offset())
-        return [each for each in lot if each.offset() < LOT + 3]
+    def sort_out(chunk: Sequence[Any]) -> Sequence[Any]:
+        given_to_sort_out.append(chunk[0].offset())
+        return [each for each in chunk if each.offset() < CHUNK + 3]
 
-    columns = consume(Consumer(messages), 10 * LOT, 0.0, sort_out=sort_out)
-    assert columns is not None and columns.offsets.tolist() == list(range(LOT + 3))
-    assert given_to_sort_out == [LOT, 2 * LOT], "the first lot has no error, and the last one comes after it"
+    columns = consume(Consumer(messages), 10 * CHUNK, 0.0, sort_out=sort_out)
+    assert columns is not None and columns.offsets.tolist() == list(range(CHUNK + 3))
+    assert given_to_sort_out == [CHUNK, 2 * CHUNK], "the first chunk has no error, and the last one comes after it"
 
 
 def test_an_error_of_the_consumer_is_passed_on() -> None:
@@ -124,8 +124,8 @@ def test_a_known_topic_is_not_asked_for() -> None:
 
 
 def test_topics_keep_their_rows_when_lots_name_them_in_another_order() -> None:
-    lots = [columns_of([message(0, "a"), message(0, "b")]), columns_of([message(1, "b"), message(1, "a")])]
-    columns = concat(lots)
+    chunks = [columns_of([message(0, "a"), message(0, "b")]), columns_of([message(1, "b"), message(1, "a")])]
+    columns = concat(chunks)
     assert [columns.names[code] for code in columns.codes] == ["a", "b", "b", "a"]
 
 
