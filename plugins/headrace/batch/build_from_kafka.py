@@ -113,14 +113,14 @@ def build_from_kafka(
                 stream.name,
                 batch_time_ms,
                 input_id,
-                each.partition,
-                each.from_offset,
-                each.until_offset,
-                records=each.weight,
+                recorded.partition,
+                recorded.from_offset,
+                recorded.until_offset,
+                records=recorded.weight,
                 blocks=0,
             )
             for input_id, ranges in built.items()
-            for each in ranges
+            for recorded in ranges
         ],
         replace_empty=True,
     )
@@ -229,11 +229,11 @@ class _InputBuilder:
         untils = self.offsets.first_at(starting, self.batch_time_ms)
         # This check comes last: what Kafka still has now, it also had during the queries by time.
         self._check_all_is_there(starting, begin_ms)
-        found = []
+        built = []
         for partition, end in starting.items():
             begin, until = neighbours.fit(self.source.id, partition, begins[partition], untils[partition])
             if begin < until:
-                found.append(RecordedRange(partition, begin, until, None))
+                built.append(RecordedRange(partition, begin, until, None))
             elif begin == end:
                 logger.info(
                     "Batch %s takes nothing of %s: what may be of its interval the stream received itself, which "
@@ -242,7 +242,7 @@ class _InputBuilder:
                     _name(partition),
                     end,
                 )
-        return found
+        return built
 
     def _check_all_is_there(self, starting: Mapping[TopicPartition, int], begin_ms: int) -> None:
         """Raise BatchBuildError if records of the interval may be gone.
@@ -281,9 +281,9 @@ class _InputBuilder:
             if row.input_id == self.source.id
         }
         there = {
-            TopicPartition(each.topic, each.topic_id, number, incarnations.get((each.topic, each.topic_id), 0))
-            for each in seen
-            for number in range(each.partitions)
+            TopicPartition(topic.topic, topic.topic_id, number, incarnations.get((topic.topic, topic.topic_id), 0))
+            for topic in seen
+            for number in range(topic.partitions)
         }
         unknown = sorted(_name(partition) for partition in there - positions.keys())
         if unknown:

@@ -266,7 +266,7 @@ def _make_checkpoint(context: StreamContext, batch_time_ms: int) -> Checkpoint:
         batch_time_ms=batch_time_ms,
         state={
             "stream": {**dataclasses.asdict(row), **{name: getattr(before, name) for name in _OF_REMOVAL}},
-            "revisions": [dataclasses.asdict(each) for each in ledger.streams.revisions(stream_name, named)],
+            "revisions": [dataclasses.asdict(revision) for revision in ledger.streams.revisions(stream_name, named)],
             "batches": described,
             "history": {"files": len(numbers), "newest": numbers[-1] if numbers else 0},
             "moved_blocks": [dataclasses.astuple(block) for block in ledger.history.moved(stream_name)],
@@ -343,8 +343,8 @@ def read_saved_state(folder: LogStorage) -> SavedState:
         CheckpointError: no checkpoint can be read.
         HistoryError: a history file is damaged, of another version, or missing.
     """
-    found = find_newest(folder)
-    checkpoint, state = found.checkpoint, found.checkpoint.state
+    newest = find_newest(folder)
+    checkpoint, state = newest.checkpoint, newest.checkpoint.state
     name = checkpoint.stream
     job = state["job"]
     return SavedState(
@@ -369,7 +369,7 @@ def read_saved_state(folder: LogStorage) -> SavedState:
         replay_definitions=[_load(ReplayDefinitionRow, fields) for fields in state["replay_definitions"]],
         segments=state["segments"],
         lease_ms=None if job is None else job["lease_ms"],
-        passed_over=found.passed_over,
+        passed_over=newest.passed_over,
     )
 
 
@@ -397,12 +397,12 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, FoundBatch
 
 
 def _found_batches(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, FoundBatch]:
-    found = {}
+    batches = {}
     for fields in documents:
         row = _batch_row(fields)
-        replays = tuple(_replay(each) for each in fields["replays"])
-        found[row.batch_time_ms] = FoundBatch(row, (), fields["outputs"], replays, number, fields["revisions"])
-    return found
+        replays = tuple(_replay(replay) for replay in fields["replays"])
+        batches[row.batch_time_ms] = FoundBatch(row, (), fields["outputs"], replays, number, fields["revisions"])
+    return batches
 
 
 def _stream_row(fields: Mapping[str, Any]) -> StreamRow:
@@ -441,5 +441,5 @@ def _gap_row(fields: Mapping[str, Any]) -> GapRow:
 
 
 def _load(kind: type[Row], fields: Mapping[str, Any]) -> Row:
-    known = {each.name for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in fields.items() if name in known})

@@ -85,11 +85,11 @@ def clean_up(context: StreamContext) -> Cleaned:
     windows = bool(stream.window_ms)
     before_ms = (ledger.cleanup.needed_from(stream.name) if windows else ledger.now_ms()) - stream.remember_ms
     segments = blocks = 0
-    while found := ledger.cleanup.removable_segments(stream.name, before_ms):
+    while removable := ledger.cleanup.removable_segments(stream.name, before_ms):
         # Claimed before the file is deleted: a block that is added meanwhile is refused and goes into another segment.
         claimed = ledger.cleanup.claim_removal(
             stream.name,
-            [segment.path for segment in found],
+            [segment.path for segment in removable],
             before_ms,
             window_reach_ms=stream.remember_ms if windows else None,
         )

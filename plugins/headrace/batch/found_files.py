@@ -174,7 +174,7 @@ def _deleted(saved: SavedState | None, manifests: Mapping[int, Sequence[FoundMan
     for batch_time_ms, of_time in manifests.items():
         batch = None if saved is None else saved.batches.get(batch_time_ms)
         is_over = saved is None or batch is None or bool(saved.passed_over) or batch.row.state in _OVER
-        for segment in (segment for found in of_time for segment in found.segments):
+        for segment in (segment for manifest in of_time for segment in manifest.segments):
             unfinished[segment] = unfinished.get(segment, False) or not is_over
 
     def deleted(segment: str) -> bool:
@@ -283,7 +283,7 @@ class FoundManifest:
     @property
     def records(self) -> int:
         """The number of records of all inputs; built ranges count their offsets."""
-        return sum(each.records for each in self.inputs)
+        return sum(manifest_input.records for manifest_input in self.inputs)
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ def read_manifests(
         ManifestError: a manifest is of another version.
     """
     paths = [path for path in folder.paths(FOLDER) if path.endswith(".json") and not _is_removed(path, is_removed)]
-    found: dict[int, list[FoundManifest]] = defaultdict(list)
+    manifests: dict[int, list[FoundManifest]] = defaultdict(list)
     damaged: dict[str, str] = {}
     kept = _Kept(segments)
     for number, (path, data) in enumerate(_contents(folder, paths)):
@@ -324,18 +324,18 @@ def read_manifests(
                 raise
             damaged[path] = error.what
         else:
-            found[manifest.batch_time_ms].append(kept.of(manifest, path, hashlib.sha256(data).hexdigest()))
-    return FoundManifests(found, damaged)
+            manifests[manifest.batch_time_ms].append(kept.of(manifest, path, hashlib.sha256(data).hexdigest()))
+    return FoundManifests(manifests, damaged)
 
 
 def listed_spans(manifests: Mapping[int, Sequence[FoundManifest]]) -> dict[Place, list[Span]]:
     """The offsets that manifests list, in order, adjacent ones as one: all of them were accepted."""
     spans: dict[Place, list[Span]] = defaultdict(list)
     for of_time in manifests.values():
-        for found in of_time:
-            for place, span in found.spans:
+        for manifest in of_time:
+            for place, span in manifest.spans:
                 spans[place].append(span)
-    return {place: _merged(each) for place, each in spans.items()}
+    return {place: _merged(spans_there) for place, spans_there in spans.items()}
 
 
 def _is_removed(path: str, is_removed: Callable[[int], bool]) -> bool:

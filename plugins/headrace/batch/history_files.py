@@ -68,11 +68,11 @@ def batches_to_json(ledger: Ledger, stream_name: str, batches: Sequence[BatchRow
     return [
         {
             **dataclasses.asdict(batch),
-            "outputs": {output: each.counts for output, each in recorded[batch.batch_time_ms].items()},
+            "outputs": {output: written.counts for output, written in recorded[batch.batch_time_ms].items()},
             "revisions": {
-                output: each.revision
-                for output, each in recorded[batch.batch_time_ms].items()
-                if each.revision is not None
+                output: written.revision
+                for output, written in recorded[batch.batch_time_ms].items()
+                if written.revision is not None
             },
             "replays": [dataclasses.asdict(replay) for replay in replays[batch.batch_time_ms]],
         }

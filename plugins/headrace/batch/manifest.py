@@ -104,7 +104,7 @@ class Manifest:
     def records(self) -> int:
         """The number of records of all inputs; built ranges count their offsets, which is an upper bound."""
         received = sum(block.records for blocks in self.inputs.values() for block in blocks)
-        return received + sum(each.weight for ranges in self.built.values() for each in ranges)
+        return received + sum(recorded.weight for ranges in self.built.values() for recorded in ranges)
 
     def ranges(self, input_id: str) -> list[RecordedRange]:
         """The offset ranges of one input's blocks, or its built ranges; used to read the batch again from Kafka."""
@@ -230,11 +230,11 @@ class Manifest:
             storage.write_atomically(path, data, exclusive=True)
         except StoredFileExistsError:
             try:
-                found = storage.read(path)
+                content = storage.read(path)
             except StoredFileMissingError:
                 # Its allocator deleted it meanwhile, because another manifest counts.
                 return self.write(storage, replace=replace)
-            if found != data:
+            if content != data:
                 if not (replace or self._is_named_by_contents):
                     raise
                 storage.write_atomically(path, data)
@@ -268,7 +268,8 @@ def _input_to_json(
         handle = block.handle
         listed.append([place[handle.segment], handle.offset, handle.length, block.records, block.payload_bytes, ranges])
     given = [
-        [partitions.setdefault(each.partition, len(partitions)), each.from_offset, each.until_offset] for each in built
+        [partitions.setdefault(recorded.partition, len(partitions)), recorded.from_offset, recorded.until_offset]
+        for recorded in built
     ]
     return {
         "partitions": [[p.topic, p.topic_id, p.partition, p.incarnation] for p in partitions],

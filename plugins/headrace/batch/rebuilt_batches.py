@@ -48,7 +48,7 @@ def rebuild_batches(
     """
     saved = {} if contents.saved is None else contents.saved.batches
     left = _left_manifests(contents.manifests, saved)
-    counting = {time_ms: found for time_ms, found in contents.manifests.items() if time_ms not in left}
+    counting = {time_ms: of_time for time_ms, of_time in contents.manifests.items() if time_ms not in left}
     contents = dataclasses.replace(contents, manifests=counting)
     finder = _Finder(contents, stream, accepted, folder_url=folder_url, coalesces=coalesces, now_ms=now_ms)
     finder.notices += [
@@ -99,20 +99,20 @@ class _Finder:
             )
             self.batches.append(saved)
             return
-        found = self._manifest_of(batch_time_ms, name)
-        if found.sha256 != saved.row.manifest_sha256:
+        manifest = self._manifest_of(batch_time_ms, name)
+        if manifest.sha256 != saved.row.manifest_sha256:
             raise ManifestError(
-                f"The manifest {self._folder_url}/{found.path} is not the one by which batch "
+                f"The manifest {self._folder_url}/{manifest.path} is not the one by which batch "
                 f"{time_text(batch_time_ms)} was allocated.",
                 remedy="Restore it from a copy.",
             )
-        taken = self._take(found, batch_time_ms, saved.row.absorbed)
+        taken = self._take(manifest, batch_time_ms, saved.row.absorbed)
         row = saved.row
-        if row.state is BatchState.COMPLETED and row.checkpointed_at_ms is None and self._is_gone(found):
+        if row.state is BatchState.COMPLETED and row.checkpointed_at_ms is None and self._is_gone(manifest):
             # Its log was deleted, so a checkpoint holds it: this one.
             row = dataclasses.replace(row, checkpointed_at_ms=self._now_ms)
         # The log of a cleaned batch was deleted when it had completed; it was repeated since.
-        if not is_done(row) and row.cleaned_at_ms is None and self._was_deleted(found):
+        if not is_done(row) and row.cleaned_at_ms is None and self._was_deleted(manifest):
             # A newer checkpoint, which is damaged, recorded it as finished.
             row = self._as_over(row, is_cleaned=not taken)
         elif row.state is BatchState.RUNNING:
@@ -120,27 +120,27 @@ class _Finder:
             row = dataclasses.replace(row, state=BatchState.ALLOCATED)
         if row.cleaned_at_ms is None and row.blocks > len(taken) == 0 and is_done(row):
             row = dataclasses.replace(row, cleaned_at_ms=self._now_ms, cleanup={})
-        self.batches.append(dataclasses.replace(saved, row=row, inputs=found.inputs))
+        self.batches.append(dataclasses.replace(saved, row=row, inputs=manifest.inputs))
 
     def unknown(self, batch_time_ms: int) -> None:
         """Add a batch that has only a manifest: allocated since the checkpoint, or without any checkpoint."""
         if batch_time_ms in self._absorbed:
             return
-        found = self._choose(batch_time_ms)
-        absorbed = self._absorbed_by(found, batch_time_ms)
-        taken = self._take(found, batch_time_ms, absorbed)
+        manifest = self._choose(batch_time_ms)
+        absorbed = self._absorbed_by(manifest, batch_time_ms)
+        taken = self._take(manifest, batch_time_ms, absorbed)
         row = BatchRow(
             stream=self._stream.name,
             batch_time_ms=batch_time_ms,
-            interval_ms=found.interval_ms,
+            interval_ms=manifest.interval_ms,
             state=BatchState.ALLOCATED,
             revision=self._stream.revision,
-            manifest_uri=f"{self._folder_url}/{found.path}",
-            manifest_sha256=found.sha256,
+            manifest_uri=f"{self._folder_url}/{manifest.path}",
+            manifest_sha256=manifest.sha256,
             code_version=None,
-            blocks=found.blocks,
-            records=found.records,
-            payload_bytes=found.payload_bytes,
+            blocks=manifest.blocks,
+            records=manifest.records,
+            payload_bytes=manifest.payload_bytes,
             absorbed=absorbed,
             absorbed_by_ms=None,
             attempt=0,
@@ -155,13 +155,13 @@ class _Finder:
             late_records=late_records(
                 self._stream, [StoredBlock(0, block.batch_time_ms, self._now_ms, block.info) for block in taken]
             ),
-            built=found.is_built,
+            built=manifest.is_built,
         )
         outputs: dict[str, dict[str, object]] = {}
-        if self._was_deleted(found):
+        if self._was_deleted(manifest):
             row = self._as_over(row, is_cleaned=not taken)
             outputs = {step: {} for step in self._stream.outputs}
-        self.batches.append(FoundBatch(row, found.inputs, outputs))
+        self.batches.append(FoundBatch(row, manifest.inputs, outputs))
         for absorbed_ms in absorbed:
             if absorbed_ms not in self._saved:
                 self._absorbed.add(absorbed_ms)
@@ -185,30 +185,34 @@ class _Finder:
             cleanup={} if is_cleaned else None,
         )
 
-    def _was_deleted(self, found: FoundManifest) -> bool:
+    def _was_deleted(self, manifest: FoundManifest) -> bool:
         """Whether cleanup has deleted a segment of a batch that is unfinished in the newest valid checkpoint.
 
         If so, the batch was finished and must not be run again: cleanup deletes a segment only after all its batches.
         This needs a damaged newer checkpoint, or none. Otherwise somebody else deleted it.
         """
-        if not self._is_gone(found):
+        if not self._is_gone(manifest):
             return False
         saved = self._contents.saved
         if saved is None or saved.passed_over:
             return True
-        self.notices.append(f"Batch {time_text(found.batch_time_ms)} is not over, and its log is gone: it reads Kafka.")
+        self.notices.append(
+            f"Batch {time_text(manifest.batch_time_ms)} is not over, and its log is gone: it reads Kafka."
+        )
         return False
 
-    def _is_gone(self, found: FoundManifest) -> bool:
-        return any(segment not in self._contents.segments for segment in found.segments)
+    def _is_gone(self, manifest: FoundManifest) -> bool:
+        return any(segment not in self._contents.segments for segment in manifest.segments)
 
     def _has(self, batch_time_ms: int, name: str) -> bool:
-        return any(found.path.rpartition("/")[2] == name for found in self._contents.manifests.get(batch_time_ms, ()))
+        return any(
+            manifest.path.rpartition("/")[2] == name for manifest in self._contents.manifests.get(batch_time_ms, ())
+        )
 
     def _manifest_of(self, batch_time_ms: int, name: str) -> FoundManifest:
-        for found in self._contents.manifests.get(batch_time_ms, ()):
-            if found.path.rpartition("/")[2] == name:
-                return found
+        for manifest in self._contents.manifests.get(batch_time_ms, ()):
+            if manifest.path.rpartition("/")[2] == name:
+                return manifest
         damaged = [why for path, why in self._contents.damaged_manifests.items() if path.endswith(f"/{name}")]
         raise ManifestError(
             damaged[0] if damaged else f"The manifest {name} of batch {time_text(batch_time_ms)} is missing.",
@@ -224,28 +228,28 @@ class _Finder:
         candidates = self._contents.manifests[batch_time_ms]
         if len(candidates) == 1:
             return candidates[0]
-        others = listed_spans({ms: found for ms, found in self._contents.manifests.items() if ms != batch_time_ms})
+        others = listed_spans({ms: of_time for ms, of_time in self._contents.manifests.items() if ms != batch_time_ms})
 
-        def worth(found: FoundManifest) -> tuple[bool, bool, int, str]:
-            is_whole = all(handle in self._accepted for handle in found.in_log)
+        def worth(manifest: FoundManifest) -> tuple[bool, bool, int, str]:
+            is_whole = all(handle in self._accepted for handle in manifest.in_log)
             is_apart = not any(
                 start < other_until and other_start < until
-                for place, (start, until) in found.spans
+                for place, (start, until) in manifest.spans
                 for other_start, other_until in others.get(place, ())
             )
-            return is_whole and is_apart, found.records > 0, found.blocks, found.path
+            return is_whole and is_apart, manifest.records > 0, manifest.blocks, manifest.path
 
         chosen = max(candidates, key=worth)
         self.notices.append(f"Batch {time_text(batch_time_ms)} has {len(candidates)} manifests: {chosen.path} counts.")
         return chosen
 
-    def _absorbed_by(self, found: FoundManifest, batch_time_ms: int) -> tuple[int, ...]:
+    def _absorbed_by(self, manifest: FoundManifest, batch_time_ms: int) -> tuple[int, ...]:
         """The earlier times whose blocks the batch absorbed: the times of its blocks' cuts that have no manifest."""
         if not self._coalesces:
             return ()
         times = {
             first_batch_time(self._stream, self._accepted[handle])
-            for handle in found.in_log
+            for handle in manifest.in_log
             if handle in self._accepted
         }
         return tuple(
@@ -254,10 +258,10 @@ class _Finder:
             )
         )
 
-    def _take(self, found: FoundManifest, batch_time_ms: int, absorbed: Sequence[int]) -> list[FoundBlock]:
+    def _take(self, manifest: FoundManifest, batch_time_ms: int, absorbed: Sequence[int]) -> list[FoundBlock]:
         """The batch's blocks that are in the log, each with its batch time in the ledger."""
         taken = []
-        for handle in found.in_log:
+        for handle in manifest.in_log:
             info = self._accepted.get(handle)
             if info is not None:
                 first_ms = first_batch_time(self._stream, info)
@@ -274,7 +278,7 @@ def _left_manifests(
     manifest lists all its records: most likely that batch absorbed the time."""
     listed: dict[Place, list[tuple[Span, int]]] = defaultdict(list)
     for time_ms, of_time in manifests.items():
-        for place, span in {each for found in of_time for each in found.spans}:
+        for place, span in {place_and_span for manifest in of_time for place_and_span in manifest.spans}:
             listed[place].append((span, time_ms))
     left: dict[int, int] = {}
     for spans in listed.values():
@@ -292,10 +296,13 @@ def _left_manifests(
 def _holds_all(later: Sequence[FoundManifest], earlier: Sequence[FoundManifest]) -> bool:
     """Whether each manifest of one time lists all that any of another time lists."""
     return all(
-        any(other_place == place and other[0] <= span[0] and span[1] <= other[1] for other_place, other in found.spans)
-        for found in later
-        for each in earlier
-        for place, span in each.spans
+        any(
+            other_place == place and other[0] <= span[0] and span[1] <= other[1]
+            for other_place, other in other_manifest.spans
+        )
+        for other_manifest in later
+        for manifest in earlier
+        for place, span in manifest.spans
     )
 
 

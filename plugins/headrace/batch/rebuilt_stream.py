@@ -93,7 +93,7 @@ def rebuild_stream(
     revisions = [_only_revision(stream)] if saved is None else list(saved.revisions)
     if saved is not None and definition is not None:
         stream, revisions = _redefined(stream, revisions, definition, now_ms)
-    found = FoundStream(
+    rebuilt = FoundStream(
         stream=stream,
         revisions=revisions,
         receiver_epochs={receiver_id: epoch + EPOCH_JUMP for receiver_id, epoch in _epochs(contents).items()},
@@ -123,7 +123,7 @@ def rebuild_stream(
         for info in blocks.undecided
     ]
     notices += accounted.notices
-    return RebuiltStream(found, blocks, notices)
+    return RebuiltStream(rebuilt, blocks, notices)
 
 
 def _unknown_starts(contents: FolderContents, positions: Iterable[PositionRow]) -> list[str]:
@@ -168,14 +168,14 @@ def _redefined(
     declared = Declared.of(_declared(definition, now_ms))
     if declared == Declared.of(stream):
         return stream, revisions
-    known = next((each.revision for each in revisions if Declared.of(each) == declared), None)
-    number = known or 1 + max([stream.revision, *(each.revision for each in revisions)])
+    known = next((revision.revision for revision in revisions if Declared.of(revision) == declared), None)
+    number = known or 1 + max([stream.revision, *(revision.revision for revision in revisions)])
     stream = dataclasses.replace(stream, **declared.columns(), revision=number, updated_at_ms=now_ms)
     return stream, revisions if known else [*revisions, _only_revision(stream)]
 
 
 def _only_revision(stream: StreamRow) -> StreamRevision:
-    values = {each.name: getattr(stream, each.name) for each in dataclasses.fields(StreamRevision)}
+    values = {field.name: getattr(stream, field.name) for field in dataclasses.fields(StreamRevision)}
     return StreamRevision(**values)
 
 
@@ -220,8 +220,8 @@ def _with_batch_times(
     runs: dict[tuple[int, str], list[BlockHandle]] = defaultdict(list)
     for block in batches.blocks:
         runs[block.batch_time_ms, block.info.receiver.input_id].append(block.info.handle)
-    found = {block.info.handle: block for block in [*batches.blocks, *unclaimed]}
-    return [found[info.handle] for info in in_order(blocks.blocks, runs.values())]
+    block_of = {block.info.handle: block for block in [*batches.blocks, *unclaimed]}
+    return [block_of[info.handle] for info in in_order(blocks.blocks, runs.values())]
 
 
 def _identity(block: MovedBlock) -> tuple[str, int, int, int]:
@@ -348,7 +348,8 @@ def _with_source_positions(
         dataclasses.replace(
             row,
             source_position=max(
-                (each for each in known[row.input_id, row.partition] if each[0] <= row.next_offset), default=(0, None)
+                (position for position in known[row.input_id, row.partition] if position[0] <= row.next_offset),
+                default=(0, None),
             )[1],
         )
         for row in positions
@@ -390,7 +391,7 @@ def accepted_blocks(contents: FolderContents) -> AcceptedBlocks:
     Raises:
         ContradictionError: two blocks that count cover the same offsets, or the orders of blocks contradict each other.
     """
-    listed = {handle for of_time in contents.manifests.values() for found in of_time for handle in found.in_log}
+    listed = {handle for of_time in contents.manifests.values() for manifest in of_time for handle in manifest.in_log}
     saved = contents.saved
     known = {} if saved is None else {(r.receiver_id, r.epoch): r.last_accepted_sequence for r in saved.receivers}
     accepted: list[BlockInfo] = []
@@ -467,7 +468,9 @@ class _Decision:
             if place[1].topic_id == f"receiver:{place[0]}":
                 continue
             known = self._covered[place]
-            reached = max((each.until_offset for each in known if each.until_offset <= r.from_offset), default=0)
+            reached = max(
+                (covered.until_offset for covered in known if covered.until_offset <= r.from_offset), default=0
+            )
             if reached < r.from_offset and any(part.may_hold(place, (reached, r.from_offset)) for part in self._lost):
                 return True
         return False

@@ -200,7 +200,8 @@ def _check_definition(
         return
     code = Stream.from_json(saved.stream.definition).named_code
     report.notices += [
-        f"The definition is that of the checkpoint, which chooses the code that runs: {each}" for each in code
+        f"The definition is that of the checkpoint, which chooses the code that runs: {difference}"
+        for difference in code
     ]
     if code and not report.dry_run and not accept_code(code):
         raise RecoveryRefusedError(
@@ -236,22 +237,22 @@ def _refuse_while_alive(contents: FolderContents, now_ms: int) -> None:
 
 
 def _report(concluded: RebuiltStream, report: Recovered) -> None:
-    found = concluded.found
-    states = [batch.row.state for batch in found.batches]
+    rebuilt = concluded.found
+    states = [batch.row.state for batch in rebuilt.batches]
     report.counts |= {
-        "segments": len(found.segments),
-        "blocks": len(found.blocks),
-        "positions": len(found.positions),
-        "batches": len(found.batches),
+        "segments": len(rebuilt.segments),
+        "blocks": len(rebuilt.blocks),
+        "positions": len(rebuilt.positions),
+        "batches": len(rebuilt.batches),
         "undecided_blocks": len(concluded.blocks.undecided),
         "refused_blocks": concluded.blocks.refused,
-        "gaps_found": len(found.found_gaps),
+        "gaps_found": len(rebuilt.found_gaps),
         **{f"batches_{state.value}": states.count(state) for state in BatchState if state in states},
     }
     report.notices += concluded.notices
     report.steps[Step.LEDGER_REBUILT] = (
-        f"the ledger from {found.notes['checkpoint'] or 'no checkpoint'}, {len(found.batches)} batches and "
-        f"{len(found.blocks)} blocks"
+        f"the ledger from {rebuilt.notes['checkpoint'] or 'no checkpoint'}, {len(rebuilt.batches)} batches and "
+        f"{len(rebuilt.blocks)} blocks"
     )
 
 
@@ -423,7 +424,7 @@ def _received(contents: FolderContents) -> Iterator[tuple[str, str]]:
     """The input and the topic of all that was received."""
     yield from ((input_id, partition.topic) for input_id, partition in contents.positions)
     for frame in contents.frames:
-        yield from ((frame.info.receiver.input_id, each.partition.topic) for each in frame.info.ranges)
+        yield from ((frame.info.receiver.input_id, offset_range.partition.topic) for offset_range in frame.info.ranges)
     if contents.saved is not None:
         yield from ((row.input_id, row.partition.topic) for row in contents.saved.positions)
 

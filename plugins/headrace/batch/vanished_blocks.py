@@ -66,7 +66,7 @@ def _checked(context: StreamContext, origin: BatchOrigin, live: set[_Instance]) 
     )  # fmt: skip
     if delivery == "at_least_once":
         return replace(origin, source="kafka")
-    lost = [(input_id, each) for input_id, block in vanished for each in block.ranges]
+    lost = [(input_id, offset_range) for input_id, block in vanished for offset_range in block.ranges]
     context.ledger.gaps.add_vanished(context.name, origin.batch_time_ms, lost)
     return replace(origin, vanished=frozenset(block.handle for _, block in vanished))
 

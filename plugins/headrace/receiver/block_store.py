@@ -43,7 +43,7 @@ from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 _NEWEST = 1_000
 
 
-def report_recovery(found: LogRecovery, lease: ReceiverLease, ledger: Ledger, log: LogStorage) -> None:
+def report_recovery(recovered: LogRecovery, lease: ReceiverLease, ledger: Ledger, log: LogStorage) -> None:
     """Append an event for each torn tail that was cut off, and for each damage.
 
     ``log_repaired`` has the path of the tail's copy, and includes cuts of a receiver that was killed before it could
@@ -59,17 +59,17 @@ def report_recovery(found: LogRecovery, lease: ReceiverLease, ledger: Ledger, lo
         if tail.kept not in repaired:
             ledger.events.append(stream, EventKind.LOG_REPAIRED, {**who, **_reported(tail), "kept": tail.kept})
         cut_is_reported(log, tail)
-    damaged: list[dict[str, object]] = [_reported(tail) for tail in found.torn_tails if tail.kept is None]
-    for damage in found.damage:
+    damaged: list[dict[str, object]] = [_reported(tail) for tail in recovered.torn_tails if tail.kept is None]
+    for damage in recovered.damage:
         lost = None if damage.ranges is None else ranges_text(damage.ranges)
         damaged.append({"segment": damage.segment, "offset": damage.offset, "error": str(damage), "lost": lost})
     if not damaged:
         return
     latest = ledger.events.latest(stream, [EventKind.LOG_DAMAGED])
     known = {(event.payload.get("segment"), event.payload.get("offset")) for event in latest}
-    for each in damaged:
-        if (each["segment"], each["offset"]) not in known:
-            ledger.events.append(stream, EventKind.LOG_DAMAGED, {**who, **each})
+    for entry in damaged:
+        if (entry["segment"], entry["offset"]) not in known:
+            ledger.events.append(stream, EventKind.LOG_DAMAGED, {**who, **entry})
 
 
 def _reported(tail: TornTail) -> dict[str, object]:
@@ -201,7 +201,7 @@ class BlockStore:
                 acknowledgement for them.
             LeaseLostError: another receiver has taken over; nothing more was accepted.
         """
-        partitions = dict.fromkeys(each.partition for chunk in chunks for each in chunk.ranges)
+        partitions = dict.fromkeys(offset_range.partition for chunk in chunks for offset_range in chunk.ranges)
         gone = self._not_to_store(list(partitions))
         for group in by_event_time(chunks):
             self._store_block(group, cut_time_ms, gone)
@@ -210,7 +210,7 @@ class BlockStore:
     def _store_block(self, chunks: Sequence[RecordChunk], cut_time_ms: int, gone: Sequence[TopicPartition]) -> None:
         """``gone``: partitions whose records are dropped."""
         records, ranges = combine(chunks)
-        ranges = tuple(self._with_leader_epoch(each) for each in ranges)
+        ranges = tuple(self._with_leader_epoch(offset_range) for offset_range in ranges)
         if gone:
             records, ranges = self._without(records, ranges, gone)
         while ranges:
@@ -224,12 +224,16 @@ class BlockStore:
                 # The partition was taken away by force. If a frame was written, it stays an intent.
                 logger.warning("%s", error)
                 records, ranges = self._without(records, ranges, [error.partition])
-        self._next_offsets.update((each.partition, each.until_offset) for each in ranges)
+        self._next_offsets.update((offset_range.partition, offset_range.until_offset) for offset_range in ranges)
         self._source.commits.note(ranges)
 
-    def _with_leader_epoch(self, each: OffsetRange) -> OffsetRange:
-        end = self._source.leader_epochs.end_at(each.partition, each.until_offset) if each.records else None
-        return each if end is None else replace(each, leader_epoch=end.leader_epoch)
+    def _with_leader_epoch(self, offset_range: OffsetRange) -> OffsetRange:
+        end = (
+            self._source.leader_epochs.end_at(offset_range.partition, offset_range.until_offset)
+            if offset_range.records
+            else None
+        )
+        return offset_range if end is None else replace(offset_range, leader_epoch=end.leader_epoch)
 
     def advance(self, partition: TopicPartition, from_offset: int, until_offset: int, gap: str | None) -> None:
         """Advance a position over offsets that hold no record, or that are lost (``gap`` says why)."""
@@ -275,8 +279,8 @@ class BlockStore:
         return None if self._is_undecided else self._last_accepted
 
     def _advance(self, ranges: Sequence[OffsetRange]) -> None:
-        for each in ranges:
-            self.advance(each.partition, each.from_offset, each.until_offset, None)
+        for offset_range in ranges:
+            self.advance(offset_range.partition, offset_range.from_offset, offset_range.until_offset, None)
 
     def _store(
         self,
@@ -348,9 +352,9 @@ class BlockStore:
     def _add(self, info: BlockInfo, frame: WrittenFrame) -> None:
         self._is_undecided = True
         ends = {
-            each.partition: end
-            for each in info.ranges
-            if (end := self._source.leader_epochs.end_at(each.partition, each.until_offset)) is not None
+            offset_range.partition: end
+            for offset_range in info.ranges
+            if (end := self._source.leader_epochs.end_at(offset_range.partition, offset_range.until_offset)) is not None
         }
         added = self._retried(lambda: self._add_to_ledger(info, ends))
         self._is_undecided = False
@@ -398,12 +402,14 @@ class BlockStore:
     def _without(
         self, records: pa.RecordBatch | None, ranges: tuple[OffsetRange, ...], dropped: Sequence[TopicPartition]
     ) -> tuple[pa.RecordBatch | None, tuple[OffsetRange, ...]]:
-        self._counts.dropped_records += sum(each.records for each in ranges if each.partition in dropped)
+        self._counts.dropped_records += sum(
+            offset_range.records for offset_range in ranges if offset_range.partition in dropped
+        )
         if records is None:
-            return None, tuple(each for each in ranges if each.partition not in dropped)
+            return None, tuple(offset_range for offset_range in ranges if offset_range.partition not in dropped)
         return without(records, ranges, dropped)
 
 
 def _source_position(chunks: Sequence[RecordChunk]) -> str | None:
     """Where the source stands after the last chunk that says so."""
-    return next((each.source_position for each in reversed(chunks) if each.source_position is not None), None)
+    return next((chunk.source_position for chunk in reversed(chunks) if chunk.source_position is not None), None)

@@ -114,7 +114,7 @@ class Handoff:
             else:
                 # Stored with the next records: until then nothing would come twice.
                 self._without_records = handed.position
-                handed.until = self._next_offset + sum(len(each.records) for each in self._queue)
+                handed.until = self._next_offset + sum(len(queued.records) for queued in self._queue)
             self._changed.notify_all()
 
     def extend(self, handed: Handed, record: Record, nbytes: int, is_over: Callable[[], bool]) -> bool:
@@ -185,7 +185,7 @@ class Handoff:
         Returns the number of dropped records that no position brings back.
         """
         with self._changed:
-            lost = sum(len(each.records) for each in self._queue if each.position is None)
+            lost = sum(len(queued.records) for queued in self._queue if queued.position is None)
             self._closed = self._closed or reason
             self._queue.clear()
             self._queued_bytes = 0
@@ -206,7 +206,7 @@ class Handoff:
     def note(self, ranges: Iterable[OffsetRange]) -> None:
         """Note that the offsets are durable in log and ledger."""
         with self._changed:
-            self._stored_until = max([self._stored_until, *(each.until_offset for each in ranges)])
+            self._stored_until = max([self._stored_until, *(offset_range.until_offset for offset_range in ranges)])
             self._changed.notify_all()
 
     def repeat(self) -> None:
@@ -680,14 +680,14 @@ class CustomSource:
         records = taken.records
         number, now_ms = len(records), self._now_ms()
         columns = {
-            "key": [each.key for each in records],
-            "value": [each.value for each in records],
+            "key": [record.key for record in records],
+            "value": [record.value for record in records],
             "topic": pa.repeat(partition.topic, number),
             "partition": pa.repeat(partition.partition, number),
             "offset": range(first_offset, first_offset + number),
-            "timestamp": [now_ms if each.timestamp_ms is None else each.timestamp_ms for each in records],
-            "timestampType": [_APPEND_TIME if each.timestamp_ms is None else _CREATE_TIME for each in records],
-            "headers": [_header_values(each) for each in records],
+            "timestamp": [now_ms if record.timestamp_ms is None else record.timestamp_ms for record in records],
+            "timestampType": [_APPEND_TIME if record.timestamp_ms is None else _CREATE_TIME for record in records],
+            "headers": [_header_values(record) for record in records],
             "incarnation": pa.repeat(partition.incarnation, number),
         }
         arrays = [

@@ -74,12 +74,12 @@ class AdminEndOffsets:
                 return None
             offsets: dict[Key, int] = {}
             failures: dict[Key, BaseException] = {}
-            for each, future in futures.items():
+            for key, future in futures.items():
                 failure = future.exception()
                 if failure is None:
-                    offsets[each.topic, each.partition] = int(future.result().offset)
+                    offsets[key.topic, key.partition] = int(future.result().offset)
                 else:
-                    failures[each.topic, each.partition] = failure
+                    failures[key.topic, key.partition] = failure
             return Ends(offsets, failures)
 
         return answer
@@ -136,7 +136,7 @@ class EndOffsetTracker:
         self._asked_turn, self._asked_ms, self._asked_at = turn, now_ms, dict(self._stored())
         if self._asked_at:
             try:
-                self._answer = self._ends.ask([(each.topic, each.partition) for each in self._asked_at])
+                self._answer = self._ends.ask([(partition.topic, partition.partition) for partition in self._asked_at])
             except KafkaException as error:
                 logger.warning("Kafka does not answer with the end offsets of partitions: %s", error)
         return False
@@ -220,15 +220,24 @@ class EventTimes:
 
         Offsets without a record go with the offsets before them; with None if their partition had no record yet.
         """
-        moved = [each for each in chunk.ranges if not each.records]
+        moved = [offset_range for offset_range in chunk.ranges if not offset_range.records]
         parts = [
             RecordChunk(
-                None, tuple(each for each in moved if self._watermarks.get(each.partition) == start_ms), 0, start_ms
+                None,
+                tuple(
+                    offset_range for offset_range in moved if self._watermarks.get(offset_range.partition) == start_ms
+                ),
+                0,
+                start_ms,
             )
-            for start_ms in dict.fromkeys(self._watermarks.get(each.partition) for each in moved)
+            for start_ms in dict.fromkeys(self._watermarks.get(offset_range.partition) for offset_range in moved)
         ]
         if chunk.batch is not None:
-            ranges = chunk.ranges if not moved else tuple(each for each in chunk.ranges if each.records)
+            ranges = (
+                chunk.ranges
+                if not moved
+                else tuple(offset_range for offset_range in chunk.ranges if offset_range.records)
+            )
             parts += self._split(chunk.batch, ranges, chunk.nbytes)
         return sorted(parts, key=lambda part: _order(part.event_time_ms))
 
@@ -241,9 +250,9 @@ class EventTimes:
         # The usual case: all records are in one interval, and no partition is past it.
         first_ms, last_ms = int(times.min()), int(times.max())
         start_ms = first_ms - first_ms % self._interval_ms
-        latest_ms = max(self._watermarks.get(each.partition, 0) for each in ranges)
+        latest_ms = max(self._watermarks.get(offset_range.partition, 0) for offset_range in ranges)
         if first_ms >= 0 and last_ms < start_ms + self._interval_ms and latest_ms <= start_ms:
-            self._watermarks.update((each.partition, start_ms) for each in ranges)
+            self._watermarks.update((offset_range.partition, start_ms) for offset_range in ranges)
             return [RecordChunk(batch, ranges, nbytes, start_ms)]
         return self._sort_out(batch, ranges, times, now_ms)
 
@@ -268,7 +277,7 @@ class EventTimes:
             batch = batch.take(pa.array(order))
         chunks, at = [], 0
         for start_ms in sorted(parts):
-            records = sum(each.records for each in parts[start_ms])
+            records = sum(offset_range.records for offset_range in parts[start_ms])
             piece = batch.slice(at, records)
             chunks.append(RecordChunk(piece, tuple(parts[start_ms]), piece.nbytes, start_ms))
             at += records
@@ -306,14 +315,14 @@ def _by_partition(batch: pa.RecordBatch, ranges: Sequence[OffsetRange]) -> Itera
         return
     keys = batch.column("partition").to_numpy().astype(np.int64)
     names = [ranges[0].partition.topic]
-    if any(each.partition.topic != names[0] for each in ranges):
+    if any(offset_range.partition.topic != names[0] for offset_range in ranges):
         coded = batch.column("topic").dictionary_encode()
         names = coded.dictionary.to_pylist()
         keys |= coded.indices.to_numpy().astype(np.int64) << 32
     order = np.argsort(keys, kind="stable")
     sorted_keys = keys[order]
     code_of = {name: code for code, name in enumerate(names)}
-    for each in ranges:
-        key = code_of[each.partition.topic] << 32 | each.partition.partition
+    for offset_range in ranges:
+        key = code_of[offset_range.partition.topic] << 32 | offset_range.partition.partition
         begin, end = np.searchsorted(sorted_keys, [key, key + 1])
-        yield each, order[begin:end]
+        yield offset_range, order[begin:end]

@@ -95,12 +95,14 @@ def record_unadopted(ledger: Ledger, stream_name: str, revision: int) -> None:
     job = ledger.jobs.current(stream_name)
     if job is None or revision in (job.attributes.get(REVISION), job.attributes.get(_NOTED)):
         return
-    found = unadopted(ledger, stream_name)
-    if found is None or found.newest != revision:
+    outdated = unadopted(ledger, stream_name)
+    if outdated is None or outdated.newest != revision:
         return
-    ledger.jobs.note(stream_name, found.epoch, {_NOTED: revision})
-    payload = {"epoch": found.epoch, "running": found.running, "newest": found.newest}
-    ledger.events.append(stream_name, EventKind.DEFINITION_NOT_ADOPTED, {**payload, "differences": found.differences})
+    ledger.jobs.note(stream_name, outdated.epoch, {_NOTED: revision})
+    payload = {"epoch": outdated.epoch, "running": outdated.running, "newest": outdated.newest}
+    ledger.events.append(
+        stream_name, EventKind.DEFINITION_NOT_ADOPTED, {**payload, "differences": outdated.differences}
+    )
 
 
 def receiving_differences(before: Stream, after: Stream) -> Iterator[str]:
@@ -114,16 +116,16 @@ def receiving_differences(before: Stream, after: Stream) -> Iterator[str]:
 def _received(stream: Stream) -> dict[str, Any]:
     """Return the fields of a definition that receivers and their job read, by path."""
     fields = stream.model_dump(mode="json")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for source in fields["inputs"]:
-        found |= {f"inputs.{source['id']}.{name}": source[name] for name in source if name not in _NOT_RECEIVED}
+        values |= {f"inputs.{source['id']}.{name}": source[name] for name in source if name not in _NOT_RECEIVED}
     for name in _FIELDS:
         value = fields[name]
-        found |= {f"{name}.{part}": value[part] for part in value} if isinstance(value, dict) else {name: value}
-    found |= {f"limits.{name}": fields["limits"][name] for name in _LIMITS}
-    found["listeners"] = [str(listener) for listener in stream.listeners]
-    found["outputs versioned by offsets"] = versioned_by_offsets(stream)
-    return found
+        values |= {f"{name}.{part}": value[part] for part in value} if isinstance(value, dict) else {name: value}
+    values |= {f"limits.{name}": fields["limits"][name] for name in _LIMITS}
+    values["listeners"] = [str(listener) for listener in stream.listeners]
+    values["outputs versioned by offsets"] = versioned_by_offsets(stream)
+    return values
 
 
 def _text(value: Any) -> str:
@@ -227,20 +229,20 @@ def input_troubles(job: JobRow | None, receivers: Iterable[ReceiverRow], now_ms:
         sealed_ms = max((row.sealed_through_ms for row in rows), default=0)
         return [InputTrouble(None, None, "no receiver has started yet", sealed_ms, starting=True, part=Part.JOB)]
     troubles = [*_of_inputs(job), *_of_receivers(mine, now_ms), *_of_topics(mine, now_ms)]
-    found: dict[tuple[str | None, str | None], InputTrouble] = {}
+    worst: dict[tuple[str | None, str | None], InputTrouble] = {}
     for trouble in troubles:
         key = (trouble.input_id, trouble.topic)
         # A trouble of the whole input explains the troubles of its topics.
-        if key not in found and (trouble.input_id, None) not in found:
-            found[key] = trouble
-    return list(found.values())
+        if key not in worst and (trouble.input_id, None) not in worst:
+            worst[key] = trouble
+    return list(worst.values())
 
 
 def receiver_state(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
     """Return the state of a live receiver, for people: one that runs but cannot query Kafka is not "running"."""
-    mine = [each for each in troubles if each.input_id == receiver.receiver_id.input_id]
+    mine = [problem for problem in troubles if problem.input_id == receiver.receiver_id.input_id]
     # If only some of its topics are missing, it reads the others.
-    if any(each.topic is None for each in mine) or (mine and not receiver.stats.get("partitions")):
+    if any(problem.topic is None for problem in mine) or (mine and not receiver.stats.get("partitions")):
         return "waiting for its input" if receiver.state.value == "running" else receiver.state.value
     return receiver.state.value
 

@@ -121,14 +121,17 @@ class ReceiverStats:
         while len(self._stored) > 2 and now - self._stored[0][0] > _RATE_SECONDS:
             self._stored.popleft()
         seconds = now - self._stored[0][0]
-        status = source.status()
+        statuses = source.status()
         troubled = {
-            f"{each.partition.topic}-{each.partition.partition}": {"state": each.state.value, "error": each.error}
-            for each in status
-            if each.error is not None
+            f"{status.partition.topic}-{status.partition.partition}": {
+                "state": status.state.value,
+                "error": status.error,
+            }
+            for status in statuses
+            if status.error is not None
         }
-        found = self._lag_watch.lags(self._stored_positions())
-        lags = [lag.records for lag in found.values()]
+        lag_of = self._lag_watch.lags(self._stored_positions())
+        lags = [lag.records for lag in lag_of.values()]
         return {
             "records": counts.records,
             "blocks": counts.blocks,
@@ -136,15 +139,15 @@ class ReceiverStats:
             "rate": round((counts.records - self._stored[0][1]) / seconds, 1) if seconds > 0 else 0.0,
             "queued_blocks": queued[0],
             "queued_bytes": queued[1],
-            "partitions": len(status),
-            "at_end": sum(each.state is FetchState.AT_END for each in status),
-            "failed": sum(each.state is FetchState.FAILED for each in status),
-            "leaderless": sum(each.state is FetchState.LEADERLESS for each in status),
-            "lag": self._listed(found),
+            "partitions": len(statuses),
+            "at_end": sum(status.state is FetchState.AT_END for status in statuses),
+            "failed": sum(status.state is FetchState.FAILED for status in statuses),
+            "leaderless": sum(status.state is FetchState.LEADERLESS for status in statuses),
+            "lag": self._listed(lag_of),
             "total_lag": self._total(lags),
             "lag_unknown": sum(lag is None for lag in lags),
-            "lag_seconds": self._seconds_behind(list(found.values())),
-            UNASKED: self._lag_watch.unasked(found, status, None if source.connected else source.client_error),
+            "lag_seconds": self._seconds_behind(list(lag_of.values())),
+            UNASKED: self._lag_watch.unasked(lag_of, statuses, None if source.connected else source.client_error),
             "troubled": troubled,
             "commit_failures": source.commits.failures,
             "commit_error": source.commits.last_error,
@@ -186,10 +189,10 @@ class ReceiverStats:
     def _listed(self, lags: Mapping[TopicPartition, Lag]) -> dict[str, dict[str, tuple[int | None, float | None]]]:
         largest = sorted(lags.items(), key=lambda item: -(item[1].records or 0))[:_MOST_LISTED]
         listed: dict[str, dict[str, tuple[int | None, float | None]]] = defaultdict(dict)
-        for each, lag in largest:
+        for partition, lag in largest:
             seconds = 0 if lag.records == 0 else self._seconds_behind([lag])
             # Each topic's name once: the names would be most of the heartbeat.
-            listed[each.topic][str(each.partition)] = (lag.records, seconds)
+            listed[partition.topic][str(partition.partition)] = (lag.records, seconds)
         return listed
 
     def _total(self, lags: Collection[int | None]) -> int | None:

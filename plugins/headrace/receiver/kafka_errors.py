@@ -69,13 +69,13 @@ class UnauthorizedTopics:
 
     def not_to_store(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Return those of ``partitions`` whose records must be dropped. Waits as `IncarnationGuard.look` does."""
-        found = self._guard.look(partitions)
-        for partition in found.unauthorized:
+        foreign = self._guard.look(partitions)
+        for partition in foreign.unauthorized:
             if partition not in self._withheld:
                 self._withheld.add(partition)
                 self._found.put(partition)
         # Records read before the reader went back do not follow the position.
-        return [each for each in partitions if each in found.recreated or each in self._withheld]
+        return [partition for partition in partitions if partition in foreign.recreated or partition in self._withheld]
 
     def read_again(self) -> None:
         """Have the partitions that were found meanwhile read again, later, from their positions in the ledger."""
@@ -141,11 +141,11 @@ class KafkaEvidence:
         from_offset, until_offset = offsets
         run = RangeRun.of([RecordedRange(partition, from_offset, until_offset, None)])
         clients = self._clients.for_offsets(until_offset - from_offset)
-        found = []
+        offsets_read = []
         with KafkaRangeReader(clients, stall_seconds=_ANSWER_SECONDS, questions=self._ask()) as reader:
             for batch in reader.read([run]):
-                found.append(batch.column("offset").to_numpy())
-        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+                offsets_read.append(batch.column("offset").to_numpy())
+        return np.concatenate(offsets_read) if offsets_read else np.empty(0, dtype=np.int64)
 
     def _ask(self) -> OffsetQuestions:
         if self._questions is None:
@@ -178,7 +178,7 @@ class OffsetGaps:
         The caller fetches everything after it again. An empty range means: Kafka does not answer, so it is unknown
         whether the offsets from there on are lost.
         """
-        found: dict[tuple[str, int], Offsets] = {}
+        lost_in: dict[tuple[str, int], Offsets] = {}
         for partition, position in positions.items():
             key = (partition.topic, partition.partition)
             begin = cursors[key].next_offset
@@ -191,8 +191,8 @@ class OffsetGaps:
                 logger.warning("%s-%d skipped offsets %s, and the reason is unknown: %s", *key, holes[:_SHOWN], error)
                 lost = (holes[0][0], holes[0][0])
             if lost is not None:
-                found[key] = lost
-        return found
+                lost_in[key] = lost
+        return lost_in
 
     def first_lost(self, partition: TopicPartition, holes: Sequence[Offsets]) -> Offsets | None:
         """Return the first part of ``holes`` that is lost, or None. Counts the offsets before it as `explained`.
@@ -243,7 +243,7 @@ def holes_between(offsets: np.ndarray[Any, Any], from_offset: int, until_offset:
     """Return the ranges of ``[from_offset, until_offset)`` that contain none of ``offsets`` (ascending)."""
     edges = np.concatenate(([from_offset - 1], offsets, [until_offset]))
     wide = np.flatnonzero(np.diff(edges) > 1)
-    return [(int(edges[each]) + 1, int(edges[each + 1])) for each in wide.tolist()]
+    return [(int(edges[place]) + 1, int(edges[place + 1])) for place in wide.tolist()]
 
 
 def _is_long(hole: Offsets) -> bool:
@@ -447,12 +447,12 @@ class PartitionErrors:
 
     def keep_to_rate(self, chunks: Sequence[RecordChunk]) -> None:
         """After these chunks, leave each partition until its rate allows more. librdkafka drops what it prefetched."""
-        for each in (each for chunk in chunks for each in chunk.ranges):
-            key = (each.partition.topic, each.partition.partition)
+        for offset_range in (offset_range for chunk in chunks for offset_range in chunk.ranges):
+            key = (offset_range.partition.topic, offset_range.partition.partition)
             owned = self._owned.get(key)
             if owned is None:
                 continue
-            owned.limiter.spend(each.records)
+            owned.limiter.spend(offset_range.records)
             seconds = owned.limiter.delay()
             if seconds and owned.state in (FetchState.FETCHING, FetchState.AT_END):
                 self.unassign(key)

@@ -75,8 +75,8 @@ class OffsetCommits:
     def note(self, ranges: Iterable[OffsetRange]) -> None:
         """Note the ends of ``ranges`` for the next commit."""
         with self._lock:
-            for each in ranges:
-                self._open[each.partition.topic, each.partition.partition] = each.until_offset
+            for offset_range in ranges:
+                self._open[offset_range.partition.topic, offset_range.partition.partition] = offset_range.until_offset
             self._due = True
 
     def repeat(self) -> None:
@@ -108,14 +108,14 @@ class OffsetCommits:
 
     def on_commit(self, error: object, partitions: Iterable[Any]) -> None:
         """librdkafka's callback: ``error`` is for all partitions; each may also have its own."""
-        for each in partitions:
-            failed = each.error or error
+        for committed in partitions:
+            failed = committed.error or error
             if failed is not None:
                 self._failed(str(failed))
                 continue
             with self._lock:
-                if self._open.get((each.topic, each.partition)) == each.offset:
-                    del self._open[each.topic, each.partition]
+                if self._open.get((committed.topic, committed.partition)) == committed.offset:
+                    del self._open[committed.topic, committed.partition]
 
     def _failed(self, error: str) -> None:
         with self._lock:
@@ -277,21 +277,25 @@ class KafkaReceiver:
         self.serve()
         bounds = (self._records_at_once, max_records, self._most_in_a_second)
         most = min(bound for bound in bounds if bound is not None)
-        found = Findings()
+        findings = Findings()
         try:
             columns = consume(
-                self._consumer, most, timeout, sort_out=partial(self._sort_out, found=found), topic=self._only_topic
+                self._consumer,
+                most,
+                timeout,
+                sort_out=partial(self._sort_out, findings=findings),
+                topic=self._only_topic,
             )
         except KafkaException as error:
             raise KafkaClientError(f"Kafka's client failed: {error}.") from error
         if self._fatal is not None:
             raise KafkaClientError(f"Kafka's client cannot continue: {self._fatal}.")
-        if columns is None and not found.ends and not found.held:
+        if columns is None and not findings.ends and not findings.held:
             return []
-        chunks = self._convert(columns, found)
+        chunks = self._convert(columns, findings)
         self._partition_errors.keep_to_rate(chunks)
-        gaps = [*self._hole_gaps(found), *self._lost_gaps(found)]
-        self.lost_offsets += sum(each.until_offset - each.from_offset for each in gaps)
+        gaps = [*self._hole_gaps(findings), *self._lost_gaps(findings)]
+        self.lost_offsets += sum(gap.until_offset - gap.from_offset for gap in gaps)
         return [*chunks, *gaps]
 
     def listen(self) -> None:
@@ -318,20 +322,20 @@ class KafkaReceiver:
         """The topic of all messages that the client can return, if there is only one."""
         return next(iter(self._topics)) if len(self._topics) == 1 else None
 
-    def _convert(self, columns: MessageColumns | None, found: Findings) -> list[RecordChunk]:
+    def _convert(self, columns: MessageColumns | None, findings: Findings) -> list[RecordChunk]:
         with self._lock:
             cursors = {key: Cursor(owned.partition, owned.next_offset) for key, owned in self._owned.items()}
         converted = convert(columns, cursors)
         self.below_position += converted.below_position
         self.not_owned += converted.not_owned
         self.unreadable_headers += converted.unreadable_headers
-        positions = self._positions(converted.positions, cursors, found)
+        positions = self._positions(converted.positions, cursors, findings)
         if self._offset_gaps is not None:
-            found.holes = self._offset_gaps.find(converted, positions, cursors)
-        if found.holes:
+            findings.holes = self._offset_gaps.find(converted, positions, cursors)
+        if findings.holes:
             # Records after a lost range are fetched again later.
-            converted = convert(None if columns is None else columns.before(found.holes), cursors)
-            positions.update((cursors[key].partition, begin) for key, (begin, _) in found.holes.items())
+            converted = convert(None if columns is None else columns.before(findings.holes), cursors)
+            positions.update((cursors[key].partition, begin) for key, (begin, _) in findings.holes.items())
         if converted.batch is not None:
             average = max(1, converted.batch.nbytes // converted.batch.num_rows)
             # A quarter of a chunk at a time, so that one consume() cannot return much more than a block.
@@ -343,13 +347,13 @@ class KafkaReceiver:
         with self._lock:
             for partition, position in positions.items():
                 owned = self._owned[partition.topic, partition.partition]
-                if (partition.topic, partition.partition) in found.held:
+                if (partition.topic, partition.partition) in findings.held:
                     owned.next_offset = position
                 else:
                     owned.progressed(position)
-            for key, end in found.ends.items():
+            for key, end in findings.ends.items():
                 at_end = self._owned.get(key)
-                if at_end is not None and key not in found.held and at_end.next_offset >= end:
+                if at_end is not None and key not in findings.held and at_end.next_offset >= end:
                     at_end.state, at_end.error = FetchState.AT_END, None
         return chunks
 
@@ -357,19 +361,23 @@ class KafkaReceiver:
         self,
         last: Mapping[TopicPartition, int],
         cursors: Mapping[tuple[str, int], Cursor],
-        found: Findings,
+        findings: Findings,
     ) -> dict[TopicPartition, int]:
         """Return the position of each partition with news: after control records and compacted offsets."""
         positions = dict(last)
         touched = [
             key
             for key, cursor in cursors.items()
-            if (cursor.partition in last or key in found.ends) and key not in found.held
+            if (cursor.partition in last or key in findings.ends) and key not in findings.held
         ]
         for reported in self._consumer.position([KafkaPartition(*key) for key in touched]) if touched else ():
             key = (reported.topic, reported.partition)
             cursor = cursors[key]
-            candidates = (positions.get(cursor.partition, cursor.next_offset), found.ends.get(key, 0), reported.offset)
+            candidates = (
+                positions.get(cursor.partition, cursor.next_offset),
+                findings.ends.get(key, 0),
+                reported.offset,
+            )
             positions[cursor.partition] = max(candidates)
         return {partition: position for partition, position in positions.items() if position >= 0}
 
@@ -378,12 +386,12 @@ class KafkaReceiver:
         """The number of offsets that Kafka skipped and that are not lost. See ``OffsetGaps.explained``."""
         return 0 if self._offset_gaps is None else self._offset_gaps.explained
 
-    def _hole_gaps(self, found: Findings) -> list[Gap]:
+    def _hole_gaps(self, findings: Findings) -> list[Gap]:
         """Continue after the lost ranges that `OffsetGaps` found; returns them. Called after earlier records."""
         gaps = []
-        for key, (begin, until) in found.holes.items():
+        for key, (begin, until) in findings.holes.items():
             owned = self._owned[key]
-            if key in found.held:
+            if key in findings.held:
                 # Another error already makes it fetch again from before the hole.
                 continue
             self._partition_errors.unassign(key)
@@ -398,44 +406,46 @@ class KafkaReceiver:
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _sort_out(self, messages: Sequence[Any], found: Findings) -> list[Any]:
-        """Return the records among ``messages``; put the rest into ``found``."""
+    def _sort_out(self, messages: Sequence[Any], findings: Findings) -> list[Any]:
+        """Return the records among ``messages``; put the rest into ``findings``."""
         good = []
         for message in messages:
             key = (message.topic(), message.partition())
             error = message.error()
             if error is None:
-                if key not in found.held:
+                if key not in findings.held:
                     good.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                if key in self._owned and key not in found.held:
-                    found.ends[key] = message.offset()
+                if key in self._owned and key not in findings.held:
+                    findings.ends[key] = message.offset()
             elif key[0] is None or key not in self._owned:
                 self._on_error(error)
             else:
-                self._on_partition_error(key, message, found)
+                self._on_partition_error(key, message, findings)
         return good
 
-    def _on_partition_error(self, key: tuple[str, int], message: Any, found: Findings) -> None:
+    def _on_partition_error(self, key: tuple[str, int], message: Any, findings: Findings) -> None:
         error = message.error()
         self.errors += 1
-        if key in found.held:
+        if key in findings.held:
             # After damage librdkafka continues at an invalid offset if the fetch also had other partitions.
             return
-        found.held.add(key)
+        findings.held.add(key)
         owned = self._owned[key]
         if error.code() in _OUT_OF_RANGE:
-            found.lost.append((key, error.str()))
+            findings.lost.append((key, error.str()))
             self._partition_errors.unassign(key)
         elif error.code() in _DAMAGED:
             self._partition_errors.on_damage(owned, error, message.offset())
         else:
             self._partition_errors.on_refusal(owned, f"{error.name()}: {error.str()}")
 
-    def _lost_gaps(self, found: Findings) -> list[Gap]:
+    def _lost_gaps(self, findings: Findings) -> list[Gap]:
         """Handle partitions whose offset Kafka does not have; returns their gaps. Called after earlier records."""
         gaps = [
-            self._partition_errors.on_lost(self._owned[key], error) for key, error in found.lost if key in self._owned
+            self._partition_errors.on_lost(self._owned[key], error)
+            for key, error in findings.lost
+            if key in self._owned
         ]
         return [gap for gap in gaps if gap is not None]
 
@@ -484,8 +494,8 @@ class KafkaReceiver:
         """Return each partition's state."""
         with self._lock:
             return [
-                PartitionStatus(each.partition, each.next_offset, each.state, each.error)
-                for each in self._owned.values()
+                PartitionStatus(owned.partition, owned.next_offset, owned.state, owned.error)
+                for owned in self._owned.values()
             ]
 
     def close(self, commit_seconds: float = 2.0) -> None:

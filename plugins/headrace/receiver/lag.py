@@ -74,7 +74,7 @@ class LagWatch:
             ends = answer()
             if ends is not None:
                 self._question = None
-                self._asked = {each: self._heard(each, ends, asked_ms) for each in partitions}
+                self._asked = {partition: self._heard(partition, ends, asked_ms) for partition in partitions}
             return
         now = self._clock.monotonic()
         mine = self._partitions()
@@ -83,11 +83,15 @@ class LagWatch:
         self._next_question = now + ASK_SECONDS
         asked_ms = self._now_ms()
         try:
-            self._question = (asked_ms, mine, self._ends.ask([(each.topic, each.partition) for each in mine]))
+            self._question = (
+                asked_ms,
+                mine,
+                self._ends.ask([(partition.topic, partition.partition) for partition in mine]),
+            )
         except KafkaException as error:
             logger.warning("Kafka does not answer with the end offsets of partitions: %s", error)
-            failed = Ends({}, {(each.topic, each.partition): error for each in mine})
-            self._asked = {each: self._heard(each, failed, asked_ms) for each in mine}
+            failed = Ends({}, {(partition.topic, partition.partition): error for partition in mine})
+            self._asked = {partition: self._heard(partition, failed, asked_ms) for partition in mine}
 
     def _heard(self, partition: TopicPartition, ends: Ends, asked_ms: int) -> _Asked:
         key: Key = (partition.topic, partition.partition)
@@ -127,7 +131,7 @@ class LagWatch:
         return Lag(max(0, asked.end - position), self._drained.get(partition))
 
     def unasked(
-        self, lags: Mapping[TopicPartition, Lag], status: Collection[PartitionStatus], client_error: str | None
+        self, lags: Mapping[TopicPartition, Lag], statuses: Collection[PartitionStatus], client_error: str | None
     ) -> list[dict[str, Any]]:
         """Return the topics with partitions that cannot be queried or read, for the receiver's stats.
 
@@ -136,26 +140,30 @@ class LagWatch:
         """
         asked = self._asked
         troubles: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
-        for each in status:
-            if each.state is FetchState.FAILED:
+        for status in statuses:
+            if status.state is FetchState.FAILED:
                 continue
-            number, known, lag = each.partition.partition, asked.get(each.partition), lags.get(each.partition)
-            unread = each.error is not None and (lag is None or lag.records != 0)
+            number, known, lag = (
+                status.partition.partition,
+                asked.get(status.partition),
+                lags.get(status.partition),
+            )
+            unread = status.error is not None and (lag is None or lag.records != 0)
             if not unread:
-                self._unread_since.pop(each.partition, None)
+                self._unread_since.pop(status.partition, None)
             if known is not None and known.error is not None:
                 error = f"cannot be asked about ({client_error or known.error})"
-                troubles[each.partition.topic].append((number, known.asked_ms, error))
+                troubles[status.partition.topic].append((number, known.asked_ms, error))
             elif unread:
-                since_ms = self._unread_since.setdefault(each.partition, self._now_ms())
-                troubles[each.partition.topic].append((number, since_ms, f"cannot be read ({each.error})"))
-        return [_reported(topic, sorted(found)) for topic, found in sorted(troubles.items())]
+                since_ms = self._unread_since.setdefault(status.partition, self._now_ms())
+                troubles[status.partition.topic].append((number, since_ms, f"cannot be read ({status.error})"))
+        return [_reported(topic, sorted(problems)) for topic, problems in sorted(troubles.items())]
 
 
-def _reported(topic: str, found: list[tuple[int, int, str]]) -> dict[str, Any]:
-    number, _, error = found[0]
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    asked_ms = min(since_ms for _, since_ms, _ in found)
+def _reported(topic: str, problems: list[tuple[int, int, str]]) -> dict[str, Any]:
+    number, _, error = problems[0]
+    more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+    asked_ms = min(since_ms for _, since_ms, _ in problems)
     return {"topic": topic, "asked_ms": asked_ms, "error": f"partition {number}{more} {error}"}
 
 

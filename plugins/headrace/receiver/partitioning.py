@@ -217,8 +217,8 @@ class KafkaDiscoverer:
         starting: dict[PartitionKey, int] = {}
         for seen in topics:
             new = [(seen.topic, number) for number in range(seen.partitions)]
-            new = [each for each in new if (seen.topic, seen.topic_id, each[1]) not in known.partitions]
-            appeared = {each for each in new if known.appeared(seen.topic, seen.topic_id, each[1])}
+            new = [added for added in new if (seen.topic, seen.topic_id, added[1]) not in known.partitions]
+            appeared = {added for added in new if known.appeared(seen.topic, seen.topic_id, added[1])}
             began_ms = known.began_ms(seen.topic, seen.topic_id)
             try:
                 resolved = resolve(asking.admin, self._source, new, appeared=appeared, began_ms=began_ms)
@@ -280,11 +280,11 @@ def foreign_members(admin: Any, group: str) -> list[str]:
     """
     # Not describe_consumer_groups: if the coordinator goes away during that request, librdkafka 2.16 ends the process
     # (an assertion in rd_kafka_admin_coord_request). list_groups asks each broker for the groups that it coordinates.
-    found = [each for each in admin.list_groups(group, timeout=_ANSWER_SECONDS) if each.id == group]
-    for each in found:
-        if each.error is not None:
-            raise KafkaException(each.error)
-    return sorted(f"{member.client_id} at {member.client_host}" for each in found for member in each.members)
+    groups = [described for described in admin.list_groups(group, timeout=_ANSWER_SECONDS) if described.id == group]
+    for described in groups:
+        if described.error is not None:
+            raise KafkaException(described.error)
+    return sorted(f"{member.client_id} at {member.client_host}" for described in groups for member in described.members)
 
 
 # A topic counts as deleted after it is missing from this many discoveries in a row: metadata may be stale.
@@ -366,7 +366,7 @@ class Partitioning:
         current = {row.partition: _holder(row) for row in rows}
         if isinstance(self._source, ReceiverInput):
             # A custom receiver's position says nothing to another receiver.
-            wanted = {each: each.partition for each in current if each.partition in receivers}
+            wanted = {partition: partition.partition for partition in current if partition.partition in receivers}
         else:
             held = {partition: holder for partition, holder in current.items() if holder is not None}
             wanted = assign([row.partition for row in rows], receivers, held)

@@ -89,10 +89,10 @@ def space_of(url: str) -> Space | None:
     if folder is None:
         return None
     try:
-        found = os.statvfs(folder)
+        disk = os.statvfs(folder)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
 
 def folder_of(url: str) -> Path | None:
@@ -132,11 +132,11 @@ def room_for(url: str, nbytes: int) -> bool:
 
 def _is_free(folder: Path, nbytes: int) -> bool:
     try:
-        found = os.statvfs(folder)
+        disk = os.statvfs(folder)
     except OSError:
         return True
     # File systems without a fixed number of files report 0 of 0.
-    return found.f_bavail * found.f_frsize >= nbytes and (found.f_favail > 0 or found.f_files == 0)
+    return disk.f_bavail * disk.f_frsize >= nbytes and (disk.f_favail > 0 or disk.f_files == 0)
 
 
 # Receiving resumes below this share of the budget, so that it does not pause and resume with every segment.

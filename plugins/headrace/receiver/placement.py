@@ -49,7 +49,7 @@ class Placement:
         if self.running_on is not None:
             return {self.running_on: Fraction(1)}
         share = Fraction(1, max(1, len(self.scheduled)))
-        return {each: share for each in self.scheduled if isinstance(each, Executor)}
+        return {place: share for place in self.scheduled if isinstance(place, Executor)}
 
 
 def schedule_receivers(
@@ -66,12 +66,12 @@ def schedule_receivers(
     loads = dict.fromkeys(sorted(executors), 0)
 
     def take_least_loaded(receiver: ReceiverId, among: Iterable[Executor]) -> None:
-        least = min(among, key=lambda each: loads[each])
+        least = min(among, key=lambda executor: loads[executor])
         loads[least] += 1
         candidates[receiver].append(least)
 
     for receiver, host in receivers:
-        on_host = [each for each in loads if each.host == host]
+        on_host = [executor for executor in loads if executor.host == host]
         if on_host:
             take_least_loaded(receiver, on_host)
         elif host is not None:
@@ -80,7 +80,7 @@ def schedule_receivers(
     for receiver, locations in candidates.items():
         if not locations:
             take_least_loaded(receiver, loads)
-    for idle in [each for each, load in loads.items() if load == 0]:
+    for idle in [executor for executor, load in loads.items() if load == 0]:
         if candidates:
             min(candidates.values(), key=len).append(idle)
     return {receiver: tuple(locations) for receiver, locations in candidates.items()}
@@ -102,7 +102,7 @@ def reschedule_receiver(
                 weights[executor] += weight
     least = min(weights.values())
     preferred = () if preferred_host is None else (preferred_host,)
-    return (*preferred, *sorted(each for each in executors if weights[each] == least))
+    return (*preferred, *sorted(executor for executor in executors if weights[executor] == least))
 
 
 def least_executors(settings: ExecutorAllocation, receivers: int, slots_per_executor: int) -> int:
@@ -174,7 +174,7 @@ class ExecutorPolicy:
         of them run receivers."""
         if len(live) <= least:
             return None
-        removable = [each for each in live if each not in with_receivers]
+        removable = [executor for executor in live if executor not in with_receivers]
         return self._chance.choice(removable) if removable else None
 
 
@@ -214,14 +214,14 @@ class ReceiverPlacement:
         if not self._plan and not elsewhere:
             self._plan = schedule_receivers(self._preferred, executors)
         planned = self._plan.get(receiver, ())
-        found = tuple(each for each in planned if each in executors or isinstance(each, str))
-        if not any(isinstance(each, Executor) for each in found):
+        places = tuple(place for place in planned if place in executors or isinstance(place, str))
+        if not any(isinstance(place, Executor) for place in places):
             others = {
                 other: Placement(self._latest.get(other, ()), executor)
                 for other, executor in running().items()
                 if other != receiver
             }
             beside = {**others, **(elsewhere or {})}
-            found = reschedule_receiver(dict(self._preferred).get(receiver), beside, executors)
-        self._latest[receiver] = found
-        return found
+            places = reschedule_receiver(dict(self._preferred).get(receiver), beside, executors)
+        self._latest[receiver] = places
+        return places

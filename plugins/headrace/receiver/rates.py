@@ -154,7 +154,7 @@ class RateLimiter:
             return max(0.0, (1.0 - self._tokens) / self._rate)
 
     def _at_most(self, rate: float | None) -> float | None:
-        return min((each for each in (self._max_rate, rate) if each is not None), default=None)
+        return min((bound for bound in (self._max_rate, rate) if bound is not None), default=None)
 
     def _fill(self, rate: float) -> None:
         now = self._clock.monotonic()
@@ -197,7 +197,9 @@ class RateController:
             self._send()
             return
         initial = self._settings.initial_rate
-        self._rates = {each: rate for each in self._receivers if (rate := rates.get(each) or initial) is not None}
+        self._rates = {
+            receiver: rate for receiver in self._receivers if (rate := rates.get(receiver) or initial) is not None
+        }
         self._estimators = {
             receiver: PidRateEstimator(
                 self._stream.batch_interval_ms, self._settings, latest_rate=self._rates.get(receiver)
@@ -217,12 +219,12 @@ class RateController:
         batches = self._completed(_MOST_BATCHES + slots)
         running = self._ledger.batches.page(self._stream.name, slots, [BatchState.RUNNING])
         # The records of built batches were read from Kafka by batches, not by receivers.
-        fresh = [each for each in batches if each.batch_time_ms > self._seen_ms and not each.built]
-        for batch in sorted(fresh, key=lambda each: (each.completed_at_ms or 0, each.batch_time_ms)):
+        fresh = [batch for batch in batches if batch.batch_time_ms > self._seen_ms and not batch.built]
+        for batch in sorted(fresh, key=lambda completed: (completed.completed_at_ms or 0, completed.batch_time_ms)):
             # Batches that run at the same time process that many times the records.
             at_once = min(slots, ran_at_once(batch, [*batches, *running]))
             self._learn(batch, waited_ms(batch, batches, slots, since_ms=self._ready_ms(batch)), at_once)
-        self._seen_ms = max([self._seen_ms, *(each.batch_time_ms for each in batches)])
+        self._seen_ms = max([self._seen_ms, *(batch.batch_time_ms for batch in batches)])
         self._send()
 
     def _ready_ms(self, batch: BatchRow) -> int:
@@ -268,16 +270,18 @@ class RateController:
             for row in self._ledger.positions.all(self._stream.name, live=True)
         }
         records: Counter[ReceiverId] = Counter()
-        for each in self._ledger.batches.inputs(self._stream.name, batch_time_ms):
-            owner = owners.get((each.input_id, each.partition))
+        for taken in self._ledger.batches.inputs(self._stream.name, batch_time_ms):
+            owner = owners.get((taken.input_id, taken.partition))
             if owner is not None:
-                records[ReceiverId(self._stream.name, each.input_id, owner)] += each.records
+                records[ReceiverId(self._stream.name, taken.input_id, owner)] += taken.records
         return records
 
     def _send(self) -> None:
         if self._unsent:
             self._ledger.receivers.set_rate(self._job, self._unsent)
-            logger.info("rates of %s: %s", self._stream.name, {str(each): r for each, r in self._unsent.items()})
+            logger.info(
+                "rates of %s: %s", self._stream.name, {str(receiver): r for receiver, r in self._unsent.items()}
+            )
             self._unsent = {}
 
 
@@ -289,9 +293,9 @@ def waited_ms(batch: BatchRow, completed: Sequence[BatchRow], slots: int, *, sin
     """
     ends_ms = sorted(
         (
-            each.completed_at_ms
-            for each in completed
-            if each.batch_time_ms < batch.batch_time_ms and each.completed_at_ms is not None
+            earlier.completed_at_ms
+            for earlier in completed
+            if earlier.batch_time_ms < batch.batch_time_ms and earlier.completed_at_ms is not None
         ),
         reverse=True,
     )
@@ -306,9 +310,9 @@ def ran_at_once(batch: BatchRow, others: Iterable[BatchRow]) -> int:
     if begun_ms is None or end_ms is None:
         return 1
     runs = [
-        (max(begun_ms, each.started_at_ms), end_ms if each.completed_at_ms is None else each.completed_at_ms)
-        for each in others
-        if each.batch_time_ms != batch.batch_time_ms and each.started_at_ms is not None
+        (max(begun_ms, other.started_at_ms), end_ms if other.completed_at_ms is None else other.completed_at_ms)
+        for other in others
+        if other.batch_time_ms != batch.batch_time_ms and other.started_at_ms is not None
     ]
     # The maximum is reached when one of them has just begun.
     together = (

@@ -226,7 +226,7 @@ def _record(given: object) -> Record:
         return Record(given.encode())
     if not isinstance(given, Record):
         raise TypeError(_not_storable(given))
-    headers = tuple(_header(each) for each in given.headers)
+    headers = tuple(_header(header) for header in given.headers)
     time_ms = given.timestamp_ms
     if time_ms is not None and not (isinstance(time_ms, int) and 0 <= time_ms <= _LAST_TIMESTAMP_MS):
         raise ValueError(f"a Record's timestamp_ms is from 0 (1970) to {_LAST_TIMESTAMP_MS} (year 9999), got {time_ms}")
@@ -281,8 +281,8 @@ def _changed_by_json(given: JsonValue, where: str) -> str:
     for key, part in given.items() if isinstance(given, dict) else enumerate(given):
         if isinstance(given, dict) and not isinstance(key, str):
             return f"{where} has the key {key!r}, which would come back as a text"
-        if found := _changed_by_json(part, f"{where}[{key!r}]"):
-            return found
+        if problem := _changed_by_json(part, f"{where}[{key!r}]"):
+            return problem
     return ""
 
 
@@ -291,16 +291,16 @@ def load_receiver_class(source: ReceiverInput) -> type[Receiver]:
     from headrace.stream.model import StreamDefinitionError, load_reference
 
     try:
-        found = load_reference(source.receiver, "receiver")
+        loaded = load_reference(source.receiver, "receiver")
     except StreamDefinitionError as error:
         raise ReceiverClassError(f"Input {source.id}: {error.what}", remedy=error.remedy) from error
-    if not isinstance(found, type) or not issubclass(found, Receiver):
-        what = found.__name__ if isinstance(found, type) else f"a {type(found).__name__}"
+    if not isinstance(loaded, type) or not issubclass(loaded, Receiver):
+        what = loaded.__name__ if isinstance(loaded, type) else f"a {type(loaded).__name__}"
         raise ReceiverClassError(
             f"Input {source.id}: {source.receiver} is {what}, which does not extend headrace.receiver.Receiver.",
             remedy="Name a class that does.",
         )
-    return found
+    return loaded
 
 
 def check_receiver_class(source: ReceiverInput) -> None:

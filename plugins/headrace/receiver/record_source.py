@@ -48,11 +48,11 @@ class LeaderEpochs:
             read = self._read.get(partition)
             if read is None:
                 return
-            for each in records:
-                if read and read[-1].leader_epoch == each.leader_epoch:
-                    read[-1] = EpochRecords(read[-1].first_offset, each.until_offset, each.leader_epoch)
+            for block_range in records:
+                if read and read[-1].leader_epoch == block_range.leader_epoch:
+                    read[-1] = EpochRecords(read[-1].first_offset, block_range.until_offset, block_range.leader_epoch)
                 else:
-                    read.append(each)
+                    read.append(block_range)
             del read[:-_MOST_KEPT]
 
     def end_at(self, partition: TopicPartition, until_offset: int) -> EpochEnd | None:
@@ -61,10 +61,10 @@ class LeaderEpochs:
         Returns None if that is unknown.
         """
         with self._lock:
-            for each in reversed(self._read.get(partition, ())):
-                if each.first_offset < until_offset:
+            for epoch_records in reversed(self._read.get(partition, ())):
+                if epoch_records.first_offset < until_offset:
                     # The offsets after its last record (control records, compacted) may be of another epoch.
-                    return EpochEnd(each.leader_epoch, min(until_offset, each.until_offset))
+                    return EpochEnd(epoch_records.leader_epoch, min(until_offset, epoch_records.until_offset))
         return None
 
 

@@ -436,7 +436,7 @@ class ReceiverFactory:
         if isinstance(self._source, KafkaInput):
             return limits.max_rate
         # A custom receiver has one partition.
-        return min((each for each in (limits.max_rate, limits.max_rate_per_partition) if each), default=None)
+        return min((rate for rate in (limits.max_rate, limits.max_rate_per_partition) if rate), default=None)
 
     def _event_times(self) -> EventTimes | None:
         stream = self._context.stream
@@ -471,7 +471,7 @@ class ReceiverFactory:
 
 def _stored_positions(source: RecordSource, next_offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Return the ledger's positions of the partitions that are read."""
-    return {each: next_offsets[each] for each in source.partitions if each in next_offsets}
+    return {partition: next_offsets[partition] for partition in source.partitions if partition in next_offsets}
 
 
 @dataclass(frozen=True, slots=True)

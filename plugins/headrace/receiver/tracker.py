@@ -69,11 +69,11 @@ def find_sign(folder: LogStorage) -> JobSign | None:
         StorageError, OSError: the store cannot be read.
     """
     try:
-        found = json.loads(folder.read(PATH))
+        sign = json.loads(folder.read(PATH))
     except StoredFileMissingError:
         return None
     try:
-        return JobSign(int(found["written_ms"]), int(found["lease_ms"]))
+        return JobSign(int(sign["written_ms"]), int(sign["lease_ms"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{PATH} is no sign of a receiver job: {error!r}") from error
 
@@ -133,18 +133,18 @@ class Numbers:
 
 def numbers(receivers: Collection[ReceiverRow], now_ms: int) -> Numbers:
     """The sums over the live receivers."""
-    live = [each for each in receivers if each.alive(now_ms)]
-    stats = [each.stats for each in live if "total_lag" in each.stats]
-    seconds = [each.get("lag_seconds") for each in stats]
-    known = [each for each in seconds if each is not None]
-    lags = [each["total_lag"] for each in stats if each["total_lag"] is not None]
+    live = [receiver for receiver in receivers if receiver.alive(now_ms)]
+    stats = [receiver.stats for receiver in live if "total_lag" in receiver.stats]
+    seconds = [reported.get("lag_seconds") for reported in stats]
+    known = [behind for behind in seconds if behind is not None]
+    lags = [reported["total_lag"] for reported in stats if reported["total_lag"] is not None]
     return Numbers(
-        input_rate=round(sum(each.get("rate", 0.0) for each in stats), 1),
+        input_rate=round(sum(reported.get("rate", 0.0) for reported in stats), 1),
         lag=sum(lags) if lags else None,
-        lag_unknown=sum(each.get("lag_unknown", 0) for each in stats),
+        lag_unknown=sum(reported.get("lag_unknown", 0) for reported in stats),
         lag_seconds=max(known) if known and len(known) == len(seconds) else None,
-        queue_bytes=sum(each.get("queued_bytes", 0) for each in stats),
-        paused=any(each.paused_reason for each in live),
+        queue_bytes=sum(reported.get("queued_bytes", 0) for reported in stats),
+        paused=any(receiver.paused_reason for receiver in live),
     )
 
 
@@ -162,17 +162,17 @@ class Sampler:
             return
         self._next = now + SAMPLE_SECONDS
         ledger, name = self._context.ledger, self._context.name
-        found = numbers(receivers, now_ms)
+        sums = numbers(receivers, now_ms)
         ledger.samples.add(
             SampleRow(
                 stream=name,
                 at_ms=now_ms,
-                input_rate=found.input_rate,
+                input_rate=sums.input_rate,
                 # The lag of some partitions would look like the lag of all.
-                lag=None if found.lag_unknown else found.lag,
-                lag_seconds=found.lag_seconds,
-                queue_bytes=found.queue_bytes,
-                paused=found.paused,
+                lag=None if sums.lag_unknown else sums.lag,
+                lag_seconds=sums.lag_seconds,
+                queue_bytes=sums.queue_bytes,
+                paused=sums.paused,
                 log_bytes=ledger.segments.stored_bytes(name),
             )
         )
@@ -419,7 +419,7 @@ class ReceiverTracker:
         """Assign partitions to live receivers, and write discovered topics to the ledger."""
         live = [row.receiver_id for row in rows if self._is_live(row, now_ms)]
         for source in self._stream.inputs:
-            indexes = {each.index for each in live if each.input_id == source.id}
+            indexes = {row.index for row in live if row.input_id == source.id}
             self._tolerantly(partial(self._follow_topics, source))
             self._tolerantly(partial(self._partitioning[source.id].rebalance, indexes, now_ms))
 
@@ -532,8 +532,8 @@ def find_stop_request(folder: LogStorage, *, since_ms: int) -> str | None:
     try:
         if not folder.exists(STOP_REQUEST_PATH):
             return None
-        found = json.loads(folder.read(STOP_REQUEST_PATH))
-        return str(found["reason"]) if int(found["requested_ms"]) > since_ms else None
+        request = json.loads(folder.read(STOP_REQUEST_PATH))
+        return str(request["reason"]) if int(request["requested_ms"]) > since_ms else None
     except (HeadraceError, OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("It is unknown whether the job is asked to stop: %s", error)
         return None
