@@ -173,13 +173,13 @@ class Administration:
 
         Raises UnsuitableTargetError too: see `single_index`.
         """
-        found = self.ask(
+        described = self.ask(
             f"Asking about index {name!r}",
             name,
             lambda client: client.indices.get(index=name, filter_path=list(DESCRIPTION)),
             missing_is_none=True,
         )
-        return single_index(name, found)
+        return single_index(name, described)
 
     def check_writable(self, output: ElasticsearchOutput) -> None:
         """Raise UnsuitableTargetError or IndexNotWritableError if the output could not write to its indices."""
@@ -192,8 +192,8 @@ class Administration:
             lambda client: client.indices.get_settings(index=index, filter_path=["*.settings.index.blocks"]),
             missing_is_none=True,
         )
-        for name, found in (settings or {}).items():
-            blocks = found.get("settings", {}).get("index", {}).get("blocks", {})
+        for name, described in (settings or {}).items():
+            blocks = described.get("settings", {}).get("index", {}).get("blocks", {})
             if on := sorted(block for block, value in blocks.items() if str(value).lower() == "true"):
                 raise IndexNotWritableError(
                     f"Index {name} has the block {', '.join(on)}.",
@@ -210,13 +210,13 @@ class Administration:
         Raises UnsuitableTargetError too: the alias does not exist, is an index itself, or does not point to exactly one
         index; or ``new`` is not the name of an index.
         """
-        found = self.concrete_index(alias)
-        if found is None:
+        concrete = self.concrete_index(alias)
+        if concrete is None:
             raise UnsuitableTargetError(
                 f"There is neither an index nor an alias {alias!r}.",
                 remedy=f"Nothing reads through it yet: make {alias!r} an alias of {new!r}.",
             )
-        old = found.name
+        old = concrete.name
         if old == alias:
             raise UnsuitableTargetError(
                 f"{alias!r} is an index itself, not an alias of one.",

@@ -294,8 +294,8 @@ def _rows_not_begun_as_objects(lines: Any) -> list[int]:
     suspects = first != _OPENING_BRACE
     if lines.null_count:
         suspects &= ~np.asarray(pc.is_null(lines).to_numpy(zero_copy_only=False))
-    found: list[int] = np.flatnonzero(suspects).tolist()
-    return found
+    rows: list[int] = np.flatnonzero(suspects).tolist()
+    return rows
 
 
 def _rows_with_controls(lines: Any) -> list[int]:
@@ -305,8 +305,8 @@ def _rows_with_controls(lines: Any) -> list[int]:
         return []
     masks = [pc.match_substring(lines, bytes([control])) for control in _NEEDS_A_LOOK]
     mask = pc.fill_null(pc.or_(pc.or_(masks[0], masks[1]), masks[2]), False)
-    found: list[int] = pc.indices_nonzero(mask).to_pylist()
-    return found
+    rows: list[int] = pc.indices_nonzero(mask).to_pylist()
+    return rows
 
 
 def _one_line(document: bytes) -> bytes:

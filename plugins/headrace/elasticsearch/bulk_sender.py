@@ -132,13 +132,13 @@ class BulkSender:
 
         An alias's index, and a data stream's, have other names than the one asked for.
         """
-        index, found = item.get("_index", self.place), item.get("_id", id_)
+        index, given_id = item.get("_index", self.place), item.get("_id", id_)
         if index not in self._places:
             self._places |= (describe_indices(self._transport, retry_budget, self._index) or {}).keys()
-        if index not in self._places or found != id_:
+        if index not in self._places or given_id != id_:
             raise ElasticsearchRefusedError(
-                f"Elasticsearch has answered for document {id_!r} of index {self._index!r} with the place {found!r} of "
-                f"index {index!r}: an ingest pipeline changes _index or _id.",
+                f"Elasticsearch has answered for document {id_!r} of index {self._index!r} with the place {given_id!r} "
+                f"of index {index!r}: an ingest pipeline changes _index or _id.",
                 remedy="Take this out of the index's pipelines, and delete what the batch has written elsewhere; then "
                 "run the batch again. A batch that runs a second time would not find its documents.",
             )
@@ -147,8 +147,8 @@ class BulkSender:
     def holds_documents(self, retry_budget: RetryBudget) -> bool:
         """Whether the index has a document that searches find."""
         path = f"/{quote(self._index, safe='')}/_search?size=0&terminate_after=1&filter_path=hits.total.value"
-        found = request_with_retries(self._transport, retry_budget, "GET", path).json()
-        return isinstance(found, dict) and found.get("hits", {}).get("total", {}).get("value", 0) > 0
+        answer = request_with_retries(self._transport, retry_budget, "GET", path).json()
+        return isinstance(answer, dict) and answer.get("hits", {}).get("total", {}).get("value", 0) > 0
 
 
 class _Sending:

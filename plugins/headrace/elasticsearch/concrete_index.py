@@ -59,10 +59,10 @@ def check_server(transport: Transport, retry_budget: RetryBudget, where: str) ->
         return
     parsed = response.json()
     version = parsed.get("version") if isinstance(parsed, dict) else None
-    found = version if isinstance(version, dict) else {}
-    number = str(found.get("number", ""))
+    server = version if isinstance(version, dict) else {}
+    number = str(server.get("number", ""))
     if response.product != PRODUCT:
-        named = f": it reports {found.get('distribution', 'a version')} {number}" if number else ""
+        named = f": it reports {server.get('distribution', 'a version')} {number}" if number else ""
         raise ElasticsearchRefusedError(
             f"The server at {where} does not say that it is Elasticsearch, by the response header "
             f"X-Elastic-Product{named}.",
@@ -99,7 +99,7 @@ def single_index(name: str, indices: Mapping[str, dict[str, Any]] | None) -> Con
     """
     if indices is None:
         return None
-    if any("data_stream" in found for found in indices.values()):
+    if any("data_stream" in described for described in indices.values()):
         raise UnsuitableTargetError(f"{name!r} is a data stream, in which an id can be there twice.", remedy=_ONE_INDEX)
     concrete = sorted(indices)
     if len(concrete) != 1:
@@ -118,9 +118,9 @@ def single_index(name: str, indices: Mapping[str, dict[str, Any]] | None) -> Con
     return ConcreteIndex(concrete[0], indices[concrete[0]].get("settings", {}).get("index", {}).get("uuid"))
 
 
-def _rolls_over(alias: str, found: dict[str, Any]) -> bool:
-    held = found.get("aliases", {}).get(alias, {})
-    lifecycle = found.get("settings", {}).get("index", {}).get("lifecycle", {})
+def _rolls_over(alias: str, described: dict[str, Any]) -> bool:
+    held = described.get("aliases", {}).get(alias, {})
+    lifecycle = described.get("settings", {}).get("index", {}).get("lifecycle", {})
     rolled = isinstance(lifecycle, dict) and lifecycle.get("rollover_alias") == alias
     return bool(held.get("is_write_index")) or rolled
 

@@ -70,15 +70,15 @@ class IndexingCounts:
         return self.created + self.updated
 
     def add(self, other: IndexingCounts) -> None:
-        for each in fields(self):
-            if each.name == "dead_letter_reasons":
+        for count in fields(self):
+            if count.name == "dead_letter_reasons":
                 self.dead_letter_reasons.update(other.dead_letter_reasons)
-            elif each.name == "foreign_ids":
+            elif count.name == "foreign_ids":
                 self.foreign_ids = [*self.foreign_ids, *other.foreign_ids][:EXAMPLES]
-            elif each.name == "dead_letter_example":
+            elif count.name == "dead_letter_example":
                 self.dead_letter_example = self.dead_letter_example or other.dead_letter_example
             else:
-                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+                setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
 
     def check(self) -> None:
         """Raise DocumentsUnaccountedError unless every row has exactly one outcome."""
@@ -102,7 +102,7 @@ class IndexingCounts:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> IndexingCounts:
-        names = {each.name for each in fields(cls)} - {"dead_letter_reasons"}
+        names = {count.name for count in fields(cls)} - {"dead_letter_reasons"}
         counts = cls(**{name: values[name] for name in names if name in values})
         counts.dead_letter_reasons.update(values.get("dead_letter_reasons", {}))
         return counts
@@ -175,9 +175,9 @@ def take_warnings(report: str) -> list[str]:
     """Read and delete the warnings beside the report at this URI."""
     folder, _, name = report.rpartition("/")
     storage = open_storage(folder)
-    found = []
+    warnings = []
     for path in storage.paths():
         if path.startswith(name + WARNING_SUFFIX):
-            found.append(storage.read(path).decode())
+            warnings.append(storage.read(path).decode())
             storage.delete(path)
-    return found
+    return warnings

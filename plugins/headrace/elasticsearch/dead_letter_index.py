@@ -127,7 +127,7 @@ class StoredLetter:
         value = self._bytes("value")
         if value is None and self.fields.get("value_bytes") is not None:
             return None
-        headers = tuple((str(each["key"]), _decoded(each.get("value"))) for each in self.fields["headers"])
+        headers = tuple((str(header["key"]), _decoded(header.get("value"))) for header in self.fields["headers"])
         return OriginalRecord(self._bytes("key"), value, headers, self.fields.get("timestamp"))
 
     def _bytes(self, name: str) -> bytes | None:
@@ -150,10 +150,10 @@ class DeadLetterIndex:
         """
         self._refresh()
         counted = {"reasons": {"terms": {"field": "reason.type", "size": _REASONS_REPORTED}}}
-        found = self._search(size=0, query=self._query(letters), aggs=counted)
-        if found is None or "aggregations" not in found:
+        answer = self._search(size=0, query=self._query(letters), aggs=counted)
+        if answer is None or "aggregations" not in answer:
             return {}
-        return {bucket["key"]: bucket["doc_count"] for bucket in found["aggregations"]["reasons"]["buckets"]}
+        return {bucket["key"]: bucket["doc_count"] for bucket in answer["aggregations"]["reasons"]["buckets"]}
 
     def find(self, letters: LetterFilter, limit: int | None = None, *, contents: bool = True) -> Iterator[StoredLetter]:
         """Yield the letters, newest batch first. Raises the same errors as ``reasons``.
@@ -165,13 +165,13 @@ class DeadLetterIndex:
         """
         self._refresh()
         for ids in _pages(self._ids(letters, limit), PAGE):
-            found = self._search(
+            answer = self._search(
                 size=len(ids),
                 query=self._query(replace(letters, ids=ids)),
                 seq_no_primary_term=True,
                 source=True if contents else {"excludes": list(_CONTENTS)},
             )
-            hits = {} if found is None else {hit["_id"]: hit for hit in found["hits"]["hits"]}
+            hits = {} if answer is None else {hit["_id"]: hit for hit in answer["hits"]["hits"]}
             for hit in (hits[id_] for id_ in ids if id_ in hits):
                 yield StoredLetter(hit["_id"], hit["_seq_no"], hit["_primary_term"], hit["_source"])
 

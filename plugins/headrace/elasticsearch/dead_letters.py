@@ -351,8 +351,8 @@ class DeadLetterWriter:
             return letter
         if letter.partition is None or letter.offset is None:
             return letter
-        found = self._originals.fetch(letter.topic, letter.partition, letter.offset, letter.incarnation)
-        return letter if found is None else replace(letter, original=found)
+        original = self._originals.fetch(letter.topic, letter.partition, letter.offset, letter.incarnation)
+        return letter if original is None else replace(letter, original=original)
 
     def _ensure_index(self) -> None:
         if self._index_ensured:

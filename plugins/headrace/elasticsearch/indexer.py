@@ -211,8 +211,8 @@ class DuplicateIdCheck:
 
     def _refuse_equal(self, ids: Any, numbers: list[Any]) -> None:
         names = ["id", *(f"n{place}" for place in range(len(numbers)))]
-        found = pa.table([ids, *numbers], names=names).group_by(names).aggregate([([], "count_all")])
-        double = found.filter(pc.greater(found.column("count_all"), 1))
+        counted = pa.table([ids, *numbers], names=names).group_by(names).aggregate([([], "count_all")])
+        double = counted.filter(pc.greater(counted.column("count_all"), 1))
         if double.num_rows:
             raise duplicate_ids_error(self._options.index, self._options.document_id, double.column("id").to_pylist())
 

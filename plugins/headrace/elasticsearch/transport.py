@@ -450,8 +450,8 @@ class _FingerprintPool(urllib3.HTTPSConnectionPool):
                 self._trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
                 self._trusting.verify_mode = ssl.CERT_REQUIRED
                 return
-        found = ", ".join(hashlib.new(algorithm, certificate).hexdigest() for certificate in chain)
-        raise SSLError(f"no certificate of the node has the fingerprint {self._fingerprint}; they have {found}")
+        fingerprints = ", ".join(hashlib.new(algorithm, certificate).hexdigest() for certificate in chain)
+        raise SSLError(f"no certificate of the node has the fingerprint {self._fingerprint}; they have {fingerprints}")
 
 
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name.

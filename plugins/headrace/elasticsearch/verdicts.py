@@ -221,8 +221,8 @@ def current_version(reason: Reason) -> int | None:
 
     The text begins with the id, which may contain the same words, so the last match is used.
     """
-    found = _CURRENT_VERSION.findall(reason.text)
-    return int(found[-1]) if found else None
+    versions = _CURRENT_VERSION.findall(reason.text)
+    return int(versions[-1]) if versions else None
 
 
 # Each pattern is searched in the error's "type: text".

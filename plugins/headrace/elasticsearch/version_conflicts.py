@@ -86,20 +86,20 @@ class VersionConflicts:
         pending = deque(self._portions(prepared))
         while pending:
             lines = pending.popleft()
-            found = self._fetch(prepared, retry_budget, lines)
-            if found is None:
+            documents = self._fetch(prepared, retry_budget, lines)
+            if documents is None:
                 half = len(lines) // 2
                 pending.extendleft((lines[half:], lines[:half]))
                 continue
             later = [
                 line
-                for line, there in zip(lines, found, strict=True)
+                for line, there in zip(lines, documents, strict=True)
                 if not self._settled(prepared, line, there, retry_budget)
             ]
             if len(later) < len(lines):
                 retry_budget.progressed()
             if later:
-                error = Reason(*error_of(next(there for there in found if "found" not in there), "no reason"))
+                error = Reason(*error_of(next(there for there in documents if "found" not in there), "no reason"))
                 retry_budget.wait(f"{len(later)} of {len(lines)} documents cannot be fetched: {error}")
                 pending.appendleft(later)
         self._undecided = {}
@@ -118,9 +118,9 @@ class VersionConflicts:
         while (response := self._answer(path, body, retry_budget)) is None:
             pass
         parsed = response.json()
-        found = parsed.get("docs") if isinstance(parsed, dict) else None
-        if response.status == 200 and isinstance(found, list) and len(found) == len(lines):
-            return found
+        documents = parsed.get("docs") if isinstance(parsed, dict) else None
+        if response.status == 200 and isinstance(documents, list) and len(documents) == len(lines):
+            return documents
         if response.status == _SERVER_ERROR or response.body.startswith(_ANSWER):
             if len(lines) > 1:
                 return None
@@ -203,8 +203,8 @@ class VersionConflicts:
 
 def _unread(response: Response) -> dict[str, Any]:
     """The entry of an answer that cannot be parsed, about one document: with the bytes from its document on."""
-    head, found, source = response.body.partition(_SOURCE)
-    if response.status == _SERVER_ERROR or not found:
+    head, separator, source = response.body.partition(_SOURCE)
+    if response.status == _SERVER_ERROR or not separator:
         kind, reason = response.error()
         return {"error": {"type": kind, "reason": reason}}
     return {**json.loads(head + b"}]}")["docs"][0], UNPARSED: source}
@@ -254,8 +254,8 @@ class StoredSource:
         parsed = response.json()
         if response.status != 200 or not isinstance(parsed, dict) or not parsed:
             raise refusal(response.status, Reason(*response.error()), self._index)
-        (found,) = list(parsed.values())[:1]
-        return _KeptFields.of(found)
+        (described,) = list(parsed.values())[:1]
+        return _KeptFields.of(described)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +267,10 @@ class _KeptFields:
     excluded: re.Pattern[str] | None
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> _KeptFields:
-        """``found``: Elasticsearch's description of the index."""
-        source = found.get("mappings", {}).get("_source", {})
-        settings = found.get("settings", {}).get("index", {})
+    def of(cls, described: dict[str, Any]) -> _KeptFields:
+        """``described``: Elasticsearch's description of the index."""
+        source = described.get("mappings", {}).get("_source", {})
+        settings = described.get("settings", {}).get("index", {})
         mode = settings.get("mapping", {}).get("source", {}).get("mode") or source.get("mode")
         if mode is None and settings.get("mode") in _SYNTHETIC_MODES:
             mode = "synthetic"
@@ -295,18 +295,20 @@ def _paths(patterns: str | Sequence[str] | None) -> re.Pattern[str] | None:
     """What matches the paths of these fields and of all fields below them; ``*`` stands for any characters."""
     if not patterns:
         return None
-    each = (re.escape(one).replace("\\*", ".*") for one in ([patterns] if isinstance(patterns, str) else patterns))
-    return re.compile(f"(?:{'|'.join(each)})(?:[.].*)?", re.DOTALL)
+    expressions = (
+        re.escape(one).replace("\\*", ".*") for one in ([patterns] if isinstance(patterns, str) else patterns)
+    )
+    return re.compile(f"(?:{'|'.join(expressions)})(?:[.].*)?", re.DOTALL)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """(path, value as JSON) of all values but objects and arrays: a left-out field may leave an empty one behind."""
     if isinstance(value, dict):
-        for name, each in value.items():
-            yield from _leaves(each, f"{path}.{name}" if path else name)
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}" if path else name)
     elif isinstance(value, list):
-        for each in value:
-            yield from _leaves(each, path)
+        for part in value:
+            yield from _leaves(part, path)
     else:
         # Elasticsearch writes a number beyond a double's range as this text, when it writes a document again.
         beyond = isinstance(value, float) and math.isinf(value)

@@ -46,8 +46,8 @@ class Allocations(Repository):
             BatchTimeError: the time is not an interval end, or is in the future.
             BatchRemovedError: it was removed with the stream's history.
         """
-        with self._database.write_stream(stream) as (connection, found):
-            locked, _ = take_back(connection, found)
+        with self._database.write_stream(stream) as (connection, before):
+            locked, _ = take_back(connection, before)
             return _seal(connection, locked, batch_time_ms)
 
     def blocks_of(self, stream: str, batch_time_ms: int, *, absorb: Iterable[int] = ()) -> list[StoredBlock]:
@@ -364,8 +364,9 @@ def _check_range(connection: Connection, row: BatchInputRow) -> None:
         .limit(1)
     ).one_or_none()
     if other is not None and other.from_offset < row.until_offset:
-        found = BatchInputRow.from_row(other)
+        overlapped = BatchInputRow.from_row(other)
         raise AllocationConflictError(
-            f"{what} overlap [{found.from_offset}, {found.until_offset}) of batch {time_text(found.batch_time_ms)}.",
+            f"{what} overlap [{overlapped.from_offset}, {overlapped.until_offset}) of batch "
+            f"{time_text(overlapped.batch_time_ms)}.",
             remedy="A record belongs to one batch: leave out the offsets that have one.",
         )

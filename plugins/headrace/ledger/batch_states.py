@@ -199,8 +199,8 @@ def _attempt_error(connection: Connection, output: BatchOutputRow) -> str | None
         table.batch_time_ms == output.batch_time_ms,
         table.number == output.attempt,
     )
-    found: str | None = connection.execute(query).scalar()
-    return found or output.error
+    error: str | None = connection.execute(query).scalar()
+    return error or output.error
 
 
 def record_end(
@@ -268,7 +268,7 @@ def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> d
             batches.c.stream == stream, batches.c.absorbed_by_ms.in_(part)
         )
         owners |= {row.batch_time_ms: row.absorbed_by_ms for row in connection.execute(query)}
-    found: dict[int, int] = {}
+    blocks_left: dict[int, int] = {}
     # Not joined to batches or segments: planners would then begin with all of the stream's blocks or segments. The
     # segments being removed (as many as one cleanup claims) are read in the counting statement: their blocks are
     # deleted with them, and with two statements the second could find neither.
@@ -286,8 +286,8 @@ def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> d
             .group_by(blocks.c.batch_time_ms)
         )
         for batch_time_ms, count in connection.execute(counts):
-            found[owners[batch_time_ms]] = found.get(owners[batch_time_ms], 0) + count
-    return found
+            blocks_left[owners[batch_time_ms]] = blocks_left.get(owners[batch_time_ms], 0) + count
+    return blocks_left
 
 
 _COLUMNS = [column for column in batch_attempts.c if column.name != "replay_revision"]

@@ -381,7 +381,7 @@ def _receiver_key(receiver_id: ReceiverId) -> dict[str, Any]:
 
 def stored_blocks(connection: Connection, stream: str, batch_times_ms: list[int]) -> list[StoredBlock]:
     """Return the blocks of the batch times, by time, then in the order of addition."""
-    found: list[StoredBlock] = []
+    blocks_found: list[StoredBlock] = []
     for part in chunks(sorted(batch_times_ms)):
         query = (
             select(blocks, segments.c.path)
@@ -389,8 +389,8 @@ def stored_blocks(connection: Connection, stream: str, batch_times_ms: list[int]
             .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(part))
             .order_by(blocks.c.batch_time_ms, blocks.c.block_id)
         )
-        found += [stored_block(row) for row in connection.execute(query)]
-    return found
+        blocks_found += [stored_block(row) for row in connection.execute(query)]
+    return blocks_found
 
 
 def is_late(stream: StreamRow, block: BlockInfo, batch_time_ms: int) -> bool:

@@ -256,7 +256,7 @@ class Removal(Repository):
         with self._database.read() as connection:
             row = StreamRow.from_row(connection.execute(select(streams).where(streams.c.name == stream)).one())
             queries = (_above(connection, row), _below(row))
-            times = [_counts_from(row, each) for query in queries for each in connection.execute(query.limit(1))]
+            times = [_counts_from(row, edge) for query in queries for edge in connection.execute(query.limit(1))]
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def remove_batches(self, stream: str, before_ms: int) -> int:

@@ -131,8 +131,8 @@ class Database:
         row = connection.execute(self._lock_stream, {"stream": stream}).one_or_none()
         if row is None:
             raise StreamNotFoundError(stream)
-        found = StreamRow.from_row(row)
-        return LockedStream(found, self.clock.now_ms() if self.clock else row.now_ms, found.outputs)
+        stream_row = StreamRow.from_row(row)
+        return LockedStream(stream_row, self.clock.now_ms() if self.clock else row.now_ms, stream_row.outputs)
 
     def write_refusal(self, stream: str) -> str | None:
         """Why a write to the stream cannot begin within a second; None if it can. Nothing is written."""

@@ -254,15 +254,18 @@ class Gaps(Repository):
                 # stream's state.
                 return
             known = {(row.input_id, row.partition, row.from_offset) for row in rows}
-            for input_id, each in lost:
-                if each.until_offset > each.from_offset and (input_id, each.partition, each.from_offset) not in known:
+            for input_id, offset_range in lost:
+                if (
+                    offset_range.until_offset > offset_range.from_offset
+                    and (input_id, offset_range.partition, offset_range.from_offset) not in known
+                ):
                     add_gap(
                         connection,
                         locked,
                         input_id,
-                        each.partition,
-                        from_offset=each.from_offset,
-                        until_offset=each.until_offset,
+                        offset_range.partition,
+                        from_offset=offset_range.from_offset,
+                        until_offset=offset_range.until_offset,
                         reason=VANISHED,
                         batch_time_ms=batch_time_ms,
                     )
@@ -330,11 +333,11 @@ def observation(name: str, seconds: float, bounds: Sequence[float]) -> dict[str,
 
 def batch_delays(batch_time_ms: int, started_at_ms: int | None, completed_at_ms: int) -> dict[str, float]:
     """Return what a completed batch adds to the histograms of delays."""
-    found = observation("total_delay", (completed_at_ms - batch_time_ms) / 1000, DELAY_BOUNDS)
+    delays = observation("total_delay", (completed_at_ms - batch_time_ms) / 1000, DELAY_BOUNDS)
     if started_at_ms is not None:
-        found |= observation("scheduling_delay", (started_at_ms - batch_time_ms) / 1000, DELAY_BOUNDS)
-        found |= observation("processing_time", (completed_at_ms - started_at_ms) / 1000, DELAY_BOUNDS)
-    return found
+        delays |= observation("scheduling_delay", (started_at_ms - batch_time_ms) / 1000, DELAY_BOUNDS)
+        delays |= observation("processing_time", (completed_at_ms - started_at_ms) / 1000, DELAY_BOUNDS)
+    return delays
 
 
 def output_totals(counts: Mapping[str, Any]) -> dict[str, float]:

@@ -112,7 +112,7 @@ class History(Repository):
 
     def replays_of(self, stream: str, times: Sequence[int]) -> dict[int, list[FiledReplay]]:
         """Return the states of these batches in replays, by batch time, with the counts of their recorded outputs."""
-        found: dict[int, list[FiledReplay]] = {time_ms: [] for time_ms in times}
+        by_time: dict[int, list[FiledReplay]] = {time_ms: [] for time_ms in times}
         with self._database.read() as connection:
             for part in chunks(times):
                 counts: dict[tuple[int, str, int], dict[str, Any]] = {}
@@ -140,8 +140,8 @@ class History(Repository):
                 for row in connection.execute(of_times.order_by(replays.c.batch_time_ms, replays.c.target)):
                     replay = ReplayRow.from_row(row)
                     key = (replay.batch_time_ms, replay.target, replay.revision)
-                    found[replay.batch_time_ms].append(FiledReplay.of(replay, counts.get(key, {})))
-        return found
+                    by_time[replay.batch_time_ms].append(FiledReplay.of(replay, counts.get(key, {})))
+        return by_time
 
     def moved(self, stream: str) -> list[MovedBlock]:
         """Return the unclaimed blocks whose batch time is later than that of their cut or event time.

@@ -102,8 +102,8 @@ class Jobs(Repository):
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)
             rows = connection.execute(query.where(receiver_jobs.c.state == JobState.STARTING)).all()
-        found = [JobRow.from_row(row) for row in rows]
-        waiting = [job for job in found if job.attributes.get(REQUESTED_OF) == shared_job and job.alive(now_ms)]
+        jobs = [JobRow.from_row(row) for row in rows]
+        waiting = [job for job in jobs if job.attributes.get(REQUESTED_OF) == shared_job and job.alive(now_ms)]
         return sorted(waiting, key=lambda job: (job.acquired_at_ms, job.stream))
 
     def adopt(self, request: JobRow, *, holder: str, lease_ms: int, attributes: Mapping[str, Any]) -> JobLease:
@@ -204,9 +204,9 @@ class Jobs(Repository):
             query = select(receiver_jobs.c.attributes).where(
                 receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch
             )
-            found = connection.execute(query.with_for_update()).scalar_one_or_none()
-            if found is not None:
-                connection.execute(_this(stream, epoch).values(attributes={**found, **attributes}))
+            known = connection.execute(query.with_for_update()).scalar_one_or_none()
+            if known is not None:
+                connection.execute(_this(stream, epoch).values(attributes={**known, **attributes}))
 
     def release(self, lease: JobLease, state: JobState | str = JobState.STOPPED, error: str | None = None) -> None:
         """End the job, and with it its receivers. A second call changes nothing.
@@ -474,14 +474,14 @@ class ListenerCursors(Repository):
                 newest = newest.order_by(events.c.event_id.desc()).limit(1)
                 event_id = connection.execute(newest).scalar_one_or_none() or 0
             query = select(listener_cursors).where(listener_cursors.c.stream == lease.stream)
-            found = {row.listener: ListenerCursorRow.from_row(row) for row in connection.execute(query)}
+            cursors = {row.listener: ListenerCursorRow.from_row(row) for row in connection.execute(query)}
             for name in listeners:
-                if name not in found:
-                    found[name] = ListenerCursorRow(lease.stream, name, event_id, 0, locked.now_ms)
-                    connection.execute(insert(listener_cursors).values(**found[name].to_columns()))
+                if name not in cursors:
+                    cursors[name] = ListenerCursorRow(lease.stream, name, event_id, 0, locked.now_ms)
+                    connection.execute(insert(listener_cursors).values(**cursors[name].to_columns()))
             seen = (listener_cursors.c.stream == lease.stream, listener_cursors.c.listener.in_(listeners))
             connection.execute(update(listener_cursors).where(*seen).values(missed=0))
-            return {name: found[name] for name in listeners}
+            return {name: cursors[name] for name in listeners}
 
     def save(self, lease: JobLease, event_ids: Mapping[str, int]) -> None:
         """Move the cursors of these listeners to the last event that each has got.

@@ -96,7 +96,7 @@ class Rebuild(Repository):
         with self._database.read() as connection:
             return not _has_received(connection, stream)
 
-    def restore(self, stream: str, found: FoundStream, *, force: bool = False) -> None:
+    def restore(self, stream: str, rebuilt: FoundStream, *, force: bool = False) -> None:
         """Write the stream, in one transaction, into a ledger that has received nothing for it.
 
         What the ledger already has of the stream is deleted: a registration, a receiver job, empty batches.
@@ -107,7 +107,7 @@ class Rebuild(Repository):
         Raises:
             LedgerError: the ledger has blocks of the stream, or batches with records.
             LeaseHeldError: a job or an attempt has a live lease, and not ``force``.
-            LedgerConflictError: ``found`` contradicts itself (a block or a batch time twice).
+            LedgerConflictError: ``rebuilt`` contradicts itself (a block or a batch time twice).
         """
         with self._database.write() as connection:
             try:
@@ -124,17 +124,17 @@ class Rebuild(Repository):
                     _refuse_while_alive(connection, locked)
                 for table in _TABLES:
                     connection.execute(delete(table).where(table.c.stream == stream))
-            _put_stream(connection, found)
-            for known in found.revisions:
+            _put_stream(connection, rebuilt)
+            for known in rebuilt.revisions:
                 insert_revision(connection, stream, known.revision, Declared.of(known), known.created_at_ms)
             locked = self._database.lock_stream(connection, stream)
-            insert_positions(connection, found)
-            insert_receivers(connection, locked, found)
-            insert_segments(connection, locked, found)
-            insert_blocks(connection, locked, found)
-            insert_gaps(connection, locked, found)
-            insert_batches(connection, locked, found)
-            payload = {"blocks": len(found.blocks), "batches": len(found.batches), **found.notes}
+            insert_positions(connection, rebuilt)
+            insert_receivers(connection, locked, rebuilt)
+            insert_segments(connection, locked, rebuilt)
+            insert_blocks(connection, locked, rebuilt)
+            insert_gaps(connection, locked, rebuilt)
+            insert_batches(connection, locked, rebuilt)
+            payload = {"blocks": len(rebuilt.blocks), "batches": len(rebuilt.batches), **rebuilt.notes}
             record(connection, stream, locked.now_ms, EventKind.LEDGER_REBUILT, payload)
 
 
@@ -169,8 +169,8 @@ def _refuse_while_alive(connection: Connection, locked: LockedStream) -> None:
         )
 
 
-def _put_stream(connection: Connection, found: FoundStream) -> None:
-    row = found.stream.to_columns()
+def _put_stream(connection: Connection, rebuilt: FoundStream) -> None:
+    row = rebuilt.stream.to_columns()
     name = row.pop("name")
     if not connection.execute(update(streams).where(streams.c.name == name).values(**row)).rowcount:
         connection.execute(insert(streams).values(name=name, **row))
@@ -180,30 +180,30 @@ HOLDER = "a lost ledger"
 """The holder of the attempts in a rebuilt ledger."""
 
 
-def insert_batches(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+def insert_batches(connection: Connection, locked: LockedStream, rebuilt: FoundStream) -> None:
     """Insert the batches with their inputs, outputs and replays, the runs, and the unclaimed times."""
     stream, now_ms = locked.row.name, locked.now_ms
-    insert_all(connection, batches, (_row(batch, found.last_attempt) for batch in found.batches))
-    insert_all(connection, batch_inputs, (row for batch in found.batches for row in _inputs(batch)))
-    definitions = [{"stream": stream, **row.to_columns()} for row in found.replay_definitions]
+    insert_all(connection, batches, (_row(batch, rebuilt.last_attempt) for batch in rebuilt.batches))
+    insert_all(connection, batch_inputs, (row for batch in rebuilt.batches for row in _inputs(batch)))
+    definitions = [{"stream": stream, **row.to_columns()} for row in rebuilt.replay_definitions]
     insert_all(connection, replay_definitions, definitions)
-    for batch in found.batches:
+    for batch in rebuilt.batches:
         if batch.row.state is not BatchState.ABSORBED:
-            _insert_attempts(connection, locked, found, batch)
+            _insert_attempts(connection, locked, rebuilt, batch)
     insert_all(
         connection,
         batch_runs,
         (
             {"stream": stream, "run_id": run_id, "batch_time_ms": time_ms, "at_ms": now_ms}
-            for run_id, time_ms in found.runs.items()
+            for run_id, time_ms in rebuilt.runs.items()
         ),
     )
-    insert_all(connection, unclaimed_times, _unclaimed(stream, found))
+    insert_all(connection, unclaimed_times, _unclaimed(stream, rebuilt))
 
 
 def _inputs(batch: FoundBatch) -> Iterator[dict[str, Any]]:
-    for each in batch.inputs:
-        values = {field.name: getattr(each, field.name) for field in fields(each)}
+    for batch_input in batch.inputs:
+        values = {field.name: getattr(batch_input, field.name) for field in fields(batch_input)}
         yield BatchInputRow(stream=batch.row.stream, batch_time_ms=batch.row.batch_time_ms, **values).to_columns()
 
 
@@ -212,13 +212,13 @@ def _row(batch: FoundBatch, last_attempt: int) -> dict[str, Any]:
     return {**batch.row.to_columns(), "attempt": attempt, "history": batch.history}
 
 
-def _insert_attempts(connection: Connection, locked: LockedStream, found: FoundStream, batch: FoundBatch) -> None:
+def _insert_attempts(connection: Connection, locked: LockedStream, rebuilt: FoundStream, batch: FoundBatch) -> None:
     """Insert the last attempts at the batch, and before them one for each replay."""
     key = {"stream": locked.row.name, "batch_time_ms": batch.row.batch_time_ms}
     attempts: list[dict[str, Any]] = []
     outputs: list[dict[str, Any]] = []
     written = _by_revision(batch)
-    first = found.last_attempt + 1 - len(written)
+    first = rebuilt.last_attempt + 1 - len(written)
     numbers = range(first - len(batch.replays), first)
     for number, replay in zip(numbers, batch.replays, strict=True):
         state = AttemptState.COMPLETED if replay.state is BatchState.COMPLETED else AttemptState.FENCED
@@ -304,15 +304,15 @@ def _outputs(
         }
 
 
-def _unclaimed(stream: str, found: FoundStream) -> Iterator[dict[str, Any]]:
-    claimed = {batch.row.batch_time_ms for batch in found.batches}
+def _unclaimed(stream: str, rebuilt: FoundStream) -> Iterator[dict[str, Any]]:
+    claimed = {batch.row.batch_time_ms for batch in rebuilt.batches}
     sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for block in found.blocks:
+    for block in rebuilt.blocks:
         if block.batch_time_ms not in claimed:
-            each = sums[block.batch_time_ms]
-            each[0] += 1
-            each[1] += block.info.records
-            each[2] += block.info.payload_bytes
+            sums_of_time = sums[block.batch_time_ms]
+            sums_of_time[0] += 1
+            sums_of_time[1] += block.info.records
+            sums_of_time[2] += block.info.payload_bytes
     for time_ms, (count, records, payload_bytes) in sums.items():
         yield {
             "stream": stream,
@@ -398,20 +398,20 @@ class FoundStream:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def insert_positions(connection: Connection, found: FoundStream) -> None:
+def insert_positions(connection: Connection, rebuilt: FoundStream) -> None:
     """Insert the topics and the positions of their partitions, which no receiver owns."""
-    insert_all(connection, topics, (topic.to_columns() for topic in found.topics))
+    insert_all(connection, topics, (topic.to_columns() for topic in rebuilt.topics))
     insert_all(
         connection,
         positions,
         (
-            {**row.to_columns(), "stream": found.stream.name, "receiver_index": None, "wanted_receiver_index": None}
-            for row in found.positions
+            {**row.to_columns(), "stream": rebuilt.stream.name, "receiver_index": None, "wanted_receiver_index": None}
+            for row in rebuilt.positions
         ),
     )
 
 
-def insert_receivers(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+def insert_receivers(connection: Connection, locked: LockedStream, rebuilt: FoundStream) -> None:
     """Insert the receivers, whose instances are lost."""
     insert_all(
         connection,
@@ -422,7 +422,7 @@ def insert_receivers(connection: Connection, locked: LockedStream, found: FoundS
                 "input_id": receiver_id.input_id,
                 "receiver_index": receiver_id.index,
                 "epoch": epoch,
-                "job_epoch": found.stream.job_epoch,
+                "job_epoch": rebuilt.stream.job_epoch,
                 "state": ReceiverState.LOST,
                 "host": None,
                 "registered_at_ms": locked.now_ms,
@@ -434,15 +434,15 @@ def insert_receivers(connection: Connection, locked: LockedStream, found: FoundS
                 "stats": {},
                 "restarts": 0,
             }
-            for receiver_id, epoch in found.receiver_epochs.items()
+            for receiver_id, epoch in rebuilt.receiver_epochs.items()
         ),
     )
 
 
-def insert_segments(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+def insert_segments(connection: Connection, locked: LockedStream, rebuilt: FoundStream) -> None:
     """Insert the log's segments, each closed, with the latest batch time of its blocks."""
     latest: dict[str, int] = defaultdict(int)
-    for block in found.blocks:
+    for block in rebuilt.blocks:
         path = block.info.handle.segment
         latest[path] = max(latest[path], block.batch_time_ms)
     insert_all(
@@ -460,16 +460,16 @@ def insert_segments(connection: Connection, locked: LockedStream, found: FoundSt
                 "bytes": segment.bytes,
                 "last_batch_time_ms": latest[segment.path],
             }
-            for segment in found.segments
+            for segment in rebuilt.segments
         ),
     )
 
 
-def insert_blocks(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+def insert_blocks(connection: Connection, locked: LockedStream, rebuilt: FoundStream) -> None:
     """Insert the blocks in order. Their segments must exist. Raises LedgerError for a block without one."""
     known = select(segments.c.path, segments.c.segment_id).where(segments.c.stream == locked.row.name)
     ids = {row.path: row.segment_id for row in connection.execute(known)}
-    unknown = {block.info.handle.segment for block in found.blocks} - ids.keys()
+    unknown = {block.info.handle.segment for block in rebuilt.blocks} - ids.keys()
     if unknown:
         raise LedgerError(f"Blocks were found in segments that were not: {', '.join(sorted(unknown))}.")
     insert_all(
@@ -493,22 +493,22 @@ def insert_blocks(connection: Connection, locked: LockedStream, found: FoundStre
                 "records": block.info.records,
                 "payload_bytes": block.info.payload_bytes,
             }
-            for block in found.blocks
+            for block in rebuilt.blocks
         ),
     )
 
 
-def insert_gaps(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+def insert_gaps(connection: Connection, locked: LockedStream, rebuilt: FoundStream) -> None:
     """Insert the gaps, oldest first; gaps found by the rebuild also get events."""
     insert_all(
         connection,
         gaps,
         (
             {name: value for name, value in gap.to_columns().items() if name != "gap_id"}
-            for gap in sorted(found.gaps, key=lambda gap: gap.gap_id)
+            for gap in sorted(rebuilt.gaps, key=lambda gap: gap.gap_id)
         ),
     )
-    for gap in found.found_gaps:
+    for gap in rebuilt.found_gaps:
         add_gap(
             connection,
             locked,

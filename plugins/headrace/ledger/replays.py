@@ -146,8 +146,8 @@ class Replays(Repository):
         )
         with self._database.read() as connection:
             definitions = {row.revision: row.definition for row in connection.execute(named)}
-            found = {row.batch_time_ms: row.replay_revision for row in connection.execute(query)}
-        return {batch_time_ms: definitions[revision] for batch_time_ms, revision in found.items()}
+            revisions = {row.batch_time_ms: row.replay_revision for row in connection.execute(query)}
+        return {batch_time_ms: definitions[revision] for batch_time_ms, revision in revisions.items()}
 
 
 def settle_replay(

@@ -93,10 +93,10 @@ class StreamSnapshot:
     @cached_property
     def inputs_by_batch(self) -> dict[int, list[BatchInputRow]]:
         """The inputs by batch time."""
-        found: dict[int, list[BatchInputRow]] = defaultdict(list)
+        inputs: dict[int, list[BatchInputRow]] = defaultdict(list)
         for row in self.inputs:
-            found[row.batch_time_ms].append(row)
-        return found
+            inputs[row.batch_time_ms].append(row)
+        return inputs
 
     def owner_ms(self, batch_time_ms: int) -> int:
         """Return the time of the batch that has this time's blocks: its own, or the batch that absorbed it."""
@@ -145,25 +145,31 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
     return StreamSnapshot(
         now_ms=now_ms,
         stream=StreamRow.from_row(row),
-        jobs=tuple(JobRow.from_row(each) for each in rows(receiver_jobs, receiver_jobs.c.epoch)),
+        jobs=tuple(JobRow.from_row(job) for job in rows(receiver_jobs, receiver_jobs.c.epoch)),
         receivers=tuple(
-            ReceiverRow.from_row(each) for each in rows(receivers, receivers.c.input_id, receivers.c.receiver_index)
+            ReceiverRow.from_row(receiver)
+            for receiver in rows(receivers, receivers.c.input_id, receivers.c.receiver_index)
         ),
-        topics=tuple(TopicRow.from_row(each) for each in rows(topics, topics.c.input_id, topics.c.topic)),
+        topics=tuple(TopicRow.from_row(topic) for topic in rows(topics, topics.c.input_id, topics.c.topic)),
         positions=tuple(
-            PositionRow.from_row(each) for each in rows(positions, positions.c.input_id, positions.c.topic)
+            PositionRow.from_row(position) for position in rows(positions, positions.c.input_id, positions.c.topic)
         ),
-        segments=tuple(SegmentRow.from_row(each) for each in rows(segments, segments.c.segment_id)),
-        blocks=tuple(stored_block(each) for each in connection.execute(stored)),
-        batches=tuple(BatchRow.from_row(each) for each in allocated),
-        filed={each.batch_time_ms: each.history for each in allocated if each.history > 0},
-        inputs=tuple(BatchInputRow.from_row(each) for each in rows(batch_inputs, *along, batch_inputs.c.until_offset)),
-        running=tuple(AttemptRow.from_row(each) for each in connection.execute(running)),
+        segments=tuple(SegmentRow.from_row(segment) for segment in rows(segments, segments.c.segment_id)),
+        blocks=tuple(stored_block(block) for block in connection.execute(stored)),
+        batches=tuple(BatchRow.from_row(batch) for batch in allocated),
+        filed={batch.batch_time_ms: batch.history for batch in allocated if batch.history > 0},
+        inputs=tuple(
+            BatchInputRow.from_row(batch_input)
+            for batch_input in rows(batch_inputs, *along, batch_inputs.c.until_offset)
+        ),
+        running=tuple(AttemptRow.from_row(attempt) for attempt in connection.execute(running)),
         newest_attempts={time_ms: number for time_ms, number in connection.execute(newest)},
         outputs=dict(outputs),
-        replays=tuple(ReplayRow.from_row(each) for each in rows(replays, replays.c.target, replays.c.batch_time_ms)),
-        gaps=tuple(GapRow.from_row(each) for each in rows(gaps, gaps.c.gap_id)),
+        replays=tuple(
+            ReplayRow.from_row(replay) for replay in rows(replays, replays.c.target, replays.c.batch_time_ms)
+        ),
+        gaps=tuple(GapRow.from_row(gap) for gap in rows(gaps, gaps.c.gap_id)),
         unclaimed=tuple(
-            UnclaimedTime.from_row(each) for each in rows(unclaimed_times, unclaimed_times.c.batch_time_ms)
+            UnclaimedTime.from_row(time) for time in rows(unclaimed_times, unclaimed_times.c.batch_time_ms)
         ),
     )

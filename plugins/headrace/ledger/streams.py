@@ -296,9 +296,9 @@ def keep_revision(connection: Connection, stream: str, declared: Declared, now_m
     known = select(stream_revisions.c.revision).where(
         stream_revisions.c.stream == stream, stream_revisions.c.digest == declared.digest
     )
-    found = connection.execute(known).scalar_one_or_none()
-    if found is not None:
-        return int(found), False
+    known_revision = connection.execute(known).scalar_one_or_none()
+    if known_revision is not None:
+        return int(known_revision), False
     newest = select(func.max(stream_revisions.c.revision)).where(stream_revisions.c.stream == stream)
     revision = (connection.execute(newest).scalar_one() or 0) + 1
     insert_revision(connection, stream, revision, declared, now_ms)
@@ -384,8 +384,8 @@ class Topics(Repository):
             require_job(connection, locked, job)
             at_start = not appeared and not _any(connection, job.stream, input_id)
             return [
-                _observe(connection, job.stream, input_id, each, at_start=at_start, now_ms=locked.now_ms)
-                for each in wanted
+                _observe(connection, job.stream, input_id, topic, at_start=at_start, now_ms=locked.now_ms)
+                for topic in wanted
             ]
 
     def all(self, stream: str, input_id: str | None = None) -> list[TopicRow]:

@@ -224,8 +224,8 @@ def _shape(cls: type[Model]) -> tuple[ClassManager[Any], tuple[str, ...], tuple[
     """Return the class manager, the fields that a row has by their names, and the composites with their columns."""
     mapper = cls.__mapper__
     composites = tuple(
-        (each.key, each.composite_class, tuple(prop.columns[0].name for prop in each.props))
-        for each in mapper.composites
+        (mapped.key, mapped.composite_class, tuple(prop.columns[0].name for prop in mapped.props))
+        for mapped in mapper.composites
     )
     left_out = {name for name, _, _ in composites}
     names = tuple(field.name for field in fields(cls) if field.name not in left_out)

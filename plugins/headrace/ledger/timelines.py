@@ -183,14 +183,14 @@ class BatchPages(Repository):
     def counts(self, stream: str) -> dict[str, int]:
         """Return the number of batches by state, of the states that occur; each up to `WINDOW`."""
         with self._database.read() as connection:
-            found = {
+            by_state = {
                 state.value: _count(
                     connection,
                     select(batches.c.batch_time_ms).where(batches.c.stream == stream, batches.c.state == state),
                 )
                 for state in BatchState
             }
-        return {state: number for state, number in found.items() if number}
+        return {state: number for state, number in by_state.items() if number}
 
     def gaps(self, stream: str) -> int:
         """Return the number of the stream's gaps, up to `WINDOW`."""
@@ -251,8 +251,8 @@ def _by_time(
         query = query.where(time < after.batch_time_ms if newest else time > after.batch_time_ms)
     rows: list[BatchRow] = []
     for part in _by_state(query, of.states):
-        found = connection.execute(part.order_by(time.desc() if newest else time.asc()).limit(limit))
-        rows += [BatchRow.from_row(row) for row in found]
+        page = connection.execute(part.order_by(time.desc() if newest else time.asc()).limit(limit))
+        rows += [BatchRow.from_row(row) for row in page]
     return sorted(rows, key=lambda row: row.batch_time_ms, reverse=newest)[:limit]
 
 
@@ -261,14 +261,14 @@ def _by_value(
 ) -> Page:
     time = batches.c.batch_time_ms
     narrow = _selected(stream, of, time, _VALUES[order].label("value"))
-    found: list[tuple[int, int]] = []
+    values: list[tuple[int, int]] = []
     for part in _by_state(narrow, of.states):
         rows = connection.execute(part.order_by(time.desc()).limit(WINDOW))
-        found += [(int(row.value), int(row.batch_time_ms)) for row in rows]
-    if len(found) > WINDOW:
-        found = sorted(found, key=lambda pair: pair[1], reverse=True)[:WINDOW]
-    window = len(found)
-    ordered = sorted(found, reverse=True)
+        values += [(int(row.value), int(row.batch_time_ms)) for row in rows]
+    if len(values) > WINDOW:
+        values = sorted(values, key=lambda pair: pair[1], reverse=True)[:WINDOW]
+    window = len(values)
+    ordered = sorted(values, reverse=True)
     if after is not None:
         place = (after.value or 0, after.batch_time_ms)
         ordered = [pair for pair in ordered if pair < place]
