@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -19,12 +18,13 @@ from openlineage.client.facet_v2 import InputDatasetFacet, RunFacet, output_stat
 from headrace.clock import time_text
 from headrace.connections import Connection, from_text
 from headrace.runs.processes import connection_json
-from headrace.stream import ElasticsearchOutput, KafkaOutput, ParquetOutput
+from headrace.stream.model import load_reference
+from headrace.stream.outputs import Dataset
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt
-    from headrace.stream import KafkaInput, Stream
+    from headrace.stream import ElasticsearchOutput, KafkaInput, KafkaOutput, Output, ParquetOutput, Stream
 
 
 # What the outputs call their rows and bytes.
@@ -85,7 +85,7 @@ def batch_lineage(ledger: Ledger, written: Stream, attempts: Iterable[Attempt]) 
 
 def _inputs(ledger: Ledger, written: Stream, stream_name: str, times: Iterable[int]) -> list[InputDataset]:
     sources = {source.id: source for source in written.kafka_inputs}
-    ranges: dict[DatasetName, list[OffsetRange]] = defaultdict(list)
+    ranges: dict[Dataset, list[OffsetRange]] = defaultdict(list)
     for batch_time_ms in times:
         for row in ledger.batches.inputs(stream_name, batch_time_ms):
             source = sources.get(row.input_id)
@@ -108,23 +108,19 @@ def _inputs(ledger: Ledger, written: Stream, stream_name: str, times: Iterable[i
 
 def _outputs(ledger: Ledger, written: Stream, ran: Iterable[Attempt]) -> list[OutputDataset]:
     outputs = {output.step: output for output in written.outputs}
-    rows: dict[DatasetName, int] = defaultdict(int)
+    rows: dict[Dataset, int] = defaultdict(int)
     for attempt in ran:
         recorded = ledger.attempts.outputs(attempt.stream, attempt.batch_time_ms, target=attempt.target)
         for row in recorded:
             output = outputs.get(row.output_id)
             if output is None or row.attempt != attempt.number or row.error is not None:
                 continue
-            name = output_name(output)
-            if name is not None:
-                rows[name] += _written(row.counts)
-            letters = int(row.counts.get("dead_lettered") or 0)
-            if letters and isinstance(output, ElasticsearchOutput):
-                rows[index_name(output, output.dead_letters)] += letters
+            for name, number in datasets_of(output, row.counts).items():
+                rows[name] += number
     return [_dataset(name, count) for name, count in rows.items()]
 
 
-def _dataset(name: DatasetName, rows: int) -> OutputDataset:
+def _dataset(name: Dataset, rows: int) -> OutputDataset:
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=rows)
     return OutputDataset(namespace=name.namespace, name=name.name, outputFacets={"outputStatistics": statistics})
 
@@ -138,15 +134,7 @@ def _written(counts: Mapping[str, Any]) -> int:
 _KAFKA_PORT = 9092
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetName:
-    """A dataset's namespace and name."""
-
-    namespace: str
-    name: str
-
-
-def topic_name(source: KafkaInput | KafkaOutput, topic: str) -> DatasetName:
+def topic_name(source: KafkaInput | KafkaOutput, topic: str) -> Dataset:
     """The name of a topic: the namespace has the first of the bootstrap servers."""
     from headrace.kafka.client import connection_config
 
@@ -154,22 +142,36 @@ def topic_name(source: KafkaInput | KafkaOutput, topic: str) -> DatasetName:
     if source.connection is not None:
         servers = str(connection_config(_connection(source.connection))["bootstrap.servers"])
     host = str(servers).split(",", maxsplit=1)[0].strip().rpartition("//")[2]
-    return DatasetName(f"kafka://{host if ':' in host else f'{host}:{_KAFKA_PORT}'}", topic)
+    return Dataset(f"kafka://{host if ':' in host else f'{host}:{_KAFKA_PORT}'}", topic)
 
 
-def output_name(output: Any) -> DatasetName | None:
-    """The dataset that an output writes; None for outputs that are no dataset (console, functions)."""
-    if isinstance(output, ElasticsearchOutput):
-        return index_name(output, output.index)
-    if isinstance(output, KafkaOutput):
-        return topic_name(output, output.topic)
-    if isinstance(output, ParquetOutput):
-        parts = urlsplit(output.path)
-        return DatasetName("file", unquote(parts.path) if parts.scheme else output.path)
-    return None
+def datasets_of(output: Output, counts: Mapping[str, Any]) -> dict[Dataset, int]:
+    """The datasets that an output wrote, with the number of rows; none for the console and for functions."""
+    if output.datasets is None:
+        return {}
+    function: Any = load_reference(output.datasets, f"datasets of output {output.id!r}")
+    return dict(function(output, counts, _connection))
 
 
-def index_name(output: ElasticsearchOutput, index: str) -> DatasetName:
+def index_datasets(output: ElasticsearchOutput, counts: Mapping[str, Any], _: object) -> dict[Dataset, int]:
+    """The index, and the one of the dead letters if there were any."""
+    rows = {index_name(output, output.index): _written(counts)}
+    letters = int(counts.get("dead_lettered") or 0)
+    return {**rows, index_name(output, output.dead_letters): letters} if letters else rows
+
+
+def topic_datasets(output: KafkaOutput, counts: Mapping[str, Any], _: object) -> dict[Dataset, int]:
+    """The topic."""
+    return {topic_name(output, output.topic): _written(counts)}
+
+
+def folder_datasets(output: ParquetOutput, counts: Mapping[str, Any], _: object) -> dict[Dataset, int]:
+    """The folder of all batches."""
+    parts = urlsplit(output.path)
+    return {Dataset("file", unquote(parts.path) if parts.scheme else output.path): _written(counts)}
+
+
+def index_name(output: ElasticsearchOutput, index: str) -> Dataset:
     """The name of an index in the output's cluster: the namespace has the first of its nodes."""
     from headrace.elasticsearch.transport import Cluster
 
@@ -178,7 +180,7 @@ def index_name(output: ElasticsearchOutput, index: str) -> DatasetName:
     else:
         cluster = Cluster.from_connection(_connection(output.connection))
     parts = urlsplit(str(cluster.nodes[0]))
-    return DatasetName(f"elasticsearch://{parts.hostname}:{parts.port}", index)
+    return Dataset(f"elasticsearch://{parts.hostname}:{parts.port}", index)
 
 
 def _connection(conn_id: str) -> Connection:

@@ -365,9 +365,8 @@ def elasticsearch_outputs(stream: Stream, output: str | None) -> list[Elasticsea
     Raises:
         NoSuchOutputError: there is no such output, or it is of another kind.
     """
-    from headrace.stream import ElasticsearchOutput
 
-    found = [each for each in stream.outputs if isinstance(each, ElasticsearchOutput) and output in (None, each.id)]
+    found = [each for each in stream.elasticsearch_outputs if output in (None, each.id)]
     if not found:
         kinds = ", ".join(f"{each.id} ({each.kind})" for each in stream.outputs)
         wanted = "no Elasticsearch output" if output is None else f"no Elasticsearch output {output!r}"

@@ -21,11 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
-from headrace.stream import ElasticsearchOutput, ForeachBatchOutput, KafkaOutput, ParquetOutput, ReceiverInput
+from headrace.stream import ReceiverInput
 from headrace.stream.model import StreamDefinitionError
 
 if TYPE_CHECKING:
-    from headrace.stream import Output, Stream
+    from headrace.stream import Stream
 
 
 # Airflow needs a start date to schedule a DAG. It has to be the same at every parse, or the DAG would change at every
@@ -45,21 +45,6 @@ def declaration(stream: Stream, kind: str) -> str:
     DAG's file. A ledger's URL has no secret: a stream's definition is refused if it has one.
     """
     return json.dumps({"headrace": {"stream": stream.name, "ledger": stream.ledger, "kind": kind}})
-
-
-def _place(output: Output) -> tuple[str, str]:
-    """The system that an output writes to, and the target within it."""
-    if isinstance(output, ElasticsearchOutput):
-        where = f"connection `{output.connection}`" if output.connection else ", ".join(output.hosts)
-        return f"Elasticsearch, {where}", f"index `{output.index}`, ids by {output.document_ids.kind}"
-    if isinstance(output, KafkaOutput):
-        where = f"connection `{output.connection}`" if output.connection else f"`{output.bootstrap_servers}`"
-        return f"Kafka, {where}", f"topic `{output.topic}`"
-    if isinstance(output, ParquetOutput):
-        return "Parquet files", f"`{output.path}`"
-    if isinstance(output, ForeachBatchOutput):
-        return "function", f"`{output.function}`"
-    return output.kind, ""
 
 
 def describe(stream: Stream) -> str:
@@ -83,7 +68,7 @@ def describe(stream: Stream) -> str:
     if stream.state:
         lines.append(f"| state | `{stream.state.update}` | |")
     for output in stream.outputs:
-        where, what = _place(output)
+        where, what = output.description
         if output.transform:
             what = ", ".join(filter(None, (what, f"through `{output.transform}`")))
         if output.window:

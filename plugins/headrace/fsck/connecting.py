@@ -33,6 +33,7 @@ from headrace.stream import (
     ReceiverInput,
     Stream,
 )
+from headrace.stream.model import load_reference
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage, open_storage
 
@@ -94,7 +95,7 @@ def check_ledger(stream: Stream) -> Checked:
 
 def check_storage(stream: Stream, name: str = "storage") -> Checked:
     """Whether the stream's folder can be written to and read from."""
-    return _checked(name, stream.storage.url, lambda: _write_and_read(stream.storage.url))
+    return check_folder(name, stream.storage.url)
 
 
 def check_input(source: Input) -> Iterator[Checked]:
@@ -106,21 +107,32 @@ def check_input(source: Input) -> Iterator[Checked]:
 
 
 def check_output(output: Output) -> Iterator[Checked]:
-    """Whether an output's server answers and lets the stream write. Functions and the console are not checked."""
-    name = f"output {output.id}"
-    if isinstance(output, ElasticsearchOutput):
-        yield _elasticsearch(name, output)
-    elif isinstance(output, KafkaOutput):
-        servers = {"connection": output.connection, "bootstrap_servers": output.bootstrap_servers}
-        yield from _kafka(name, KafkaInput(id=output.id, topics=(output.topic,), **servers))
-    elif isinstance(output, ParquetOutput):
-        yield _checked(name, output.path, lambda: _write_and_read(output.path))
+    """What the output's class names to be asked of its target (`OutputDefinition.check`), such as whether the server
+    answers and lets the stream write."""
+    if output.check is not None:
+        yield from load_reference(output.check, f"check of output {output.id!r}")(output)  # type: ignore[operator]
+
+
+def check_topic(output: KafkaOutput) -> Iterator[Checked]:
+    """Whether Kafka answers and has the output's topic."""
+    servers = {"connection": output.connection, "bootstrap_servers": output.bootstrap_servers}
+    yield from _kafka(f"output {output.id}", KafkaInput(id=output.id, topics=(output.topic,), **servers))
+
+
+def check_parquet(output: ParquetOutput) -> Iterator[Checked]:
+    """Whether the output's folder can be written to and read from."""
+    yield check_folder(f"output {output.id}", output.path)
+
+
+def check_folder(name: str, url: str) -> Checked:
+    """Whether a folder, or a store, can be written to and read from; ``name`` is what it is of, for the result."""
+    return _checked(name, url, lambda: _write_and_read(url))
 
 
 def check_shared_indices(stream: Stream) -> Iterator[Checked]:
     """Each output whose index is another output's too, by an alias or another connection, though their ids collide."""
     found: list[tuple[ElasticsearchOutput, ConcreteIndex]] = []
-    outputs = [output for output in stream.outputs if isinstance(output, ElasticsearchOutput)]
+    outputs = stream.elasticsearch_outputs
     for output in outputs if len(outputs) > 1 else []:
         index = None
         # What is wrong with an output's index is reported for the output.
@@ -212,15 +224,18 @@ def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
         yield Checked(name, where, f"No topic matches the pattern {source.topic_pattern!r}.")
 
 
-def _elasticsearch(name: str, output: ElasticsearchOutput) -> Checked:
+def check_elasticsearch(output: ElasticsearchOutput) -> Iterator[Checked]:
+    """Whether the cluster answers, and lets the stream write to the index."""
+    name = f"output {output.id}"
     where = ", ".join(output.hosts) or f"connection {output.connection}"
     try:
         cluster = Cluster.of(output)
     except HeadraceError as error:
-        return Checked(name, where, error.what, error.remedy)
+        yield Checked(name, where, error.what, error.remedy)
+        return
     where = f"{', '.join(map(str, cluster.nodes))}, index {output.index}"
     with _administration(cluster) as administration:
-        return _checked(name, where, lambda: administration.check_writable(output))
+        yield _checked(name, where, lambda: administration.check_writable(output))
 
 
 def _administration(cluster: Cluster) -> Administration:

@@ -28,7 +28,7 @@ from headrace.ledger.receiving_tables import PositionRow, TopicRow
 from headrace.ledger.states import PartitionState
 from headrace.ledger.tables import JobLease
 from headrace.receiver.receiver import KeyVersionsError
-from headrace.stream import ElasticsearchOutput, KeyIds, Stream
+from headrace.stream import Stream
 from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
 from headrace.stream_context import StreamContext
 
@@ -96,13 +96,7 @@ def check_key_versions(stream: Stream, topics: Collection[TopicRow]) -> None:
 
 def versioned_by_offsets(stream: Stream) -> list[str]:
     """Return the ids of the outputs that use a record's offset as the version of its key."""
-    return [
-        output.id
-        for output in stream.outputs
-        if isinstance(output, ElasticsearchOutput)
-        and isinstance(output.document_ids, KeyIds)
-        and output.document_ids.version_from is None
-    ]
+    return [output.id for output in stream.outputs if output.versions_by_offset]
 
 
 def _moved(topics: Collection[TopicRow]) -> list[str]:

@@ -88,15 +88,13 @@ class StepNeeds:
 def needs_of(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable[str]) -> StepNeeds:
     """What these steps of an allocated batch need."""
     from headrace.spark.batch_plan import plan_outputs
-    from headrace.stream import ConsoleOutput
     from headrace.stream_context import StreamContext
 
     steps = tuple(steps)
     plans = plan_outputs(StreamContext(stream, ledger), batch_time_ms, steps)
     # The state is updated without records too: keys time out, and a version of the state is written.
     spark = STATE_STEP in steps or any(plan.needs_spark for plan in plans)
-    # A console output prints its heading for a batch without records too.
-    prints = any(isinstance(plan.output, ConsoleOutput) and plan.skipped is None for plan in plans)
+    prints = any(plan.output.writes_empty_batches and plan.skipped is None for plan in plans)
     counts = {plan.output.step: {"skipped": plan.skipped} if plan.skipped else {"records": 0} for plan in plans}
     return StepNeeds(spark, spark or prints, counts)
 

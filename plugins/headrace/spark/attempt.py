@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
 from headrace.errors import FAILURE, TRIED_WITH, WARNING, Failure, HeadraceError
@@ -34,9 +34,9 @@ from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
 from headrace.spark.batch_frames import BatchInputs, OutputFrames, blocks_of, sends_blocks, sharing_frames
 from headrace.spark.batch_plan import WRITTEN, plan_attempt
 from headrace.spark.failures import as_attempt_failed, attempt_failed, failure_of, reason_of
-from headrace.spark.outputs.writer import Counts, WrittenBatch, writer_of
+from headrace.spark.outputs.writer import BlockWriter, Counts, WrittenBatch, writer_of
 from headrace.spark.transforms import code_version, tried_with
-from headrace.stream import STATE_STEP, ElasticsearchOutput
+from headrace.stream import STATE_STEP
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -194,8 +194,8 @@ class _AttemptRun:
             self._begun.add(step)
             return {"undecodable": 0, **writer.write(None, self._written_batch(plan, output))}
         batches = {} if output.output.window is None else {"batches": len(output.origins)}
-        if (sending := sends_blocks(self._attempt.stream, output)) is not None:
-            return {"undecodable": 0, **batches, **self._write_blocks(plan, output, sending)}
+        if sends_blocks(self._attempt.stream, output):
+            return {"undecodable": 0, **batches, **self._write_blocks(plan, output, cast("BlockWriter", writer))}
         frame = frames.of(output.output)
         undecodable = cache(partial(self._undecodable, output, inputs))
         incarnations = partial(inputs.incarnations, output.origins)
@@ -206,20 +206,19 @@ class _AttemptRun:
     def _undecodable(self, output: OutputPlan, inputs: BatchInputs) -> tuple[int, Mapping[str, DataFrame]]:
         number, frames = inputs.undecodable(output.fresh)
         if number:
-            kept = isinstance(output.output, ElasticsearchOutput)
+            kept = output.output.keeps_undecodable
             where = "go to the dead letters as they are" if kept else "are not among the rows"
             self._attempt.report(f"output {output.output.id}: {number:,} records do not decode and {where}")
         return number, frames
 
-    def _write_blocks(self, plan: AttemptPlan, output: OutputPlan, sending: ElasticsearchOutput) -> Counts:
-        """Let Spark's tasks index the records of the log as they are."""
-        from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
+    def _write_blocks(self, plan: AttemptPlan, output: OutputPlan, writer: BlockWriter) -> Counts:
+        """Let Spark's tasks write the records of the log as they are."""
         from headrace.spark.sessions import parallelism
 
         spark, blocks = self._attempt.spark, blocks_of(self._attempt.stream, output)
         numbers = blocks.numbers(spark, self._attempt.partitions or parallelism(spark))
-        self._begun.add(sending.step)
-        return ElasticsearchOutputWriter(sending).write_blocks(numbers, blocks, self._written_batch(plan, output))
+        self._begun.add(output.output.step)
+        return writer.write_blocks(numbers, blocks, self._written_batch(plan, output))
 
     def _written_batch(
         self,

@@ -20,10 +20,10 @@ from headrace.elasticsearch.columns import INCARNATION
 from headrace.errors import Failure, HeadraceError
 from headrace.spark.batch_plan import load_manifests
 from headrace.spark.decoding import DecodedInput, RecordDecoding, decode_input
-from headrace.spark.documents import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation, needs_incarnation
+from headrace.spark.documents import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation
 from headrace.spark.sessions import parallelism
 from headrace.spark.transforms import STATE_FRAMES, apply_transform, load_transform, takes
-from headrace.stream import BytesDecoder, ConsoleOutput, ElasticsearchOutput, KafkaInput, KafkaOutput, KeyIds, RecordIds
+from headrace.stream import KafkaInput
 from headrace.wal.local_copies import CopySettings
 
 if TYPE_CHECKING:
@@ -216,12 +216,12 @@ class OutputFrames:
         if transform is None:
             # These outputs send the value's own bytes, so parsing and serialising them again would gain nothing.
             (views,) = inputs.values()
-            sent = {plan.output.id: views.original for plan in self._plans if _sends_bytes(plan.output)}
-            rows = {plan.output.id: views.decoded for plan in self._plans if not _sends_bytes(plan.output)}
+            sent = {plan.output.id: views.original for plan in self._plans if plan.output.sends_bytes}
+            rows = {plan.output.id: views.decoded for plan in self._plans if not plan.output.sends_bytes}
             return {**sent, **(rows if views.decoded is views.original else self._persist_shared(rows))}
         decoded = self._inputs.decoded(origins)
         frames = self._transformed(transform, decoded)
-        needing = [plan.output for plan in self._plans if needs_incarnation(plan.output)]
+        needing = [plan.output for plan in self._plans if plan.output.needs_incarnation]
         lacking = [output for output in needing if lacks_incarnation(frames[output.id].schema)]
         if lacking and len(decoded) == 1:
             known = self._inputs.incarnations(origins)
@@ -272,7 +272,7 @@ class OutputFrames:
         return frames
 
     def _persist_shared(self, frames: dict[str, DataFrame]) -> dict[str, DataFrame]:
-        whole = {plan.output.id for plan in self._plans if not isinstance(plan.output, ConsoleOutput)}
+        whole = {plan.output.id for plan in self._plans if plan.output.reads_all_rows}
         readers: dict[int, list[str]] = {}
         for name, frame in frames.items():
             readers.setdefault(id(frame), []).append(name)
@@ -304,30 +304,19 @@ def _records(origins: Origins, input_id: str) -> int | None:
     return LogBlocks.of(load_manifests(origins), input_id).records
 
 
-def _sends_bytes(output: Output) -> bool:
-    return isinstance(output, ElasticsearchOutput | KafkaOutput)
-
-
 def _union(frames: Iterable[DataFrame]) -> DataFrame:
     return reduce(lambda left, right: left.unionByName(right), frames)
 
 
-def sends_blocks(stream: Stream, plan: OutputPlan) -> ElasticsearchOutput | None:
-    """The output, if it sends the records of the log as they are, with ids that the log's columns give; else None."""
-    output = plan.output
-    if not isinstance(output, ElasticsearchOutput) or stream.transform_of(output) is not None:
-        return None
+def sends_blocks(stream: Stream, plan: OutputPlan) -> bool:
+    """Whether the output sends the records as they are in the log, so that its writer takes blocks in place of rows."""
+    if not plan.output.takes_blocks or stream.transform_of(plan.output) is not None:
+        return False
     # A stream of several inputs has a transform. A decoder finds undecodable records, which Spark does.
     decoders = [each for source in stream.inputs for each in (source.key_decoder, source.value_decoder)]
-    ids = output.document_ids
-    by_record = isinstance(ids, RecordIds) and not ids.rows
-    by_key = isinstance(ids, KeyIds) and ids.version_from is None
-    as_they_are = (
-        (by_record or by_key)
-        and all(isinstance(decoder, BytesDecoder) for decoder in decoders)
-        and all(origin.source != "kafka" for origin in plan.read)
+    return all(decoder.decodes is None for decoder in decoders) and all(
+        origin.source != "kafka" for origin in plan.read
     )
-    return output if as_they_are else None
 
 
 def blocks_of(stream: Stream, plan: OutputPlan) -> LogBlocks:

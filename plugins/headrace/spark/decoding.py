@@ -6,6 +6,8 @@ parses nothing.
 
 from __future__ import annotations
 
+import importlib
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +32,50 @@ _RAW = {"key": RAW_KEY, "value": RAW_VALUE}
 _OBSERVATION_SECONDS = 1.0
 
 
+class DecoderMissingError(HeadraceError):
+    """A Spark task cannot import the class that decodes, because its package is not installed there."""
+
+    failure = Failure.CODE
+
+
+class ColumnDecoder(Protocol):
+    """Decodes a column in Spark's tasks. It is called with the Arrow type of the decoded values
+    (`DecoderDefinition.column`), the name of the session's time zone as ``time_zone``, and the definition's
+    ``arguments``.
+    """
+
+    def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+        """The decoded values of a binary array, in its order, and the reasons by row of those that are refused.
+
+        A null stays null, without a reason. A refused value is null in the array. A reason follows the words
+        "the value is". It raises no error for a value: an error fails the batch.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TaskDecoder:
+    """How tasks decode a column: the class as "module:Class", the type of the values, and keyword arguments."""
+
+    reference: str
+    column: DataType
+    arguments: Mapping[str, Any]
+
+    def make(self, time_zone: str) -> ColumnDecoder:
+        """Make the decoder, in a task. Raises DecoderMissingError."""
+        from pyspark.sql.pandas.types import to_arrow_type
+
+        module, _, name = self.reference.partition(":")
+        try:
+            kind: Callable[..., ColumnDecoder] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise DecoderMissingError(
+                f"A Spark task on {socket.gethostname()} cannot import the decoder {self.reference}: {error}.",
+                remedy="Install its package on all hosts of the Spark application, or name it in spark.py_files.",
+            ) from error
+        return kind(to_arrow_type(self.column, timezone="UTC"), time_zone=time_zone, **self.arguments)
+
+
 class UnknownTimeZoneError(HeadraceError):
     """The session's time zone, in which texts of times without an offset are, is not known to Arrow."""
 
@@ -40,16 +86,15 @@ class UnknownTimeZoneError(HeadraceError):
 class RecordDecoding:
     """Decodes records (``record_columns.RECORD_SCHEMA``) in a Spark task.
 
-    ``kinds`` are the types of what is made of ``key`` and ``value``, and ``fields`` those of JSON in DDL, as the errors
-    name them; what has no fields is UTF-8. It holds no part of the definition, whose modules a task does not import.
+    ``decoders`` are those of ``key`` and ``value``; a column without one has any bytes. It holds no part of the
+    definition, whose modules a task does not import.
 
     ``keep_bytes``: the columns ``raw_key`` and ``raw_value`` have the bytes of all records, or only of undecodable
     ones, because other bytes would cost their way to the JVM. None: the records are only checked, and ``key`` and
     ``value`` stay bytes.
     """
 
-    kinds: Mapping[str, DataType]
-    fields: Mapping[str, str]
+    decoders: Mapping[str, TaskDecoder]
     time_zone: str
     keep_bytes: Literal["all", "undecodable"] | None = "undecodable"
 
@@ -59,23 +104,17 @@ class RecordDecoding:
 
         Raises UnknownTimeZoneError.
         """
-        from pyspark.sql.types import DataType, StringType
-
-        from headrace.spark.record_columns import with_marked_fields
-        from headrace.stream import BytesDecoder, JsonDecoder
-
-        decoders = {"key": source.key_decoder, "value": source.value_decoder}
-        fields = {name: each.fields for name, each in decoders.items() if isinstance(each, JsonDecoder)}
-        kinds = {
-            name: with_marked_fields(DataType.fromDDL(fields[name])) if name in fields else StringType()
-            for name, each in decoders.items()
-            if not isinstance(each, BytesDecoder)
+        named = {"key": source.key_decoder, "value": source.value_decoder}
+        decoders = {
+            name: TaskDecoder(each.decodes, _column_type(each.column), each.arguments)
+            for name, each in named.items()
+            if each.decodes is not None
         }
-        if not kinds:
+        if not decoders:
             return None
         zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
         _check_time_zone(zone)
-        return cls(kinds, fields, zone)
+        return cls(decoders, zone)
 
     @property
     def schema(self) -> StructType:
@@ -87,8 +126,12 @@ class RecordDecoding:
         if self.keep_bytes is None:
             return StructType([*RECORD_SCHEMA.fields, StructField(REASON, StringType())])
         columns = [
-            StructField(each.name, self.kinds.get(each.name, each.dataType), metadata=each.metadata)
-            for each in RECORD_SCHEMA.fields
+            StructField(
+                field.name,
+                self.decoders[field.name].column if field.name in self.decoders else field.dataType,
+                metadata=field.metadata,
+            )
+            for field in RECORD_SCHEMA.fields
         ]
         raw = [StructField(name, BinaryType()) for name in _RAW.values()]
         return StructType([*columns, *raw, StructField(REASON, StringType())])
@@ -99,7 +142,9 @@ class RecordDecoding:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         target = to_arrow_schema(self.schema, timezone="UTC")
-        decode = self._decode_functions()
+        # The executor's database may lack what the driver's has. Each local time would then be refused.
+        _check_time_zone(self.time_zone)
+        decode = {name: each.make(self.time_zone).decode for name, each in self.decoders.items()}
         for batch in batches:
             columns = {name: batch.column(name) for name in batch.schema.names}
             reasons: list[str | None] = [None] * batch.num_rows
@@ -124,21 +169,14 @@ class RecordDecoding:
             return {raw: pa.nulls(batch.num_rows, pa.binary()) for raw in _RAW.values()}
         return {raw: pc.if_else(pc.is_valid(reasons), batch.column(name), None) for name, raw in _RAW.items()}
 
-    def _decode_functions(self) -> dict[str, Callable[[pa.Array], tuple[pa.Array, dict[int, str]]]]:
-        from pyspark.sql.pandas.types import to_arrow_type
 
-        from headrace.spark.json_objects import JsonObjects, utf8_texts
+def _column_type(ddl: str) -> DataType:
+    from pyspark.sql.types import DataType, StringType
 
-        # The executor's database may lack what the driver's has. Each local time would then be refused.
-        _check_time_zone(self.time_zone)
-        found: dict[str, Callable[[pa.Array], tuple[pa.Array, dict[int, str]]]] = {}
-        for name, kind in self.kinds.items():
-            if name in self.fields:
-                arrow = to_arrow_type(kind, timezone="UTC")
-                found[name] = JsonObjects(arrow, self.time_zone, self.fields[name]).decode
-            else:
-                found[name] = utf8_texts
-        return found
+    from headrace.spark.record_columns import with_marked_fields
+
+    # Spark parses DDL in the JVM, over Spark Connect by a request.
+    return StringType() if ddl == "STRING" else with_marked_fields(DataType.fromDDL(ddl))
 
 
 class Reader(Protocol):

@@ -24,7 +24,7 @@ from headrace.elasticsearch.bulk_bodies import prepare_rows
 from headrace.elasticsearch.errors import UnsuitableRowsError
 from headrace.elasticsearch.options import VERSION, IndexingOptions, id_column, id_sources
 from headrace.elasticsearch.verdicts import Reason
-from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds, RecordIds
+from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
     from headrace.batch.manifest import Manifest
-    from headrace.stream import ElasticsearchOutput, Output
+    from headrace.stream import ElasticsearchOutput
 
 
 _WITH_MICROSECONDS = (
@@ -109,7 +109,7 @@ class _Rows:
                 f"ids are made; they have {', '.join(map(repr, self._types))}.",
                 remedy="Let the transform keep these columns, or choose other document_ids.",
             )
-        reserved = {columns.REJECTED_BECAUSE, *(columns.COORDINATES if needs_incarnation(self._output) else ())}
+        reserved = {columns.REJECTED_BECAUSE, *(columns.COORDINATES if self._output.needs_incarnation else ())}
         if isinstance(self._output.document_ids, KeyIds):
             reserved.add(columns.KEY)
         taken = sorted(reserved & self._fields)
@@ -134,7 +134,7 @@ class _Rows:
         found = [f"{casts.get(name, '{}').format(_quoted(name))} AS {_quoted(name)}" for name in passed]
         if self._has_position and self._incarnation is not None:
             number = f"CAST({self._incarnation} AS INT)"
-            known = number if needs_incarnation(self._output) else f"COALESCE({number}, 1)"
+            known = number if self._output.needs_incarnation else f"COALESCE({number}, 1)"
             found.append(f"{known} AS {columns.INCARNATION}")
         return found
 
@@ -192,7 +192,7 @@ def _named_columns(output: ElasticsearchOutput) -> list[str]:
 
 
 def _incarnation(incarnations: BatchIncarnations, output: ElasticsearchOutput) -> str:
-    if not needs_incarnation(output):
+    if not output.needs_incarnation:
         return f"COALESCE({incarnations.expression()}, 1)"
     ambiguous = incarnations.ambiguous
     if ambiguous:
@@ -289,15 +289,6 @@ def incarnation_column(schema: StructType) -> str | None:
 def lacks_incarnation(schema: StructType) -> bool:
     """Whether rows with these columns have coordinates but no incarnation."""
     return incarnation_column(schema) is None and all(name in schema.names for name in columns.COORDINATES)
-
-
-def needs_incarnation(output: Output) -> bool:
-    """Whether the ids or versions of the output's documents depend on the incarnation. For other outputs it only serves
-    to find the record of a dead letter."""
-    if not isinstance(output, ElasticsearchOutput):
-        return False
-    ids = output.document_ids
-    return isinstance(ids, RecordIds) or (isinstance(ids, KeyIds) and ids.version_from is None)
 
 
 def _overlap(incarnations: dict[int, dict[int, tuple[int, int]]]) -> bool:

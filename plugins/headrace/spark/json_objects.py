@@ -1,4 +1,6 @@
-"""Decodes JSON objects into an Arrow struct, with the reason of each that is refused. It imports no Spark.
+"""Decodes JSON objects into an Arrow struct, or UTF-8 into texts, with the reason of each value that is refused.
+
+It imports no Spark.
 
 Each text must be one JSON document (RFC 8259), and each value must fit its declared type exactly; the table of
 conversions is in docs/stream.md. A whole batch is converted at once by msgspec and Arrow, at about a microsecond for a
@@ -83,14 +85,21 @@ class JsonObjects:
         return self._objects.array(objects)
 
 
-def utf8_texts(values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
-    """The texts of binary ``values``, and the reasons by row of those that are not UTF-8, which are null."""
-    refused = _not_utf8(values)
-    if not refused:
-        return values.cast(pa.string()), {}
-    mask = np.ones(len(values), bool)
-    mask[list(refused)] = False
-    return pc.if_else(pa.array(mask), values, None).cast(pa.string()), refused
+class Utf8Texts:
+    """Decodes into texts."""
+
+    def __init__(self, kind: pa.DataType, time_zone: str = "UTC") -> None:
+        """The type is always that of a text, and the time zone makes no difference."""
+
+    @staticmethod
+    def decode(values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+        """The texts of binary ``values``, and the reasons by row of those that are not UTF-8, which are null."""
+        refused = _not_utf8(values)
+        if not refused:
+            return values.cast(pa.string()), {}
+        mask = np.ones(len(values), bool)
+        mask[list(refused)] = False
+        return pc.if_else(pa.array(mask), values, None).cast(pa.string()), refused
 
 
 def _not_utf8(values: pa.Array) -> dict[int, str]:

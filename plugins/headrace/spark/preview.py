@@ -30,7 +30,7 @@ from headrace.spark.batch_plan import BatchNotReadableError, OutputPlan, load_ma
 from headrace.spark.decoding import RAW_KEY, RAW_VALUE, REASON, Reader, RecordDecoding
 from headrace.spark.documents import PreviewedDocument, lacks_incarnation, preview_documents
 from headrace.spark.sessions import collect
-from headrace.stream import ElasticsearchOutput, Input, Output, Stream
+from headrace.stream import Input, Output, Stream
 from headrace.stream.model import is_reference
 from headrace.stream_context import StreamContext
 
@@ -242,10 +242,11 @@ def _preview(read: ReadOutput, *, limit: int) -> OutputPreview:
     try:
         rows = collect(taken)
         documents = None
-        if isinstance(output, ElasticsearchOutput):
+        indexing = attempt.stream.elasticsearch_output(output.id)
+        if indexing is not None:
             documents = preview_documents(
                 taken,
-                output,
+                indexing,
                 stream_name=attempt.stream.name,
                 batch_time_ms=attempt.batch_time_ms,
                 incarnations=read.incarnations(frame),

@@ -142,7 +142,7 @@ def diff_replay(
         PreviewError: there is no such batch, output or transform; also what `batch_preview.preview_batch` raises.
     """
     changed = StreamContext(with_transform(context.stream, transform, output_id), context.ledger)
-    outputs = [each for each in outputs_of(context.stream, output_id) if isinstance(each, ElasticsearchOutput)]
+    outputs = [each for each in context.stream.elasticsearch_outputs if each in outputs_of(context.stream, output_id)]
     if not outputs:
         raise PreviewError("There is no Elasticsearch output to compare the documents of.")
     rows = _batches(context, from_ms, to_ms)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import headrace
 from headrace.errors import Failure, HeadraceError
-from headrace.stream import STATE_STEP, ForeachBatchOutput
+from headrace.stream import STATE_STEP
 from headrace.stream.model import load_reference
 
 if TYPE_CHECKING:
@@ -113,19 +113,19 @@ def load_function(stream: Stream, reference: str, what: str) -> Callable[..., An
     return function
 
 
-def load_foreach(stream: Stream, output: ForeachBatchOutput) -> Callable[..., Any]:
-    """Import the output's function in the same way as a transform, and check that it takes a DataFrame and a batch.
+def load_foreach(stream: Stream, output: Output, reference: str) -> Callable[..., Any]:
+    """Import one of the output's functions as a transform, and check that it takes a DataFrame and a batch.
 
     Raises StreamDefinitionError or TransformError.
     """
-    function = load_function(stream, output.function, f"function of output {output.id!r}")
+    function = load_function(stream, reference, f"function of output {output.id!r}")
     signature = inspect.signature(function)
     more = {UNDECODABLE: None} if UNDECODABLE in signature.parameters else {}
     try:
         signature.bind(None, None, **more)
     except TypeError:
         raise TransformError(
-            f"The function {output.function} of output {output.id!r} takes ({', '.join(signature.parameters)}).",
+            f"The function {reference} of output {output.id!r} takes ({', '.join(signature.parameters)}).",
             remedy="It must take the batch's DataFrame and its context: def write(frame, batch).",
         ) from None
     return function
@@ -169,8 +169,8 @@ def check_transform(stream: Stream) -> None:
         transform = load_transform(stream, output)
         if transform is not None:
             arguments(transform, inputs, batch, frames)
-        if isinstance(output, ForeachBatchOutput):
-            load_foreach(stream, output)
+        for function in output.functions:
+            load_foreach(stream, output, function)
 
 
 def _check_state(stream: Stream, state: State, inputs: Mapping[str, None], batch: BatchContext) -> None:
@@ -327,8 +327,7 @@ def _references(stream: Stream, steps: Iterable[str]) -> Iterator[str]:
         transform = stream.transform_of(output)
         if transform is not None:
             yield transform
-        if isinstance(output, ForeachBatchOutput):
-            yield output.function
+        yield from output.functions
 
 
 def _hash(module: str, roots: Sequence[Path]) -> str:

@@ -3,6 +3,7 @@
 from headrace.stream.fields import BatchTrigger
 from headrace.stream.inputs import (
     BytesDecoder,
+    DecoderDefinition,
     Input,
     JsonDecoder,
     KafkaInput,
@@ -20,6 +21,7 @@ from headrace.stream.outputs import (
     KafkaOutput,
     KeyIds,
     Output,
+    OutputDefinition,
     ParquetOutput,
     RecordIds,
 )
@@ -44,6 +46,7 @@ __all__ = [
     "ColumnIds",
     "ConsoleOutput",
     "DeadLetterLimit",
+    "DecoderDefinition",
     "ElasticsearchOutput",
     "ExecutorAllocation",
     "ForeachBatchOutput",
@@ -56,6 +59,7 @@ __all__ = [
     "Listener",
     "LocalCopies",
     "Output",
+    "OutputDefinition",
     "ParquetOutput",
     "ReceiverInput",
     "RecordIds",

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, JsonValue, PositiveInt, field_validator
 
 from headrace.connections import CONNECTION_PREFIX
-from headrace.stream.inputs import Input, KafkaInput
+from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
 from headrace.stream.model import Duration, Identifier, Part, check_reference, milliseconds
-from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KafkaOutput, Output
+from headrace.stream.outputs import ElasticsearchOutput, Output
 from headrace.stream.secrets import url_holds_secret, values_with_secrets
 from headrace.stream.settings import Limits, Listener, SparkSettings, Storage
 from headrace.stream.state import STATE_STEP, State
@@ -222,13 +222,8 @@ class StreamFields(Part):
         for output in self.outputs:
             if output.window is not None:
                 yield f"output {output.id!r} has a window over earlier batches"
-            if not isinstance(output, ElasticsearchOutput):
-                continue
-            ids = output.document_ids
-            if isinstance(ids, ColumnIds) and not ids.with_batch_time:
-                yield f"output {output.id!r} replaces documents of earlier batches"
-            if output.deletes_by_key:
-                yield f"output {output.id!r} deletes documents by key"
+            for reason in output.reasons_for_order():
+                yield f"output {output.id!r} {reason}"
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -246,6 +241,16 @@ class StreamFields(Part):
     def kafka_inputs(self) -> tuple[KafkaInput, ...]:
         """The inputs that read Kafka: their records can be read again as long as Kafka keeps them."""
         return tuple(source for source in self.inputs if isinstance(source, KafkaInput))
+
+    @property
+    def receiver_inputs(self) -> tuple[ReceiverInput, ...]:
+        """The inputs of receivers that a user wrote."""
+        return tuple(source for source in self.inputs if isinstance(source, ReceiverInput))
+
+    @property
+    def elasticsearch_outputs(self) -> tuple[ElasticsearchOutput, ...]:
+        """The outputs that write documents: for what only documents have, such as dead letters and a trace by id."""
+        return tuple(output for output in self.outputs if isinstance(output, ElasticsearchOutput))
 
     @property
     def receivers(self) -> int:
@@ -269,7 +274,7 @@ class StreamFields(Part):
     def connection_ids(self) -> tuple[str, ...]:
         """The ids of the Airflow connections of inputs, outputs, listeners and ledger, each once."""
         named = [source.connection for source in self.inputs]
-        named += [output.connection for output in self.outputs if isinstance(output, ElasticsearchOutput | KafkaOutput)]
+        named += [connection for output in self.outputs for connection in output.connection_ids]
         named += [listener.connection for listener in self.listeners]
         if self.ledger.startswith(CONNECTION_PREFIX):
             named.append(self.ledger.removeprefix(CONNECTION_PREFIX))
@@ -288,6 +293,10 @@ class StreamFields(Part):
             if output.id == output_id:
                 return output
         raise KeyError(f"stream {self.name} has no output {output_id!r}, but {', '.join(o.id for o in self.outputs)}")
+
+    def elasticsearch_output(self, output_id: str) -> ElasticsearchOutput | None:
+        """The output with this id if it writes documents; None if there is no such output, or it is another one."""
+        return next((output for output in self.elasticsearch_outputs if output.id == output_id), None)
 
     def output_of_step(self, step: str) -> Output:
         """The output that the ledger knows by this name; KeyError names the ones there are."""

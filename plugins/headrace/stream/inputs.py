@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from functools import partial, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, PositiveInt, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    JsonValue,
+    PositiveInt,
+    SerializeAsAny,
+    Tag,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 from headrace.stream.ddl import ColumnsText, ColumnType, parse_columns
-from headrace.stream.model import CalledClass, Identifier, Part, check_reference
+from headrace.stream.model import CalledClass, Identifier, Part, check_reference, validate_part
 from headrace.stream.secrets import check_servers
 
 # The librdkafka settings that a stream may set. headrace sets those that affect offsets, assignment or delivery itself
@@ -54,26 +66,66 @@ _NOT_OF_JSON = frozenset(
 )
 
 
-class BytesDecoder(Part):
+class DecoderDefinition(Part):
+    """The base class of decoders: what a user writes in a stream's definition, and how Spark's tasks decode.
+
+    A class has a field ``kind``, a Literal of one text with a default. A package of its own can have one
+    (docs/extending.md). Spark's tasks do not get the definition: they get the texts that are named here.
+    """
+
+    decodes: ClassVar[str | None] = None
+    """The class that decodes in Spark's tasks (``headrace.spark.decoding.ColumnDecoder``), as "module:Class". None: any
+    bytes are accepted, and stay as they are."""
+
+    kind: str
+
+    @property
+    def column(self) -> str:
+        """The type of a decoded value in Spark's DDL: a type such as ``STRING``, or the fields of a struct."""
+        return "BINARY"
+
+    @property
+    def arguments(self) -> dict[str, JsonValue]:
+        """The keyword arguments with which tasks call the class ``decodes``."""
+        return {}
+
+
+class BytesDecoder(DecoderDefinition):
     """Keep the bytes as they are."""
 
     kind: Literal["bytes"] = "bytes"
 
 
-class Utf8Decoder(Part):
+class Utf8Decoder(DecoderDefinition):
     """Decode the bytes as UTF-8 text. Bytes that are not UTF-8 are dead-lettered."""
+
+    decodes: ClassVar[str | None] = "headrace.spark.json_objects:Utf8Texts"
 
     kind: Literal["utf8"] = "utf8"
 
+    @property
+    def column(self) -> str:
+        return "STRING"
 
-class JsonDecoder(Part):
+
+class JsonDecoder(DecoderDefinition):
     """Decode a JSON object into a struct column. Values that do not parse by ``fields`` are dead-lettered.
 
     ``fields`` is a schema in Spark's DDL, such as ``"carrier STRING, flight INT"``.
     """
 
+    decodes: ClassVar[str | None] = "headrace.spark.json_objects:JsonObjects"
+
     kind: Literal["json"] = "json"
     fields: ColumnsText
+
+    @property
+    def column(self) -> str:
+        return self.fields
+
+    @property
+    def arguments(self) -> dict[str, JsonValue]:
+        return {"fields": self.fields}
 
     @field_validator("fields")
     @classmethod
@@ -94,7 +146,17 @@ class JsonDecoder(Part):
         return value
 
 
-Decoder = Annotated[BytesDecoder | Utf8Decoder | JsonDecoder, Field(discriminator="kind")]
+_BUILT_IN = (BytesDecoder, Utf8Decoder, JsonDecoder)
+
+if TYPE_CHECKING:
+    Decoder = DecoderDefinition
+else:
+    Decoder = Annotated[
+        Annotated[reduce(or_, _BUILT_IN), Field(discriminator="kind")],
+        WrapValidator(partial(validate_part, DecoderDefinition, _BUILT_IN, "headrace.decoders")),
+        # A decoder of another package is none of the union.
+        SerializeAsAny(),
+    ]
 
 
 class StartingTimestamp(Part):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import (
@@ -22,6 +23,7 @@ from pydantic import (
     JsonValue,
     PlainSerializer,
     ValidationError,
+    ValidatorFunctionWrapHandler,
     field_validator,
 )
 
@@ -163,6 +165,44 @@ def check_reference(text: str) -> str:
     if not is_reference(text):
         raise ValueError('must be "module:function"')
     return text
+
+
+def validate_part(
+    base: type[Part], built_in: Sequence[type[Part]], group: str, value: Any, handler: ValidatorFunctionWrapHandler
+) -> Any:
+    """Validate a part that is one of headrace's own, or of another package: an instance, or its fields with a ``kind``.
+
+    The package's class is found by the entry point named as the kind in ``group``. It is looked for only if a
+    definition has a kind that headrace does not know.
+    """
+    if isinstance(value, base) and not isinstance(value, tuple(built_in)):
+        return value
+    kind = value.get("kind") if isinstance(value, dict) else None
+    own = {each.model_fields["kind"].default for each in built_in}
+    if not isinstance(kind, str) or kind in own:
+        return handler(value)
+    return _class_of_kind(base, kind, group, tuple(sorted(own))).model_validate(value)
+
+
+@cache
+def _class_of_kind(base: type[Part], kind: str, group: str, own: tuple[str, ...]) -> type[Part]:
+    from importlib.metadata import entry_points
+
+    named = list(entry_points(group=group, name=kind))
+    if not named:
+        raise ValueError(
+            f"has the kind {kind!r}, which is none of headrace's ({', '.join(own)}) and of no installed package; "
+            f"install the package that has it, with its entry point {kind!r} in the group {group}, wherever the "
+            "stream runs"
+        )
+    where = f"the entry point {kind!r} in the group {group}, {named[0].value}"
+    try:
+        found = named[0].load()
+    except Exception as error:
+        raise ValueError(f"has the kind {kind!r}, and {where}, cannot be loaded: {error}") from error
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise ValueError(f"has the kind {kind!r}, and {where}, is no class that extends {base.__name__}")
+    return found
 
 
 def references_in(value: JsonValue, name: str = "") -> Iterator[str]:

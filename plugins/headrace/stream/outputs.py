@@ -6,15 +6,35 @@ that would make a name an expression over several indices (wildcards, commas, da
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+import posixpath
+from collections.abc import Iterator
+from functools import partial, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    SerializeAsAny,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
-from headrace.stream.model import Identifier, Part, check_reference
+from headrace.stream.model import Identifier, Part, check_reference, validate_part
 from headrace.stream.secrets import check_servers, url_holds_secret
 from headrace.stream.settings import DeadLetterLimit, check_storage_url
 from headrace.stream.state import Window
+
+if TYPE_CHECKING:
+    from headrace.stream.fields import StreamFields
+
+RECORD_COLUMNS = frozenset(
+    {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "incarnation"}
+)
+"""The columns of records that no transform has changed."""
 
 MAX_NAME_BYTES = 255
 _FORBIDDEN = '\\/*?"<>| ,#:'
@@ -121,12 +141,58 @@ class ColumnIds(Part):
 DocumentIds = Annotated[RecordIds | KeyIds | ColumnIds, Field(discriminator="kind")]
 
 
-class _Output(Part):
-    """The fields of every output. Outputs are written independently: each may have its own transform, and its success
-    is recorded separately."""
+class Place(NamedTuple):
+    """Where an output writes. Two outputs with an equal place would write into each other's.
+
+    ``server`` is a connection, or addresses; None for a folder of this machine. ``kind`` and ``name`` say what the
+    place is, for people: "index" and its name.
+    """
+
+    server: str | tuple[str, ...] | None
+    kind: str
+    name: str
+
+
+class Dataset(NamedTuple):
+    """A dataset by OpenLineage's conventions: the namespace is the server, the name the topic, index or path."""
+
+    namespace: str
+    name: str
+
+
+class OutputDefinition(Part):
+    """The base class of outputs: what a user writes in a stream's definition, and what headrace asks of an output.
+
+    A class has a field ``kind``, a Literal of one text with a default, a field ``id`` (an `Identifier`), and names its
+    `writer`. All else has a default here. headrace asks nothing of an output but this, so that a package of its own can
+    have one (docs/extending.md). Outputs are written independently: each may have its own transform, and its success is
+    recorded separately.
+    """
 
     writer: ClassVar[str]
     """The class that writes batches (``headrace.spark.outputs.writer.OutputWriter``), as "module:Class"."""
+
+    check: ClassVar[str | None] = None
+    """What `headrace streams check` asks the target, as "module:function": ``function(output)`` yields a
+    ``headrace.fsck.connecting.Checked`` for each question. None: nothing is asked."""
+
+    datasets: ClassVar[str | None] = None
+    """The datasets for OpenLineage, as "module:function": ``function(output, counts, find_connection)`` returns the
+    number of rows written by `Dataset`. ``counts`` are those of the writer, ``find_connection`` returns an Airflow
+    connection by its id. None: it writes no dataset."""
+
+    keeps_undecodable: ClassVar[bool] = False
+    """Whether the writer keeps records that do not decode (`WrittenBatch.undecodable`), such as dead letters."""
+
+    sends_bytes: ClassVar[bool] = False
+    """Whether rows without a transform are wanted as the bytes from Kafka instead of decoded: parsing and serialising
+    them again would gain nothing."""
+
+    reads_all_rows: ClassVar[bool] = True
+    """Whether the writer reads all rows. Rows that several such outputs read are computed once, and kept meanwhile."""
+
+    writes_empty_batches: ClassVar[bool] = False
+    """Whether a batch without rows is written without Spark too, such as a heading that is printed."""
 
     transform: str | None = Field(
         default=None, description='"module:function" of this output alone; by default the stream\'s transform.'
@@ -136,6 +202,8 @@ class _Output(Part):
         default=None,
         description="The first id of an output that was renamed. What was written to it is recorded under that id.",
     )
+    kind: str
+    id: str
 
     @property
     def step(self) -> str:
@@ -143,7 +211,7 @@ class _Output(Part):
 
         So the records of what was written stay with the place, and every definition, old or new, finds them.
         """
-        return self.renamed_from or str(self.id)  # type: ignore[attr-defined]
+        return self.renamed_from or str(self.id)
 
     @field_validator("transform")
     @classmethod
@@ -151,9 +219,57 @@ class _Output(Part):
         return None if value is None else check_reference(value)
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """Where it writes. A replay to a place of the stream's own outputs is refused."""
+        return ()
+
+    @property
+    def description(self) -> tuple[str, str]:
+        """The system that it writes to, and the target within it, in Markdown for a DAG's page."""
+        return self.kind, ""
+
+    def whereabouts(self, batch_time_ms: int) -> str:  # noqa: ARG002 - for subclasses
+        """A sentence that says where the rows of a written batch are, for `headrace trace`."""
+        return f"Its rows were given to the writer {self.writer}."
+
+    @property
+    def connection_ids(self) -> tuple[str, ...]:
+        """The ids of the Airflow connections that the writer looks up."""
+        return ()
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The user's functions that the writer calls with a DataFrame and a `BatchContext`, as "module:function"."""
+        return ()
+
+    def problems(self, stream: StreamFields) -> Iterator[str]:  # noqa: ARG002 - for subclasses
+        """Yields what does not fit the rest of the stream's definition: each text begins with the field's name, and
+        names the remedy. Fields that are wrong by themselves are refused by validators."""
+        yield from ()
+
+    def reasons_for_order(self) -> Iterator[str]:
+        """Yields a clause, to follow the output's name, for each property that needs batches in their order."""
+        yield from ()
+
+    @property
     def takes_rows_without_records(self) -> bool:
         """Whether the output can use rows that a transform makes from a batch without records, such as a count of 0."""
         return True
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether the writer can take blocks of the log in place of rows (`BlockWriter`)."""
+        return False
+
+    @property
+    def needs_incarnation(self) -> bool:
+        """Whether what is written depends on the incarnation of a record's topic."""
+        return False
+
+    @property
+    def versions_by_offset(self) -> bool:
+        """Whether the offset of a record is the version of its key, so that keys must stay in their partitions."""
+        return False
 
     @property
     def deletes_by_key(self) -> bool:
@@ -162,7 +278,7 @@ class _Output(Part):
         return False
 
 
-class ElasticsearchOutput(_Output):
+class ElasticsearchOutput(OutputDefinition):
     """An Elasticsearch index.
 
     The cluster is given by ``connection``, the id of an Airflow connection of type ``elasticsearch``, or by ``hosts``
@@ -171,6 +287,10 @@ class ElasticsearchOutput(_Output):
     """
 
     writer: ClassVar[str] = "headrace.spark.outputs.elasticsearch:ElasticsearchOutputWriter"
+    check: ClassVar[str | None] = "headrace.fsck.connecting:check_elasticsearch"
+    datasets: ClassVar[str | None] = "headrace.lineage:index_datasets"
+    keeps_undecodable: ClassVar[bool] = True
+    sends_bytes: ClassVar[bool] = True
 
     kind: Literal["elasticsearch"] = "elasticsearch"
     id: Identifier = "elasticsearch"
@@ -235,6 +355,95 @@ class ElasticsearchOutput(_Output):
         return "delete" if isinstance(self.document_ids, KeyIds) else "dead_letter"
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        where = self.connection or self.hosts
+        return Place(where, "index", self.index), Place(where, "index", self.dead_letters)
+
+    @property
+    def description(self) -> tuple[str, str]:
+        where = f"connection `{self.connection}`" if self.connection else ", ".join(self.hosts)
+        return f"Elasticsearch, {where}", f"index `{self.index}`, ids by {self.document_ids.kind}"
+
+    @property
+    def connection_ids(self) -> tuple[str, ...]:
+        return () if self.connection is None else (self.connection,)
+
+    def problems(self, stream: StreamFields) -> Iterator[str]:
+        yield from self._version_problems(stream)
+        yield from self._id_column_problems(stream)
+        others = [other for other in stream.elasticsearch_outputs if other is not self]
+        for other in others:
+            # Dead letters among documents would be read as documents, and refused by the index's mapping.
+            if self.dead_letters == other.index and self.shares_cluster(other):
+                yield (
+                    f"outputs.{self.id}.dead_letter_index: {self.dead_letters} is the index of output "
+                    f"{other.id}; name another"
+                )
+        for earlier in stream.elasticsearch_outputs[: stream.elasticsearch_outputs.index(self)]:
+            if earlier.index == self.index and earlier.shares_cluster(self) and earlier.shares_ids(self):
+                yield (
+                    f"outputs.{self.id}.index: {self.index} is also the index of output {earlier.id}, and their "
+                    "documents would have the same ids, so that those of one output are lost; give each an index of "
+                    "its own, or make one output whose transform returns the rows of both, with ids that differ, such "
+                    'as RecordIds(rows="column")'
+                )
+
+    def _version_problems(self, stream: StreamFields) -> Iterator[str]:
+        if not self.versions_by_offset:
+            return
+        topics = {topic for source in stream.kafka_inputs for topic in source.topics}
+        patterns = [source for source in stream.kafka_inputs if source.topic_pattern is not None]
+        if len(topics) > 1 or patterns or len(stream.inputs) > 1:
+            yield (
+                f"outputs.{self.id}.document_ids: key ids with offsets as versions need a single topic, "
+                "since offsets of different topics do not order; name a column that grows with every change "
+                "in version_from"
+            )
+        several = [source.id for source in stream.receiver_inputs if source.receivers > 1]
+        if several:
+            yield (
+                f"outputs.{self.id}.document_ids: key ids with offsets as versions need one receiver, since the "
+                f"offsets of two receivers of input {several[0]} do not order; name a column that grows with every "
+                "change in version_from"
+            )
+
+    def _id_column_problems(self, stream: StreamFields) -> Iterator[str]:
+        if stream.transform_of(self) is not None:
+            return
+        ids = self.document_ids
+        if isinstance(ids, KeyIds):
+            named = [ids.version_from] if ids.version_from else []
+        else:
+            named = list(ids.rows if isinstance(ids, RecordIds) else ids.columns)
+        missing = [name for name in named if name not in RECORD_COLUMNS]
+        if missing:
+            yield (
+                f"outputs.{self.id}.document_ids: names the column {', '.join(missing)}, which records do not have "
+                "as they come, and no transform makes it; give the output a transform"
+            )
+
+    def reasons_for_order(self) -> Iterator[str]:
+        if isinstance(self.document_ids, ColumnIds) and not self.document_ids.with_batch_time:
+            yield "replaces documents of earlier batches"
+        if self.deletes_by_key:
+            yield "deletes documents by key"
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether the ids are made of what the log has of a record."""
+        ids = self.document_ids
+        return self.versions_by_offset or (isinstance(ids, RecordIds) and not ids.rows)
+
+    @property
+    def needs_incarnation(self) -> bool:
+        """Whether ids or versions depend on the incarnation. Otherwise it only finds the record of a dead letter."""
+        return self.versions_by_offset or isinstance(self.document_ids, RecordIds)
+
+    @property
+    def versions_by_offset(self) -> bool:
+        return isinstance(self.document_ids, KeyIds) and self.document_ids.version_from is None
+
+    @property
     def takes_rows_without_records(self) -> bool:
         """Whether ids come from columns: rows that are made without records have no coordinates for other ids."""
         return isinstance(self.document_ids, ColumnIds)
@@ -270,17 +479,22 @@ def _host(text: str) -> str:
     return (text if "://" in text else f"http://{text}").rstrip("/").lower()
 
 
-class ConsoleOutput(_Output):
+class ConsoleOutput(OutputDefinition):
     """Prints the first rows of every batch, as Spark Streaming's ``print()`` does."""
 
     writer: ClassVar[str] = "headrace.spark.outputs.functions:ConsoleWriter"
+    reads_all_rows: ClassVar[bool] = False
+    writes_empty_batches: ClassVar[bool] = True
 
     kind: Literal["console"] = "console"
     id: Identifier = "console"
     rows: NonNegativeInt = 10
 
+    def whereabouts(self, batch_time_ms: int) -> str:  # noqa: ARG002 - one log has all batches
+        return f"Up to {self.rows} rows were printed to the log of the output's task."
 
-class ParquetOutput(_Output):
+
+class ParquetOutput(OutputDefinition):
     """Parquet files in ``<path>/batch_time=<epoch milliseconds>/``, which appear together or not at all.
 
     ``path`` is the absolute path or file:// URL of a folder that every Spark host sees (a shared one if there are
@@ -289,6 +503,8 @@ class ParquetOutput(_Output):
     """
 
     writer: ClassVar[str] = "headrace.spark.outputs.parquet:ParquetWriter"
+    check: ClassVar[str | None] = "headrace.fsck.connecting:check_parquet"
+    datasets: ClassVar[str | None] = "headrace.lineage:folder_datasets"
 
     kind: Literal["parquet"] = "parquet"
     id: Identifier = "parquet"
@@ -307,8 +523,31 @@ class ParquetOutput(_Output):
             )
         return value
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return (Place(None, "folder", self.path),)
 
-class KafkaOutput(_Output):
+    @property
+    def description(self) -> tuple[str, str]:
+        return "Parquet files", f"`{self.path}`"
+
+    def whereabouts(self, batch_time_ms: int) -> str:
+        return f"Its rows are in {self.path.rstrip('/')}/batch_time={batch_time_ms}/."
+
+    def problems(self, stream: StreamFields) -> Iterator[str]:
+        for earlier in stream.outputs[: stream.outputs.index(self)]:
+            if isinstance(earlier, ParquetOutput) and earlier._folder == self._folder:
+                yield (
+                    f"outputs.{self.id}.path: {self.path} is also the folder of output {earlier.id}, and each replaces "
+                    "a batch's files there; give each a folder of its own"
+                )
+
+    @property
+    def _folder(self) -> str:
+        return posixpath.normpath(urlsplit(self.path).path if self.path.startswith("file:") else self.path)
+
+
+class KafkaOutput(OutputDefinition):
     """A Kafka topic. Each row is sent with its column ``value``, and ``key`` and ``headers`` if it has these columns.
 
     A batch is one transaction, so a consumer with ``isolation.level=read_committed`` sees all of it or nothing. A batch
@@ -317,6 +556,9 @@ class KafkaOutput(_Output):
     """
 
     writer: ClassVar[str] = "headrace.spark.outputs.kafka:KafkaWriter"
+    check: ClassVar[str | None] = "headrace.fsck.connecting:check_topic"
+    datasets: ClassVar[str | None] = "headrace.lineage:topic_datasets"
+    sends_bytes: ClassVar[bool] = True
 
     kind: Literal["kafka"] = "kafka"
     id: Identifier = "kafka"
@@ -336,8 +578,32 @@ class KafkaOutput(_Output):
             raise ValueError("name either connection (an Airflow connection id) or bootstrap_servers")
         return self
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return (Place(self.connection or self.bootstrap_servers, "topic", self.topic),)
 
-class ForeachBatchOutput(_Output):
+    @property
+    def description(self) -> tuple[str, str]:
+        where = f"connection `{self.connection}`" if self.connection else f"`{self.bootstrap_servers}`"
+        return f"Kafka, {where}", f"topic `{self.topic}`"
+
+    def whereabouts(self, batch_time_ms: int) -> str:  # noqa: ARG002 - one topic has all batches
+        return f"Its rows were sent to topic {self.topic}, in one transaction."
+
+    @property
+    def connection_ids(self) -> tuple[str, ...]:
+        return () if self.connection is None else (self.connection,)
+
+    def problems(self, stream: StreamFields) -> Iterator[str]:
+        for source in stream.kafka_inputs:
+            if source.matches(self.topic) and source.reads_from(self.connection, self.bootstrap_servers):
+                yield (
+                    f"outputs.{self.id}.topic: input {source.id} reads {self.topic}, so the stream would receive "
+                    "what it sends, without end; send to another topic"
+                )
+
+
+class ForeachBatchOutput(OutputDefinition):
     """Any other output: ``function`` ("module:function") is called with the batch's DataFrame and its `BatchContext`.
 
     If it has a parameter ``undecodable``, it also gets the records that cannot be decoded: a DataFrame for each input
@@ -358,7 +624,26 @@ class ForeachBatchOutput(_Output):
     def _function_is_a_reference(cls, value: str) -> str:
         return check_reference(value)
 
+    @property
+    def description(self) -> tuple[str, str]:
+        return "function", f"`{self.function}`"
 
-Output = Annotated[
-    ElasticsearchOutput | ConsoleOutput | ParquetOutput | KafkaOutput | ForeachBatchOutput, Field(discriminator="kind")
-]
+    def whereabouts(self, batch_time_ms: int) -> str:  # noqa: ARG002 - the function decides where
+        return f"Its rows were given to {self.function}."
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return (self.function,)
+
+
+_BUILT_IN = (ElasticsearchOutput, ConsoleOutput, ParquetOutput, KafkaOutput, ForeachBatchOutput)
+
+if TYPE_CHECKING:
+    Output = OutputDefinition
+else:
+    Output = Annotated[
+        Annotated[reduce(or_, _BUILT_IN), Field(discriminator="kind")],
+        WrapValidator(partial(validate_part, OutputDefinition, _BUILT_IN, "headrace.outputs")),
+        # An output of another package is none of the union.
+        SerializeAsAny(),
+    ]

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterator
 from datetime import timedelta
-from itertools import combinations, permutations
-from urllib.parse import urlsplit
+from itertools import combinations
 
 from headrace.stream.fields import StreamFields
 from headrace.stream.inputs import ReceiverInput
 from headrace.stream.model import milliseconds
-from headrace.stream.outputs import (
-    ElasticsearchOutput,
-    KafkaOutput,
-    KeyIds,
-    ParquetOutput,
-    RecordIds,
-)
 from headrace.stream.state import STATE_STEP
-
-RECORD_COLUMNS = frozenset(
-    {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "incarnation"}
-)
-"""The columns of records that no transform has changed."""
 
 
 def problems(stream: StreamFields) -> Iterator[str]:
     """Yields each problem between fields that are valid by themselves, with the field and the remedy."""
     yield from _missing_or_double(stream)
-    yield from _shared_index_problems(stream)
-    yield from _shared_folder_problems(stream)
-    yield from _id_column_problems(stream)
-    yield from _own_topic_problems(stream)
+    for output in stream.outputs:
+        yield from output.problems(stream)
     yield from _interval_problems(stream)
     yield from _window_problems(stream)
     yield from _order_problems(stream)
@@ -77,24 +61,6 @@ def _missing_or_double(stream: StreamFields) -> Iterator[str]:
         if double:
             yield f"{field}: the id {', '.join(double)} is used twice; give each its own id"
     yield from _topics_read_twice(stream)
-    yield from _letters_among_documents(stream)
-    for output in stream.outputs:
-        if isinstance(output, ElasticsearchOutput) and isinstance(output.document_ids, KeyIds):
-            topics = {topic for source in stream.kafka_inputs for topic in source.topics}
-            patterns = [source for source in stream.kafka_inputs if source.topic_pattern is not None]
-            if (len(topics) > 1 or patterns or len(stream.inputs) > 1) and output.document_ids.version_from is None:
-                yield (
-                    f"outputs.{output.id}.document_ids: key ids with offsets as versions need a single topic, "
-                    "since offsets of different topics do not order; name a column that grows with every change "
-                    "in version_from"
-                )
-            several = [each.id for each in stream.inputs if isinstance(each, ReceiverInput) and each.receivers > 1]
-            if several and output.document_ids.version_from is None:
-                yield (
-                    f"outputs.{output.id}.document_ids: key ids with offsets as versions need one receiver, since the "
-                    f"offsets of two receivers of input {several[0]} do not order; name a column that grows with every "
-                    "change in version_from"
-                )
 
 
 def _renamed_to_one(stream: StreamFields) -> Iterator[str]:
@@ -146,72 +112,6 @@ def _delivery_problems(stream: StreamFields) -> Iterator[str]:
             f"delivery: at_least_once reads lost records from Kafka again, and input {custom[0]} is no Kafka input; "
             "leave delivery out"
         )
-
-
-def _letters_among_documents(stream: StreamFields) -> Iterator[str]:
-    """Dead letters in an index of documents: they would be read as documents, and refused by its mapping."""
-    indexing = [output for output in stream.outputs if isinstance(output, ElasticsearchOutput)]
-    for letters, documents in permutations(indexing, 2):
-        if letters.dead_letters == documents.index and letters.shares_cluster(documents):
-            yield (
-                f"outputs.{letters.id}.dead_letter_index: {letters.dead_letters} is the index of output "
-                f"{documents.id}; name another"
-            )
-
-
-def _shared_index_problems(stream: StreamFields) -> Iterator[str]:
-    outputs = [output for output in stream.outputs if isinstance(output, ElasticsearchOutput)]
-    for first, second in combinations(outputs, 2):
-        if first.index == second.index and first.shares_cluster(second) and first.shares_ids(second):
-            yield (
-                f"outputs.{second.id}.index: {second.index} is also the index of output {first.id}, and their "
-                "documents would have the same ids, so that those of one output are lost; give each an index of its "
-                "own, or make one output whose transform returns the rows of both, with ids that differ, such as "
-                'RecordIds(rows="column")'
-            )
-
-
-def _shared_folder_problems(stream: StreamFields) -> Iterator[str]:
-    outputs = [output for output in stream.outputs if isinstance(output, ParquetOutput)]
-    for first, second in combinations(outputs, 2):
-        if _folder(first) == _folder(second):
-            yield (
-                f"outputs.{second.id}.path: {second.path} is also the folder of output {first.id}, and each replaces "
-                "a batch's files there; give each a folder of its own"
-            )
-
-
-def _folder(output: ParquetOutput) -> str:
-    return posixpath.normpath(urlsplit(output.path).path if output.path.startswith("file:") else output.path)
-
-
-def _id_column_problems(stream: StreamFields) -> Iterator[str]:
-    for output in stream.outputs:
-        if not isinstance(output, ElasticsearchOutput) or stream.transform_of(output) is not None:
-            continue
-        ids = output.document_ids
-        if isinstance(ids, KeyIds):
-            named = [ids.version_from] if ids.version_from else []
-        else:
-            named = list(ids.rows if isinstance(ids, RecordIds) else ids.columns)
-        missing = [name for name in named if name not in RECORD_COLUMNS]
-        if missing:
-            yield (
-                f"outputs.{output.id}.document_ids: names the column {', '.join(missing)}, which records do not have "
-                "as they come, and no transform makes it; give the output a transform"
-            )
-
-
-def _own_topic_problems(stream: StreamFields) -> Iterator[str]:
-    for output in stream.outputs:
-        if not isinstance(output, KafkaOutput):
-            continue
-        for source in stream.kafka_inputs:
-            if source.matches(output.topic) and source.reads_from(output.connection, output.bootstrap_servers):
-                yield (
-                    f"outputs.{output.id}.topic: input {source.id} reads {output.topic}, so the stream would receive "
-                    "what it sends, without end; send to another topic"
-                )
 
 
 def _interval_problems(stream: StreamFields) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pydantic import model_validator
 
 from headrace.stream.fields import StreamFields
 from headrace.stream.model import Part, StreamDefinitionError, is_reference, load_reference, references_in
-from headrace.stream.outputs import ElasticsearchOutput, KafkaOutput, Output, ParquetOutput
+from headrace.stream.outputs import Output
 from headrace.stream.problems import problems
 from headrace.stream.settings import SparkSettings
 
@@ -145,18 +145,9 @@ def _given(part: Part) -> dict[str, Any]:
 
 
 def _same_places(live: tuple[Output, ...], replay: list[Output]) -> Iterator[str]:
-    places = {place for output in live for place in _places(output)}
+    places = {place for output in live for place in output.places}
     for output in replay:
-        for place in _places(output):
+        for place in output.places:
             if place in places:
-                yield f"The replay's output {output.id!r} would write to {place[1]} {place[2]!r}, as the stream does."
-
-
-def _places(output: Output) -> list[tuple[str | tuple[str, ...] | None, str, str]]:
-    """Where the output writes: (server, kind of place, name)."""
-    if isinstance(output, ElasticsearchOutput):
-        where = output.connection or output.hosts
-        return [(where, "index", output.index), (where, "index", output.dead_letters)]
-    if isinstance(output, KafkaOutput):
-        return [(output.connection or output.bootstrap_servers, "topic", output.topic)]
-    return [(None, "folder", output.path)] if isinstance(output, ParquetOutput) else []
+                where = f"{place.kind} {place.name!r}"
+                yield f"The replay's output {output.id!r} would write to {where}, as the stream does."

@@ -38,7 +38,7 @@ from headrace.spark.documents import BatchIncarnations, PreviewedDocument, lacks
 from headrace.spark.record_columns import RECORD_SCHEMA as SPARK_SCHEMA
 from headrace.spark.sessions import collect, local_session
 from headrace.spark.transforms import BatchContext, apply_transform, check_transform, load_transform
-from headrace.stream import ElasticsearchOutput, Input, ReceiverInput, Stream
+from headrace.stream import Input, ReceiverInput, Stream
 from headrace.wal.frame import RECORD_SCHEMA
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ def run_transform(
             window_ms=None if output.window is None else output.window.length_ms,
         )
         transform = load_transform(stream, output)
-        if transform is None and isinstance(output, ElasticsearchOutput):
-            # A document without a transform is the value's own bytes.
+        if transform is None and output.sends_bytes:
+            # A document or a message without a transform is the value's own bytes.
             (views,) = inputs.values()
             frames[output.id] = views.original
             continue
@@ -169,9 +169,11 @@ class TransformRun:
             UnsuitableRowsError: the rows do not have the columns that the output's ids need.
             DuplicateIdsError: two rows have the same id, so the batch would fail.
         """
-        output = self._stream.output(self._output_id(output_id))
-        if not isinstance(output, ElasticsearchOutput):
-            raise TransformTestError(f"Output {output.id!r} writes no documents: it is of kind {output.kind}.")
+        name = self._output_id(output_id)
+        output = self._stream.elasticsearch_output(name)
+        if output is None:
+            kind = self._stream.output(name).kind
+            raise TransformTestError(f"Output {name!r} writes no documents: it is of kind {kind}.")
         frame = self.frames[output.id]
         found = preview_documents(
             frame,

@@ -18,7 +18,7 @@ from headrace.elasticsearch.dead_letter_index import (
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.errors import HeadraceError
-from headrace.stream import ElasticsearchOutput, Stream
+from headrace.stream import Stream
 
 # A person waits for the answer.
 _RETRY_SECONDS = 5.0
@@ -76,7 +76,7 @@ class DeadLettersOf:
 
     def __init__(self, stream: Stream, output_id: str | None, environ: Environ) -> None:
         """``output_id`` None: the stream's only Elasticsearch output. Raises NoSuchOutputError."""
-        found = [each for each in stream.outputs if isinstance(each, ElasticsearchOutput)]
+        found = list(stream.elasticsearch_outputs)
         found = [each for each in found if output_id in (None, each.id)]
         if len(found) != 1:
             names = ", ".join(f"{each.id} ({each.kind})" for each in stream.outputs)

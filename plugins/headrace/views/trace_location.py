@@ -15,7 +15,6 @@ from headrace.clock import time_text
 from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.receiving_tables import PositionRow, StoredBlock, TopicRow
 from headrace.ledger.tables import GapRow
-from headrace.stream import ElasticsearchOutput
 from headrace.stream.outputs import ColumnIds, RecordIds
 from headrace.stream_context import StreamContext
 from headrace.views.traced import RecordPosition, RecordState, TracedBlock, UnknownRecordError
@@ -287,7 +286,7 @@ def coordinates_of(context: StreamContext, document_id: str) -> Coordinates | No
     Raises:
         UnknownRecordError: no output of the stream has ids that name a record.
     """
-    outputs = [output for output in context.stream.outputs if isinstance(output, ElasticsearchOutput)]
+    outputs = context.stream.elasticsearch_outputs
     if not outputs:
         raise UnknownRecordError(
             f"Stream {context.name!r} has no Elasticsearch output, so it writes no documents with ids.",

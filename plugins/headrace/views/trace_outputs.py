@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
 from headrace.ledger.states import AttemptState
 from headrace.stream import STATE_STEP, ElasticsearchOutput, Output, Stream
-from headrace.stream.outputs import ColumnIds, ConsoleOutput, ForeachBatchOutput, KafkaOutput, KeyIds, ParquetOutput
+from headrace.stream.outputs import ColumnIds, KeyIds
 from headrace.stream_context import StreamContext
 from headrace.views.trace_location import Coordinates, locate
 from headrace.views.trace_records import RecordReader
@@ -128,13 +128,14 @@ def _trace(
     if row is not None and _is_written(row) and "skipped" in row.counts:
         text = f"The output had nothing to write at this batch time: {row.counts['skipped']}."
         return replace(known, outcome=Outcome.WRITTEN, text=text)
-    if isinstance(output, ElasticsearchOutput):
+    indexing = None if output is None else step.stream.elasticsearch_output(output.id)
+    if indexing is not None:
         question = DocumentQuestion(
             stream=step.stream,
-            output=output,
+            output=indexing,
             position=position,
             record=record,
-            index=_index(row, output),
+            index=_index(row, indexing),
             written=_is_written(row),
             waits=_waits(batch, row),
             document_id=document_id,
@@ -165,18 +166,10 @@ def _waits(batch: BatchRow, row: BatchOutputRow | None) -> str:
 
 
 def _written(output: Output | None, batch: BatchRow) -> str:
+    if output is None:
+        return "The state was updated with the batch's records."
     time_ms = batch.batch_time_ms
-    match output:
-        case ParquetOutput():
-            place = f"Its rows are in {output.path.rstrip('/')}/batch_time={time_ms}/."
-        case KafkaOutput():
-            place = f"Its rows were sent to topic {output.topic}, in one transaction."
-        case ConsoleOutput():
-            place = f"Up to {output.rows} rows were printed to the log of the output's task."
-        case ForeachBatchOutput():
-            place = f"Its rows were given to {output.function}."
-        case _:
-            return "The state was updated with the batch's records."
+    place = output.whereabouts(time_ms)
     return (
         f"The batch is written. {place} Whether a row of this record is among them is not recorded: headrace batches "
         f"preview {batch.stream} {time_text(time_ms)} --output {output.id} shows the rows."
@@ -416,11 +409,7 @@ def record_of_document(
         UnknownRecordError: there is no such document, or its version is not an offset.
         ElasticsearchUnavailableError, ElasticsearchRefusedError: the index cannot be asked.
     """
-    outputs = [
-        output
-        for output in context.stream.outputs
-        if isinstance(output, ElasticsearchOutput) and isinstance(output.document_ids, KeyIds)
-    ]
+    outputs = [output for output in context.stream.elasticsearch_outputs if isinstance(output.document_ids, KeyIds)]
     tried = []
     for output in outputs:
         if isinstance(output.document_ids, KeyIds) and output.document_ids.version_from is not None:

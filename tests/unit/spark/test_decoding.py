@@ -11,12 +11,17 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from headrace.spark.decoding import RecordDecoding
+from headrace.spark.decoding import DecoderMissingError, RecordDecoding, TaskDecoder
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.spark.wal_source import to_spark
 from headrace.testing.records import make_block
 
-KINDS = {"key": StringType(), "value": StructType([StructField("n", IntegerType())])}
+DECODERS = {
+    "key": TaskDecoder("headrace.spark.json_objects:Utf8Texts", StringType(), {}),
+    "value": TaskDecoder(
+        "headrace.spark.json_objects:JsonObjects", StructType([StructField("n", IntegerType())]), {"fields": "n INT"}
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -29,7 +34,7 @@ KINDS = {"key": StringType(), "value": StructType([StructField("n", IntegerType(
 )
 def test_bytes_are_kept_of_undecodable_records_of_all_or_instead(keep_bytes: Any, values: list[Any], raw: Any) -> None:
     block, _ = make_block([b'{"n":1}', b"x"], from_offset=0)
-    given = RecordDecoding(KINDS, {"value": "n INT"}, "UTC", keep_bytes)
+    given = RecordDecoding(DECODERS, "UTC", keep_bytes)
     decoding = pickle.loads(pickle.dumps(given))  # noqa: S301 - as Spark sends it to a task
     (batch,) = decoding.run(iter([to_spark(block, to_arrow_schema(RECORD_SCHEMA, timezone="UTC"))]))
     assert batch.column("value").to_pylist() == values
@@ -42,3 +47,9 @@ def test_bytes_are_kept_of_undecodable_records_of_all_or_instead(keep_bytes: Any
 def test_a_task_imports_no_definition_to_decode() -> None:
     code = "import sys, headrace.spark.decoding, headrace.spark.json_objects; print('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("reference", ["headrace_nowhere:Decoder", "headrace.spark.json_objects:Nothing"])
+def test_a_decoder_that_a_task_cannot_import_is_named_with_the_remedy(reference: str) -> None:
+    with pytest.raises(DecoderMissingError, match=rf"cannot import the decoder {reference}.*on all hosts"):
+        TaskDecoder(reference, StringType(), {}).make("UTC")

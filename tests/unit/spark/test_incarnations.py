@@ -11,7 +11,6 @@ from headrace.spark.documents import (
     BatchIncarnations,
     Range,
     lacks_incarnation,
-    needs_incarnation,
 )
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KeyIds, RecordIds
@@ -80,8 +79,8 @@ def test_only_ids_by_source_position_need_one() -> None:
     def output(ids: RecordIds | KeyIds | ColumnIds) -> ElasticsearchOutput:
         return ElasticsearchOutput(hosts="http://h:9200", index="i", document_ids=ids)
 
-    assert needs_incarnation(output(RecordIds()))
-    assert needs_incarnation(output(KeyIds()))
-    assert not needs_incarnation(output(KeyIds(version_from="at")))
-    assert not needs_incarnation(output(ColumnIds(columns=("a",))))
-    assert not needs_incarnation(ConsoleOutput())
+    assert output(RecordIds()).needs_incarnation
+    assert output(KeyIds()).needs_incarnation
+    assert not output(KeyIds(version_from="at")).needs_incarnation
+    assert not output(ColumnIds(columns=("a",))).needs_incarnation
+    assert not ConsoleOutput().needs_incarnation

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headrace.spark import json_objects
 from headrace.spark.decoding import RecordDecoding, UnknownTimeZoneError
-from headrace.spark.json_objects import JsonObjects, utf8_texts
+from headrace.spark.json_objects import JsonObjects, Utf8Texts
 from headrace.stream import KafkaInput, Utf8Decoder
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 123456, UTC)
@@ -190,11 +190,11 @@ def test_a_session_whose_time_zone_is_not_known_is_refused() -> None:
     with pytest.raises(UnknownTimeZoneError, match="'GMT\\+2', which is no name"):
         RecordDecoding.of(source, spark)
     with pytest.raises(UnknownTimeZoneError, match="Nowhere"):
-        next(RecordDecoding({}, {}, "Nowhere").run(iter([pa.record_batch({"value": [b"{}"]})])))
+        next(RecordDecoding({}, "Nowhere").run(iter([pa.record_batch({"value": [b"{}"]})])))
 
 
 def test_bytes_that_are_not_utf8_are_refused_as_text() -> None:
-    found, refused = utf8_texts(pa.array([b"a", b"\xc0\x80", None], pa.binary()))
+    found, refused = Utf8Texts.decode(pa.array([b"a", b"\xc0\x80", None], pa.binary()))
     assert found.to_pylist() == ["a", None, None]
     assert refused == {1: "not UTF-8: invalid start byte at byte 0"}
 

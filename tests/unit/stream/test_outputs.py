@@ -19,7 +19,7 @@ from headrace.stream import (
     Stream,
     StreamDefinitionError,
 )
-from headrace.stream.problems import RECORD_COLUMNS
+from headrace.stream.outputs import RECORD_COLUMNS
 from headrace.wal.frame import RECORD_SCHEMA
 
 

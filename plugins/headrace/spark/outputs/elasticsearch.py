@@ -84,7 +84,7 @@ class ElasticsearchOutputWriter:
         from headrace.spark.elasticsearch_sink import check_unshared
 
         options = options_of(self._output, batch, report=report)
-        others = (each for each in batch.stream.outputs if isinstance(each, ElasticsearchOutput))
+        others = batch.stream.elasticsearch_outputs
         check_unshared(options, [o for o in others if o.id != self._output.id and o.shares_ids(self._output)])
         return options
 

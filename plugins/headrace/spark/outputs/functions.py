@@ -110,7 +110,7 @@ class ForeachBatchWriter:
         """
         if frame is None:
             return {}
-        function = load_foreach(batch.stream, self._output)
+        function = load_foreach(batch.stream, self._output, self._output.function)
         wanted = UNDECODABLE in inspect.signature(function).parameters
         more = {UNDECODABLE: dict(batch.undecodable())} if wanted else {}
         try:

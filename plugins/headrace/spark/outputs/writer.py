@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headrace.ledger.batch_tables import BatchOrigin
     from headrace.spark.documents import BatchIncarnations
     from headrace.spark.transforms import BatchContext
+    from headrace.spark.wal_source import LogBlocks
     from headrace.stream import Output, Stream
 
 
@@ -77,6 +78,15 @@ class OutputWriter(Protocol):
         Raises:
             HeadraceError: the rows do not fit the output, or its server refuses them; the batch can be run again.
         """
+        ...
+
+
+class BlockWriter(OutputWriter, Protocol):
+    """A writer whose tasks can read the log themselves, if nothing decodes or transforms its records
+    (`OutputDefinition.takes_blocks`). So the records do not pass through the JVM."""
+
+    def write_blocks(self, numbers: DataFrame, blocks: LogBlocks, batch: WrittenBatch) -> Counts:
+        """Write the records of these blocks as they are; ``numbers`` are theirs. Otherwise as `write`."""
         ...
 
 
