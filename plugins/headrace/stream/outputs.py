@@ -141,7 +141,7 @@ class ColumnIds(Part):
 DocumentIds = Annotated[RecordIds | KeyIds | ColumnIds, Field(discriminator="kind")]
 
 
-class Place(NamedTuple):
+class OutputPlace(NamedTuple):
     """Where an output writes. Two outputs with an equal place would write into each other's.
 
     ``server`` is a connection, or addresses; None for a folder of this machine. ``kind`` and ``name`` say what the
@@ -219,7 +219,7 @@ class OutputDefinition(Part):
         return None if value is None else check_reference(value)
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[OutputPlace, ...]:
         """Where it writes. A replay to a place of the stream's own outputs is refused."""
         return ()
 
@@ -355,9 +355,9 @@ class ElasticsearchOutput(OutputDefinition):
         return "delete" if isinstance(self.document_ids, KeyIds) else "dead_letter"
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[OutputPlace, ...]:
         where = self.connection or self.hosts
-        return Place(where, "index", self.index), Place(where, "index", self.dead_letters)
+        return OutputPlace(where, "index", self.index), OutputPlace(where, "index", self.dead_letters)
 
     @property
     def description(self) -> tuple[str, str]:
@@ -524,8 +524,8 @@ class ParquetOutput(OutputDefinition):
         return value
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        return (Place(None, "folder", self.path),)
+    def places(self) -> tuple[OutputPlace, ...]:
+        return (OutputPlace(None, "folder", self.path),)
 
     @property
     def description(self) -> tuple[str, str]:
@@ -579,8 +579,8 @@ class KafkaOutput(OutputDefinition):
         return self
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        return (Place(self.connection or self.bootstrap_servers, "topic", self.topic),)
+    def places(self) -> tuple[OutputPlace, ...]:
+        return (OutputPlace(self.connection or self.bootstrap_servers, "topic", self.topic),)
 
     @property
     def description(self) -> tuple[str, str]:

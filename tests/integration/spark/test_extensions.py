@@ -1,0 +1,96 @@
+"""The examples of a decoder and an output, built and installed as packages, in batches of a real Spark application."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.spark.conftest import BatchLedger, records
+
+from headrace.stream import KafkaInput, SparkSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[3]
+EXTENSIONS = ROOT / "examples" / "extensions"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which both packages are installed, built by their own build back end."""
+    folder = tmp_path_factory.mktemp("installed")
+    uv = Path(sys.executable).with_name("uv")
+    options = ("--offline", "--no-deps", "--no-build-isolation", "--quiet", "--python", sys.executable)
+    packages = [str(EXTENSIONS / name) for name in ("csv_decoder", "ndjson_output")]
+    subprocess.run([uv, "pip", "install", *options, "--target", folder, *packages], check=True)
+    return folder
+
+
+@pytest.fixture
+def batch(
+    installed: Path, make_batch_ledger: Callable[..., BatchLedger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> BatchLedger:
+    """A stream with the decoder and the output, by the names of their kinds."""
+    monkeypatch.syspath_prepend(installed)
+    return make_batch_ledger(
+        inputs=KafkaInput(
+            bootstrap_servers="localhost:9092",
+            topics="clicks",
+            value_decoder={"kind": "csv_lines", "header": "carrier,flight"},
+        ),
+        outputs=({"kind": "ndjson", "path": str(tmp_path / "lines")},),
+        spark=SparkSettings(master="local[2]"),
+    )
+
+
+def run(batch: BatchLedger, time_ms: int, path: Path | None) -> subprocess.CompletedProcess[str]:
+    """Run the batch's command, as a task does, in an environment that has the packages of this folder installed."""
+    command = [sys.executable, str(ROOT / "spark_jobs" / "micro_batch.py"), "--way", "submit", "--json"]
+    command += ["--ledger", batch.stream.ledger, "--stream", "clicks", "--batch-time", str(time_ms)]
+    paths = [str(each) for each in (path, os.environ.get("PYTHONPATH")) if each]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_decoder_and_an_output_of_other_packages_run_in_a_batch(batch: BatchLedger, installed: Path) -> None:
+    batch.add(records([b"AA,1", b"BB", b'"C, C",2', None]))
+    time_ms = batch.allocate()
+    done = run(batch, time_ms, installed)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])["outputs"]["ndjson"]
+    assert (counts["rows"], counts["undecodable"]) == (3, 1)
+    path = Path(batch.stream.outputs[0].places[0].name) / f"{time_ms}.ndjson"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    values = [(row["offset"], row.get("value")) for row in rows]
+    assert values == [(0, {"carrier": "AA", "flight": "1"}), (2, {"carrier": "C, C", "flight": "2"}), (3, None)]
+
+
+def test_an_environment_without_the_packages_names_what_is_missing(batch: BatchLedger) -> None:
+    batch.add(records([b"AA,1"]))
+    done = run(batch, batch.allocate(), None)
+    assert done.returncode == 1
+    assert "has the kind 'csv_lines'" in done.stderr
+    assert "entry point 'ndjson' in the group headrace.outputs" in done.stderr
+
+
+def test_a_batch_that_runs_again_replaces_its_file(batch: BatchLedger, spark: Any, tmp_path: Path) -> None:
+    # The rows are written by the process of the batch, so the shared session needs the output's package only here.
+    stream = batch.stream.model_copy(update={"inputs": (KafkaInput(bootstrap_servers="x:1", topics="clicks"),)})
+    batch.add(records([b"one", b"two"]))
+    time_ms = batch.allocate()
+    path = tmp_path / "lines" / f"{time_ms}.ndjson"
+    first = batch.begin(time_ms)
+    batch.run(spark, first, stream=stream)
+    content, number = path.read_text(), path.stat().st_ino
+    second = batch.begin(time_ms, force=True)
+    batch.run(spark, second, stream=stream)
+    assert second.number > first.number
+    assert path.read_text() == content
+    assert path.stat().st_ino != number
+    assert [each.name for each in (tmp_path / "lines" / ".claims" / f"{time_ms}.").iterdir()] == [str(second.number)]
