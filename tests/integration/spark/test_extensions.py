@@ -15,7 +15,7 @@ from tests.integration.spark.conftest import BatchLedger, records
 
 from headrace.stream import KafkaInput, SparkSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 EXTENSIONS = ROOT / "examples" / "extensions"
