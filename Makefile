@@ -66,7 +66,7 @@ system: $(VENV)/spark.jsa jars ## The DAGs in a real Airflow, through its API
 
 # At once, since both mostly wait; the long files of the system tests first. In CI a failed test gets a second try.
 system-and-integration: $(VENV)/spark.jsa jars chromium
-	$(BIN)/python -m tests.second_try tests/system tests/integration -q $(IN_FILES) $(ARGS)
+	$(BIN)/python -m tests.support.second_try tests/system tests/integration -q $(IN_FILES) $(ARGS)
 
 # Apart from .venv: everything that pyproject.toml names is at its floor, the rest as new as these allow.
 floors: $(VENV)/.uv ## The unit tests with the lowest versions that pyproject.toml allows
@@ -130,8 +130,8 @@ jars: $(VENV)/.installed java
 	@$(BIN)/python -m headrace.devstack.jars fetch
 
 # Spark's classes as its JVMs map them. A JVM that it does not fit, such as another Java's, does without.
-$(VENV)/spark.jsa: $(VENV)/.installed-dev tests/archive_spark.py | java
-	$(BIN)/python tests/archive_spark.py $@
+$(VENV)/spark.jsa: $(VENV)/.installed-dev tests/support/archive_spark.py | java
+	$(BIN)/python tests/support/archive_spark.py $@
 
 $(VENV)/.uv: requirements-bootstrap.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from fastapi.testclient import TestClient
 from sqlalchemy import event
-from tests.page_server import application
+from tests.support.page_server import application
+from tests.support.seeded_ledger import seed
 
 from headrace.ledger import Ledger
-from headrace.testing.seeded_ledger import seed
 
 _REQUESTS = 20
 _LIMIT_MS = 300.0

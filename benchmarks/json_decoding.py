@@ -22,13 +22,13 @@ import psutil
 from benchmarks.measures import Measure, print_measures
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from tests.support.records import make_block
 
 from headrace.blocks import ReceiverId
 from headrace.spark.decoding import RecordDecoding, decode_input
 from headrace.spark.sessions import local_session
 from headrace.spark.wal_source import ListedBlock, LogBlocks
 from headrace.stream import JsonDecoder, KafkaInput
-from headrace.testing.records import make_block
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 

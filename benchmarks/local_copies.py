@@ -22,9 +22,9 @@ from pathlib import Path
 import boto3
 from benchmarks.measures import Measure, print_measures
 from moto.server import ThreadedMotoServer
+from tests.support.records import make_block
 
 from headrace.blocks import BlockHandle, ReceiverId
-from headrace.testing.records import make_block
 from headrace.wal.local_copies import BlockCopies, CopySettings
 from headrace.wal.reader import read_blocks
 from headrace.wal.storage import LogStorage, open_storage

@@ -26,11 +26,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+from tests.support.records import TOPIC_ID, make_block
+
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import Ledger
 from headrace.ledger.tables import JobLease
-from headrace.testing.records import TOPIC_ID, make_block
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 

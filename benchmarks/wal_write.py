@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+from tests.support.records import TOPIC_ID, make_block
 
 from headrace.blocks import BlockHandle, OffsetRange, ReceiverId, TopicPartition
-from headrace.testing.records import TOPIC_ID, make_block
 from headrace.wal.frame import Codec, encode
 from headrace.wal.reader import read_blocks
 from headrace.wal.storage import open_storage

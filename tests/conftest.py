@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.archive_spark import JVM_OPTIONS
+from tests.support.archive_spark import JVM_OPTIONS
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling

@@ -27,7 +27,7 @@ BROKEN = "import pytest\n@pytest.mark.parametrize('n', range({}))\ndef test_brok
 RUN = """
 import sys
 from pathlib import Path
-from tests.second_try import main
+from tests.support.second_try import main
 sys.exit(main(sys.argv[1:], flaky_list=Path("flaky.txt")))
 """
 

@@ -1,1 +1,1 @@
-"""Public test tools, for this package and for packages that build on it."""
+"""Test tools for packages that build on headrace."""

@@ -1,7 +1,7 @@
 """Storage in a local file system: files are synced, and directories are synced when they change.
 
 Every sync in headrace goes through this file, and its calls of the operating system are in one place, so that a test
-can make them fail (`headrace.testing.faulty_files`). On Linux fsync and fdatasync return when the drive has flushed its
+can make them fail (tests/support/faulty_files.py). On Linux fsync and fdatasync return when the drive has flushed its
 cache. On macOS fsync returns when the bytes have reached the drive, which may still lose them in a power failure;
 fdatasync does not exist. F_FULLFSYNC flushes there.
 """

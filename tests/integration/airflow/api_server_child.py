@@ -45,9 +45,9 @@ def prepare() -> str:
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
     from airflow.utils.db import initdb
+    from tests.support.seeded_ledger import seed
 
     from headrace.ledger import Ledger
-    from headrace.testing.seeded_ledger import seed
 
     initdb()
     DagBundlesManager().sync_bundles_to_db()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from playwright.sync_api import FrameLocator, Page, expect
-from tests.chromium import open_chromium
+from tests.support.chromium import open_chromium
 
 from headrace.devstack.airflow import USER, Airflow
 

@@ -54,7 +54,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "API_AUTH__JWT_SECRET": "s" * 64,
         "API__SECRET_KEY": "k" * 64,
     }
-    environment = os.environ | {"AIRFLOW_HOME": str(home)} | {f"AIRFLOW__{k}": v for k, v in settings.items()}
+    places = {"AIRFLOW_HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = os.environ | places | {f"AIRFLOW__{k}": v for k, v in settings.items()}
     child = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("api_server_child.py"))],
         env=environment,

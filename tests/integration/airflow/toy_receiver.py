@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.ledger import Ledger
 from headrace.stream import Stream
-from headrace.testing.records import TOPIC_ID, make_block
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
+
+# Airflow starts this file.
+sys.path.append(str(Path(__file__).parents[3]))
+from tests.support.records import TOPIC_ID, make_block
 
 RECORDS = 5
 LEASE_MS = 3000

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from tests.living_process import is_alive
+from tests.support.living_process import is_alive
 
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.guarded_process import child_environment

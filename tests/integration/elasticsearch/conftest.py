@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.indexing_options import indexing_options
+from tests.support.indexing_options import indexing_options
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.concrete_index import TargetIndex

@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from tests.indexing_options import indexing_options
+from tests.support.fake_elasticsearch import FakeElasticsearch
+from tests.support.indexing_options import indexing_options
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.concrete_index import TargetIndex
@@ -21,7 +22,6 @@ from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, NoAnswerError, Node
 from headrace.spark.elasticsearch_sink import TargetWatch
-from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
 Step = Callable[["Handler"], None]
 

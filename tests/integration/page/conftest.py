@@ -11,11 +11,11 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Browser, Page
-from tests.chromium import open_chromium
-from tests.page_server import application
+from tests.support.chromium import open_chromium
+from tests.support.page_server import application
+from tests.support.seeded_ledger import seed
 
 from headrace.ledger import Ledger
-from headrace.testing.seeded_ledger import seed
 
 BATCHES = 400
 View = Callable[..., Page]

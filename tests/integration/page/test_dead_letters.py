@@ -13,7 +13,7 @@ import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from tests.integration.dead_letter_shop import Shop
-from tests.page_server import application
+from tests.support.page_server import application
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.living_process import is_alive
+from tests.support.living_process import is_alive
 
 from headrace.batch.allocation import allocate
 from headrace.ledger import JobState, Ledger

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.living_process import is_alive
+from tests.support.living_process import is_alive
 
 from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.ledger.batch_tables import AttemptRow

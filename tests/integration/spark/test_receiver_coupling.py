@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.living_process import is_alive
+from tests.support.living_process import is_alive
 
 from headrace.ledger import JobState
 from headrace.stream import SparkSettings

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.living_process import is_alive
+from tests.support.living_process import is_alive
 
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, JobState

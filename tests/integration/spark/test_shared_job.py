@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.integration.spark.application import JOBS, SECRET, Application, environment, new_application, until
-from tests.living_process import is_alive
+from tests.support.living_process import is_alive
 
 from headrace.ledger import BatchState, JobState, Ledger
 from headrace.ledger.tables import JobRow

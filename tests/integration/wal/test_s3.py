@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.wal.conftest import LosingProxy
+from tests.support.records import make_block
 
 from headrace.batch.allocation import allocate
 from headrace.blocks import BlockInfo, ReceiverId
@@ -14,7 +15,6 @@ from headrace.fsck.connecting import check_storage
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
-from headrace.testing.records import make_block
 from headrace.wal.errors import StoredFileExistsError, WriteFailedError
 from headrace.wal.reader import read_blocks
 from headrace.wal.recovery import scan_log

@@ -35,7 +35,7 @@ import errno, gc, os, subprocess, sys
 from pathlib import Path
 from random import Random
 from headrace.blocks import ReceiverId
-from headrace.testing.records import make_block
+from tests.support.records import make_block
 from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.recovery import scan_log

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.faulty_files import FaultyFiles
 
 from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint import checkpoint_now
@@ -17,7 +18,6 @@ from headrace.fsck.coverage import check_coverage
 from headrace.fsck.findings import Problem
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, EventKind, Ledger
-from headrace.testing.faulty_files import FaultyFiles
 from headrace.wal.errors import DamagedFrameError, StorageError
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.recovery import scan_log

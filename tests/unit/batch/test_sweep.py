@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.records import make_block
 
 from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.ledger import ReceiverState
-from headrace.testing.records import make_block
 from headrace.wal.errors import WriteFailedError
 from headrace.wal.recovery import scan_log
 

@@ -7,6 +7,7 @@ from random import Random
 from typing import Literal
 
 import pytest
+from tests.support.faulty_files import FaultyFiles
 from tests.unit.batch.conftest import PARTITION, T1, Receiving, take
 
 from headrace.batch.vanished_blocks import without_vanished
@@ -15,7 +16,6 @@ from headrace.ledger.batch_tables import BatchOrigin
 from headrace.ledger.events import VANISHED
 from headrace.spark.batch_plan import load_manifests
 from headrace.stream_context import StreamContext
-from headrace.testing.faulty_files import FaultyFiles
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.reader import read_block
 from headrace.wal.writer import WriteAheadLogWriter

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.indexing_options import indexing_options
+from tests.support.fake_elasticsearch import FakeElasticsearch
+from tests.support.indexing_options import indexing_options
 
 from headrace.clock import ManualClock
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
 MakeOptions = Callable[..., IndexingOptions]
 MakeRows = Callable[..., pa.RecordBatch]

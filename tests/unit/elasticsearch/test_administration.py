@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support import fake_elasticsearch
+from tests.support.fake_elasticsearch import FakeElasticsearch
 
 from headrace.connections import Connection
 from headrace.elasticsearch.administration import Administration, official_client
@@ -18,8 +20,6 @@ from headrace.elasticsearch.errors import (
     UnsuitableTargetError,
 )
 from headrace.elasticsearch.transport import Cluster, NoAnswerError, Response
-from headrace.testing import fake_elasticsearch
-from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
 
 class Answers:

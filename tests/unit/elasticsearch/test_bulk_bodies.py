@@ -5,9 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.fake_elasticsearch import parse_bulk
 
 from headrace.elasticsearch.bulk_bodies import as_lines, prepare_rows
-from headrace.testing.fake_elasticsearch import parse_bulk
 
 
 def body(rows: Any, options: Any) -> bytes:

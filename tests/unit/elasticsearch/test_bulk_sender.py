@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.fake_elasticsearch import Action, FakeElasticsearch, error_response
 
 from headrace.elasticsearch.bulk_bodies import prepare_rows
 from headrace.elasticsearch.bulk_sender import MOST_OFFENDERS, BulkSender, SentRequest
@@ -18,7 +19,6 @@ from headrace.elasticsearch.errors import (
     IndexingCancelledError,
 )
 from headrace.elasticsearch.transport import NoAnswerError, Response
-from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch, error_response
 
 Send = Callable[..., SentRequest]
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.fake_elasticsearch import FakeElasticsearch
 
 from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.errors import UnsuitableTargetError
-from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
 INDEX: dict[str, Any] = {"settings": {"index": {"provided_name": "clicks-1"}}}
 

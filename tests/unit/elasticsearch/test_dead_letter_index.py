@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from tests.support.fake_elasticsearch import Action, FakeElasticsearch, official_client
 
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.dead_letter_index import (
@@ -21,7 +22,6 @@ from headrace.elasticsearch.dead_letter_index import (
 from headrace.elasticsearch.errors import ElasticsearchUnavailableError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.transport import Response
-from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch, official_client
 
 
 class Searches:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.fake_elasticsearch import Action, FakeElasticsearch
 
 from headrace.elasticsearch.dead_letters import dead_letter
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.verdicts import Reason
-from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch
 
 SHARED = "letters"
 Letters = Callable[..., list[str]]

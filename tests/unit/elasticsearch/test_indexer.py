@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.fake_elasticsearch import Action, FakeElasticsearch, error_response
 
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.dead_letters import OriginalRecord
@@ -24,7 +25,6 @@ from headrace.elasticsearch.errors import (
 )
 from headrace.elasticsearch.indexer import DuplicateIdCheck, Indexer, regroup, repeated_digests
 from headrace.elasticsearch.transport import NoAnswerError, Response
-from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch, error_response
 
 Index = Callable[..., IndexingCounts]
 LETTERS = "clicks-dead-letters"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.fake_elasticsearch import error_response
 
 from headrace.elasticsearch.verdicts import (
     Item,
@@ -16,7 +17,6 @@ from headrace.elasticsearch.verdicts import (
     judge_response,
     refusal,
 )
-from headrace.testing.fake_elasticsearch import error_response
 
 
 def failed(kind: str, reason: str = "") -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event
+from tests.support.seeded_ledger import SITUATIONS, seed
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import Ledger
 from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.states import UNFINISHED, BatchState
-from headrace.testing.seeded_ledger import SITUATIONS, seed
 
 
 @pytest.fixture(scope="module")

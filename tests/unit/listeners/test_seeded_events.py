@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.seeded_ledger import SITUATIONS, seed
+
 from headrace.ledger import Ledger
 from headrace.listeners.translation import translate
-from headrace.testing.seeded_ledger import SITUATIONS, seed
 
 
 def test_every_seeded_event_of_a_batch_can_be_translated(tmp_path: Path) -> None:

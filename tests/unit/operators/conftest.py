@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from tests.support.records import TOPIC_ID, make_block
 from tests.unit.operators import toy_micro_batch
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
@@ -19,7 +20,6 @@ from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.ledger import Ledger
 from headrace.operators.batch_steps import AllocateBlocksOperator
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
-from headrace.testing.records import TOPIC_ID, make_block
 from headrace.timetables.micro_batch import from_ms
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter

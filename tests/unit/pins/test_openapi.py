@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.page_server import NoAirflow
+from tests.support.page_server import NoAirflow
 from tests.unit.pins.freezing import frozen
 
 from headrace.ui.api.app import create_app

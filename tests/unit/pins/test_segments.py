@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from tests.support.records import make_block
 from tests.unit.pins.freezing import stored
 
 from headrace.blocks import OffsetRange, ReceiverId
 from headrace.clock import ManualClock
-from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.frame import decode
 from headrace.wal.reader import Frame, read_frame

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.records import TOPIC_ID
 from tests.unit.pins.freezing import STORED, every_stored, stored
 
 from headrace.batch import history_files
@@ -24,7 +25,6 @@ from headrace.spark.outputs.kafka_transaction import Sent, SentRecords
 from headrace.spark.state.version import StoredFile, Version
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
-from headrace.testing.records import TOPIC_ID
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import scan_log
 from headrace.wal.scan import ScannedFrame

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
+from tests.support.faulty_storage import FaultyStorage, WriteFault
 from tests.unit.receiver.conftest import MakeSetting, MakeStream, Setting
 from tests.unit.receiver.waiting import eventually
 
@@ -22,7 +23,6 @@ from headrace.receiver import block_store, kafka_source, supervisor
 from headrace.receiver.block_store import STORE_TRIES
 from headrace.receiver.supervisor import ReceiverSupervisor
 from headrace.stream import Limits
-from headrace.testing.faulty_storage import FaultyStorage, WriteFault
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.support.faulty_storage import FaultyStorage
 from tests.unit.receiver.conftest import MakeSetting, MakeStream, Setting, refuse_topic_ids
 from tests.unit.receiver.waiting import eventually
 
@@ -17,7 +18,6 @@ from headrace.receiver.rates import RateLimiter
 from headrace.stream import Limits
 from headrace.stream.settings import Backpressure
 from headrace.testing.fake_kafka import FakeKafka
-from headrace.testing.faulty_storage import FaultyStorage
 from headrace.wal import recovery
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import google_crc32c
 import pyarrow as pa
 import pytest
+from tests.support.records import make_block
 
 import headrace
 from headrace.batch.checkpoint import CheckpointError, read_newest
 from headrace.batch.manifest import DocumentDamagedError, Manifest, ManifestError, decode_document, encode_document
 from headrace.blocks import BlockHandle
-from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.errors import PathEscapesRootError, PayloadError, WalError
 from headrace.wal.frame import decode, encode

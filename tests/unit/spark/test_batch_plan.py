@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.records import TOPIC_ID
 
 from headrace.batch.allocation import allocate
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
@@ -32,7 +33,6 @@ from headrace.spark.batch_plan import (
 )
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KafkaInput, State, Stream, Window
 from headrace.stream_context import StreamContext
-from headrace.testing.records import TOPIC_ID
 
 INTERVAL_MS = 10_000
 

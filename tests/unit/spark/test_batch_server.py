@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.living_process import is_alive
+from tests.support.living_process import is_alive
 
 from headrace.spark.batch_server import LENGTH, NOT_FORKED, STATUS, is_own_folder, socket_path
 

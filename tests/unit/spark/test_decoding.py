@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from tests.support.records import make_block
 
 from headrace.spark.decoding import DecoderMissingError, RecordDecoding, TaskDecoder
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.spark.wal_source import to_spark
-from headrace.testing.records import make_block
 
 DECODERS = {
     "key": TaskDecoder("headrace.spark.json_objects:Utf8Texts", StringType(), {}),

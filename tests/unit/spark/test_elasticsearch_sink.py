@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.fake_elasticsearch import FakeElasticsearch
 
 from headrace.elasticsearch.deletions import MOST_KEPT_BYTES
 from headrace.elasticsearch.errors import DocumentsUnaccountedError
@@ -17,7 +18,6 @@ from headrace.elasticsearch.transport import Cluster, Node
 from headrace.spark import elasticsearch_sink
 from headrace.spark.elasticsearch_sink import index_rows
 from headrace.stream import ElasticsearchOutput, KeyIds
-from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
 OPTIONS = IndexingOptions.of(
     ElasticsearchOutput(hosts="http://h:1", index="shop", document_ids=KeyIds()), stream_name="s", batch_time_ms=1

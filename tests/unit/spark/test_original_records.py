@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.records import make_block
 
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
@@ -15,7 +16,6 @@ from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.spark.elasticsearch_sink import KafkaOriginalRecords
-from headrace.testing.records import make_block
 from headrace.wal.storage import open_storage
 
 PARTITION = TopicPartition("clicks", "id-1", 0, 1)

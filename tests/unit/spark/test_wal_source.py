@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.records import make_block
 
 from headrace.blocks import ReceiverId
 from headrace.errors import Failure
@@ -21,7 +22,6 @@ from headrace.spark.wal_source import (
     UnreadableBlockError,
     read_partition,
 )
-from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.local_copies import BlockCopies, CopySettings
 from headrace.wal.local_storage import LocalStorage

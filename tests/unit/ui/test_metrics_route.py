@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.page_server import NoAirflow
+from tests.support.page_server import NoAirflow
 
 from headrace.ledger import Ledger
 from headrace.ui.api.app import create_app, is_scraper

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.page_server import NoAirflow
+from tests.support.page_server import NoAirflow
 
 from headrace.ui.api.app import PAGE, create_app
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.records import TOPIC_ID
 
 from headrace.batch.allocation import allocate
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
@@ -15,7 +16,6 @@ from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import Attempt
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream_context import StreamContext
-from headrace.testing.records import TOPIC_ID
 from headrace.views.streams import StreamSummary, default_place, summarize
 
 T = 1_700_000_000_000

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.seeded_ledger import SITUATIONS, seed
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
 from headrace.errors import WARNING
 from headrace.ledger import Ledger
 from headrace.receiver.health import INPUTS, InputHealth
-from headrace.testing.seeded_ledger import SITUATIONS, seed
 from headrace.views.stream_state import DagFacts
 from headrace.views.streams import Placed, StreamSummary, summarize
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.faulty_storage import FaultyStorage
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
-from headrace.testing.faulty_storage import FaultyStorage
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.writer import WriteAheadLogWriter
 

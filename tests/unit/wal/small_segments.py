@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.memory_storage import MemoryStorage
+from tests.support.records import make_block
 
 from headrace.blocks import BlockInfo, ReceiverId
 from headrace.clock import ManualClock
-from headrace.testing.faulty_storage import FaultyStorage
-from headrace.testing.memory_storage import MemoryStorage
-from headrace.testing.records import make_block
 from headrace.wal import frame, scan
 from headrace.wal.frame import AnyHeader, Codec, FrameHeader, SegmentEnd, SegmentHeader, SegmentName, encode
 from headrace.wal.local_storage import LocalStorage

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.support.faulty_files import FaultyFiles
 from tests.unit.wal.small_segments import (
     ABSOLUTE,
     PASSING,
@@ -16,7 +17,6 @@ from tests.unit.wal.small_segments import (
 )
 
 from headrace.blocks import BlockInfo
-from headrace.testing.faulty_files import FaultyFiles
 from headrace.wal import scan as log_scanner
 from headrace.wal.errors import StorageError
 from headrace.wal.local_storage import LocalStorage

@@ -12,10 +12,11 @@ from headrace.wal.recovery import scan_log
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 
+ROOT = Path(__file__).parents[3]
 WRITER = """
 import sys
 from headrace.blocks import ReceiverId
-from headrace.testing.records import make_block
+from tests.support.records import make_block
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 
@@ -34,7 +35,8 @@ ENOUGH = 15
 
 def test_what_a_killed_writer_had_acknowledged_is_there(tmp_path: Path) -> None:
     acknowledged = []
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             segment, offset, length = line.split()

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.records import make_block
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId
-from headrace.testing.faulty_storage import FaultyStorage
-from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, SegmentMissingError, TornTailError
 from headrace.wal.reader import read_block

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.support.memory_storage import MemoryStorage
+from tests.support.records import make_block
 from tests.unit.wal.small_segments import (
     ABSOLUTE,
     OTHER,
@@ -21,8 +23,6 @@ from tests.unit.wal.small_segments import (
 
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.clock import ManualClock
-from headrace.testing.memory_storage import MemoryStorage
-from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal import scan as log_scanner
 from headrace.wal.errors import DamagedFrameError, TornTailError

@@ -12,11 +12,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.support.faulty_files import FaultyFiles
+from tests.support.records import make_block
 
 from headrace.blocks import BlockInfo, ReceiverId
 from headrace.clock import ManualClock
-from headrace.testing.faulty_files import FaultyFiles
-from headrace.testing.records import make_block
 from headrace.wal.errors import StorageError, WalError, WriteFailedError, is_out_of_space
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.reader import read_block

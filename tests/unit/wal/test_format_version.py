@@ -8,11 +8,11 @@ from typing import Any
 
 import google_crc32c
 import pytest
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.records import make_block
 from tests.unit.wal.torn_tails import repair
 
 from headrace.blocks import BlockHandle
-from headrace.testing.faulty_storage import FaultyStorage
-from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.errors import DamagedFrameError, LogVersionError
 from headrace.wal.reader import read_block

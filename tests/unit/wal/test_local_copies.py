@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.records import make_block
 
 from headrace.blocks import BlockHandle, ReceiverId
 from headrace.clock import ManualClock
-from headrace.testing.records import make_block
 from headrace.wal import local_copies
 from headrace.wal.errors import SegmentMissingError
 from headrace.wal.local_copies import BlockCopies, CopySettings

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.faulty_files import FaultyFiles
+from tests.support.faulty_storage import FaultyStorage, WriteFault
+from tests.support.records import make_block
 
 from headrace.blocks import BlockInfo, ReceiverId
 from headrace.clock import ManualClock
-from headrace.testing.faulty_files import FaultyFiles
-from headrace.testing.faulty_storage import FaultyStorage, WriteFault
-from headrace.testing.records import make_block
 from headrace.wal.errors import DamagedFrameError, StorageError, WriteFailedError
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.recovery import COPIES_KEPT, scan_log

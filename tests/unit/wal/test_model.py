@@ -20,14 +20,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.support.faulty_files import FaultyFiles
+from tests.support.records import TOPIC_ID, make_block
 
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
 from headrace.ledger.receiving_tables import ReceiverLease
-from headrace.testing.faulty_files import FaultyFiles
-from headrace.testing.records import TOPIC_ID, make_block
 from headrace.wal.errors import WriteFailedError
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.reader import read_block

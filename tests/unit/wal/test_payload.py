@@ -7,8 +7,8 @@ import struct
 
 import pyarrow as pa
 import pytest
+from tests.support.records import make_block
 
-from headrace.testing.records import make_block
 from headrace.wal.errors import PayloadError
 from headrace.wal.frame import RECORD_SCHEMA, Codec, decode, encode
 

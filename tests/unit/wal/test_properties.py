@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
+from tests.support.memory_storage import MemoryStorage
+from tests.support.records import make_block
 from tests.unit.wal.torn_tails import repair
 
 from headrace.blocks import BlockHandle, ReceiverId
 from headrace.clock import ManualClock
-from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
-from headrace.testing.memory_storage import MemoryStorage
-from headrace.testing.records import make_block
 from headrace.wal.errors import DamagedFrameError, LogVersionError, PayloadError, WalError, WriteFailedError
 from headrace.wal.frame import Codec, decode, encode
 from headrace.wal.reader import read_block

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from random import Random
 
 import pytest
+from tests.support.log_damage import KINDS, Damage, damage_file
+from tests.support.memory_storage import MemoryStorage
+from tests.support.written_log import Key, WrittenLog, write_log
 
 from headrace.blocks import BlockInfo, OffsetRange
-from headrace.testing.log_damage import KINDS, Damage, damage_file
-from headrace.testing.memory_storage import MemoryStorage
-from headrace.testing.written_log import Key, WrittenLog, write_log
 from headrace.wal.errors import DamagedFrameError, SegmentMissingError, WalError
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import LogScan, scan_log

@@ -9,11 +9,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.support.faulty_files import FaultyFiles
+from tests.support.faulty_storage import FaultyStorage, WriteFault
+from tests.support.records import make_block
 from tests.unit.wal.torn_tails import repair
 
-from headrace.testing.faulty_files import FaultyFiles
-from headrace.testing.faulty_storage import FaultyStorage, WriteFault
-from headrace.testing.records import make_block
 from headrace.wal.errors import DamagedFrameError, RepairRefusedError, StorageError, WriteFailedError
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.recovery import cut_is_reported, quarantine_path, scan_log, unreported_cuts

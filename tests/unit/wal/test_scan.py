@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.memory_storage import MemoryStorage
+from tests.support.records import make_block
 from tests.unit.wal.small_segments import (
     CODEC_MAGIC,
     PATH,
@@ -16,9 +19,6 @@ from tests.unit.wal.small_segments import (
 )
 
 from headrace.blocks import OffsetRange
-from headrace.testing.faulty_storage import FaultyStorage
-from headrace.testing.memory_storage import MemoryStorage
-from headrace.testing.records import make_block
 from headrace.wal.frame import Codec, FrameHeader
 from headrace.wal.recovery import scan_log
 from headrace.wal.scan import RecoveryMode, scan_segment

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.records import make_block
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
-from headrace.testing.faulty_storage import FaultyStorage
-from headrace.testing.records import make_block
 from headrace.wal.frame import SegmentName, receiver_directory, segments_in
 from headrace.wal.writer import WriteAheadLogWriter
 

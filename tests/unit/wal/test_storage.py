@@ -14,12 +14,12 @@ import fsspec
 import pyarrow as pa
 import pytest
 from fsspec.asyn import AsyncFileSystem
+from tests.support.faulty_files import FaultyFiles
+from tests.support.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
+from tests.support.records import make_block
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
-from headrace.testing.faulty_files import FaultyFiles
-from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
-from headrace.testing.records import make_block
 from headrace.wal.errors import (
     PathEscapesRootError,
     StorageError,

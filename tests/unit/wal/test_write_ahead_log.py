@@ -12,12 +12,12 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pytest
+from tests.support.memory_storage import MemoryStorage
+from tests.support.records import make_block
 from tests.unit.wal.torn_tails import repair
 
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
 from headrace.clock import ManualClock
-from headrace.testing.memory_storage import MemoryStorage
-from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.errors import DamagedFrameError, SegmentMissingError, WriteFailedError
 from headrace.wal.frame import FrameHeader, SegmentEnd, SegmentHeader, SegmentName, encode

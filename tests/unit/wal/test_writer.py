@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
+from tests.support.records import make_block
 
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
-from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
-from headrace.testing.records import make_block
 from headrace.wal.errors import FrameTooLongError, PayloadError, StaleWriterError, StorageError, WriteFailedError
 from headrace.wal.frame import PreviousSegment, PreviousState, SegmentHeader
 from headrace.wal.reader import read_block, read_blocks

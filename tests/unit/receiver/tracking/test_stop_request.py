@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.support.memory_storage import MemoryStorage
 from tests.unit.receiver.tracking.setting import Setting
 from tests.unit.receiver.waiting import eventually
 
@@ -18,7 +19,6 @@ from headrace.receiver.tracker import (
     find_stop_request,
     write_stop_request,
 )
-from headrace.testing.memory_storage import MemoryStorage
 from headrace.wal.storage import open_storage
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.records import TOPIC_ID
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
@@ -10,7 +11,6 @@ from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.runs.readiness import blocks_ready
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
-from headrace.testing.records import TOPIC_ID
 
 T = 1_700_000_000_000
 

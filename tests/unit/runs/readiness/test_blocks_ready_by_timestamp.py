@@ -3,6 +3,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from tests.support.records import TOPIC_ID
 from tests.unit.runs.readiness.conftest import ByTimestamp, T
 
 from headrace.blocks import TopicPartition
@@ -11,7 +12,6 @@ from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.runs.readiness import blocks_ready
 from headrace.stream import KafkaInput, Stream
-from headrace.testing.records import TOPIC_ID
 
 
 class TestBlocksReadyByTimestamp:

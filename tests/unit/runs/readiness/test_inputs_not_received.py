@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.records import TOPIC_ID
 from tests.unit.runs.readiness.conftest import Job, T
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
 from headrace.runs.readiness import blocks_ready
 from headrace.runs.receiver_job import receiving
-from headrace.testing.records import TOPIC_ID
 
 
 class TestInputsNotReceived:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
+from tests.support.memory_storage import MemoryStorage
 
 from headrace.spark.state.version import (
     DATA,
@@ -21,7 +22,6 @@ from headrace.spark.state.version import (
     next_version,
     stem,
 )
-from headrace.testing.memory_storage import MemoryStorage
 
 INTERVAL_MS = 10_000
 FIRST_MS = 1_700_000_000_000

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
 
 from headrace.clock import time_text
 from headrace.spark.state.version import VERSIONS, StateDamagedError, StateFencedError, StateMissingError, StateStore
-from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
 
 TimeMs = Callable[[int], int]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from tests.page_server import NoAirflow
+from tests.support.page_server import NoAirflow
+from tests.support.seeded_ledger import SITUATIONS, seed
 
 from headrace.ledger import Ledger
-from headrace.testing.seeded_ledger import SITUATIONS, seed
 from headrace.ui.api.app import create_app
 from headrace.views.streams import Placed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.page_server import NoAirflow
+from tests.support.page_server import NoAirflow
 
 from headrace.connections import Connection, variable_name
 from headrace.ledger import Ledger

@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.page_server import NoAirflow
+from tests.support.page_server import NoAirflow
 
 from headrace.ui.api.app import create_app, examples
 

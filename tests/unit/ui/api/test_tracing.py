@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from tests.page_server import NoAirflow
+from tests.support.page_server import NoAirflow
 from tests.unit.fsck.conftest import INTERVAL_MS, STREAM, TIMES, Shop, empty_ledger, make_shop
 
 from headrace.ui.api import requests

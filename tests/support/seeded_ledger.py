@@ -1,6 +1,6 @@
 """Fills a ledger with streams and batches, quickly and without Kafka, Spark or Airflow: for the page and for tests.
 
-    python -m headrace.testing.seeded_ledger sqlite:////tmp/ledger.db --streams 20 --batches 10000
+    python -m tests.support.seeded_ledger sqlite:////tmp/ledger.db --streams 20 --batches 10000
 
 Each stream is in one of the `SITUATIONS`, in turn. Rows are written as headrace would write them, except that blocks of
 old batches are gone from the log, as after cleanup.

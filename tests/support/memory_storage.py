@@ -55,7 +55,7 @@ class MemoryStorage:
     def delete(self, path: str) -> bool:
         return self.files.pop(self._full(path), None) is not None
 
-    def remove_partial_writes(self, older_than_s: float) -> int:  # noqa: ARG002
+    def remove_partial_writes(self, older_than_s: float) -> int:
         return 0
 
     def sync(self, path: str) -> None:
@@ -79,7 +79,7 @@ class _MemorySegmentFile:
         self._data = data
         self._is_open = True
 
-    def append(self, parts: Sequence[Data], *, sync: bool = True) -> None:  # noqa: ARG002 - memory
+    def append(self, parts: Sequence[Data], *, sync: bool = True) -> None:
         if not self._is_open:
             raise StorageError("The file is closed.")
         for part in parts:

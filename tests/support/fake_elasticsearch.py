@@ -180,7 +180,7 @@ def official_client(transport: Transport) -> Elasticsearch:
             target: str,
             body: bytes | None = None,
             headers: HttpHeaders | None = None,
-            request_timeout: Any = None,  # noqa: ARG002
+            request_timeout: Any = None,
         ) -> Any:
             try:
                 answer = transport.request(method, target, body)

@@ -1,7 +1,7 @@
 """Serves the page and the API over a ledger without Airflow, for work on the page and for its tests.
 
-    python -m headrace.testing.seeded_ledger sqlite:////tmp/ledger.db
-    python -m tests.page_server sqlite:////tmp/ledger.db --port 8090          # then http://127.0.0.1:8090/headrace/
+    python -m tests.support.seeded_ledger sqlite:////tmp/ledger.db
+    python -m tests.support.page_server sqlite:////tmp/ledger.db --port 8090          # then http://127.0.0.1:8090/headrace/
 
 Everyone is the user named by the header ``X-User`` (by default admin): "viewer" may read, all others may also operate.
 It binds to the loopback address and is no part of the package.

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pyarrow as pa
+from tests.support.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
+from tests.support.memory_storage import MemoryStorage
+from tests.support.records import make_block
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
-from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
-from headrace.testing.memory_storage import MemoryStorage
-from headrace.testing.records import make_block
 from headrace.wal.errors import WriteFailedError
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 

@@ -1,4 +1,4 @@
-"""Runs pytest, and then each test that failed once more, by itself: `python -m tests.second_try ARGUMENTS OF PYTEST`.
+"""Runs pytest, and then each test that failed once more, by itself: `python -m tests.support.second_try ARGUMENTS`.
 
 For tests with servers in CI, where one flaky test would cost the whole run. A test that passes at its second try is
 reported as flaky, with what both tries printed, and added to `tests/flaky.txt`. A test that fails twice fails the run,
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 MOST = 5
-LIST = Path(__file__).with_name("flaky.txt")
+LIST = Path(__file__).parents[1] / "flaky.txt"
 
 
 class Failures:
