@@ -1,4 +1,11 @@
-"""Cleanup: delete log segments and records of batches that no batch needs, by reference and never by age (rule 9).
+"""Cleanup: delete what no batch needs, by reference and never by age (rule 9 of the design; `clean_up`):
+
+1. Claim segments of which every block is in a checkpointed or abandoned batch that has left the remember window. No
+   block can be added to a claimed segment.
+2. Delete the file of each, then fold its rows in the ledger.
+3. Mark the batches that have nothing left in the log, and delete manifests and segments that nothing names.
+4. Remove the end of the history: batches that are older than `Limits.history`.
+5. Delete old events, and what killed writers left incomplete.
 
 Removal deletes the end of a stream's history: finished batches that are older than `Limits.history`, and their files.
 The ledger's rows are deleted first. The files are deleted once the oldest existing checkpoint records the removal. So a

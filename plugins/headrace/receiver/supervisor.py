@@ -1,4 +1,10 @@
-"""Runs one receiver: makes its parts, its loop of consuming, its draining and its end.
+"""Runs one receiver (`ReceiverSupervisor.run`):
+
+1. Start the thread that cuts blocks (``block_generator``) and the one that stores them (``block_store``).
+2. Receive, until a stop is asked for: follow the ledger's orders (``heartbeat``), wait while receiving is paused, there
+   is no room, or the rate is used up, then take what the source has (``kafka_source``, ``custom_source``).
+3. Drain: take in what the source still has, and store everything that was read.
+4. End: close the segment and the source, and release the lease. A receiver that has lost its lease stores nothing more.
 
 A receiver has three threads. The caller's thread consumes, the cutter thread cuts blocks, and the pushing thread stores
 *and* sends the heartbeat: a receiver that cannot store is not alive, whatever else of it still runs (rule 8 of the
