@@ -108,13 +108,13 @@ def write_manifest(folder: LogStorage, manifest: Manifest) -> tuple[Manifest, st
     try:
         return manifest, manifest.write(folder)
     except StoredFileExistsError:
-        apart = replace(manifest, apart=True)
-        return apart, apart.write(folder)
+        renamed = replace(manifest, name_taken=True)
+        return renamed, renamed.write(folder)
 
 
 def _delete_others(folder: LogStorage, drawn: Iterable[Manifest], batch: BatchRow) -> None:
     """Delete this time's manifests that the batch's row does not name: a row never changes its manifest."""
-    paths = {path for manifest in drawn for path in (manifest.path, replace(manifest, apart=True).path)}
+    paths = {path for manifest in drawn for path in (manifest.path, replace(manifest, name_taken=True).path)}
     for path in sorted(paths):
         # Compare names only: the same folder may have another URL.
         if path.rpartition("/")[2] == batch.manifest_uri.rpartition("/")[2]:

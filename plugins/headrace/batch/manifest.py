@@ -62,8 +62,8 @@ class Manifest:
     """A batch's blocks by input, each in the order in which they were added to the ledger.
 
     ``folder_url`` is the stream's folder, derived from the URI that the manifest was read from. ``built`` holds the
-    offset ranges by input of a batch that was built from Kafka. ``apart``: it is named by its contents, because another
-    manifest has the plain name.
+    offset ranges by input of a batch that was built from Kafka. ``name_taken``: another
+    manifest has the plain name, so this one is named by its contents.
     """
 
     stream: str
@@ -72,7 +72,7 @@ class Manifest:
     inputs: Mapping[str, tuple[ManifestBlock, ...]]
     folder_url: str
     built: Mapping[str, tuple[RecordedRange, ...]] = field(default_factory=dict)
-    apart: bool = field(default=False, compare=False)
+    name_taken: bool = field(default=False, compare=False)
 
     @property
     def log_root(self) -> str:
@@ -98,7 +98,7 @@ class Manifest:
 
     @property
     def _is_named_by_contents(self) -> bool:
-        return self.apart or any(self.built.values())
+        return self.name_taken or any(self.built.values())
 
     @property
     def records(self) -> int:
@@ -192,7 +192,7 @@ class Manifest:
             inputs={name: _blocks_from_json(part, fields["segments"]) for name, part in fields["inputs"].items()},
             folder_url=uri.rsplit("/", 2)[0],
             built={name: ranges for name, part in fields["inputs"].items() if (ranges := _ranges_from_json(part))},
-            apart=not uri.endswith(f"/{manifest_path(fields['batch_time_ms'])}"),
+            name_taken=not uri.endswith(f"/{manifest_path(fields['batch_time_ms'])}"),
         )
 
     @classmethod

@@ -232,12 +232,12 @@ class _Finder:
 
         def worth(manifest: FoundManifest) -> tuple[bool, bool, int, str]:
             is_whole = all(handle in self._accepted for handle in manifest.in_log)
-            is_apart = not any(
+            is_disjoint = not any(
                 start < other_until and other_start < until
                 for place, (start, until) in manifest.spans
                 for other_start, other_until in others.get(place, ())
             )
-            return is_whole and is_apart, manifest.records > 0, manifest.blocks, manifest.path
+            return is_whole and is_disjoint, manifest.records > 0, manifest.blocks, manifest.path
 
         chosen = max(candidates, key=worth)
         self.notices.append(f"Batch {time_text(batch_time_ms)} has {len(candidates)} manifests: {chosen.path} counts.")

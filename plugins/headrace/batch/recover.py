@@ -300,8 +300,8 @@ def _delete_manifests(context: StreamContext, report: Recovered) -> None:
     """Delete manifests that overtaken or crashed allocations left: their batch permanently names another one."""
     folder, left = context.storage, []
     for path in folder.paths(FOLDER):
-        batch_time_ms, is_apart, _ = path.removeprefix(f"{FOLDER}/").partition("-")
-        if not (is_apart and batch_time_ms.isdigit()):
+        batch_time_ms, dash, _ = path.removeprefix(f"{FOLDER}/").partition("-")
+        if not (dash and batch_time_ms.isdigit()):
             continue
         batch = context.ledger.batches.find(context.name, int(batch_time_ms))
         if batch is not None and batch.manifest_uri.rpartition("/")[2] != path.rpartition("/")[2]:

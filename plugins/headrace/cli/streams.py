@@ -15,7 +15,7 @@ from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.receiver.health import Unadopted
+    from headrace.receiver.health import OutdatedDefinition
     from headrace.stream import Stream
     from headrace.views.streams import LastError, ReceiverJob, StreamDetail, StreamSummary
 
@@ -27,13 +27,13 @@ _NOT_IN_JSON = {"sparklines", "ledger", "batch_dag_id", "receiver_dag_id", "repl
 @examples("streams list", "streams list --json", "streams list --ledger sqlite:////srv/orders/ledger.db")
 def list_streams(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """List the streams with their states, lag, rate and delay, and say what to do about those that are not well."""
-    from headrace.receiver.health import unadopted
+    from headrace.receiver.health import outdated_definition
     from headrace.views.streams import default_place, summaries
 
     with opened(ledger) as found:
         # Without Airflow nothing is known of the DAGs.
         streams = summaries(found, [(row, default_place(row.name, ledger)) for row in found.streams.all()], {})
-        stale = {each.name: unadopted(found, each.name) for each in streams}
+        stale = {each.name: outdated_definition(found, each.name) for each in streams}
         if as_json:
             print_json([_json(found, each, stale[each.name]) for each in streams])
             return
@@ -58,12 +58,12 @@ def list_streams(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
 @examples("streams show orders")
 def show_stream(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """Show one stream: its state and what to do, its receiver job, receivers and partitions."""
-    from headrace.receiver.health import unadopted
+    from headrace.receiver.health import outdated_definition
     from headrace.views.streams import default_place, stream_detail
 
     with opened(ledger) as found:
         detail = stream_detail(found, name, default_place(name, ledger), {})
-        stale = unadopted(found, name)
+        stale = outdated_definition(found, name)
         if as_json:
             print_json(_json(found, detail.summary, stale) | _fields(detail, {"summary"}))
             return
@@ -85,7 +85,7 @@ def show_stream(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False)
     _print_partitions(detail)
 
 
-def _json(ledger: Ledger, summary: StreamSummary, stale: Unadopted | None) -> dict[str, Any]:
+def _json(ledger: Ledger, summary: StreamSummary, stale: OutdatedDefinition | None) -> dict[str, Any]:
     job = ledger.jobs.current(summary.name)
     return _fields(summary, _NOT_IN_JSON) | {
         "unclaimed": len(ledger.blocks.unclaimed(summary.name)),

@@ -131,7 +131,7 @@ def check_segments(snapshot: StreamSnapshot) -> Iterator[Finding]:
         for what in _segment_problems(segment, blocks, epochs):
             yield Finding(Problem.SEGMENT_WRONG, segment.path, what)
         if segment.removing_at_ms is not None:
-            yield from _let_go_early(snapshot, segment, blocks)
+            yield from _removed_too_early(snapshot, segment, blocks)
 
 
 def _segment_problems(segment: SegmentRow, blocks: list[StoredBlock], epochs: dict[ReceiverId, int]) -> Iterator[str]:
@@ -160,7 +160,7 @@ def _segment_problems(segment: SegmentRow, blocks: list[StoredBlock], epochs: di
         )
 
 
-def _let_go_early(snapshot: StreamSnapshot, segment: SegmentRow, blocks: list[StoredBlock]) -> Iterator[Finding]:
+def _removed_too_early(snapshot: StreamSnapshot, segment: SegmentRow, blocks: list[StoredBlock]) -> Iterator[Finding]:
     for owner_ms in sorted({snapshot.owner_ms(block.batch_time_ms) for block in blocks}):
         batch = snapshot.batch.get(owner_ms)
         is_done = batch is not None and (batch.checkpointed_at_ms is not None or batch.state is BatchState.ABANDONED)

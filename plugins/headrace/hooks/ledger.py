@@ -100,7 +100,7 @@ def register(ledger: Ledger, stream: Stream) -> int:
         LostLedgerError: the ledger does not know the stream, but the stream's folder shows that another ledger did.
     """
     from headrace.batch.recover import refuse_if_lost
-    from headrace.receiver.health import record_unadopted
+    from headrace.receiver.health import record_outdated_definition
 
     refuse_if_lost(StreamContext(stream, ledger))
     row = ledger.streams.register(
@@ -115,7 +115,7 @@ def register(ledger: Ledger, stream: Stream) -> int:
         allowed_lateness_ms=stream.allowed_lateness_ms,
         declared_at_ms=_dag_version_ms(),
     )
-    record_unadopted(ledger, stream.name, row.revision)
+    record_outdated_definition(ledger, stream.name, row.revision)
     return row.revision
 
 

@@ -2,7 +2,7 @@
 
 The former distinguishes an empty batch from one whose records are unknown. The tracker notes it per input and topic in
 its job's attributes, each receiver per topic in its stats; both are sent with the usual lease renewals.
-`input_troubles` combines them for sensors and people.
+`input_problems` combines them for sensors and people.
 
 A job uses the definition that it started with until it is restarted. Batches have their own definition, so differences
 in what only batches use (transforms, outputs, decoders) do not count here.
@@ -51,7 +51,7 @@ _ABSENT = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Unadopted:
+class OutdatedDefinition:
     """A receiver job that uses another definition than its stream has, and their differences."""
 
     stream: str
@@ -68,7 +68,7 @@ class Unadopted:
         )
 
 
-def unadopted(ledger: Ledger, stream_name: str) -> Unadopted | None:
+def outdated_definition(ledger: Ledger, stream_name: str) -> OutdatedDefinition | None:
     """Return what the live receiver job has not adopted of the stream's newest definition; None if nothing, or no job.
 
     Raises:
@@ -87,15 +87,15 @@ def unadopted(ledger: Ledger, stream_name: str) -> Unadopted | None:
         # The revision is from before the ledger was rebuilt, or of another headrace version, which replaces the job.
         return None
     differences = tuple(receiving_differences(before, after))
-    return Unadopted(stream_name, job.epoch, running, row.revision, differences) if differences else None
+    return OutdatedDefinition(stream_name, job.epoch, running, row.revision, differences) if differences else None
 
 
-def record_unadopted(ledger: Ledger, stream_name: str, revision: int) -> None:
+def record_outdated_definition(ledger: Ledger, stream_name: str, revision: int) -> None:
     """Append an event if the receiver job has not adopted this revision; once for each job and revision."""
     job = ledger.jobs.current(stream_name)
     if job is None or revision in (job.attributes.get(REVISION), job.attributes.get(_NOTED)):
         return
-    outdated = unadopted(ledger, stream_name)
+    outdated = outdated_definition(ledger, stream_name)
     if outdated is None or outdated.newest != revision:
         return
     ledger.jobs.note(stream_name, outdated.epoch, {_NOTED: revision})
@@ -136,7 +136,7 @@ def _text(value: Any) -> str:
 
 INPUTS = "inputs"
 """The attribute of a receiver job that holds the tracker's view, by input id."""
-UNASKED = "unasked"
+UNREADABLE_TOPICS = "unasked"
 """The entry of a receiver's stats that lists the topics that it cannot read or query."""
 
 
@@ -154,7 +154,7 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class InputTrouble:
+class InputProblem:
     """A part of a stream that is not received. ``input_id`` None: the whole stream; ``topic`` None: the whole input.
 
     ``asked_ms`` is the last time of the ledger's clock at which it was known to be received, 0 if never.
@@ -216,7 +216,7 @@ class InputHealth:
         return {input_id: dict(known) for input_id, known in self._inputs.items()}
 
 
-def input_troubles(job: JobRow | None, receivers: Iterable[ReceiverRow], now_ms: int) -> list[InputTrouble]:
+def input_problems(job: JobRow | None, receivers: Iterable[ReceiverRow], now_ms: int) -> list[InputProblem]:
     """Return the parts of the stream that are not received at the moment, the worst first.
 
     Paused receivers are not included: they report it themselves, and their records stay in Kafka.
@@ -227,27 +227,27 @@ def input_troubles(job: JobRow | None, receivers: Iterable[ReceiverRow], now_ms:
     mine = [row for row in rows if row.job_epoch == job.epoch]
     if not mine:
         sealed_ms = max((row.sealed_through_ms for row in rows), default=0)
-        return [InputTrouble(None, None, "no receiver has started yet", sealed_ms, starting=True, part=Part.JOB)]
-    troubles = [*_of_inputs(job), *_of_receivers(mine, now_ms), *_of_topics(mine, now_ms)]
-    worst: dict[tuple[str | None, str | None], InputTrouble] = {}
-    for trouble in troubles:
-        key = (trouble.input_id, trouble.topic)
-        # A trouble of the whole input explains the troubles of its topics.
-        if key not in worst and (trouble.input_id, None) not in worst:
-            worst[key] = trouble
+        return [InputProblem(None, None, "no receiver has started yet", sealed_ms, starting=True, part=Part.JOB)]
+    problems = [*_of_inputs(job), *_of_receivers(mine, now_ms), *_of_topics(mine, now_ms)]
+    worst: dict[tuple[str | None, str | None], InputProblem] = {}
+    for problem in problems:
+        key = (problem.input_id, problem.topic)
+        # A problem of the whole input explains those of its topics.
+        if key not in worst and (problem.input_id, None) not in worst:
+            worst[key] = problem
     return list(worst.values())
 
 
-def receiver_state(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
+def receiver_state(receiver: ReceiverRow, problems: Collection[InputProblem]) -> str:
     """Return the state of a live receiver, for people: one that runs but cannot query Kafka is not "running"."""
-    mine = [problem for problem in troubles if problem.input_id == receiver.receiver_id.input_id]
+    mine = [problem for problem in problems if problem.input_id == receiver.receiver_id.input_id]
     # If only some of its topics are missing, it reads the others.
     if any(problem.topic is None for problem in mine) or (mine and not receiver.stats.get("partitions")):
         return "waiting for its input" if receiver.state.value == "running" else receiver.state.value
     return receiver.state.value
 
 
-def _no_job(job: JobRow | None, receivers: list[ReceiverRow]) -> InputTrouble:
+def _no_job(job: JobRow | None, receivers: list[ReceiverRow]) -> InputProblem:
     sealed_ms = max((row.sealed_through_ms for row in receivers), default=0)
     if job is None:
         error = "the stream has no receiver job yet"
@@ -260,19 +260,19 @@ def _no_job(job: JobRow | None, receivers: list[ReceiverRow]) -> InputTrouble:
     else:
         error = f"no receiver is alive: the receiver job (epoch {job.epoch}) {job.state.value}"
         error += f": {job.error}" if job.error else ""
-    return InputTrouble(None, None, error, sealed_ms, part=Part.JOB)
+    return InputProblem(None, None, error, sealed_ms, part=Part.JOB)
 
 
-def _of_inputs(job: JobRow) -> Iterable[InputTrouble]:
+def _of_inputs(job: JobRow) -> Iterable[InputProblem]:
     for input_id, known in (job.attributes.get(INPUTS) or {}).items():
         if known["error"] is not None:
             starting = known["error"] in (_NO_ANSWER_YET, _NO_RECEIVER_YET)
-            yield InputTrouble(input_id, None, known["error"], known["asked_ms"], starting=starting)
-        for topic, trouble in known["topics"].items():
-            yield InputTrouble(input_id, topic, trouble["error"], trouble["asked_ms"])
+            yield InputProblem(input_id, None, known["error"], known["asked_ms"], starting=starting)
+        for topic, problem in known["topics"].items():
+            yield InputProblem(input_id, topic, problem["error"], problem["asked_ms"])
 
 
-def _of_receivers(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTrouble]:
+def _of_receivers(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputProblem]:
     """Yield the inputs that no receiver reads. A receiver that is still starting does not read."""
     for input_id in sorted({row.receiver_id.input_id for row in receivers}):
         rows = [row for row in receivers if row.receiver_id.input_id == input_id]
@@ -281,7 +281,7 @@ def _of_receivers(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTr
         reports = "; ".join(report for row in rows if (report := _why_not_reading(row, now_ms)))
         sealed_ms = max(row.sealed_through_ms for row in rows)
         reported = f"no receiver reads it ({reports or 'they are starting'})"
-        yield InputTrouble(input_id, None, reported, sealed_ms, starting=not reports, part=Part.RECEIVER)
+        yield InputProblem(input_id, None, reported, sealed_ms, starting=not reports, part=Part.RECEIVER)
 
 
 def _why_not_reading(row: ReceiverRow, now_ms: int) -> str | None:
@@ -293,8 +293,8 @@ def _why_not_reading(row: ReceiverRow, now_ms: int) -> str | None:
     return None
 
 
-def _of_topics(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTrouble]:
+def _of_topics(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputProblem]:
     for row in receivers:
         if row.alive(now_ms):
-            for entry in row.stats.get(UNASKED) or ():
-                yield InputTrouble(row.receiver_id.input_id, entry["topic"], entry["error"], entry["asked_ms"])
+            for entry in row.stats.get(UNREADABLE_TOPICS) or ():
+                yield InputProblem(row.receiver_id.input_id, entry["topic"], entry["error"], entry["asked_ms"])

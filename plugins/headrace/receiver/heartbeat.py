@@ -32,7 +32,7 @@ from headrace.ledger.states import EventKind, PartitionState, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import StoreCounts
 from headrace.receiver.event_times import EndOffsetTracker, EventTimes
-from headrace.receiver.health import UNASKED
+from headrace.receiver.health import UNREADABLE_TOPICS
 from headrace.receiver.lag import Lag, LagWatch
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.rates import RateLimiter
@@ -122,7 +122,7 @@ class ReceiverStats:
             self._stored.popleft()
         seconds = now - self._stored[0][0]
         statuses = source.status()
-        troubled = {
+        partition_errors = {
             f"{status.partition.topic}-{status.partition.partition}": {
                 "state": status.state.value,
                 "error": status.error,
@@ -147,8 +147,10 @@ class ReceiverStats:
             "total_lag": self._total(lags),
             "lag_unknown": sum(lag is None for lag in lags),
             "lag_seconds": self._seconds_behind(list(lag_of.values())),
-            UNASKED: self._lag_watch.unasked(lag_of, statuses, None if source.connected else source.client_error),
-            "troubled": troubled,
+            UNREADABLE_TOPICS: self._lag_watch.unreadable_topics(
+                lag_of, statuses, None if source.connected else source.client_error
+            ),
+            "troubled": partition_errors,
             "commit_failures": source.commits.failures,
             "commit_error": source.commits.last_error,
             "store_failures": counts.write_failures,

@@ -130,7 +130,7 @@ class LagWatch:
                 self._to_reach[partition] = (asked.end, asked.asked_ms)
         return Lag(max(0, asked.end - position), self._drained.get(partition))
 
-    def unasked(
+    def unreadable_topics(
         self, lags: Mapping[TopicPartition, Lag], statuses: Collection[PartitionStatus], client_error: str | None
     ) -> list[dict[str, Any]]:
         """Return the topics with partitions that cannot be queried or read, for the receiver's stats.
@@ -139,7 +139,7 @@ class LagWatch:
         about its brokers. Failed partitions are not included: the ledger has their state.
         """
         asked = self._asked
-        troubles: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        errors_of: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
         for status in statuses:
             if status.state is FetchState.FAILED:
                 continue
@@ -153,11 +153,11 @@ class LagWatch:
                 self._unread_since.pop(status.partition, None)
             if known is not None and known.error is not None:
                 error = f"cannot be asked about ({client_error or known.error})"
-                troubles[status.partition.topic].append((number, known.asked_ms, error))
+                errors_of[status.partition.topic].append((number, known.asked_ms, error))
             elif unread:
                 since_ms = self._unread_since.setdefault(status.partition, self._now_ms())
-                troubles[status.partition.topic].append((number, since_ms, f"cannot be read ({status.error})"))
-        return [_reported(topic, sorted(problems)) for topic, problems in sorted(troubles.items())]
+                errors_of[status.partition.topic].append((number, since_ms, f"cannot be read ({status.error})"))
+        return [_reported(topic, sorted(problems)) for topic, problems in sorted(errors_of.items())]
 
 
 def _reported(topic: str, problems: list[tuple[int, int, str]]) -> dict[str, Any]:

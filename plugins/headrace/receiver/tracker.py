@@ -187,7 +187,7 @@ METADATA_SECONDS = 10.0
 _CROWDED_LOOKS = 3
 # While Kafka does not answer it is queried more often, so that its return is noticed soon.
 _TROUBLED_SECONDS = 2.0
-# The troubles that `InputHealth` keeps.
+# The problems that `InputHealth` keeps.
 _HEALTH = frozenset({"kafka", "missing"})
 # A graceful stop waits this long for receivers to drain. Then they are cancelled; this is safe, records are read again.
 STOP_SECONDS = 60.0
@@ -474,17 +474,17 @@ class ReceiverTracker:
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def _report(self, input_id: str, about: str, trouble: str | None) -> None:
-        """Append an event when a trouble begins or changes, but not while it lasts."""
+    def _report(self, input_id: str, about: str, problem: str | None) -> None:
+        """Append an event when a problem begins or changes, but not while it lasts."""
         key = f"{input_id}/{about}"
-        if trouble is None:
+        if problem is None:
             if self._reported.pop(key, None) is not None:
                 logger.info("over: %s", key)
             return
-        if self._reported.get(key) != trouble:
-            logger.error("%s", trouble)
-            self._event({"input": input_id, "error": trouble})
-            self._reported[key] = trouble
+        if self._reported.get(key) != problem:
+            logger.error("%s", problem)
+            self._event({"input": input_id, "error": problem})
+            self._reported[key] = problem
 
     def _event(self, payload: Mapping[str, object]) -> None:
         self._ledger.events.append(self._stream.name, EventKind.RECEIVER_ERROR, payload)

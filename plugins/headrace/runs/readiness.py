@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
     from headrace.ledger.tables import JobRow, StreamRow
-    from headrace.receiver.health import InputTrouble
+    from headrace.receiver.health import InputProblem
 
 
 LONG_AGO_MS = 0
@@ -69,17 +69,17 @@ class InputsNotReceivedError(HeadraceError):
 class Readiness:
     """``complete`` is False if the wait was given up: blocks that come later join the next open batch.
 
-    ``troubled``: the batch waits for inputs that are not received; ``failed``: that wait has timed out.
+    ``inputs_missing``: the batch waits for inputs that are not received; ``failed``: that wait has timed out.
     """
 
     ready: bool
     reason: str
     complete: bool = True
-    troubled: bool = False
+    inputs_missing: bool = False
     failed: bool = False
 
 
-def unasked_wait_ms(interval_ms: int) -> int:
+def input_wait_ms(interval_ms: int) -> int:
     """How long a batch waits for inputs that are not received before its run fails, in milliseconds."""
     return max(_UNASKED_MS, _UNASKED_INTERVALS * interval_ms)
 
@@ -99,12 +99,12 @@ def blocks_ready(
     The live receivers determine which of the two applies; if none is alive, the stream's definition does.
 
     A batch without records whose inputs were not received for its whole interval does not count as empty, because its
-    records are unknown. It waits for the inputs for `unasked_wait_ms` from ``waiting_since_ms`` (or from the batch
+    records are unknown. It waits for the inputs for `input_wait_ms` from ``waiting_since_ms`` (or from the batch
     time, if that is later), and then fails. A batch by timestamp that such an input holds up fails in the same way.
     Records that were already received are not held back. No batch waits for the inputs of a stream that was stopped on
     purpose.
     """
-    from headrace.receiver.health import input_troubles
+    from headrace.receiver.health import input_problems
 
     if ledger.batches.find(stream, batch_time_ms) is not None:
         return Readiness(True, "the batch is allocated already")
@@ -116,21 +116,21 @@ def blocks_ready(
     receivers = ledger.receivers.all(stream)
     live = [each for each in receivers if each.alive(now_ms)]
     batch_by, otherwise = _received_by(job, row, live)
-    troubles = [] if row.desired_state.value == "stopped" else input_troubles(job, receivers, now_ms)
+    problems = [] if row.desired_state.value == "stopped" else input_problems(job, receivers, now_ms)
     is_starting = job is not None and job.alive(now_ms) and job.state.value == "starting"
     # A starting job has its own time limit, so this wait has not begun yet.
     since_ms = now_ms if is_starting else max(batch_time_ms, waiting_since_ms)
     if batch_by == "timestamp":
         found = _passed(ledger, row, live, batch_time_ms, now_ms)
         if not found.ready:
-            found = _not_received(found.reason, troubles, row, since_ms=since_ms, now_ms=now_ms)
+            found = _not_received(found.reason, problems, row, since_ms=since_ms, now_ms=now_ms)
     else:
-        unknown = [each for each in troubles if each.asked_ms <= batch_time_ms - row.batch_interval_ms]
+        unknown = [each for each in problems if each.asked_ms <= batch_time_ms - row.batch_interval_ms]
         if unknown and batch_time_ms > row.zero_time_ms and not _has_records(ledger, row, batch_time_ms):
             found = _not_received("nothing is known of this batch", unknown, row, since_ms=since_ms, now_ms=now_ms)
         else:
             found = _sealed(ledger, stream, live, batch_time_ms, grace_ms=grace_ms, now_ms=now_ms)
-    missed = [each for each in troubles if each.asked_ms < batch_time_ms and batch_time_ms > row.zero_time_ms]
+    missed = [each for each in problems if each.asked_ms < batch_time_ms and batch_time_ms > row.zero_time_ms]
     if found.ready and missed:
         found = replace(found, reason=f"{found.reason}; but {_reported(missed)}", complete=False)
     return replace(found, reason=found.reason + otherwise)
@@ -143,22 +143,24 @@ def _has_records(ledger: Ledger, row: StreamRow, batch_time_ms: int) -> bool:
 
 
 def _not_received(
-    reason: str, troubles: Sequence[InputTrouble], row: StreamRow, *, since_ms: int, now_ms: int
+    reason: str, problems: Sequence[InputProblem], row: StreamRow, *, since_ms: int, now_ms: int
 ) -> Readiness:
     """The readiness of a batch that waits: for a bounded time if an input is not received, else without a bound."""
-    if not troubles:
+    if not problems:
         return Readiness(False, reason)
-    wait_ms = unasked_wait_ms(row.batch_interval_ms)
-    left_ms = min(max(since_ms, each.asked_ms) for each in troubles) + wait_ms - now_ms
-    reported = f"{reason}: {_reported(troubles)}"
+    wait_ms = input_wait_ms(row.batch_interval_ms)
+    left_ms = min(max(since_ms, each.asked_ms) for each in problems) + wait_ms - now_ms
+    reported = f"{reason}: {_reported(problems)}"
     if left_ms <= 0:
-        return Readiness(False, f"{reported}; waited {_seconds(wait_ms)} for it", troubled=True, failed=True)
-    return Readiness(False, f"{reported}; the task fails unless that is over in {_seconds(left_ms)}", troubled=True)
+        return Readiness(False, f"{reported}; waited {_seconds(wait_ms)} for it", inputs_missing=True, failed=True)
+    return Readiness(
+        False, f"{reported}; the task fails unless that is over in {_seconds(left_ms)}", inputs_missing=True
+    )
 
 
-def _reported(troubles: Sequence[InputTrouble]) -> str:
-    more = f" and {len(troubles) - _MOST_NAMED} more" if len(troubles) > _MOST_NAMED else ""
-    return ", ".join(str(each) for each in troubles[:_MOST_NAMED]) + more
+def _reported(problems: Sequence[InputProblem]) -> str:
+    more = f" and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+    return ", ".join(str(each) for each in problems[:_MOST_NAMED]) + more
 
 
 def _received_by(job: JobRow | None, row: StreamRow, live: Sequence[ReceiverRow]) -> tuple[str, str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.receiving_tables import ReceiverRow
     from headrace.ledger.tables import JobRow
-    from headrace.receiver.health import InputTrouble
+    from headrace.receiver.health import InputProblem
     from headrace.runs.processes import DetachedProcess
     from headrace.stream import Stream
 
@@ -50,7 +50,7 @@ class JobOutcome(StrEnum):
 
 
 class JobWatch:
-    """Follows the receiver job of one epoch. Reports changes since the last poll; warns of troubles, repeatedly while
+    """Follows the receiver job of one epoch. Reports changes since the last poll; warns of problems, repeatedly while
     they last.
 
     If the lease has expired at the first poll, or after an outage of the ledger, the job gets one lease duration to
@@ -94,7 +94,7 @@ class JobWatch:
         return None if self._renewal_due is not None and now < self._renewal_due else found
 
     def _follow(self, ledger: Ledger, job: JobRow) -> None:
-        from headrace.receiver.health import input_troubles
+        from headrace.receiver.health import input_problems
 
         text = f"The receiver job (epoch {job.epoch}) is {job.state.value}"
         if job.stop_requested_at_ms is not None:
@@ -104,14 +104,14 @@ class JobWatch:
             if value := job.attributes.get(key):
                 self._report_once(key, f"{label}: {value}")
         receivers = ledger.receivers.all(self.stream)
-        unasked = [each for each in input_troubles(job, receivers, ledger.now_ms()) if not each.starting]
-        self._warn_of([*map(str, unasked), *(job.attributes.get("troubles") or ())])
+        problems = [each for each in input_problems(job, receivers, ledger.now_ms()) if not each.starting]
+        self._warn_of([*map(str, problems), *(job.attributes.get("troubles") or ())])
         for receiver in receivers:
             if receiver.job_epoch == job.epoch:
-                self._report_once(str(receiver.receiver_id), _receiver_text(receiver, unasked))
+                self._report_once(str(receiver.receiver_id), _receiver_text(receiver, problems))
 
-    def _warn_of(self, troubles: Collection[str]) -> None:
-        text = "; ".join(troubles)
+    def _warn_of(self, problems: Collection[str]) -> None:
+        text = "; ".join(problems)
         # For example a topic name with a typo: the job keeps running and waits for it, and looks healthy.
         if text and (text != self._reported.get("troubles") or self._monotonic() >= self._warned_at + _WARN_SECONDS):
             self._reported["troubles"], self._warned_at = text, self._monotonic()
@@ -190,10 +190,10 @@ def missing_application(ledger: Ledger, stream: str) -> str | None:
     )
 
 
-def _receiver_text(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
+def _receiver_text(receiver: ReceiverRow, problems: Collection[InputProblem]) -> str:
     from headrace.receiver.health import receiver_state
 
-    text = f"Receiver {receiver.receiver_id} is {receiver_state(receiver, troubles)} on {receiver.host}"
+    text = f"Receiver {receiver.receiver_id} is {receiver_state(receiver, problems)} on {receiver.host}"
     if receiver.paused_reason:
         text += f", paused: {receiver.paused_reason}"
     if receiver.restarts:
@@ -217,26 +217,26 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
     That is: the receiver job is alive, all ``receivers`` run, none is silent for longer than ``max_silence_ms`` or
     paused, Kafka answers for every input and topic, and no partition has been stopped by an error.
     """
-    from headrace.receiver.health import input_troubles
+    from headrace.receiver.health import input_problems
 
     job = newest_job(ledger, stream)
     now_ms = ledger.now_ms()
-    if (trouble := _job_trouble(job, now_ms)) is not None or job is None:
-        return Receiving(False, trouble or "")
+    if (problem := _job_problem(job, now_ms)) is not None or job is None:
+        return Receiving(False, problem or "")
     rows = [row for row in ledger.receivers.all(stream) if row.job_epoch == job.epoch]
     for row in rows:
-        if (trouble := _receiver_trouble(row, now_ms, max_silence_ms)) is not None:
-            return Receiving(False, trouble)
+        if (problem := _receiver_problem(row, now_ms, max_silence_ms)) is not None:
+            return Receiving(False, problem)
     if len(rows) < receivers:
         return Receiving(False, f"{len(rows)} of {receivers} receivers have started")
-    if unasked := input_troubles(job, rows, now_ms):
-        return Receiving(False, ", ".join(map(str, unasked[:_REPORTED_PARTITIONS])))
-    if (trouble := _partition_trouble(ledger, stream)) is not None:
-        return Receiving(False, trouble)
+    if problems := input_problems(job, rows, now_ms):
+        return Receiving(False, ", ".join(map(str, problems[:_REPORTED_PARTITIONS])))
+    if (problem := _partition_problem(ledger, stream)) is not None:
+        return Receiving(False, problem)
     return Receiving(True, f"{len(rows)} receiver(s) running")
 
 
-def _partition_trouble(ledger: Ledger, stream: str) -> str | None:
+def _partition_problem(ledger: Ledger, stream: str) -> str | None:
     failed = [row for row in ledger.positions.all(stream, live=True) if row.state.value == "failed"]
     if failed:
         # Ignore inputs and topics that the stream no longer declares.
@@ -253,7 +253,7 @@ def _partition_trouble(ledger: Ledger, stream: str) -> str | None:
     return f"{len(failed)} partition(s) are stopped by an error: {reported}{more}"
 
 
-def _job_trouble(job: JobRow | None, now_ms: int) -> str | None:
+def _job_problem(job: JobRow | None, now_ms: int) -> str | None:
     if job is None:
         return "the stream has no receiver job yet"
     if not job.alive(now_ms):
@@ -263,7 +263,7 @@ def _job_trouble(job: JobRow | None, now_ms: int) -> str | None:
     return None
 
 
-def _receiver_trouble(row: ReceiverRow, now_ms: int, max_silence_ms: int) -> str | None:
+def _receiver_problem(row: ReceiverRow, now_ms: int, max_silence_ms: int) -> str | None:
     if row.state.value != "running" or not row.alive(now_ms):
         return f"receiver {row.receiver_id} is {row.state.value}: {row.last_error or 'no error'}"
     if now_ms - row.heartbeat_ms > max_silence_ms:

@@ -191,7 +191,7 @@ class BlocksReadyTrigger(LedgerTrigger):
             waiting_since_ms=waiting_since_ms,
         )
         self._report_at = 0.0
-        self._reported_trouble = False
+        self._reported_missing = False
 
     @classmethod
     def of(
@@ -217,10 +217,10 @@ class BlocksReadyTrigger(LedgerTrigger):
         found = blocks_ready(ledger, self.stream, **self.parameters)
         if found.ready or found.failed:
             return {"reason": found.reason, "complete": found.complete, "failed": found.failed}
-        if time.monotonic() >= self._report_at or found.troubled != self._reported_trouble:
-            self._reported_trouble = found.troubled
-            self._report_at = time.monotonic() + (_WARN_SECONDS if found.troubled else _REPORT_SECONDS)
-            self.log.log(logging.WARNING if found.troubled else logging.INFO, "Not ready: %s.", found.reason)
+        if time.monotonic() >= self._report_at or found.inputs_missing != self._reported_missing:
+            self._reported_missing = found.inputs_missing
+            self._report_at = time.monotonic() + (_WARN_SECONDS if found.inputs_missing else _REPORT_SECONDS)
+            self.log.log(logging.WARNING if found.inputs_missing else logging.INFO, "Not ready: %s.", found.reason)
         return None
 
 
@@ -366,11 +366,11 @@ class ReceiversReceivingTrigger(LedgerTrigger):
         self._warned = ""
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:
-        from headrace.receiver.health import unadopted
+        from headrace.receiver.health import outdated_definition
 
-        found_unadopted = unadopted(ledger, self.stream)
-        if found_unadopted is not None and str(found_unadopted) != self._warned:
-            self._warned = str(found_unadopted)
+        outdated = outdated_definition(ledger, self.stream)
+        if outdated is not None and str(outdated) != self._warned:
+            self._warned = str(outdated)
             self.log.warning("%s", self._warned)
         found = receiving(ledger, self.stream, **self.parameters)
         if found.reason != self._reported:

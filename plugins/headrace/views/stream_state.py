@@ -14,7 +14,7 @@ from headrace.ledger.batch_tables import AttemptRow, BatchRow
 from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
 from headrace.ledger.states import BatchState, DesiredState
 from headrace.ledger.tables import JobRow, StreamRow
-from headrace.receiver.health import InputTrouble, Part, input_troubles
+from headrace.receiver.health import InputProblem, Part, input_problems
 from headrace.views.batches import Unfinished, slow_runs_of
 
 # A stream is late beyond the larger of this time and this many batch intervals.
@@ -425,7 +425,7 @@ def _receiving(found: Evidence) -> Iterator[Finding]:
     if found.stopped:
         return
     dag = found.facts.get(found.receiver_dag_id)
-    troubles = input_troubles(found.job, found.receivers, found.now_ms)
+    troubles = input_problems(found.job, found.receivers, found.now_ms)
     alive = found.job is not None and found.job.alive(found.now_ms)
     for trouble in troubles:
         if (trouble.starting and not _overdue(found, trouble)) or _just_begun(found, trouble, dag):
@@ -445,7 +445,7 @@ def _receiving(found: Evidence) -> Iterator[Finding]:
             yield Finding(State.WELL, str(text))
 
 
-def _just_begun(found: Evidence, trouble: InputTrouble, dag: DagFacts | None) -> bool:
+def _just_begun(found: Evidence, trouble: InputProblem, dag: DagFacts | None) -> bool:
     """Whether there is no receiver job yet because the stream, or a run of its receiver DAG, has only just begun."""
     if found.job is not None or trouble.input_id is not None or (dag is not None and dag.paused):
         return False
@@ -459,19 +459,19 @@ def _is_custom(found: Evidence, input_id: str | None) -> bool:
     return bool(kinds) and all(kind == "receiver" for kind in kinds)
 
 
-def _overdue(found: Evidence, trouble: InputTrouble) -> bool:
+def _overdue(found: Evidence, trouble: InputProblem) -> bool:
     """Whether the receiver job had more than enough time to start its first receiver."""
     if found.job is None or not trouble.starting or trouble.input_id is not None:
         return False
     return found.now_ms - found.job.acquired_at_ms > _STARTING_MS
 
 
-def _not_received(trouble: InputTrouble) -> str:
+def _not_received(trouble: InputProblem) -> str:
     text = str(trouble)
     return text[0].upper() + text[1:] + "."
 
 
-def _restart(found: Evidence, dag: DagFacts | None, trouble: InputTrouble, *, alive: bool) -> str:
+def _restart(found: Evidence, dag: DagFacts | None, trouble: InputProblem, *, alive: bool) -> str:
     custom = _is_custom(found, trouble.input_id)
     if alive and (custom or trouble.part is Part.RECEIVER):
         after_change = "; stop and start the stream after a change of their code" if custom else ""

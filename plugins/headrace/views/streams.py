@@ -15,7 +15,7 @@ from headrace.ledger.states import BatchState, PartitionState, ReceiverState
 from headrace.ledger.tables import JobRow, SampleRow, StreamRow
 from headrace.ledger.timelines import BatchOrder, BatchRange
 from headrace.listeners.bus import ListenerStatus, listener_statuses
-from headrace.receiver.health import InputTrouble, input_troubles, receiver_state
+from headrace.receiver.health import InputProblem, input_problems, receiver_state
 from headrace.receiver.tracker import numbers
 from headrace.stream import Stream
 from headrace.stream.model import StreamDefinitionError
@@ -327,7 +327,7 @@ def stream_detail(ledger: Ledger, name: str, place: Placed, facts: Mapping[str, 
     row, now_ms = ledger.streams.get(name), ledger.now_ms()
     definition = json.loads(row.definition)
     job, receivers = ledger.jobs.current(name), ledger.receivers.all(name)
-    troubles = input_troubles(job, receivers, now_ms)
+    troubles = input_problems(job, receivers, now_ms)
     return StreamDetail(
         summary=summarize(ledger, row, place, facts),
         definition=definition,
@@ -360,7 +360,7 @@ def _job(job: JobRow, now_ms: int) -> ReceiverJob:
     )
 
 
-def _receiver(row: ReceiverRow, troubles: Sequence[InputTrouble], now_ms: int) -> Receiver:
+def _receiver(row: ReceiverRow, troubles: Sequence[InputProblem], now_ms: int) -> Receiver:
     stats, receiver_id = row.stats, row.receiver_id
     return Receiver(
         id=str(receiver_id),
@@ -392,7 +392,7 @@ def _last_error(row: ReceiverRow) -> LastError | None:
     return LastError(row.last_error_at_ms, row.last_error, row.last_error_stack)
 
 
-def _receiver_state(row: ReceiverRow, troubles: Sequence[InputTrouble], now_ms: int) -> str:
+def _receiver_state(row: ReceiverRow, troubles: Sequence[InputProblem], now_ms: int) -> str:
     if row.state.ended:
         return row.state.value
     if row.state is ReceiverState.SCHEDULED:

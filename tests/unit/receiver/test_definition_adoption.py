@@ -11,7 +11,7 @@ import pytest
 from headrace.hooks.ledger import register
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.tables import JobLease
-from headrace.receiver.health import REVISION, receiving_differences, unadopted
+from headrace.receiver.health import REVISION, outdated_definition, receiving_differences
 from headrace.stream import JsonDecoder, KafkaInput, KeyIds, Limits, Listener, Stream
 
 
@@ -101,18 +101,18 @@ def noted(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def test_a_difference_is_reported_until_a_job_has_adopted_it(tmp_path: Path, ledger: Ledger, job: JobLease) -> None:
-    assert unadopted(ledger, "shop") is None
+    assert outdated_definition(ledger, "shop") is None
     by_timestamp = shop(tmp_path, batch_by="timestamp")
     newest = register(ledger, by_timestamp)
-    assert str(unadopted(ledger, "shop")) == (
+    assert str(outdated_definition(ledger, "shop")) == (
         "The receiver job (epoch 1) still receives by revision 1 of the definition, and the stream has revision 2: "
         "batch_by was arrival and is timestamp. To have it adopted: `headrace streams stop shop`, then "
         "`headrace streams start shop`."
     )
     ledger.jobs.release(job)
-    assert unadopted(ledger, "shop") is None
+    assert outdated_definition(ledger, "shop") is None
     ledger.jobs.acquire("shop", holder="next", lease_ms=60_000, attributes={REVISION: newest})
-    assert unadopted(ledger, "shop") is None
+    assert outdated_definition(ledger, "shop") is None
 
 
 def test_an_event_is_written_once_for_a_job_and_a_definition(tmp_path: Path, ledger: Ledger, job: JobLease) -> None:
@@ -129,4 +129,4 @@ def test_an_event_is_written_once_for_a_job_and_a_definition(tmp_path: Path, led
 def test_a_change_that_is_the_batches_alone_is_no_event(tmp_path: Path, ledger: Ledger, job: JobLease) -> None:
     register(ledger, shop(tmp_path, transform="operator:itemgetter"))
     assert noted(ledger) == []
-    assert unadopted(ledger, "shop") is None
+    assert outdated_definition(ledger, "shop") is None

@@ -7,7 +7,7 @@ import pytest
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.receiver.health import INPUTS, UNASKED, InputHealth, InputTrouble, Part, input_troubles
+from headrace.receiver.health import INPUTS, UNREADABLE_TOPICS, InputHealth, InputProblem, Part, input_problems
 
 T = 1_700_000_000_000
 
@@ -32,10 +32,10 @@ def test_an_input_that_was_not_looked_at_yet_is_starting(rows: Rows) -> None:
     scheduled = rows.ledger.receivers.schedule(job, ReceiverId("air", "feed", 0))
     rows.ledger.receivers.register(scheduled, host="h", lease_ms=60_000)
     rows.ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
-    assert rows.troubles() == [InputTrouble("feed", None, "its receivers have not started yet", 0, starting=True)]
+    assert rows.problems() == [InputProblem("feed", None, "its receivers have not started yet", 0, starting=True)]
     health.failed("feed", "The class cannot be imported")
     rows.ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
-    assert rows.troubles() == [InputTrouble("feed", None, "The class cannot be imported", 0)]
+    assert rows.problems() == [InputProblem("feed", None, "The class cannot be imported", 0)]
 
 
 def test_an_answer_ends_the_trouble_and_dates_the_next_one() -> None:
@@ -71,14 +71,14 @@ def test_the_next_job_knows_since_when() -> None:
 
 
 class Rows:
-    """A ledger with a stream, as the troubles are read from it."""
+    """A ledger with a stream, as the problems are read from it."""
 
     def __init__(self, ledger: Ledger, clock: ManualClock) -> None:
         self.ledger, self.clock = ledger, clock
 
-    def troubles(self) -> list[InputTrouble]:
+    def problems(self) -> list[InputProblem]:
         job = self.ledger.jobs.current("air")
-        return input_troubles(job, self.ledger.receivers.all("air"), self.ledger.now_ms())
+        return input_problems(job, self.ledger.receivers.all("air"), self.ledger.now_ms())
 
 
 @pytest.fixture
@@ -90,25 +90,25 @@ def rows(tmp_path) -> Rows:  # type: ignore[no-untyped-def]
 
 
 def test_without_a_job_nothing_is_received(rows: Rows) -> None:
-    assert rows.troubles() == [InputTrouble(None, None, "the stream has no receiver job yet", 0, part=Part.JOB)]
+    assert rows.problems() == [InputProblem(None, None, "the stream has no receiver job yet", 0, part=Part.JOB)]
     job = rows.ledger.jobs.acquire("air", holder="test", lease_ms=5_000)
     no_receiver = "no receiver has started yet"
-    assert rows.troubles() == [InputTrouble(None, None, no_receiver, 0, starting=True, part=Part.JOB)]
+    assert rows.problems() == [InputProblem(None, None, no_receiver, 0, starting=True, part=Part.JOB)]
     lease = rows.ledger.receivers.register(
         rows.ledger.receivers.schedule(job, ReceiverId("air", "records", 0)), host="h", lease_ms=5_000
     )
     no_reader = "no receiver reads it (they are starting)"
-    starting = InputTrouble("records", None, no_reader, 0, starting=True, part=Part.RECEIVER)
-    assert rows.troubles() == [starting]
+    starting = InputProblem("records", None, no_reader, 0, starting=True, part=Part.RECEIVER)
+    assert rows.problems() == [starting]
     rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T)
-    assert rows.troubles() == []
+    assert rows.problems() == []
     rows.clock.advance(6_000)
-    (trouble,) = rows.troubles()
+    (problem,) = rows.problems()
     expected = (
         "no receiver is alive: the lease of the receiver job (epoch 1) has run out, which it last renewed at "
         "2023-11-14T22:13:20Z"
     )
-    assert (trouble.asked_ms, trouble.error) == (T, expected)
+    assert (problem.asked_ms, problem.error) == (T, expected)
 
 
 def test_a_receiver_that_ends_again_and_again_reads_nothing(rows: Rows) -> None:
@@ -122,7 +122,7 @@ def test_a_receiver_that_ends_again_and_again_reads_nothing(rows: Rows) -> None:
         rows.ledger.receivers.release(lease, "failed", "/data/air is read-only")
     rows.ledger.receivers.register(rows.ledger.receivers.schedule(job, receiver), host="h", lease_ms=5_000)
     expected = "no receiver reads it (air/records/0: /data/air is read-only)"
-    assert rows.troubles() == [InputTrouble("records", None, expected, T, part=Part.RECEIVER)]
+    assert rows.problems() == [InputProblem("records", None, expected, T, part=Part.RECEIVER)]
 
 
 def test_what_tracker_and_receivers_note_is_put_together(rows: Rows) -> None:
@@ -130,18 +130,18 @@ def test_what_tracker_and_receivers_note_is_put_together(rows: Rows) -> None:
     health = InputHealth(["records", "other"])
     health.answered("records", T, {"absent": "it does not exist at kafka:9092"})
     health.answered("other", T, {})
-    for input_id, unasked in (("records", [{"topic": "a", "asked_ms": 5, "error": "silent"}]), ("other", [])):
+    for input_id, unreadable in (("records", [{"topic": "a", "asked_ms": 5, "error": "silent"}]), ("other", [])):
         lease = rows.ledger.receivers.register(
             rows.ledger.receivers.schedule(job, ReceiverId("air", input_id, 0)), host="h", lease_ms=60_000
         )
-        rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T, stats={UNASKED: unasked})
+        rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T, stats={UNREADABLE_TOPICS: unreadable})
     rows.ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
-    assert rows.troubles() == [
-        InputTrouble("records", "absent", "it does not exist at kafka:9092", 0),
-        InputTrouble("records", "a", "silent", 5),
+    assert rows.problems() == [
+        InputProblem("records", "absent", "it does not exist at kafka:9092", 0),
+        InputProblem("records", "a", "silent", 5),
     ]
     health.failed("records", "Kafka at kafka:9092 cannot be asked")
     rows.ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
-    assert rows.troubles() == [InputTrouble("records", None, "Kafka at kafka:9092 cannot be asked", T)], (
+    assert rows.problems() == [InputProblem("records", None, "Kafka at kafka:9092 cannot be asked", T)], (
         "it explains the others"
     )

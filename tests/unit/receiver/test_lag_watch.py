@@ -30,9 +30,11 @@ class Watched:
     def lag(self, position: int) -> Lag:
         return self.watch.lags({P: position})[P]
 
-    def unasked(self, position: int, state: FetchState = FetchState.FETCHING, error: str | None = None) -> list[dict]:
+    def unreadable_topics(
+        self, position: int, state: FetchState = FetchState.FETCHING, error: str | None = None
+    ) -> list[dict]:
         lags = self.watch.lags({P: position})
-        return self.watch.unasked(lags, [PartitionStatus(P, position, state, error)], None)
+        return self.watch.unreadable_topics(lags, [PartitionStatus(P, position, state, error)], None)
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def watched() -> Watched:
 
 def test_nothing_is_known_before_the_first_answer(watched: Watched) -> None:
     assert watched.lag(0) == Lag(None, None)
-    assert watched.unasked(0) == []
+    assert watched.unreadable_topics(0) == []
 
 
 def test_the_lag_is_what_is_not_stored_and_says_since_when(watched: Watched) -> None:
@@ -64,7 +66,7 @@ def test_a_topic_that_may_not_be_described_has_no_lag_of_0(watched: Watched) -> 
     watched.ask()
     watched.ask()
     assert watched.lag(0).records is None
-    assert watched.unasked(0) == [
+    assert watched.unreadable_topics(0) == [
         {
             "topic": "flights",
             "asked_ms": T,
@@ -73,18 +75,18 @@ def test_a_topic_that_may_not_be_described_has_no_lag_of_0(watched: Watched) -> 
     ]
     watched.ends.refused.clear()
     watched.ask()
-    assert watched.unasked(0) == []
+    assert watched.unreadable_topics(0) == []
 
 
 def test_a_partition_that_cannot_be_read_is_one_as_long_as_there_is_something_to_read(watched: Watched) -> None:
     watched.ask()
-    assert watched.unasked(0, error="no access") == []
+    assert watched.unreadable_topics(0, error="no access") == []
     watched.kafka.produce("flights", 0, b"a")
     watched.ask()
-    assert watched.unasked(0, error="no access") == [
+    assert watched.unreadable_topics(0, error="no access") == [
         {"topic": "flights", "asked_ms": T + 4_000, "error": "partition 0 cannot be read (no access)"}
     ]
     watched.clock.advance(10_000)
-    assert watched.unasked(0, error="no access")[0]["asked_ms"] == T + 4_000
-    assert watched.unasked(1) == []
-    assert watched.unasked(0, FetchState.FAILED, "gone") == [], "that is its state in the ledger"
+    assert watched.unreadable_topics(0, error="no access")[0]["asked_ms"] == T + 4_000
+    assert watched.unreadable_topics(1) == []
+    assert watched.unreadable_topics(0, FetchState.FAILED, "gone") == [], "that is its state in the ledger"

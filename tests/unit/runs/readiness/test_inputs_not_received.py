@@ -36,7 +36,7 @@ class TestInputsNotReceived:
     def test_a_batch_of_an_input_that_was_never_asked_waits_and_fails(self, ledger, clock, job):
         self.note(job, 0, "Kafka at kafka:9092 cannot be asked: refused.")
         found = self.ask(ledger)
-        assert (found.ready, found.failed, found.troubled) == (False, False, True)
+        assert (found.ready, found.failed, found.inputs_missing) == (False, False, True)
         assert found.reason == (
             "nothing is known of this batch: input records is not received: Kafka at kafka:9092 cannot be asked: "
             "refused (not since the stream began); the task fails unless that is over in 60.0 s"
