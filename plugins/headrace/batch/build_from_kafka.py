@@ -46,7 +46,7 @@ class Offsets(Protocol):
 
     def close(self) -> None: ...
 
-    def look(self) -> tuple[list[SeenTopic], list[str]]: ...
+    def topics(self) -> tuple[list[SeenTopic], list[str]]: ...
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]: ...
 
@@ -268,7 +268,7 @@ class _InputBuilder:
 
     def _starting(self) -> dict[TopicPartition, int]:
         """The stream's starting offset in each partition that exists."""
-        seen, missing = self.offsets.look()
+        seen, missing = self.offsets.topics()
         if missing:
             raise self._part_is_gone([f"topic {topic} does not exist" for topic in missing])
         incarnations = {

@@ -227,7 +227,7 @@ _OPENING_BRACE, _FIRST_PRINTABLE = b"{"[0], b" "[0]
 _JSON_WHITESPACE = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
-_NEEDS_A_LOOK = b"\r\n\x00"
+_NOT_IN_A_LINE = b"\r\n\x00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ def _rows_with_controls(lines: Any) -> list[int]:
     data, offsets = line_offsets(lines)
     if not (data[offsets[0] : offsets[-1]] < _FIRST_PRINTABLE).any():
         return []
-    masks = [pc.match_substring(lines, bytes([control])) for control in _NEEDS_A_LOOK]
+    masks = [pc.match_substring(lines, bytes([control])) for control in _NOT_IN_A_LINE]
     mask = pc.fill_null(pc.or_(pc.or_(masks[0], masks[1]), masks[2]), False)
     rows: list[int] = pc.indices_nonzero(mask).to_pylist()
     return rows

@@ -207,7 +207,7 @@ def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
         asking = AdminQuestions(source)
         where = asking.servers
         try:
-            topics, missing = TopicWatch(asking.admin, source, asking.wait).look(refused)
+            topics, missing = TopicWatch(asking.admin, source, asking.wait).topics(refused)
         except KafkaException as error:
             raise asking.not_asked(error) from error
     except HeadraceError as error:

@@ -56,11 +56,11 @@ class OffsetQuestions:
         self._admin = admin
         self._seconds = answer_seconds
 
-    def look(self, source: KafkaInput) -> tuple[list[SeenTopic], list[str]]:
+    def topics(self, source: KafkaInput) -> tuple[list[SeenTopic], list[str]]:
         """The input's topics, and the named ones that do not exist. Raises RangesUnreadableError or
         TopicsNotFoundError."""
         try:
-            return TopicWatch(self._admin, source).look()
+            return TopicWatch(self._admin, source).topics()
         except KafkaException as error:
             raise unreadable(f"does not answer with the topics of input {source.id!r}: {error}") from error
 

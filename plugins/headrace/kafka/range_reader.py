@@ -448,9 +448,9 @@ class OffsetsByTime:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def look(self) -> tuple[list[SeenTopic], list[str]]:
+    def topics(self) -> tuple[list[SeenTopic], list[str]]:
         """The input's topics, and the named ones that do not exist. Raises TopicsNotFoundError as well."""
-        return self._questions.look(self._source)
+        return self._questions.topics(self._source)
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
         """Each topic's id, None for a topic that does not exist."""

@@ -88,7 +88,7 @@ class IncarnationGuard:
         self._ids = ids
         self._wait = wait
 
-    def look(self, partitions: Sequence[TopicPartition]) -> Foreign:
+    def to_drop(self, partitions: Sequence[TopicPartition]) -> Foreign:
         """Those of ``partitions`` whose records must not be stored. A deleted topic has no other id, so the records
         read are its own. Waits until Kafka answers; ``wait`` raises to give up."""
         topics = {partition.topic for partition in partitions}
@@ -138,7 +138,7 @@ class RecreatedTopics:
         self._ids = ids
         self._questions: dict[str, Callable[[float], Mapping[str, str | None] | None]] = {}
 
-    def look(self, partition: TopicPartition) -> bool | None:
+    def is_recreated(self, partition: TopicPartition) -> bool | None:
         """Whether the partition's topic was deleted or created again. None while Kafka has not answered yet; False also
         when the query failed."""
         topic = partition.topic
@@ -245,7 +245,7 @@ class TopicWatch:
         self._source = source
         self._wait = wait or _wait
 
-    def look(self, refused: dict[str, TopicsNotFoundError] | None = None) -> tuple[list[SeenTopic], list[str]]:
+    def topics(self, refused: dict[str, TopicsNotFoundError] | None = None) -> tuple[list[SeenTopic], list[str]]:
         """The input's topics in order of their names, and the named ones that do not exist.
 
         With ``refused``, the errors of topics that may not be described are put there, and do not stop the others.

@@ -132,7 +132,7 @@ class ListenerBus:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                behind = self._look()
+                behind = self._read_new()
                 self._pause(behind, time.monotonic() + self._look_seconds, self._stopping.wait)
                 if time.monotonic() >= self._next_save:
                     self._save()
@@ -157,7 +157,7 @@ class ListenerBus:
 
     def _finish(self) -> None:
         """Deliver what is left, until the time given to `stop` is over, and write the cursors."""
-        while (behind := self._look()) and time.monotonic() < self._stop_until:
+        while (behind := self._read_new()) and time.monotonic() < self._stop_until:
             self._pause(behind, self._stop_until)
         for subscription in self._subscriptions:
             subscription.end()
@@ -166,7 +166,7 @@ class ListenerBus:
                 logger.warning("Listener %s did not end in time; the job does not wait for it", subscription.name)
         self._save()
 
-    def _look(self) -> list[Subscription]:
+    def _read_new(self) -> list[Subscription]:
         """Read new events. Returns the listeners for which some are left in the ledger."""
         pending = [subscription for subscription in self._subscriptions if not subscription.closed]
         behind: list[Subscription] = []

@@ -183,7 +183,7 @@ class KafkaReceiverOperator(BaseOperator):
             job = ledger.jobs.current(self.stream.name)
             if job is not None and job.epoch > previous:
                 watch = watch or self._watch(job.epoch)
-                outcome = watch.look(ledger)
+                outcome = watch.poll(ledger)
                 if outcome in (JobOutcome.FAILED, JobOutcome.LOST):
                     self._raise_ended(ledger, outcome, job.epoch)
                 if outcome is not None or job.state.value != "starting":
@@ -217,7 +217,7 @@ class KafkaReceiverOperator(BaseOperator):
         epoch, watch, name = job.epoch, self._watch(job.epoch), str(stream.spark.job)
         holder_name = self._new_holder(context)
         while True:
-            outcome, job = watch.look(ledger), ledger.jobs.current(stream.name) or job
+            outcome, job = watch.poll(ledger), ledger.jobs.current(stream.name) or job
             if outcome in (JobOutcome.FAILED, JobOutcome.LOST):
                 self._raise_ended(ledger, outcome, epoch)
             if outcome is not None or not (is_request(job) or job.state.value == "starting"):
@@ -316,7 +316,7 @@ class KafkaReceiverOperator(BaseOperator):
                 method_name="job_ended",
             )
         watch = self._watch(epoch)
-        while (outcome := watch.look(ledger)) is None:
+        while (outcome := watch.poll(ledger)) is None:
             time.sleep(poll_seconds(self.poll_interval))
         self._conclude(ledger, context, outcome, epoch)
 

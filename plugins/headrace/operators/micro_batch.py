@@ -57,7 +57,7 @@ class MicroBatchOperator(WalSparkSubmitOperator):
             trigger = BlocksReadyTrigger.of(
                 self.stream, run.batch_time_ms, waiting_since_ms=ledger.now_ms(), grace=self.grace
             )
-            found = trigger.look_before_deferring(ledger)
+            found = trigger.poll_before_deferring(ledger)
             if found is None and self.deferrable:
                 self.defer(trigger=trigger, method_name="blocks_are_ready")
             return self._with_blocks(run, found or trigger.look_until_it_fires(ledger))

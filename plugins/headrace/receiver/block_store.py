@@ -57,8 +57,8 @@ _FIRST_WAIT_SECONDS = 0.2
 # (at most one frame of an epoch is undecided, rule 10), so the receiver waits and does not write it again.
 LEDGER_TIMEOUT_SECONDS = 60.0
 # While the disk is full: the first and the longest wait before it is checked again.
-_FIRST_LOOK_SECONDS = 0.5
-_LONGEST_LOOK_SECONDS = 10.0
+_FIRST_CHECK_SECONDS = 0.5
+_LONGEST_CHECK_SECONDS = 10.0
 # The room needed to continue: this many blocks like the waiting one, and at least this many bytes, so that the disk is
 # not full again at once.
 _ROOM_BLOCKS = 4
@@ -279,10 +279,10 @@ class BlockStore:
         """Wait until the disk has room for blocks of ``nbytes``. ``waited``: number of earlier waits for this block."""
         self._pausing.disk_is_full(error)
         needed = max(_ROOM_BLOCKS * nbytes, _ROOM_BYTES)
-        seconds = min(_LONGEST_LOOK_SECONDS, _FIRST_LOOK_SECONDS * 2 ** min(waited, 8))
+        seconds = min(_LONGEST_CHECK_SECONDS, _FIRST_CHECK_SECONDS * 2 ** min(waited, 8))
         self._wait(seconds)
         while not room_for(self._disk_url, needed):
-            seconds = min(_LONGEST_LOOK_SECONDS, seconds * 2)
+            seconds = min(_LONGEST_CHECK_SECONDS, seconds * 2)
             self._wait(seconds)
 
     def _add(self, info: BlockInfo, frame: WrittenFrame) -> None:

@@ -124,7 +124,7 @@ class EndOffsetTracker:
         self._drained: dict[TopicPartition, int] = {}
         self._reported: dict[TopicPartition, int] = {}
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Send a request when it is due, or take its answer, without waiting. Returns whether an answer that has just
         come drained a partition up to a later time."""
         if self._answer is not None:

@@ -393,7 +393,7 @@ class Heartbeat:
 
         Returns whether the ledger answered a heartbeat.
         """
-        has_news = self._has_sealed_a_batch() if self._end_offsets is None else self._end_offsets.look()
+        has_news = self._has_sealed_a_batch() if self._end_offsets is None else self._end_offsets.poll()
         if has_news:
             self._next_beat = 0.0
         return self.beat_if_due()
@@ -406,7 +406,7 @@ class Heartbeat:
         Raises LeaseLostError.
         """
         now = self._clock.monotonic()
-        news = self._pausing.look()
+        news = self._pausing.poll()
         if news and not self._had_news:
             self._next_beat = 0.0
         self._had_news = news

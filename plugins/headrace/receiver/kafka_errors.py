@@ -68,8 +68,8 @@ class UnauthorizedTopics:
         self._found: SimpleQueue[TopicPartition] = SimpleQueue()
 
     def not_to_store(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Return those of ``partitions`` whose records must be dropped. Waits as `IncarnationGuard.look` does."""
-        foreign = self._guard.look(partitions)
+        """Return those of ``partitions`` whose records must be dropped. Waits as `IncarnationGuard.to_drop` does."""
+        foreign = self._guard.to_drop(partitions)
         for partition in foreign.unauthorized:
             if partition not in self._withheld:
                 self._withheld.add(partition)

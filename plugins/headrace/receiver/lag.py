@@ -46,7 +46,7 @@ class Lag:
 
 
 class LagWatch:
-    """The consuming thread calls `look`, the pushing thread the rest."""
+    """The consuming thread calls `poll`, the pushing thread the rest."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class LagWatch:
         self._drained: dict[TopicPartition, int] = {}
         self._unread_since: dict[TopicPartition, int] = {}
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Send a query when it is due, and take its answer, without waiting."""
         if self._question is not None:
             asked_ms, partitions, answer = self._question

@@ -195,7 +195,7 @@ class KafkaDiscoverer:
         asking = self._questions
         refused: dict[str, TopicsNotFoundError] = {}
         try:
-            topics, missing = TopicWatch(asking.admin, self._source, asking.wait).look(refused)
+            topics, missing = TopicWatch(asking.admin, self._source, asking.wait).topics(refused)
         except KafkaException as error:
             raise asking.not_asked(error) from error
         problems = [str(error) for error in refused.values()]
@@ -282,7 +282,7 @@ def foreign_members(admin: Any, group: str) -> list[str]:
 
 
 # A topic counts as deleted after it is missing from this many discoveries in a row: metadata may be stale.
-_LOOKS_UNTIL_DELETED = 3
+_POLLS_UNTIL_DELETED = 3
 
 
 class Partitioning:
@@ -298,7 +298,7 @@ class Partitioning:
         self._looked = False
         self._first_ms: int | None = None
         self._seen_ms: dict[int, int] = {}
-        self._absent_looks: dict[tuple[str, str], int] = {}
+        self._absent_polls: dict[tuple[str, str], int] = {}
 
     def begin(self) -> None:
         """Reactivate failed partitions. A new job calls this once, before it starts receivers.
@@ -405,7 +405,7 @@ class Partitioning:
         for row in self._rows():
             topic = (row.partition.topic, row.partition.topic_id)
             if topic in seen:
-                self._absent_looks.pop(topic, None)
+                self._absent_polls.pop(topic, None)
                 if row.state is PartitionState.ENDED and not self._has_no_receiver(row):
                     self._resume(row)
             elif row.state is PartitionState.ENDED:
@@ -413,10 +413,10 @@ class Partitioning:
             elif row.partition.topic in names:
                 ended.setdefault(f"created again as {names[row.partition.topic]}", []).append(row.partition)
             else:
-                self._absent_looks.setdefault(topic, 0)
-        for topic in self._absent_looks:
-            self._absent_looks[topic] += topic[0] not in refused
-        gone = {topic for topic, looks in self._absent_looks.items() if looks >= _LOOKS_UNTIL_DELETED}
+                self._absent_polls.setdefault(topic, 0)
+        for topic in self._absent_polls:
+            self._absent_polls[topic] += topic[0] not in refused
+        gone = {topic for topic, polls in self._absent_polls.items() if polls >= _POLLS_UNTIL_DELETED}
         for row in self._live() if gone else ():
             if (row.partition.topic, row.partition.topic_id) in gone:
                 ended.setdefault("deleted", []).append(row.partition)

@@ -34,7 +34,7 @@ RESERVE_SHARE = 0.05
 RESUME_AT_RESERVES = 1.5
 # This share of the reserve is kept even if batches wait for records that only receiving can bring.
 HARD_SHARE = 0.25
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _MIB = 1024 * 1024
 # Opens a file without a name, so a crash leaves nothing. Not available on every system and file system.
 _NAMELESS = getattr(os, "O_TMPFILE", None)
@@ -49,19 +49,19 @@ class DiskReserve:
     def __init__(self, space: Callable[[], Space | None], clock: Clock) -> None:
         self._space = space
         self._clock = clock
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._reason: str | None = None
         self.found: Space | None = None
 
-    def look(self, only_receiving_helps: Callable[[], bool] = lambda: False) -> str | None:
+    def poll(self, only_receiving_helps: Callable[[], bool] = lambda: False) -> str | None:
         """Return why receiving has to pause; None while there is enough room.
 
         ``only_receiving_helps`` is called when there is little room: if it returns True, receiving continues into the
         reserve, down to ``HARD_SHARE`` of it.
         """
         now = self._clock.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
+        if now >= self._next_poll:
+            self._next_poll = now + _POLL_SECONDS
             self.found = self._space()
             self._reason = self._judge(self.found, only_receiving_helps)
         return self._reason
@@ -155,30 +155,30 @@ class LogBudget:
         self._max_bytes = max_bytes
         self._in_ledger = 0
         self._stored_since = 0
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._exceeded = False
 
     def stored(self, nbytes: int) -> None:
         """Count a block that this receiver has stored."""
         self._stored_since += nbytes
 
-    def look(self) -> str | None:
+    def poll(self) -> str | None:
         """Return why receiving has to pause; None while it may continue."""
-        if self._context.clock.monotonic() >= self._next_look:
+        if self._context.clock.monotonic() >= self._next_poll:
             try:
                 self._ask()
             except LedgerUnavailableError as error:
                 logger.warning("The ledger does not answer, so the log's size is unknown: %s", error)
         elif not self._exceeded and self._in_ledger + self._stored_since >= self._max_bytes:
             # Exceeded by its own count; the ledger has to confirm it.
-            self._next_look = 0.0
-            return self.look()
+            self._next_poll = 0.0
+            return self.poll()
         return self._reason() if self._exceeded else None
 
     def _ask(self) -> None:
         self._in_ledger = self._context.ledger.segments.stored_bytes(self._context.name)
         self._stored_since = 0
-        self._next_look = self._context.clock.monotonic() + _LOOK_SECONDS
+        self._next_poll = self._context.clock.monotonic() + _POLL_SECONDS
         bound = self._max_bytes * RESUME_AT_SHARE if self._exceeded else self._max_bytes
         self._exceeded = self._in_ledger >= bound and not only_receiving_helps(self._context)
 
@@ -208,7 +208,7 @@ def only_receiving_helps(context: StreamContext) -> bool:
 class Pausing:
     """Used by the pushing thread, except ``reason``: the consuming thread stops fetching while it is set.
 
-    ``pauses`` counts the pauses that began, ``paused_seconds`` their duration up to the last `look`.
+    ``pauses`` counts the pauses that began, ``paused_seconds`` their duration up to the last `poll`.
     """
 
     def __init__(self, context: StreamContext, lease: ReceiverLease) -> None:
@@ -231,17 +231,17 @@ class Pausing:
         """Why receiving is paused; None while it is not."""
         return self._full or self._low or self._exceeded
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Check the log's disk and budget. Returns whether there is something new to report."""
-        self._low = self._reserve.look(self._only_receiving_helps)
+        self._low = self._reserve.poll(self._only_receiving_helps)
         if self._budget is not None:
-            self._exceeded = self._budget.look()
+            self._exceeded = self._budget.poll()
         self._measure()
         return self._kind != self._reported
 
     @property
     def disk(self) -> Space | None:
-        """The space of the log's disk at the last `look`; None if unknown."""
+        """The space of the log's disk at the last `poll`; None if unknown."""
         return self._reserve.found
 
     def disk_is_full(self, error: BaseException) -> None:

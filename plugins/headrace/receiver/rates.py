@@ -165,7 +165,7 @@ class RateLimiter:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # Completed batches read at a time, besides those that run at the same time: more than complete within a second.
 _MOST_BATCHES = 20
 
@@ -187,7 +187,7 @@ class RateController:
         self._rates: dict[ReceiverId, float] = {}
         self._unsent: dict[ReceiverId, float | None] = {}
         self._seen_ms: int | None = None
-        self._next_look = 0.0
+        self._next_poll = 0.0
 
     def begin(self) -> None:
         """Continue from the ledger's rates, at the newest completed batch; without backpressure remove the rates."""
@@ -212,9 +212,9 @@ class RateController:
     def follow(self) -> None:
         """Update the rates if a batch has completed since the last call. Raises LeaseLostError."""
         now = self._clock.monotonic()
-        if self._seen_ms is None or now < self._next_look:
+        if self._seen_ms is None or now < self._next_poll:
             return
-        self._next_look = now + _LOOK_SECONDS
+        self._next_poll = now + _POLL_SECONDS
         slots = 1 if self._stream.is_ordered else self._stream.limits.max_concurrent_batches
         batches = self._completed(_MOST_BATCHES + slots)
         running = self._ledger.batches.page(self._stream.name, slots, [BatchState.RUNNING])

@@ -175,7 +175,7 @@ class ReceiverSupervisor:
                 self._orders.follow(orders, reported_failed)
             if self._generator.failure is not None:
                 return
-            self._lag_watch.look()
+            self._lag_watch.poll()
             self._unauthorized.read_again()
             if self._pausing.reason is not None:
                 self._source.listen()
@@ -201,7 +201,7 @@ class ReceiverSupervisor:
 
     def _while_full(self) -> None:
         """Called while records wait because nothing can be stored, which may last: the disk is full, for example."""
-        self._lag_watch.look()
+        self._lag_watch.poll()
         if self._pausing.reason is None:
             self._source.serve()
         else:
@@ -373,7 +373,7 @@ class ReceiverFactory:
             pausing=pausing,
             end_offsets=self._end_offset_tracker(clients.end_offsets, stored_positions),
             ledger_clock=self._ledger_clock,
-            recreated=RecreatedTopics(clients.topic_ids).look,
+            recreated=RecreatedTopics(clients.topic_ids).is_recreated,
         )
         guard = IncarnationGuard(clients.topic_ids, heartbeat.wait)
         event_times = self._event_times()

@@ -155,7 +155,7 @@ class Sampler:
         self._context = context
         self._next = 0.0
 
-    def look(self, receivers: Collection[ReceiverRow], now_ms: int) -> None:
+    def sample(self, receivers: Collection[ReceiverRow], now_ms: int) -> None:
         """Add a sample if one is due. Raises LedgerUnavailableError; the next one is then due ten seconds later."""
         now = self._context.clock.monotonic()
         if now < self._next:
@@ -184,14 +184,14 @@ STOP_REQUEST_PATH = "stop-request.json"
 TICK_SECONDS = 0.5
 METADATA_SECONDS = 10.0
 # Receivers must hold every task slot at this many checks in a row, one each METADATA_SECONDS, before one is ended.
-_CROWDED_LOOKS = 3
+_CROWDED_POLLS = 3
 # While Kafka does not answer it is queried more often, so that its return is noticed soon.
 _TROUBLED_SECONDS = 2.0
 # The problems that `InputHealth` keeps.
 _HEALTH = frozenset({"kafka", "missing"})
 # A graceful stop waits this long for receivers to drain. Then they are cancelled; this is safe, records are read again.
 STOP_SECONDS = 60.0
-_STOP_LOOK_SECONDS = 5.0
+_STOP_POLL_SECONDS = 5.0
 
 
 class TrackerEnd(StrEnum):
@@ -270,10 +270,10 @@ class ReceiverTracker:
         self._next_question: dict[str, float] = {}
         self._reported: dict[str, str] = {}
         self._next_slot_check = 0.0
-        self._crowded_looks = 0
+        self._crowded_polls = 0
         self._slot_seconds = metadata_seconds
         self._has_begun = False
-        self._next_stop_look = 0.0
+        self._next_stop_poll = 0.0
         self._pool = ThreadPoolExecutor(max_workers=len(stream.inputs), thread_name_prefix="headrace-discovery")
 
     def run(self, stop: threading.Event | None = None) -> TrackerReport:
@@ -302,7 +302,7 @@ class ReceiverTracker:
                     self._hand_out(rows, status.now_ms)
                     self._keep_slot_for_batches()
                     self._tolerantly(self._rates.follow)
-                    self._tolerantly(partial(self._sampler.look, rows, status.now_ms))
+                    self._tolerantly(partial(self._sampler.sample, rows, status.now_ms))
                 self._clock.wait(stop, TICK_SECONDS)
         except LeaseLostError as error:
             logger.error("the receiver job of %s ends: %s", self._stream.name, error)
@@ -359,9 +359,9 @@ class ReceiverTracker:
         }
 
     def _stop_request(self) -> str | None:
-        if self._clock.monotonic() < self._next_stop_look:
+        if self._clock.monotonic() < self._next_stop_poll:
             return None
-        self._next_stop_look = self._clock.monotonic() + _STOP_LOOK_SECONDS
+        self._next_stop_poll = self._clock.monotonic() + _STOP_POLL_SECONDS
         acquired_ms = self._lease.lease_until_ms - self._lease.lease_ms
         return find_stop_request(self._context.storage, since_ms=max(self._now_ms, acquired_ms))
 
@@ -405,15 +405,15 @@ class ReceiverTracker:
             return
         self._next_slot_check = now + self._slot_seconds
         crowding = self._launcher.crowding()
-        self._crowded_looks = 0 if crowding is None else self._crowded_looks + 1
-        if crowding is not None and self._crowded_looks < _CROWDED_LOOKS:
+        self._crowded_polls = 0 if crowding is None else self._crowded_polls + 1
+        if crowding is not None and self._crowded_polls < _CROWDED_POLLS:
             # The last report stays valid, for example the one from before a receiver was cancelled.
             return
         self._tolerantly(partial(self._report, "all", "slots", crowding))
         running = [receiver for receiver in self._receivers if receiver.running]
         if crowding is not None and len(running) > 1:
             running[-1].cancel()
-            self._crowded_looks = 0
+            self._crowded_polls = 0
 
     def _hand_out(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
         """Assign partitions to live receivers, and write discovered topics to the ledger."""

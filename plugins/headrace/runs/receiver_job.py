@@ -76,7 +76,7 @@ class JobWatch:
         self._looked_at = -math.inf
         self._renewal_due: float | None = None
 
-    def look(self, ledger: Ledger) -> JobOutcome | None:
+    def poll(self, ledger: Ledger) -> JobOutcome | None:
         """Poll the ledger. Returns how the job ended; None while it is alive, or may still renew its lease."""
         job = newest_job(ledger, self.stream)
         if job is None or job.epoch < self.epoch:

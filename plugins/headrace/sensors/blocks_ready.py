@@ -59,7 +59,7 @@ class LedgerSensor(BaseSensorOperator):
 
     @abc.abstractmethod
     def make_trigger(self, context: Context, stream_context: StreamContext) -> LedgerTrigger:
-        """Return the trigger whose `look` this sensor calls. The stream is registered in its ledger."""
+        """Return the trigger whose `poll` this sensor calls. The stream is registered in its ledger."""
 
     def execute(self, context: Context) -> Any:
         """Register the stream, then `wait`."""
@@ -70,7 +70,7 @@ class LedgerSensor(BaseSensorOperator):
     def wait(self, context: Context, stream_context: StreamContext) -> Any:
         """Check the condition; defer, or poke, until it holds. The stream is registered in its ledger."""
         trigger, ledger = self.make_trigger(context, stream_context), stream_context.ledger
-        payload = trigger.look_before_deferring(ledger) if self.deferrable else trigger.look(ledger)
+        payload = trigger.poll_before_deferring(ledger) if self.deferrable else trigger.poll(ledger)
         if payload is not None:
             return self.found(context, payload)
         if not self.deferrable:
@@ -80,7 +80,7 @@ class LedgerSensor(BaseSensorOperator):
     def poke(self, context: Context) -> bool:
         """Check the condition once, for a sensor that does not defer."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
-            payload = self.make_trigger(context, StreamContext(self.stream, ledger)).look(ledger)
+            payload = self.make_trigger(context, StreamContext(self.stream, ledger)).poll(ledger)
         if payload is not None:
             self.found(context, payload)
         return payload is not None

@@ -78,13 +78,13 @@ class ExecutorAllocationManager:
 
     def _run(self) -> None:
         logger.info("executors of %s are allocated by %s", self._stream.name, self._settings.model_dump_json())
-        seconds, next_look = self._policy.scaling_interval_seconds, self._clock.monotonic()
+        seconds, next_scaling = self._policy.scaling_interval_seconds, self._clock.monotonic()
         while True:
-            if self._clock.monotonic() >= next_look:
-                next_look = self._clock.monotonic() + seconds
-                _try(self.look, "executors are not scaled now")
+            if self._clock.monotonic() >= next_scaling:
+                next_scaling = self._clock.monotonic() + seconds
+                _try(self.scale, "executors are not scaled now")
             _try(self.record_slots, "the task slots are not recorded now")
-            wait_seconds = min(_SLOTS_SECONDS, max(0.0, next_look - self._clock.monotonic()))
+            wait_seconds = min(_SLOTS_SECONDS, max(0.0, next_scaling - self._clock.monotonic()))
             if self._clock.wait(self._stop, wait_seconds):
                 return
 
@@ -101,7 +101,7 @@ class ExecutorAllocationManager:
             self._ledger.jobs.update(self._lease, attributes=attributes)
             self._recorded_slots = slots
 
-    def look(self) -> None:
+    def scale(self) -> None:
         """Scale by the batches that completed since the last call. The first call only notes which have completed.
 
         Raises:

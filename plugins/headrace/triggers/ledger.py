@@ -75,8 +75,8 @@ _LONGEST_PAUSE = 30.0
 class LedgerTrigger(BaseTrigger):
     """Polls the ledger from a thread, and retries while it is unavailable: a database restart fails no task.
 
-    Subclasses keep their arguments in ``parameters`` (`serialize` stores them; no secrets) and implement `look`.
-    ``run`` starts from its beginning in every new triggerer, so `look` must depend on the ledger alone.
+    Subclasses keep their arguments in ``parameters`` (`serialize` stores them; no secrets) and implement `poll`.
+    ``run`` starts from its beginning in every new triggerer, so `poll` must depend on the ledger alone.
 
     :param poll_interval: seconds between two polls; by default ``[headrace] poll_interval``.
     """
@@ -102,19 +102,19 @@ class LedgerTrigger(BaseTrigger):
         }
 
     @abc.abstractmethod
-    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+    def poll(self, ledger: Ledger) -> dict[str, Any] | None:
         """Called in a thread at each poll. Returns the event's payload, or None to poll again."""
 
-    def look_before_deferring(self, ledger: Ledger) -> dict[str, Any] | None:
-        """Poll `look` in this thread for ``FIRST_LOOK_SECONDS``, at least once. Returns its payload, or None."""
+    def poll_before_deferring(self, ledger: Ledger) -> dict[str, Any] | None:
+        """Call `poll` in this thread for ``FIRST_LOOK_SECONDS``, at least once. Returns its payload, or None."""
         deadline = time.monotonic() + FIRST_LOOK_SECONDS
-        while (payload := self.look(ledger)) is None and time.monotonic() <= deadline:
+        while (payload := self.poll(ledger)) is None and time.monotonic() <= deadline:
             time.sleep(_FIRST_LOOK_EVERY)
         return payload
 
     def look_until_it_fires(self, ledger: Ledger) -> dict[str, Any]:
-        """Poll `look` in this thread, for a task that does not defer. Returns its payload."""
-        while (payload := self.look(ledger)) is None:
+        """Call `poll` in this thread, for a task that does not defer. Returns its payload."""
+        while (payload := self.poll(ledger)) is None:
             time.sleep(self.poll_interval)
         return payload
 
@@ -139,13 +139,13 @@ class LedgerTrigger(BaseTrigger):
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _looked(self, ledger: Ledger) -> dict[str, Any]:
-        """Poll until `look` returns a payload, and return it."""
+        """Call `poll` until it returns a payload, and return it."""
         from headrace.ledger.errors import LedgerUnavailableError
 
         pause = self.poll_interval
         while True:
             try:
-                payload = await in_thread(self.ledger, self.look, ledger)
+                payload = await in_thread(self.ledger, self.poll, ledger)
             except LedgerUnavailableError as error:
                 self.log.warning("The ledger does not answer, trying again in %.0f s: %s", pause, error)
                 await asyncio.sleep(pause)
@@ -213,7 +213,7 @@ class BlocksReadyTrigger(LedgerTrigger):
             poll_interval=poll_interval,
         )
 
-    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+    def poll(self, ledger: Ledger) -> dict[str, Any] | None:
         found = blocks_ready(ledger, self.stream, **self.parameters)
         if found.ready or found.failed:
             return {"reason": found.reason, "complete": found.complete, "failed": found.failed}
@@ -225,7 +225,7 @@ class BlocksReadyTrigger(LedgerTrigger):
 
 
 def report_what_was_found(event: dict[str, Any], stream: Stream, log: Any) -> None:
-    """Log the result of the trigger's `look`.
+    """Log the result of the trigger's `poll`.
 
     Raises:
         AirflowFailException: the inputs of a batch by arrival were not received in time. The batch has no records, so
@@ -286,9 +286,9 @@ class FirstReceiverTrigger(LedgerTrigger):
             return None
         until_ms = ledger.now_ms() + MOST_WAITED // timedelta(milliseconds=1)
         trigger = cls(ledger=stream.ledger, stream=stream.name, interval_ms=stream.batch_interval_ms, until_ms=until_ms)
-        return None if trigger.look(ledger) is not None else trigger
+        return None if trigger.poll(ledger) is not None else trigger
 
-    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+    def poll(self, ledger: Ledger) -> dict[str, Any] | None:
         now_ms = ledger.now_ms()
         beginning = find_beginning(ledger, self.stream)
         if beginning.at_ms is None:
@@ -321,8 +321,8 @@ class ReceiverJobTrigger(LedgerTrigger):
     def _warn(self, text: str) -> None:
         self.log.warning("%s", text)
 
-    def look(self, ledger: Ledger) -> dict[str, Any] | None:
-        outcome = self._watch.look(ledger)
+    def poll(self, ledger: Ledger) -> dict[str, Any] | None:
+        outcome = self._watch.poll(ledger)
         return None if outcome is None else {"outcome": outcome.value, "epoch": self._watch.epoch}
 
     async def on_kill(self) -> None:
@@ -341,7 +341,7 @@ class StreamWantedTrigger(LedgerTrigger):
     def __init__(self, *, ledger: str, stream: str, poll_interval: float | None = None) -> None:
         super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval)
 
-    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+    def poll(self, ledger: Ledger) -> dict[str, Any] | None:
         from headrace.ledger.states import DesiredState
 
         if ledger.streams.get(self.stream).desired_state is DesiredState.RUNNING:
@@ -365,7 +365,7 @@ class ReceiversReceivingTrigger(LedgerTrigger):
         self._reported = ""
         self._warned = ""
 
-    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+    def poll(self, ledger: Ledger) -> dict[str, Any] | None:
         from headrace.receiver.health import outdated_definition
 
         outdated = outdated_definition(ledger, self.stream)

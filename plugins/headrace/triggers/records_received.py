@@ -93,7 +93,7 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
         self._repeat_after_ms = repeat_after_ms
         self._fired = Fired(0, 0)
 
-    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+    def poll(self, ledger: Ledger) -> dict[str, Any] | None:
         """Return the payload for a due batch that was not fired for yet, or None."""
         now_ms = ledger.now_ms()
         waiting = ledger.blocks.waiting(self.stream, now_ms)

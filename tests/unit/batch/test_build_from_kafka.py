@@ -43,7 +43,7 @@ class FakeOffsets:
     def close(self) -> None:
         self.closed = True
 
-    def look(self) -> tuple[list[SeenTopic], list[str]]:
+    def topics(self) -> tuple[list[SeenTopic], list[str]]:
         seen = [] if self.missing else [SeenTopic("clicks", self.topic_id, len(self.times))]
         return seen, self.missing
 

@@ -36,7 +36,7 @@ def deferred(operator, context) -> TaskDeferred:
 
 
 def ended(trigger, ledger, until):
-    return until(lambda: trigger.look(ledger))
+    return until(lambda: trigger.poll(ledger))
 
 
 def test_the_operator_starts_the_job_shows_it_and_waits_deferred(operator, toy, ledger, task, capsys):
@@ -48,7 +48,7 @@ def test_the_operator_starts_the_job_shows_it_and_waits_deferred(operator, toy, 
     assert job.holder.startswith("airflow:flights_batches/run/task/1@")
     assert isinstance(waiting.trigger, ReceiverJobTrigger)
     assert waiting.trigger.parameters == {"epoch": job.epoch}
-    assert waiting.trigger.look(ledger) is None
+    assert waiting.trigger.poll(ledger) is None
     assert task.xcoms == {"_link_SparkUiLink": "http://127.0.0.1:4040"}
     assert newest_log("flights") in reported
     assert "is running" in reported
@@ -199,7 +199,7 @@ def test_a_job_that_fails_while_it_is_waited_for_fails_the_task_with_its_own_err
     lease = ledger.jobs.acquire("flights", holder="before", lease_ms=60_000, versions=current_versions())
     waiting = deferred(operator, task.context)
     ledger.jobs.release(lease, "failed", "Kafka said no")
-    event = waiting.trigger.look(ledger)
+    event = waiting.trigger.poll(ledger)
     assert event == {"outcome": "failed", "epoch": 1}
     with pytest.raises(ReceiverJobError, match="Kafka said no"):
         operator.job_ended(task.context, event)
@@ -234,10 +234,10 @@ def test_a_stream_that_is_to_be_stopped_is_waited_for_and_not_started(operator, 
     ledger.streams.set_desired_state("flights", "stopped")
     waiting = deferred(operator, task.context)
     assert isinstance(waiting.trigger, StreamWantedTrigger)
-    assert waiting.trigger.look(ledger) is None
+    assert waiting.trigger.poll(ledger) is None
     assert ledger.jobs.current("flights") is None
     ledger.streams.set_desired_state("flights", "running")
-    assert waiting.trigger.look(ledger) == {"desired_state": "running"}
+    assert waiting.trigger.poll(ledger) == {"desired_state": "running"}
     toy("run")
     with pytest.raises(TaskDeferred):
         operator.wanted(task.context, {})
@@ -311,7 +311,7 @@ def test_a_successor_is_followed(operator, toy, ledger, task, until):
     waiting = deferred(operator, task.context)
     until(lambda: not ledger.jobs.current("flights").alive(ledger.now_ms()))
     ledger.jobs.acquire("flights", holder="somebody", lease_ms=60_000)
-    event = waiting.trigger.look(ledger)
+    event = waiting.trigger.poll(ledger)
     assert event["outcome"] == "superseded"
     with pytest.raises(TaskDeferred) as found:
         operator.job_ended(task.context, event)

@@ -77,12 +77,12 @@ def test_a_quarter_of_the_reserve_is_kept_whatever_waits(
 ) -> None:
     space, clock = SimpleNamespace(free=0 if has_paused else TOTAL), ManualClock(1_000)
     found = DiskReserve(lambda: (space.free, TOTAL), clock)
-    assert (found.look() is not None) is has_paused
+    assert (found.poll() is not None) is has_paused
     clock.advance(1_000)
     space.free = int(free * MIB)
     # Once paused it goes on with half as much again, or where nothing else helps.
     expected = pauses or (has_paused and not only_receiving_helps)
-    assert (found.look(lambda: only_receiving_helps) is not None) is expected
+    assert (found.poll(lambda: only_receiving_helps) is not None) is expected
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_waits_is_asked_of_the_ledger(
     lease: Any = SimpleNamespace(receiver_id=SimpleNamespace(stream="air"))
     monkeypatch.setattr(pausing, "space_of", lambda _: (RESERVE * MIB // 2, TOTAL))
     found = pausing.Pausing(StreamContext(make_stream(batch_by=batch_by), ledger, clock=ManualClock(1_000)), lease)
-    found.look()
+    found.poll()
     assert (found.reason is not None) is pauses
 
 
@@ -116,14 +116,14 @@ def test_some_of_a_disk_is_left_to_others() -> None:
         for free, pauses in ((reserve + 1, False), (reserve - 1, True), (1.4 * reserve, True), (1.6 * reserve, False)):
             space.free = int(free * MIB)
             clock.advance(1_000)
-            reason = found.look()
+            reason = found.poll()
             assert (reason is not None) is pauses, (total, free)
             assert reason is None or f"{reserve:.1f} MiB are reserved" in reason
 
 
 def test_an_object_store_has_no_reserve_and_a_folder_that_is_not_there_yet_has_its_parents(tmp_path: Path) -> None:
     assert space_of("s3://bucket/air") is None
-    assert DiskReserve(lambda: None, ManualClock(1_000)).look() is None
+    assert DiskReserve(lambda: None, ManualClock(1_000)).poll() is None
     space = space_of((tmp_path / "not" / "yet").as_uri())
     assert space is not None
     assert 0 < space[0] < space[1]

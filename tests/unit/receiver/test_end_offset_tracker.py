@@ -39,8 +39,8 @@ class Setting:
         self.tracker = EndOffsetTracker(self.kafka, lambda: self.stored, lambda: self.now_ms, lateness_ms=lateness_ms)
         self.stored = {P0: 0, P1: 0}
 
-    def look(self) -> bool:
-        return self.tracker.look()
+    def poll(self) -> bool:
+        return self.tracker.poll()
 
     def drained(self) -> dict[TopicPartition, int]:
         """What the next heartbeat tells, and the ledger hears."""
@@ -55,20 +55,20 @@ def setting() -> Setting:
 
 
 def test_an_idle_partition_is_drained_at_every_question(setting: Setting) -> None:
-    assert not setting.look()
-    assert setting.look()
+    assert not setting.poll()
+    assert setting.poll()
     assert setting.drained() == {P0: 10_000, P1: 10_000}
     assert setting.drained() == {}
     setting.now_ms = 11_000
-    setting.look()
-    assert setting.look()
+    setting.poll()
+    assert setting.poll()
     assert setting.drained() == {P0: 11_000, P1: 11_000}
 
 
 def test_what_is_still_queued_is_not_claimed_until_it_is_stored(setting: Setting) -> None:
     setting.kafka.ends["a", 0] = 100
-    setting.look()
-    setting.look()
+    setting.poll()
+    setting.poll()
     assert setting.drained() == {P1: 10_000}
     setting.stored[P0] = 99
     assert setting.drained() == {}
@@ -81,70 +81,70 @@ def test_an_end_that_moves_on_is_claimed_as_it_was_when_asked(setting: Setting) 
     for second in range(5):
         setting.now_ms = 10_000 + 1_000 * second
         setting.kafka.ends["a", 0] = 100 * (second + 1)
-        setting.look()
-        setting.look()
+        setting.poll()
+        setting.poll()
         setting.drained()
     setting.stored[P0] = 100
     assert setting.drained() == {P0: 10_000}
 
 
 def test_without_an_answer_there_is_no_claim_at_a_later_time(setting: Setting) -> None:
-    setting.look()
-    setting.look()
+    setting.poll()
+    setting.poll()
     assert setting.drained()
     setting.kafka.answers = False
     for _ in range(100):
         setting.now_ms += 200
-        assert not setting.look()
+        assert not setting.poll()
         assert setting.drained() == {}
     assert setting.kafka.asked == 2
     setting.kafka.answers = True
-    assert setting.look()
+    assert setting.poll()
     assert setting.drained() == {P0: 11_000, P1: 11_000}
 
 
 def test_a_partition_without_an_answer_is_not_claimed(setting: Setting) -> None:
     del setting.kafka.ends["a", 0]
-    setting.look()
-    setting.look()
+    setting.poll()
+    setting.poll()
     assert setting.drained() == {P1: 10_000}
 
 
 def test_a_question_that_cannot_be_asked_is_asked_later(setting: Setting) -> None:
     setting.kafka.refuses = True
-    assert not setting.look()
-    assert not setting.look()
+    assert not setting.poll()
+    assert not setting.poll()
     assert setting.kafka.asked == 1
     setting.kafka.refuses, setting.now_ms = False, 11_000
-    setting.look()
-    assert setting.look()
+    setting.poll()
+    assert setting.poll()
 
 
 def test_a_log_that_ends_before_the_position_drained_nothing(setting: Setting) -> None:
     """It is that of another topic of the name, or lost its end: what comes now will not be read."""
     setting.stored[P0] = 50
     setting.kafka.ends["a", 0] = 20
-    setting.look()
-    setting.look()
+    setting.poll()
+    setting.poll()
     assert setting.drained() == {P1: 10_000}
 
 
 def test_an_end_that_was_cut_off_is_not_waited_for(setting: Setting) -> None:
     setting.kafka.ends["a", 0] = 100
-    setting.look()
-    setting.look()
+    setting.poll()
+    setting.poll()
     setting.drained()
     setting.kafka.ends["a", 0] = 60
     setting.stored[P0], setting.now_ms = 60, 11_000
-    setting.look()
-    setting.look()
+    setting.poll()
+    setting.poll()
     assert setting.drained()[P0] == 11_000
 
 
 def test_a_partition_that_is_gone_is_claimed_no_more(setting: Setting) -> None:
-    setting.look()
+    setting.poll()
     del setting.stored[P0]
-    setting.look()
+    setting.poll()
     assert setting.drained() == {P1: 10_000}
 
 
@@ -154,7 +154,7 @@ def test_kafka_is_asked_when_the_lateness_of_a_batch_ends() -> None:
     for now_ms in range(10_000, 13_000, 100):
         setting.now_ms = now_ms
         before = setting.kafka.asked
-        setting.look()
+        setting.poll()
         if setting.kafka.asked > before:
             asked.append(now_ms)
     assert asked == [10_000, 10_300, 11_300, 12_300]
@@ -183,7 +183,7 @@ def test_a_claim_is_never_ahead_of_the_truth(steps: list[tuple[str, int]]) -> No
         elif step == "store":
             setting.stored[P0] = min(len(produced), setting.stored[P0] + number)
         elif step == "look":
-            setting.look()
+            setting.poll()
         elif step == "silence":
             setting.kafka.answers = not setting.kafka.answers
         elif step == "second":

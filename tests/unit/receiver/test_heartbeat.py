@@ -42,7 +42,7 @@ class Setting:
         )
         stats: Any = SimpleNamespace(collect=lambda *_: {})
         generator: Any = SimpleNamespace(queued=(0, 0), sealed_through_ms=lambda: self.sealed_ms)
-        pausing: Any = SimpleNamespace(look=lambda: False, report=lambda: None, reason=None)
+        pausing: Any = SimpleNamespace(poll=lambda: False, report=lambda: None, reason=None)
         ledger_clock: Any = SimpleNamespace(observe=lambda *_: None)
         context: Any = SimpleNamespace(
             ledger=ledger, clock=self.clock, stream=SimpleNamespace(batch_interval_ms=10_000)

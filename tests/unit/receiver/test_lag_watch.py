@@ -23,8 +23,8 @@ class Watched:
 
     def ask(self) -> None:
         """A question and its answer; then the next one is due."""
-        self.watch.look()
-        self.watch.look()
+        self.watch.poll()
+        self.watch.poll()
         self.clock.advance(2_000)
 
     def lag(self, position: int) -> Lag:

@@ -129,32 +129,32 @@ def test_receiving_goes_on_well_below_the_budget_and_not_just_below(make_stream:
     for size, pauses in ((999, False), (1_000, True), (950, True), (901, True), (899, False), (950, False)):
         segments.bytes = size
         clock.advance(1_000)
-        assert (found.look() is not None) is pauses, size
+        assert (found.poll() is not None) is pauses, size
 
 
 def test_what_a_receiver_stores_itself_counts_before_the_ledger_is_asked_again(make_stream: MakeStream) -> None:
     found, segments, _ = budget(make_stream())
     segments.bytes = 400
-    assert found.look() is None
+    assert found.poll() is None
     segments.bytes = 900
     found.stored(500)
-    assert found.look() is None
+    assert found.poll() is None
     assert segments.asked == 1
     segments.bytes = 1_000
     found.stored(100)
-    assert found.look() is not None
+    assert found.poll() is not None
     assert segments.asked == 2
 
 
 def test_a_ledger_that_does_not_answer_changes_nothing(make_stream: MakeStream) -> None:
     found, segments, clock = budget(make_stream())
     segments.bytes = 1_000
-    assert found.look() is not None
+    assert found.poll() is not None
     segments.away = True
     clock.advance(5_000)
-    assert found.look() is not None
+    assert found.poll() is not None
     found.stored(5_000)
-    assert found.look() is not None
+    assert found.poll() is not None
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_receiving_goes_on_only_where_nothing_else_can_make_room(
         positions=SimpleNamespace(unpassed=lambda *_: held[2]),
     )
     found = LogBudget(StreamContext(make_stream(batch_by=batch_by), ledger, clock=ManualClock(1_000)), 1_000)
-    assert (found.look() is not None) is pauses
+    assert (found.poll() is not None) is pauses
 
 
 def test_by_timestamp_a_batch_that_waits_for_its_records_gets_them(

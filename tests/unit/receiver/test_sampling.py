@@ -37,8 +37,8 @@ class Sampled:
         lease = self._leases[index]
         self.ledger.receivers.heartbeat(lease, sealed_through_ms=0, stats={**KNOWN, **stats}, paused_reason=paused)
 
-    def look(self) -> None:
-        self.sampler.look(self.ledger.receivers.all("air"), self.clock.now_ms())
+    def sample(self) -> None:
+        self.sampler.sample(self.ledger.receivers.all("air"), self.clock.now_ms())
 
     @property
     def samples(self) -> list[SampleRow]:
@@ -56,7 +56,7 @@ def sampled(make_stream: Callable[..., Stream]) -> Iterator[Sampled]:
 
 def test_a_sample_is_due_every_ten_seconds(sampled: Sampled) -> None:
     for _ in range(45):
-        sampled.look()
+        sampled.sample()
         sampled.clock.advance(500)
     assert [sample.at_ms - NOW_MS for sample in sampled.samples] == [0, 10_000, 20_000]
 
@@ -64,14 +64,14 @@ def test_a_sample_is_due_every_ten_seconds(sampled: Sampled) -> None:
 def test_a_sample_has_the_numbers_of_all_receivers_together(sampled: Sampled) -> None:
     sampled.beat(0)
     sampled.beat(1, paused="the disk is full", total_lag=2, lag_seconds=9.5)
-    sampled.look()
+    sampled.sample()
     assert sampled.samples == [SampleRow("air", NOW_MS, 25.0, 42, 9.5, 14, True, 0)]
 
 
 def test_a_lag_of_which_a_part_is_unknown_is_unknown(sampled: Sampled) -> None:
     sampled.beat(0)
     sampled.beat(1, total_lag=2, lag_unknown=1, lag_seconds=None)
-    sampled.look()
+    sampled.sample()
     (sample,) = sampled.samples
     assert (sample.lag, sample.lag_seconds, sample.input_rate) == (None, None, 25.0)
 
@@ -87,9 +87,9 @@ def test_a_receiver_without_a_known_lag_adds_none(sampled: Sampled) -> None:
 
 def test_receivers_that_are_not_alive_or_have_not_reported_are_left_out(sampled: Sampled) -> None:
     sampled.beat(0)
-    sampled.look()
+    sampled.sample()
     sampled.clock.advance(30_000)
-    sampled.look()
+    sampled.sample()
     assert [(sample.lag, sample.input_rate) for sample in sampled.samples] == [(40, 12.5), (None, 0.0)]
 
 
@@ -100,10 +100,10 @@ def test_a_ledger_that_is_away_costs_one_sample(sampled: Sampled, monkeypatch: p
     with monkeypatch.context() as patched:
         patched.setattr(sampled.ledger.samples, "add", away)
         with pytest.raises(LedgerUnavailableError):
-            sampled.look()
+            sampled.sample()
     sampled.clock.advance(9_500)
-    sampled.look()
+    sampled.sample()
     assert sampled.samples == []
     sampled.clock.advance(500)
-    sampled.look()
+    sampled.sample()
     assert [sample.at_ms - NOW_MS for sample in sampled.samples] == [10_000]

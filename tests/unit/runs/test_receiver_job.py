@@ -35,7 +35,7 @@ def test_troubles_of_the_job_are_reported_when_they_begin_and_end(tmp_path) -> N
         watch = JobWatch("shop", lease.epoch, progress=reported.append, warn=reported.append)
         for troubles in ([], ["no topic cliks"], ["no topic cliks"], [], []):
             ledger.jobs.renew(lease, attributes={"troubles": troubles})
-            assert watch.look(ledger) is None
+            assert watch.poll(ledger) is None
     assert reported[1:] == ["Trouble: no topic cliks", "The trouble is over."]
 
 
@@ -50,7 +50,7 @@ def test_a_pause_of_a_receiver_is_reported(tmp_path) -> None:
         watch = JobWatch("shop", job.epoch, progress=reported.append, warn=reported.append)
         for reason in (None, "the disk is full", None):
             ledger.receivers.heartbeat(lease, sealed_through_ms=0, paused_reason=reason)
-            watch.look(ledger)
+            watch.poll(ledger)
     running = "Receiver shop/records/0 is running on h"
     assert reported[1:] == [running, f"{running}, paused: the disk is full", running]
 
@@ -77,7 +77,7 @@ class TestAKilledProcess:
     def test_its_job_is_ended_at_once_and_the_next_one_begins(self, ledger):
         job = self.start(ledger, started=1)
         watch = JobWatch("shop", job.epoch, progress=lambda _: None, warn=lambda _: None)
-        assert watch.look(ledger) is JobOutcome.FAILED
+        assert watch.poll(ledger) is JobOutcome.FAILED
         row = ledger.jobs.current("shop")
         assert row.error == f"its process {os.getpid()} on vm was killed or has crashed"
         assert [receiver.state.value for receiver in ledger.receivers.all("shop")] == ["lost"]
@@ -127,7 +127,7 @@ class TestAnExpiredLease:
         found = []
         for _ in range(seconds):
             clock.advance(1_000)
-            found.append(watch.look(ledger))
+            found.append(watch.poll(ledger))
         return found
 
     def test_a_job_that_is_watched_is_lost_as_soon_as_its_lease_is_out(self, ledger, clock, watch):
@@ -148,11 +148,11 @@ class TestAnExpiredLease:
         assert self.looks(ledger, clock, watch, 31) == [None] * 30 + [JobOutcome.LOST]
 
     def test_rare_looks_find_it_too(self, ledger, clock, watch):
-        watch.look(ledger)
+        watch.poll(ledger)
         clock.advance(60_000)
-        assert watch.look(ledger) is None
+        assert watch.poll(ledger) is None
         clock.advance(60_000)
-        assert watch.look(ledger) is JobOutcome.LOST
+        assert watch.poll(ledger) is JobOutcome.LOST
 
 
 def test_an_input_that_cannot_be_asked_is_warned_of_again_and_again(tmp_path) -> None:
@@ -171,10 +171,10 @@ def test_an_input_that_cannot_be_asked_is_warned_of_again_and_again(tmp_path) ->
         ledger.jobs.update(job, state="running", attributes={"inputs": health})
         watch = JobWatch("shop", job.epoch, progress=reported.append, warn=warned.append, monotonic=clock.monotonic)
         for seconds in (1, 29, 31, 1):
-            watch.look(ledger)
+            watch.poll(ledger)
             clock.advance(1_000 * seconds)
         ledger.jobs.renew(job, attributes={"inputs": {"records": {"asked_ms": 1, "error": None, "topics": {}}}})
-        watch.look(ledger)
+        watch.poll(ledger)
     assert warned == [f"Trouble: input records is not received: {error} (not since the stream began)"] * 2
     assert reported[1:] == [
         "Receiver shop/records/0 is waiting for its input on h",

@@ -34,8 +34,8 @@ class TestBlocksReadySensor:
     def test_why_a_batch_waits_is_logged_once_in_a_while(self, stream, ledger, capsys):
         Job(ledger, 2).run(sealed=T - 1)
         trigger = BlocksReadyTrigger.of(stream, T)
-        assert trigger.look(ledger) is None
-        assert trigger.look(ledger) is None
+        assert trigger.poll(ledger) is None
+        assert trigger.poll(ledger) is None
         assert capsys.readouterr().out.count("waiting for flights/records/0, flights/records/1") == 1
 
     def test_the_grace_is_the_streams(self, stream):
@@ -102,9 +102,9 @@ class TestTheBeginningOfARun:
         # Two intervals later it begins, and a third has to end with it: what is before that is empty.
         clock.advance(20_500)
         job = Job(ledger, 2).run()
-        assert trigger.look(ledger) is None
+        assert trigger.poll(ledger) is None
         clock.advance(10_000)
-        began = trigger.look(ledger)
+        began = trigger.poll(ledger)
         for lease in job.leases:
             ledger.receivers.heartbeat(lease, sealed_through_ms=T + 30_000)
         assert sensor.receiver_began(context(from_ms(T - 10_000)), began) is None
@@ -117,7 +117,7 @@ class TestTheBeginningOfARun:
         lease = ledger.jobs.acquire("flights", holder="test", lease_ms=30_000)
         ledger.jobs.release(lease, "failed", "no such master")
         clock.advance(300_000)
-        event = deferred.value.trigger.look(ledger)
+        event = deferred.value.trigger.poll(ledger)
         with pytest.raises(NoReceiverError, match="ended before its receivers began: no such master"):
             sensor.receiver_began(context(from_ms(T - 10_000)), event)
 

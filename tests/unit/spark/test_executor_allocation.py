@@ -55,7 +55,7 @@ class Cluster:
         self.calls: list[str] = []
         self.job = self.ledger.jobs.acquire("clicks", holder="test", lease_ms=600_000)
         self.manager = self.make_manager(self.context)
-        self.manager.look()
+        self.manager.scale()
 
     def make_manager(self, context: StreamContext) -> ExecutorAllocationManager:
         settings = self.stream.spark.executors
@@ -96,10 +96,10 @@ class Cluster:
         self.clock.advance(processing_ms)
         self.end(attempt)
 
-    def look(self) -> list[str]:
+    def scale(self) -> list[str]:
         """What is requested of Spark after a scaling interval."""
         self.calls.clear()
-        self.manager.look()
+        self.manager.scale()
         return self.calls
 
     def events(self) -> list[tuple[str, Any]]:
@@ -136,19 +136,19 @@ def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 def test_executors_follow_the_batches(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster()
     cluster.batch(2_000)
-    assert cluster.look() == ["request 4"]
-    assert cluster.look() == [], "no batch has completed since"
+    assert cluster.scale() == ["request 4"]
+    assert cluster.scale() == [], "no batch has completed since"
     cluster.batch(6_000)
     cluster.batch(4_000)
-    assert cluster.look() == ["request 6"], "2.5 is rounded to 3"
+    assert cluster.scale() == ["request 6"], "2.5 is rounded to 3"
     cluster.batch(1_799)
     cluster.batch(601)
-    assert cluster.look() == []
+    assert cluster.scale() == []
     cluster.live = ["1", "2"]
     cluster.batch(600)
-    assert cluster.look() == ["request 2", "release 2"]
+    assert cluster.scale() == ["request 2", "release 2"]
     cluster.batch(100)
-    assert cluster.look() == [], "the last one runs the receiver"
+    assert cluster.scale() == [], "the last one runs the receiver"
     assert cluster.events() == [
         ("executors_requested", {"ratio": 1.0, "executors": 4, "live": 3}),
         ("executors_requested", {"ratio": 2.5, "executors": 6, "live": 3}),
@@ -160,18 +160,18 @@ def test_batches_from_before_the_start_do_not_count(make_cluster: Callable[..., 
     cluster = make_cluster()
     cluster.batch(9_000)
     cluster.manager = cluster.make_manager(cluster.context)
-    assert cluster.look() == cluster.look() == []
+    assert cluster.scale() == cluster.scale() == []
 
 
 def test_minimum_and_maximum_hold(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster(minimum=3, maximum=4)
     cluster.batch(100)
-    assert cluster.look() == []
+    assert cluster.scale() == []
     cluster.batch(20_000)
-    assert cluster.look() == ["request 4"]
+    assert cluster.scale() == ["request 4"]
     cluster.live.append("4")
     cluster.batch(20_000)
-    assert cluster.look() == ["request 4"]
+    assert cluster.scale() == ["request 4"]
     assert len(cluster.events()) == 1, "the second request changes nothing"
 
 
@@ -180,20 +180,20 @@ def test_a_slot_for_batches_stays_whatever_the_minimum_is(make_cluster: Callable
     cluster.slots_per_executor = 1
     cluster.live = ["1", "2"]
     cluster.batch(100)
-    assert cluster.look() == []
+    assert cluster.scale() == []
 
 
 def test_while_it_is_unknown_where_a_receiver_runs_none_is_released(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster()
     cluster.with_receivers = None
     cluster.batch(100)
-    assert cluster.look() == []
+    assert cluster.scale() == []
 
 
 def test_a_batch_in_an_application_of_its_own_does_not_count(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster()
     cluster.batch(16_000, way="submit")
-    assert cluster.look() == []
+    assert cluster.scale() == []
 
 
 def test_batches_that_run_at_one_time_share_the_executors(make_cluster: Callable[..., Cluster]) -> None:
@@ -203,7 +203,7 @@ def test_batches_that_run_at_one_time_share_the_executors(make_cluster: Callable
     cluster.clock.advance(4_000)
     for each in both:
         cluster.end(each)
-    assert cluster.look() == ["request 4"]
+    assert cluster.scale() == ["request 4"]
 
 
 def test_a_batch_that_took_over_batch_times_has_their_intervals_too(make_cluster: Callable[..., Cluster]) -> None:
@@ -218,16 +218,16 @@ def test_a_batch_that_took_over_batch_times_has_their_intervals_too(make_cluster
     attempt = cluster.ledger.attempts.begin("clicks", last, holder="test", way="connect", lease_ms=600_000)
     cluster.clock.advance(6_000)
     cluster.end(attempt)
-    assert cluster.look() == ["request 4"], "the ratio is 1, not 3"
+    assert cluster.scale() == ["request 4"], "the ratio is 1, not 3"
 
 
 def test_a_cluster_manager_that_refuses_gives_no_event(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster()
     cluster.accepts = False
     cluster.batch(4_000)
-    assert cluster.look() == ["request 5"]
+    assert cluster.scale() == ["request 5"]
     cluster.batch(100)
-    assert cluster.look() == ["request 3"], "and nothing is released"
+    assert cluster.scale() == ["request 3"], "and nothing is released"
     assert cluster.events() == []
 
 

@@ -114,11 +114,11 @@ def test_a_ledger_that_is_away_for_a_while_fails_no_task(stream, ledger):
     class Flaky(BlocksReadyTrigger):
         looks = 0
 
-        def look(self, ledger):
+        def poll(self, ledger):
             self.looks += 1
             if self.looks < 3:
                 raise LedgerUnavailableError("The ledger's database failed: connection refused.")
-            return super().look(ledger)
+            return super().poll(ledger)
 
     trigger = Flaky(ledger=stream.ledger, stream="flights", batch_time_ms=10_000, grace_ms=0, poll_interval=0.01)
     event = asyncio.run(asyncio.wait_for(first_event(trigger), 10))
@@ -131,7 +131,7 @@ def test_the_receiver_sensors_trigger_warns_of_a_definition_that_the_job_has_not
     register(ledger, stream.model_copy(update={"batch_by": "timestamp"}))
     trigger = triggers(stream)[2]
     for _ in range(2):
-        trigger.look(ledger)
+        trigger.poll(ledger)
     reported = capsys.readouterr().out
     assert reported.count("still receives by revision 1 of the definition") == 1
     assert "headrace streams stop flights" in reported

@@ -97,29 +97,29 @@ class TestLook:
     def test_it_fires_once_for_what_waits(self, ledger):
         asked = trigger()
         ledger.now, ledger.unclaimed_times = 6000, waiting(s5=60, s6=40)
-        assert asked.look(ledger) == {
+        assert asked.poll(ledger) == {
             "stream": "flights", "reason": "min_records", "records": 100, "batch_times": 2, "through_ms": 6000,
         }  # fmt: skip
-        assert asked.look(ledger) is None
+        assert asked.poll(ledger) is None
 
     def test_more_that_comes_meanwhile_waits_for_the_claim_of_the_first(self, ledger):
         asked = trigger()
         ledger.now, ledger.unclaimed_times = 6000, waiting(s5=60, s6=40)
-        assert asked.look(ledger)
+        assert asked.poll(ledger)
         ledger.now, ledger.unclaimed_times = 9000, waiting(s5=60, s6=40, s7=100, s8=100)
-        assert asked.look(ledger) is None
+        assert asked.poll(ledger) is None
         ledger.unclaimed_times = waiting(s7=100, s8=100)
-        assert asked.look(ledger)["through_ms"] == 8000
+        assert asked.poll(ledger)["through_ms"] == 8000
 
     def test_a_lost_event_is_repeated_after_a_while(self, ledger):
         asked = trigger(repeat_after_ms=60_000)
         ledger.now, ledger.unclaimed_times = 6000, waiting(s5=100)
-        assert asked.look(ledger)
+        assert asked.poll(ledger)
         ledger.now = 65_999
-        assert asked.look(ledger) is None
+        assert asked.poll(ledger) is None
         ledger.now = 66_000
-        assert asked.look(ledger)["through_ms"] == 5000
-        assert asked.look(ledger) is None
+        assert asked.poll(ledger)["through_ms"] == 5000
+        assert asked.poll(ledger) is None
 
 
 class TestRun:

@@ -337,7 +337,7 @@ class BatchTransaction:
         )
 
     def _reported(self, error: KafkaError, sending: _Sending) -> Exception:
-        sending.look()
+        sending.poll()
         if sending.refused is not None:
             return sending.refused
         seconds = sending.seconds
@@ -403,7 +403,7 @@ class _Sending:
             self._commit()
         return sent
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Process delivery reports, so that ``refused`` is up to date."""
         with contextlib.suppress(KafkaException, SystemError):
             self._producer.poll(0)
