@@ -122,7 +122,7 @@ def _delete_others(folder: LogStorage, drawn: Iterable[Manifest], batch: BatchRo
         try:
             folder.delete(path)
         except StorageError as error:
-            logger.warning("%s/%s, which is no batch's manifest, stays: %s", folder.url, path, error)
+            logger.warning("The manifest %s/%s, which no batch has, could not be deleted: %s", folder.url, path, error)
 
 
 def restore_manifest(context: StreamContext, batch: BatchRow) -> bool:

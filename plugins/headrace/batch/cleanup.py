@@ -188,7 +188,11 @@ def _sweep(context: StreamContext, log: LogStorage) -> int:
             if not is_fenced or ledger.segments.get(stream_name, name.path) is not None:
                 break
             if not is_orphaned(log, name, names[place + 1 :]):
-                logger.warning("%s: the ledger does not know %s, whose blocks were accepted", stream_name, name.path)
+                logger.warning(
+                    "%s: segment %s stays: its blocks were accepted, and the ledger does not know it",
+                    stream_name,
+                    name.path,
+                )
                 break
             log.delete(name.path)
             swept += 1

@@ -189,7 +189,8 @@ class _Finder:
         """Whether cleanup has deleted a segment of a batch that is unfinished in the newest valid checkpoint.
 
         If so, the batch was finished and must not be run again: cleanup deletes a segment only after all its batches.
-        This needs a damaged newer checkpoint, or none. Otherwise somebody else deleted it.
+        Cleanup deletes only what a checkpoint has as finished, so it can have done this only if a newer checkpoint is
+        damaged or there is none. Otherwise somebody else deleted it.
         """
         if not self._is_gone(manifest):
             return False

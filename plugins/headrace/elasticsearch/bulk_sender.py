@@ -137,8 +137,8 @@ class BulkSender:
             self._places |= (describe_indices(self._transport, retry_budget, self._index) or {}).keys()
         if index not in self._places or given_id != id_:
             raise ElasticsearchRefusedError(
-                f"Elasticsearch has answered for document {id_!r} of index {self._index!r} with the place {given_id!r} "
-                f"of index {index!r}: an ingest pipeline changes _index or _id.",
+                f"Document {id_!r} of index {self._index!r} was written as {given_id!r} into index {index!r}: "
+                "an ingest pipeline changes _index or _id.",
                 remedy="Take this out of the index's pipelines, and delete what the batch has written elsewhere; then "
                 "run the batch again. A batch that runs a second time would not find its documents.",
             )

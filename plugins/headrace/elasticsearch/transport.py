@@ -409,7 +409,7 @@ class _FingerprintPool(urllib3.HTTPSConnectionPool):
     """
 
     def __init__(
-        self, node: Node, fingerprint: str, look: ssl.SSLContext, trusting: ssl.SSLContext, **settings: Any
+        self, node: Node, fingerprint: str, unverified: ssl.SSLContext, trusting: ssl.SSLContext, **settings: Any
     ) -> None:
         self._fingerprint = fingerprint.replace(":", "").lower()
         if len(self._fingerprint) not in _HASHES or not set(self._fingerprint) <= set("0123456789abcdef"):
@@ -417,7 +417,7 @@ class _FingerprintPool(urllib3.HTTPSConnectionPool):
                 "'ssl_assert_fingerprint' in the connection's extra is not a fingerprint.",
                 remedy="Give the SHA-256 of a certificate as 64 hexadecimal digits.",
             )
-        self._look = look
+        self._unverified = unverified
         self._trusting = trusting
         self._found = False
         self._finding = threading.Lock()
@@ -440,7 +440,7 @@ class _FingerprintPool(urllib3.HTTPSConnectionPool):
         """Make the certificate with the fingerprint the only one that is trusted. Raises SSLError or OSError."""
         with (
             socket.create_connection((self.host, self.port or 443), timeout) as plain,
-            self._look.wrap_socket(plain, server_hostname=self.host) as encrypted,
+            self._unverified.wrap_socket(plain, server_hostname=self.host) as encrypted,
         ):
             chain = _chain(encrypted)
         algorithm = _HASHES[len(self._fingerprint)]

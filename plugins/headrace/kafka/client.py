@@ -225,7 +225,7 @@ def connection_config(connection: Connection) -> ClientConfig:
     if "bootstrap.servers" not in config:
         if connection.host is None:
             raise ClientSettingError(
-                f"The {connection.id!r} connection says neither bootstrap.servers nor a host.",
+                f"The {connection.id!r} connection has neither bootstrap.servers nor a host.",
                 remedy='Add {"bootstrap.servers": "host:port"} to its extra.',
             )
         port = f":{connection.port}" if connection.port and ":" not in connection.host else ""

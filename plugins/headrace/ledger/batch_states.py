@@ -31,7 +31,10 @@ from headrace.ledger.tables import events
 
 
 class Run(NamedTuple):
-    """A run of a batch: the attempts from ``first_attempt`` on. ``failed``: the event of its failure is recorded."""
+    """One execution of a batch: the attempts from ``first_attempt`` on.
+
+    ``failed``: the event of its failure is recorded.
+    """
 
     first_attempt: int
     failed: bool

@@ -27,10 +27,11 @@ class BatchRow(Model):
 
     ``absorbed`` are the earlier batch times whose blocks it took over (coalescing), ``absorbed_by_ms`` the batch that
     took over this one's. ``built``: it has offset ranges found by timestamps in Kafka, and no blocks; its ``records``
-    are then an upper bound. ``late_records`` came too late for the batch of their timestamps. ``required`` are the
-    steps that the stream had when the batch was first begun, ``steps`` those with which it completed, None before; they
-    stay when it is run again. Adding an output to the stream does not reopen completed batches. ``abandoned_steps`` are
-    those that a person gave up, with the reasons.
+    are then an upper bound. ``late_records`` came too late for the batch of their timestamps.
+
+    ``required``: the stream's steps when the batch was first begun. ``steps``: those with which it completed; None
+    before. A repetition changes neither, and adding an output to the stream does not reopen completed batches.
+    ``abandoned_steps``: those that a person gave up, with the reasons.
     """
 
     __tablename__ = "batches"

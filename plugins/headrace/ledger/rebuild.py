@@ -471,7 +471,7 @@ def insert_blocks(connection: Connection, locked: LockedStream, rebuilt: FoundSt
     ids = {row.path: row.segment_id for row in connection.execute(known)}
     unknown = {block.info.handle.segment for block in rebuilt.blocks} - ids.keys()
     if unknown:
-        raise LedgerError(f"Blocks were found in segments that were not: {', '.join(sorted(unknown))}.")
+        raise LedgerError(f"Segments of some blocks are missing: {', '.join(sorted(unknown))}.")
     insert_all(
         connection,
         blocks,

@@ -112,7 +112,7 @@ class JobListeners:
                 self._lease.stream, self._lease.epoch, {STATUS: {name: {"error": error} for name in names}}
             )
         except HeadraceError as unwritten:
-            logger.warning("This is not in the receiver job's attributes: %s", unwritten)
+            logger.warning("The listeners' error cannot be written into the receiver job's attributes: %s", unwritten)
 
 
 GROUP = "headrace.listeners"

@@ -197,7 +197,7 @@ class Handoff:
     last_error: str | None = None
 
     def wake(self) -> None:
-        """Have all that wait look at their receiver's end again."""
+        """Wake all that wait, so that they see whether their receiver has ended."""
         with self._changed:
             self._changed.notify_all()
 

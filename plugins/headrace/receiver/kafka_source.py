@@ -398,7 +398,7 @@ class KafkaReceiver:
             if begin == until:
                 self._partition_errors.back_off(owned, f"Kafka skipped offset {begin}, and does not say why")
                 continue
-            logger.error("%s: Kafka skipped [%d, %d)", partition_name(owned.partition), begin, until)
+            logger.error("%s: Kafka skipped offsets [%d, %d)", partition_name(owned.partition), begin, until)
             self._partition_errors.pass_over(owned, until)
             reason = "skipped: Kafka skipped these offsets, and neither compaction nor transactions explain it"
             gaps.append(Gap(owned.partition, begin, until, reason))

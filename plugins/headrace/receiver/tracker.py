@@ -494,7 +494,9 @@ class ReceiverTracker:
         try:
             step()
         except LedgerUnavailableError as error:
-            logger.warning("put off, the ledger does not answer: %s", error)
+            logger.warning(
+                "the ledger does not answer, so a step of the receiver job is repeated in the next round: %s", error
+            )
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -65,9 +65,9 @@ def in_triggerer(deferrable: bool | None) -> bool:
     return conf.getboolean("operators", "default_deferrable", fallback=False)
 
 
-FIRST_LOOK_SECONDS = 1.0
+FIRST_POLL_SECONDS = 1.0
 """How long a task polls in place before it defers, in seconds: a deferral and resume costs 2.2 s."""
-_FIRST_LOOK_EVERY = 0.1
+_FIRST_POLL_EVERY = 0.1
 # The longest pause after a ledger did not answer, in seconds. The pause starts at the poll interval and doubles.
 _LONGEST_PAUSE = 30.0
 
@@ -106,10 +106,10 @@ class LedgerTrigger(BaseTrigger):
         """Called in a thread at each poll. Returns the event's payload, or None to poll again."""
 
     def poll_before_deferring(self, ledger: Ledger) -> dict[str, Any] | None:
-        """Call `poll` in this thread for ``FIRST_LOOK_SECONDS``, at least once. Returns its payload, or None."""
-        deadline = time.monotonic() + FIRST_LOOK_SECONDS
+        """Call `poll` in this thread for ``FIRST_POLL_SECONDS``, at least once. Returns its payload, or None."""
+        deadline = time.monotonic() + FIRST_POLL_SECONDS
         while (payload := self.poll(ledger)) is None and time.monotonic() <= deadline:
-            time.sleep(_FIRST_LOOK_EVERY)
+            time.sleep(_FIRST_POLL_EVERY)
         return payload
 
     def look_until_it_fires(self, ledger: Ledger) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def test_one_task_does_all_that_the_five_tasks_do(stream, stored, toy_batch, con
 def test_blocks_that_are_not_there_yet_are_waited_for_deferred(
     stream, toy_batch, connectable, ledger, source, make_task, monkeypatch, until
 ):
-    monkeypatch.setattr("headrace.triggers.ledger.FIRST_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.triggers.ledger.FIRST_POLL_SECONDS", 0.0)
     at_ms = source.store()
     until(lambda: ledger.now_ms() >= at_ms)
     task = make_task(from_ms(at_ms - stream.batch_interval_ms))

@@ -26,7 +26,7 @@ def _defer_by_default(monkeypatch):
 def _look_at_once_by_the_same_clock(monkeypatch, clock):
     """Sensors open the ledger themselves."""
     monkeypatch.setattr(ledger_hook, "_open", lambda url, environ: Ledger.open(url, environ=environ, clock=clock))
-    monkeypatch.setattr(triggers, "FIRST_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(triggers, "FIRST_POLL_SECONDS", 0.0)
 
 
 def context(logical_date: datetime | None = None, **run):
