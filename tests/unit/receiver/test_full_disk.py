@@ -28,7 +28,7 @@ from headrace.stream import Limits
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_store, "_FIRST_CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(block_store, "_LONGEST_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(block_store, "_LONGEST_CHECK_SECONDS", 0.2)
 
 
 @pytest.fixture

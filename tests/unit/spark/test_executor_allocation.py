@@ -259,7 +259,7 @@ def test_a_failure_does_not_end_it(make_cluster: Callable[..., Cluster], monkeyp
         if errors:
             raise errors.pop()
 
-    monkeypatch.setattr(manager, "look", fail)
+    monkeypatch.setattr(manager, "scale", fail)
     with manager:
         for _ in range(3):
             assert looks.acquire(timeout=20)
