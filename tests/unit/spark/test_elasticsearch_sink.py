@@ -1,23 +1,34 @@
-"""The order of one write's requests, with tasks that run one after the other and an Elasticsearch that forgets."""
+"""The order of one write's requests, with tasks that run one after the other and an Elasticsearch that forgets.
+
+Dead letters' records, where Kafka no longer has what the batch read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.support.fake_elasticsearch import FakeElasticsearch
+from tests.support.records import make_block
 
+from headrace.batch.manifest import Manifest
+from headrace.blocks import TopicPartition
+from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.elasticsearch.deletions import MOST_KEPT_BYTES
 from headrace.elasticsearch.errors import DocumentsUnaccountedError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Cluster, Node
+from headrace.kafka.errors import RangesGoneError
+from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.spark import elasticsearch_sink
-from headrace.spark.elasticsearch_sink import index_rows
+from headrace.spark.elasticsearch_sink import KafkaOriginalRecords, index_rows
 from headrace.stream import ElasticsearchOutput, KeyIds
+from headrace.wal.storage import open_storage
 
 OPTIONS = IndexingOptions.of(
     ElasticsearchOutput(hosts="http://h:1", index="shop", document_ids=KeyIds()), stream_name="s", batch_time_ms=1
@@ -96,3 +107,39 @@ def test_rows_that_delete_only_at_the_first_reading_fail_the_batch(elasticsearch
     readings = iter([records([None] * keys, 0), records([b"{}"] * keys, 0)])
     with pytest.raises(DocumentsUnaccountedError, match=f"found {keys} rows without a document.* and 0 when"):
         index_rows(Tasks([lambda: next(readings)], elasticsearch), OPTIONS)  # type: ignore[arg-type]
+
+
+PARTITION = TopicPartition("clicks", "id-1", 0, 1)
+
+
+class Compacted:
+    """Kafka with every offset below 10 but 3; one record a batch."""
+
+    def __init__(self, _: Any) -> None:
+        pass
+
+    def read(self, runs: list[RangeRun]) -> Generator[pa.RecordBatch, None, None]:
+        kept = [offset for offset in range(runs[0].from_offset, min(10, runs[0].until_offset)) if offset != 3]
+        for offset in kept[:1]:
+            yield make_block([b"%d" % offset], from_offset=offset)[0]
+
+    def check_topics(self, runs: list[RangeRun]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_record_that_compaction_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.kafka.range_reader.KafkaRangeReader", Compacted)
+    folder = f"{tmp_path}/shop"
+    ranges = (RecordedRange(PARTITION, 0, 20, None),)
+    manifest = Manifest("shop", 10_000, 10_000, {"clicks": ()}, folder, {"clicks": ranges})
+    manifest.write(open_storage(folder))
+    records: Any = {"clicks": None}
+    with KafkaOriginalRecords(manifest.uri, records) as kafka:
+        assert kafka.fetch("clicks", 0, 2, 1) == OriginalRecord(None, b"2", timestamp_ms=1_700_000_000_000)
+        for gone in (3, 15):
+            with pytest.raises(RangesGoneError, match=f"offset {gone} of clicks-0"):
+                kafka.fetch("clicks", 0, gone, 1)
+        assert kafka.fetch("clicks", 0, 20, 1) is None, "another batch's"

@@ -1,15 +1,34 @@
+""""""
+
 from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headrace.ledger import AttemptState
 from headrace.ledger.batch_tables import AttemptRow
+from headrace.spark import sessions
 from headrace.spark.batch_command import replaces
-from headrace.spark.sessions import ConnectUrlError, attempt_session_id, attempt_tag, protected_url
+from headrace.spark.sessions import (
+    APPLICATION,
+    SECRET_VARIABLE,
+    ConnectUrlError,
+    SecretKeyMissingError,
+    VersionMismatchError,
+    attempt_session_id,
+    attempt_tag,
+    check_versions,
+    current_versions,
+    derive_token,
+    protected_url,
+    secret_fingerprint,
+    token_from_environment,
+    token_of_job,
+)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
@@ -71,3 +90,60 @@ def test_an_attempt_takes_the_place_of_earlier_ones_at_its_outputs_and_of_no_oth
     assert not replaces(attempt, attempt_row(4, "a")), "a later one"
     assert not replaces(attempt, attempt_row(1, "a", target="v2")), "a replay's"
     assert replaces(attempt_row(3, "a", target="v2").claim(), attempt_row(2, "a", target="v2"))
+
+
+def test_a_token_depends_on_secret_stream_and_epoch() -> None:
+    tokens = {
+        derive_token("secret", "clicks", 1),
+        derive_token("secret", "clicks", 2),
+        derive_token("secret", "orders", 1),
+        derive_token("another", "clicks", 1),
+    }
+    assert len(tokens) == 4
+    assert all(len(token) == 64 for token in tokens)
+
+
+def test_both_sides_derive_the_same_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, "secret")
+    assert token_from_environment("clicks", 3) == derive_token("secret", "clicks", 3)
+
+
+@pytest.mark.parametrize("secret", [None, ""])
+def test_a_missing_secret_is_an_error_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, secret: str | None
+) -> None:
+    monkeypatch.delenv(SECRET_VARIABLE, raising=False)
+    if secret is not None:
+        monkeypatch.setenv(SECRET_VARIABLE, secret)
+    with pytest.raises(SecretKeyMissingError, match=SECRET_VARIABLE):
+        token_from_environment("clicks", 1)
+
+
+def test_the_fingerprint_distinguishes_secrets_and_is_not_a_token() -> None:
+    own = secret_fingerprint("secret", "clicks")
+    assert own == secret_fingerprint("secret", "clicks")
+    assert own not in {secret_fingerprint("other", "clicks"), secret_fingerprint("secret", "orders")}
+    assert not derive_token("secret", "clicks", 1).startswith(own)
+
+
+def test_the_token_of_a_job_is_that_of_the_application_in_which_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, "secret")
+    own: Any = SimpleNamespace(stream="clicks", epoch=3, attributes={})
+    shared: Any = SimpleNamespace(stream="clicks", epoch=3, attributes={APPLICATION: ["@shared", 7]})
+    assert token_of_job(own) == derive_token("secret", "clicks", 3)
+    assert token_of_job(shared) == derive_token("secret", "@shared", 7)
+
+
+def test_equal_versions_pass() -> None:
+    check_versions(current_versions())
+
+
+def test_more_in_the_lease_than_we_know_passes() -> None:
+    check_versions({**current_versions(), "java": "17"})
+
+
+def test_every_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = {"python": "3.11", "pyspark": "4.2.0", "headrace": "0.1"}
+    monkeypatch.setattr(sessions, "current_versions", lambda: ours)
+    with pytest.raises(VersionMismatchError, match=r"python 3.9 there, 3.11 here; headrace unknown there, 0.1 here"):
+        check_versions({"python": "3.9", "pyspark": "4.2.0"})

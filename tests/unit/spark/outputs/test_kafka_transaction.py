@@ -1,19 +1,83 @@
-"""Where it is kept what was sent: apart for each topic, and for each replay."""
+"""What a Kafka output's clients are told, and what Kafka's errors mean.
+
+Where it is kept what was sent: apart for each topic, and for each replay.
+"""
 
 from __future__ import annotations
 
 import io
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
+from headrace.kafka.errors import ClientSettingError
 from headrace.spark.outputs.kafka import KafkaWriter
-from headrace.spark.outputs.kafka_transaction import Sent, SentRecords
+from headrace.spark.outputs.kafka_transaction import (
+    BatchTransaction,
+    KafkaOutputError,
+    KafkaRefusedError,
+    MessageRefusedError,
+    Sent,
+    SentRecords,
+    TopicMissingError,
+    client_config,
+    reported,
+)
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.transforms import BatchContext
 from headrace.stream import KafkaInput, KafkaOutput, Stream
+
+CONNECTION = {
+    "conn_type": "kafka",
+    "host": "broker",
+    "port": 9092,
+    "login": "me",
+    "password": "hunter2",
+    "extra": {"security.protocol": "SASL_SSL", "group.id": "others", "fetch.min.bytes": 5, "client.id": "us"},
+}
+
+
+def test_a_connection_gives_security_and_not_what_is_a_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_OUT", json.dumps(CONNECTION))
+    assert client_config("out", None) == {
+        "bootstrap.servers": "broker:9092",
+        "sasl.username": "me",
+        "sasl.password": "hunter2",
+        "security.protocol": "SASL_SSL",
+        "client.id": "us",
+        "allow.auto.create.topics": False,
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_OUT", json.dumps({**CONNECTION, "extra": {"transactional.id": "mine"}}))
+    with pytest.raises(ClientSettingError, match=r"transactional\.id"):
+        client_config("out", None)
+
+
+def test_the_password_is_not_shown() -> None:
+    records = SentRecords("/sent", "1000.json")
+    assert "hunter2" not in repr(BatchTransaction({"sasl.password": "hunter2"}, "t", "n", 1, 60, records))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "says"),
+    [
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissingError, "There is no topic 'clicks'"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaRefusedError, "Allow it WRITE"),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaRefusedError, "READ and DELETE on the groups"),
+        (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, KafkaRefusedError, "transactional ids that begin with"),
+        (KafkaError.INVALID_TRANSACTION_TIMEOUT, KafkaRefusedError, r"transaction\.max\.timeout\.ms"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, MessageRefusedError, r"accept the seventh: .*max\.message\.bytes"),
+        (KafkaError.INVALID_RECORD, MessageRefusedError, "compacted topic"),
+        (KafkaError.NOT_ENOUGH_REPLICAS, KafkaOutputError, "NOT_ENOUGH_REPLICAS"),
+    ],
+)
+def test_errors_come_with_a_remedy(code: int, kind: type[KafkaOutputError], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        raise reported(KafkaError(code), "clicks", message="the seventh")
+
 
 T = 1_700_000_010_000
 
