@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import NullPool, create_engine, text
 
 from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import Ledger
+from headrace.ledger.database import HEAD
 
 ROOT = Path(__file__).parents[3]
 if str(ROOT) not in sys.path:
@@ -24,18 +25,43 @@ __all__ = ["build", "clock", "ledger", "world"]
 
 
 @pytest.fixture(scope="session")
-def empty_database(postgres_server: PostgresServer) -> str:
-    """The name of a database with an empty ledger, to be copied: migrations take longer than a test."""
-    name = "empty_ledger"
-    Ledger.open(postgres_server.create_database(name)).close()
-    return name
+def shared_url(postgres_server: PostgresServer) -> str:
+    """A database with an empty ledger. A new one for each test would take ten times as long as most tests."""
+    url = postgres_server.create_database("shared_ledger")
+    Ledger.open(url).close()
+    return url
 
 
 @pytest.fixture
-def ledger_url(postgres_server: PostgresServer, empty_database: str) -> Iterator[str]:
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    yield postgres_server.create_database(name, template=empty_database)
-    postgres_server.drop_database(name)
+def ledger_url(shared_url: str) -> Iterator[str]:
+    yield shared_url
+    _empty(shared_url)
+
+
+def _empty(url: str) -> None:
+    """Delete all rows, and what a test has left open: its sessions, and with them their locks."""
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text(_END_OTHERS))
+        connection.execute(text("SET LOCAL session_replication_role = replica"))
+        for table, nbytes in connection.execute(text(_TABLES)).all():
+            # Emptying a file takes longer than deleting a few rows, and leaves nothing for a later query to read.
+            connection.execute(text(f"DELETE FROM {table}" if nbytes <= _FEW_BYTES else f"TRUNCATE {table} CASCADE"))
+        connection.execute(text(_RESTART_NUMBERS))
+        # A test has made it another schema's.
+        connection.execute(text("UPDATE alembic_version SET version_num = :head"), {"head": HEAD})
+
+
+_END_OTHERS = """
+SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
+_TABLES = """
+SELECT tablename, pg_relation_size(quote_ident(tablename)::regclass) FROM pg_tables
+WHERE schemaname = 'public' AND tablename <> 'alembic_version'
+"""
+_RESTART_NUMBERS = "SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, 1, false) FROM pg_sequences"
+_FEW_BYTES = 65_536
 
 
 @pytest.fixture
