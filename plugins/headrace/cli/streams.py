@@ -300,7 +300,7 @@ def check(
     variables.
     """
     from headrace.kafka.client import check_client_settings
-    from headrace.listeners.job_listeners import check_listeners
+    from headrace.listeners.loading import check_listeners
     from headrace.receiver.receiver import check_receiver_classes
     from headrace.spark.transforms import add_py_files, check_transform
     from headrace.stream import Stream
