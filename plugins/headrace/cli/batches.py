@@ -10,19 +10,19 @@ import typer
 
 from headrace.cli.options import AIRFLOW_VARIABLE, AsJson, LedgerUrl, StreamName, examples, milliseconds, opened
 from headrace.cli.options import batch_time as batch_time_ms
-from headrace.cli.output import duration_text, echo, print_json, print_table
+from headrace.cli.output import echo, print_json, print_table, seconds_text
 from headrace.clock import time_text
-from headrace.errors import TAKEN_UP
 from headrace.ledger.errors import LedgerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from headrace.connections import Connection
     from headrace.devstack.airflow_api import AirflowApi
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import AttemptRow, BatchOrigin, BatchRow
     from headrace.ledger.receiving_tables import UnclaimedTime
+    from headrace.views.batch_detail import Attempt, BatchDetail
+    from headrace.views.batches import BatchLine
 
 # A batch DAG that runs has allocated a batch within the larger of this time and this many intervals.
 _IDLE_MS = 60_000
@@ -50,35 +50,35 @@ def list_batches(
 ) -> None:
     """List a stream's batches, each with the batch times that it took over, and the unclaimed batch times."""
     from headrace.ledger.timelines import BatchOrder, BatchRange
-    from headrace.views.batches import last_error
+    from headrace.views.batches import batch_lines
 
     with opened(ledger) as found:
         found.streams.get(name)
         page = found.batch_pages.page(name, BatchRange(folded=not every), BatchOrder.NEWEST, limit)
-        rows = [replace(row, error=last_error(found, row)) for row in page.rows]
+        lines = batch_lines(found, page.rows)
         waiting = _waiting(found, name, limit=1000)
         who, now_ms = _who_takes(found, name), found.now_ms()
     if as_json:
-        print_json({"batches": rows, "unclaimed": waiting})
+        print_json({"batches": [replace(line.row, error=line.error) for line in lines], "unclaimed": waiting})
         return
     print_table(
         ("batch time", "state", "attempt", "blocks", "records", "late", "took", "absorbed", "checkpointed", "cleaned",
          "error"),
         [
             (
-                time_text(row.batch_time_ms),
-                row.state.value,
-                row.attempt,
-                row.blocks,
-                row.records,
-                row.late_records,
-                duration_text(row.started_at_ms, row.completed_at_ms),
-                _taken_over(row),
-                "yes" if row.checkpointed_at_ms else "no",
-                "yes" if row.cleaned_at_ms else "no",
-                row.error,
+                time_text(line.batch_time_ms),
+                line.state,
+                line.attempts,
+                line.row.blocks,
+                line.records,
+                line.late_records,
+                seconds_text(line.processing_time),
+                _taken_over(line),
+                "yes" if line.checkpointed else "no",
+                "yes" if line.cleaned else "no",
+                line.error,
             )
-            for row in rows
+            for line in lines
         ],
     )  # fmt: skip
     if waiting:
@@ -87,10 +87,10 @@ def list_batches(
             echo(f"And later ones: `headrace batches unclaimed {name}` lists them.")
 
 
-def _taken_over(row: BatchRow) -> str | None:
-    if row.absorbed_by_ms is not None:
-        return f"by {time_text(row.absorbed_by_ms)}"
-    return f"{len(row.absorbed)} from {time_text(row.first_time_ms)}" if row.absorbed else None
+def _taken_over(line: BatchLine) -> str | None:
+    if line.row.absorbed_by_ms is not None:
+        return f"by {time_text(line.row.absorbed_by_ms)}"
+    return f"{line.absorbed} from {time_text(line.first_time_ms)}" if line.absorbed else None
 
 
 @examples("batches show orders 2026-11-21T14:05Z")
@@ -207,59 +207,61 @@ def show_batch(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_json:
         StreamNotFoundError: there is no such stream.
         LedgerError: the time is before the stream began.
     """
-    ids = ledger.streams.get(stream_name).id_of_step
-    batch = ledger.batches.find(stream_name, batch_time_ms)
-    if batch is None:
+    from headrace.ledger.errors import BatchNotFoundError
+    from headrace.views.batch_detail import batch_detail
+
+    try:
+        batch = batch_detail(ledger, stream_name, batch_time_ms)
+    except BatchNotFoundError:
         _show_waiting(ledger, stream_name, batch_time_ms, as_json=as_json)
         return
-    from headrace.views.batch_detail import became
-
-    origin = ledger.batches.origins(stream_name, [batch_time_ms]).get(batch_time_ms)
-    inputs = ledger.batches.inputs(stream_name, batch_time_ms)
-    outputs = ledger.attempts.outputs(stream_name, batch_time_ms)
-    attempts = ledger.attempts.of_batch(stream_name, batch_time_ms)
-    revisions = {attempt.number: attempt.revision for attempt in attempts}
     if as_json:
-        # Only the batch's own outputs: those of replays are with their attempts.
-        written = [{**asdict(output), "revision": revisions.get(output.attempt)} for output in outputs]
-        parts: dict[str, Any] = {"batch": batch, "origin": origin, "inputs": inputs, "outputs": written}
-        print_json({**parts, "attempts": attempts})
-        return
-    for line in account(batch, origin):
+        _print_rows(batch)
+    else:
+        _print_batch(batch)
+
+
+def _print_rows(batch: BatchDetail) -> None:
+    """The rows that the batch is shown by; of outputs only its own: those of replays are with their attempts."""
+    rows = batch.rows
+    revisions = {attempt.number: attempt.revision for attempt in rows.attempts}
+    written = [{**asdict(output), "revision": revisions.get(output.attempt)} for output in rows.outputs]
+    parts: dict[str, Any] = {"batch": rows.batch, "origin": rows.origin, "inputs": rows.inputs, "outputs": written}
+    print_json({**parts, "attempts": rows.attempts})
+
+
+def _print_batch(batch: BatchDetail) -> None:
+    for line in account(batch):
         echo(line)
-    if later := became(batch, attempts):
-        echo(later)
     print_table(
         ("input", "topic", "partition", "from", "until", "records"),
-        [
-            (i.input_id, i.partition.topic, i.partition.partition, i.from_offset, i.until_offset, i.records)
-            for i in inputs
-        ],
+        [(i.input, i.topic, i.partition, i.from_offset, i.until_offset, i.records) for i in batch.ranges],
     )
+    own = [output for output in batch.outputs if output.target is None]
     print_table(
         ("output", "state", "attempt", "definition", "written to", "counts", "transform and code", "error"),
         [
             (
-                ids.get(output.output_id, output.output_id),
-                output.state.value,
+                output.id,
+                output.state,
                 output.attempt,
-                revisions.get(output.attempt),
+                output.revision,
                 output.counts.get(_INDEX),
                 _counts(output.counts),
                 output.code_version,
                 output.error,
             )
-            for output in outputs
+            for output in own
         ],
     )
-    if len(known := {revisions.get(output.attempt) for output in outputs}) > 1:
+    if len(known := {output.revision for output in own if output.attempt is not None}) > 1:
         named = ", ".join(
             "unknown" if number is None else str(number) for number in sorted(known, key=lambda n: n or 0)
         )
         echo(f"The outputs of this batch were written under different definitions of the stream: {named}.")
     print_table(
         ("attempt", "at", "replay", "definition", "outputs", "read from", "way", "state", "took", "holder", "error"),
-        [_attempt(attempt, ids) for attempt in attempts],
+        [_attempt(attempt) for attempt in batch.all_attempts],
     )
 
 
@@ -287,44 +289,47 @@ def _show_waiting(ledger: Ledger, stream_name: str, batch_time_ms: int, *, as_js
         echo("Its DAG run allocates it, or else the next scheduled run; a backfill of its interval does too.")
 
 
-def account(batch: BatchRow, origin: BatchOrigin | None) -> Iterator[str]:
+def account(batch: BatchDetail) -> Iterator[str]:
     """Describe the batch in sentences."""
+    row = batch.rows.batch
     yield (
-        f"Batch {time_text(batch.batch_time_ms)} of {batch.stream}: {batch.state.value}. "
-        f"It holds {batch.records:,} records in {batch.blocks:,} blocks."
+        f"Batch {time_text(batch.batch_time_ms)} of {row.stream}: {batch.state}. "
+        f"It holds {batch.records:,} records in {row.blocks:,} blocks."
     )
     if batch.built:
         yield "It was built from Kafka by timestamps. Its number of records is an upper bound: no block counted them."
     if batch.late_records:
         yield f"{batch.late_records:,} of them arrived after the batch of their timestamps was sealed."
     if batch.absorbed:
-        times = ", ".join(time_text(time) for time in batch.absorbed)
-        yield f"It took over the blocks of {len(batch.absorbed)} earlier batch time(s) that no run had taken: {times}."
+        times = ", ".join(map(time_text, batch.absorbed_times_ms))
+        yield f"It took over the blocks of {batch.absorbed} earlier batch time(s) that no run had taken: {times}."
     if batch.absorbed_by_ms is not None:
         yield f"Batch {time_text(batch.absorbed_by_ms)} took its blocks over."
-    if origin is not None:
-        where = "the log" if origin.source == "log" else "Kafka, by its offset ranges: the log no longer has them"
+    if batch.rows.origin is not None:
+        where = "the log" if batch.where == "log" else "Kafka, by its offset ranges: the log no longer has them"
         # Nothing but the log has these.
-        lost = "" if origin.source == "log" else " (Records of a custom receiver cannot be read again.)"
-        yield f"Run again, it is read from {where}.{lost} Its manifest is {batch.manifest_uri}."
-    for step, reason in batch.abandoned_steps.items():
+        lost = "" if batch.where == "log" else " (Records of a custom receiver cannot be read again.)"
+        yield f"Run again, it is read from {where}.{lost} Its manifest is {batch.manifest}."
+    for step, reason in row.abandoned_steps.items():
         yield f"Its output {step} was given up, and lacks its records: {reason}"
     if batch.error:
         yield f"Error: {batch.error}"
+    if batch.became:
+        yield batch.became
 
 
-def _attempt(attempt: AttemptRow, ids: Mapping[str, str]) -> tuple[object, ...]:
+def _attempt(attempt: Attempt) -> tuple[object, ...]:
     return (
         attempt.number,
         time_text(attempt.started_at_ms),
-        attempt.target or None,
+        attempt.target,
         attempt.revision,
-        ", ".join(ids.get(step, step) for step in attempt.outputs),
+        ", ".join(attempt.outputs),
         attempt.source,
         attempt.way,
-        attempt.state.value,
-        duration_text(attempt.started_at_ms, attempt.ended_at_ms),
-        f"{attempt.holder} (took it up)" if attempt.attributes.get(TAKEN_UP) else attempt.holder,
+        attempt.state,
+        seconds_text(attempt.duration),
+        f"{attempt.holder} (took it up)" if attempt.taken_up else attempt.holder,
         attempt.error,
     )
 

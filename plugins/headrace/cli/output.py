@@ -19,7 +19,7 @@ _FIRST_TIME_MS = 100_000_000_000
 
 
 def print_json(value: Any, *, without_times: Collection[str] = ()) -> None:
-    """Print ``value`` (rows, lists and dicts of plain values) as JSON on standard output.
+    """Print ``value`` (views, rows, lists and dicts of plain values) as JSON on standard output.
 
     For each time in epoch milliseconds (``batch_time_ms``), adds its ISO 8601 form (``batch_time``), except inside the
     values of the names in ``without_times``: a user's rows stay as they are.
@@ -64,13 +64,29 @@ def printable(text: str) -> str:
 
 def duration_text(from_ms: int | None, until_ms: int | None) -> str:
     """The seconds between two times, as text; "-" if one is None."""
-    return "-" if from_ms is None or until_ms is None else f"{(until_ms - from_ms) / 1000:.1f} s"
+    return seconds_text(None if from_ms is None or until_ms is None else (until_ms - from_ms) / 1000)
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Seconds as text; "-" for None."""
+    return "-" if seconds is None else f"{seconds:.1f} s"
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The fields of a view or of a row, by the names that they have in Python; None of anything else.
+
+    The rows that a view was made of are left out.
+    """
+    if hasattr(type(value), "model_fields"):
+        return {name: each for name, each in value if name not in ("row", "rows")}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
 
 
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return str(value)
+    fields = fields_of(value)
+    return str(value) if fields is None else fields
 
 
 def _with_times(value: Any, without: Collection[str]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,8 +19,9 @@ if TYPE_CHECKING:
     from headrace.views.streams import LastError, ReceiverJob, StreamDetail, StreamSummary
 
 
-# The values of a curve, and what only Airflow knows: which DAGs declare the stream.
-_NOT_IN_JSON = {"sparklines", "ledger", "batch_dag_id", "receiver_dag_id", "replay_dag_ids", "other_batch_dag_ids"}
+# The values of a curve, and what only Airflow knows: which DAGs declare the stream, and what its user may do.
+_DAGS = {"batch_dag_id", "receiver_dag_id", "replay_dag_ids", "other_batch_dag_ids"}
+_NOT_IN_JSON = {"sparklines", "ledger", "may", *_DAGS}
 
 
 @examples("streams list", "streams list --json", "streams list --ledger sqlite:////srv/orders/ledger.db")
@@ -58,6 +58,7 @@ def list_streams(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
 @examples("streams show orders")
 def show_stream(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """Show one stream: its state and what to do, its receiver job, receivers and partitions."""
+    from headrace.listeners.bus import ListenerStatus as JobListener
     from headrace.receiver.health import outdated_definition
     from headrace.views.streams import default_place, stream_detail
 
@@ -65,20 +66,19 @@ def show_stream(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False)
         detail = stream_detail(found, name, default_place(name, ledger), {})
         stale = outdated_definition(found, name)
         if as_json:
-            print_json(_json(found, detail.summary, stale) | _fields(detail, {"summary"}))
+            print_json(_json(found, detail, stale))
             return
-    summary = detail.summary
-    since = "" if summary.since_ms is None else f" since {time_text(summary.since_ms)}"
-    _print_line(f"Stream {name} is {_words(summary.state)}{since}: {summary.reason}")
-    if summary.remedy is not None:
-        _print_line(f"What to do: {summary.remedy}")
-    for reason in summary.also:
+    since = "" if detail.since_ms is None else f" since {time_text(detail.since_ms)}"
+    _print_line(f"Stream {name} is {_words(detail.state)}{since}: {detail.reason}")
+    if detail.remedy is not None:
+        _print_line(f"What to do: {detail.remedy}")
+    for reason in detail.also:
         _print_line(f"Also: {reason}")
-    _print_line(_numbers(summary))
+    _print_line(_numbers(detail))
     _print_line(_job(detail.receiver_job))
     if stale is not None:
         _print_line(str(stale))
-    for listener in detail.listeners:
+    for listener in (JobListener(**dict(each)) for each in detail.listeners):
         if not listener.well:
             _print_line(str(listener))
     _print_receivers(detail)
@@ -87,16 +87,12 @@ def show_stream(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False)
 
 def _json(ledger: Ledger, summary: StreamSummary, stale: OutdatedDefinition | None) -> dict[str, Any]:
     job = ledger.jobs.current(summary.name)
-    return _fields(summary, _NOT_IN_JSON) | {
+    return {name: value for name, value in summary if name not in _NOT_IN_JSON} | {
         "unclaimed": len(ledger.blocks.unclaimed(summary.name)),
         "revision": ledger.streams.get(summary.name).revision,
         "job_revision": None if job is None else job.attributes.get("revision"),
         "unadopted": stale,
     }
-
-
-def _fields(value: Any, left_out: set[str]) -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in fields(value) if each.name not in left_out}
 
 
 def _words(state: str) -> str:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, examples, opened, registered
-from headrace.cli.output import duration_text, echo, print_json, print_table
+from headrace.cli.output import duration_text, echo, fields_of, print_json, print_table
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.stream_context import StreamContext
-    from headrace.views.traced import KeySearch, OutputTrace, RecordTrace, TracedBlock, TracedRecord
+    from headrace.views.traced import KeySearch, OutputTrace, Record, RecordTrace, TracedBlock
 
 
 _ONE_OF = "give TOPIC PARTITION OFFSET, or DOCUMENT_ID, or --key KEY"
@@ -65,10 +64,10 @@ def trace(
             search = _search(
                 context, key, limit=limit, max_records=max_records, max_batches=max_batches, from_kafka=kafka
             )
-            print_json(search_fields(search)) if as_json else report_search(search)
+            print_json(_plain(search)) if as_json else report_search(search)
             return
         traced = _trace(context, record or [], incarnation, input_id)
-    print_json(trace_fields(traced)) if as_json else report_trace(traced)
+    print_json(_plain(traced)) if as_json else report_trace(traced)
 
 
 def _trace(context: StreamContext, record: list[str], incarnation: int | None, input_id: str | None) -> RecordTrace:
@@ -95,16 +94,6 @@ def _search(context: StreamContext, key: str, **bounds: Any) -> KeySearch:
 
 
 _SHOWN_BYTES = 200
-
-
-def trace_fields(trace: RecordTrace) -> dict[str, Any]:
-    """The trace as JSON values. Bytes are text if they are UTF-8, otherwise base64 in a field ``…_base64``."""
-    return _plain(asdict(trace))  # type: ignore[no-any-return]
-
-
-def search_fields(search: KeySearch) -> dict[str, Any]:
-    """The search's result as JSON values."""
-    return _plain(asdict(search))  # type: ignore[no-any-return]
 
 
 def report_trace(trace: RecordTrace) -> None:
@@ -195,7 +184,7 @@ def _account(trace: RecordTrace) -> Iterator[str]:
 _SOURCES = {"log": "the log", "kafka": "Kafka"}
 
 
-def _record(record: TracedRecord) -> Iterator[str]:
+def _record(record: Record) -> Iterator[str]:
     # A record of a custom receiver without a timestamp has that of its storing, and this type.
     kind = "appended to Kafka's log, or stored by a custom receiver," if record.timestamp_type == 1 else "created"
     yield f"Record: {kind} at {time_text(record.timestamp_ms)}; read from {_SOURCES[record.read_from]}."
@@ -238,6 +227,8 @@ def _bytes(data: bytes | None) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """JSON values. Bytes are text if they are UTF-8, otherwise base64 in a field ``…_base64``."""
+    value = fields_of(value) or value
     if isinstance(value, dict):
         found: dict[str, Any] = {}
         for name, each in value.items():

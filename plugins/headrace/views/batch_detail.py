@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from headrace.clock import time_text
 from headrace.errors import TAKEN_UP, WARNING
 from headrace.ledger import Ledger
-from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
+from headrace.ledger.batch_tables import AttemptRow, BatchInputRow, BatchOrigin, BatchOutputRow, BatchRow
 from headrace.ledger.errors import BatchNotFoundError
 from headrace.ledger.states import AttemptState, BatchState
 from headrace.ledger.tables import StreamRow
+from headrace.views.base import ROWS, UNPUBLISHED, Time, View
 from headrace.views.batches import BatchLine, batch_line, last_error
 from headrace.views.history import Event, event
 
@@ -23,8 +26,19 @@ _EVENTS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """The offsets ``[from_offset, until_offset)`` of a partition in the batch."""
+class BatchRows:
+    """The rows that a batch is shown by. ``outputs`` are its own, not those of its replays. ``origin`` is None if it
+    cannot be run again."""
+
+    batch: BatchRow
+    origin: BatchOrigin | None
+    inputs: tuple[BatchInputRow, ...]
+    outputs: tuple[BatchOutputRow, ...]
+    attempts: tuple[AttemptRow, ...]
+
+
+class BatchRange(View):
+    """The offsets ``[from_offset, until_offset)`` of one partition in a batch."""
 
     input: str
     topic: str
@@ -35,8 +49,7 @@ class Range:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(View):
     """A block that is still in the log."""
 
     id: int
@@ -44,16 +57,14 @@ class Block:
     receiver: int
     epoch: int
     sequence: int
-    cut_at_ms: int
+    cut_at_ms: Time
     records: int
     bytes: int
     segment: str
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """An attempt; ``target`` is the replay that it belongs to, None for the batch itself. ``run_id`` is Airflow's:
-    the batch's own run, unless ``taken_up``, when it is the run of a later batch."""
+class Attempt(View):
+    """An attempt at a batch, or at its replay ``target``."""
 
     number: int
     state: str
@@ -62,57 +73,67 @@ class Attempt:
     source: str
     target: str | None
     outputs: tuple[str, ...]
-    started_at_ms: int
-    ended_at_ms: int | None
+    started_at_ms: Time
+    ended_at_ms: Time | None
     duration: float | None
     error: str | None
-    warning: str | None
+    warning: str | None = None
     code_version: str | None
     revision: int | None
-    run_id: str | None
-    taken_up: bool
-    spark_ui: str | None
+    links: Links | None = None
+    run_id: Annotated[str | None, UNPUBLISHED]
+    taken_up: Annotated[bool, UNPUBLISHED]
+    spark_ui: Annotated[str | None, UNPUBLISHED]
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """The newest result of an output; "not written" without one, "abandoned" with the reason as its error."""
+class OutputResult(View):
+    """The newest result of one output of a batch."""
 
     id: str
     kind: str | None
     state: str
-    counts: Mapping[str, Any]
+    counts: dict[str, Any]
     error: str | None
-    retries: int
-    recorded_at_ms: int | None
-    attempt: int | None
-    target: str | None
+    retries: int = Field(description="The number of its earlier attempts.")
+    recorded_at_ms: Time | None = None
+    attempt: int | None = None
+    target: str | None = Field(default=None, description="The replay that wrote it, null for the stream itself.")
+    revision: Annotated[int | None, UNPUBLISHED]
+    code_version: Annotated[str | None, UNPUBLISHED]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchDetail:
-    """A batch in detail. ``run_ids`` are the Airflow runs whose batch it is, the best known first. ``became``: see
-    `became`."""
+class Links(View):
+    """Addresses below Airflow's own (they begin with /), and Spark's. Null where there is none."""
 
-    line: BatchLine
-    allocated_at_ms: int | None
-    checkpointed_at_ms: int | None
-    cleaned_at_ms: int | None
-    absorbed_times_ms: tuple[int, ...]
-    absorbed_by_ms: int | None
+    run: str | None = None
+    logs: str | None = None
+    spark_ui: str | None = None
+    grid: str | None = None
+
+
+class BatchDetail(BatchLine):
+    """A batch: what it holds, its attempts, and what became of it in each output."""
+
+    allocated_at_ms: Time | None
+    checkpointed_at_ms: Time | None
+    cleaned_at_ms: Time | None
+    absorbed_times_ms: tuple[Time, ...]
+    absorbed_by_ms: Time | None
     interval: float
-    ranges: tuple[Range, ...]
-    blocks: tuple[Block, ...]
+    ranges: tuple[BatchRange, ...]
+    blocks: tuple[Block, ...] = Field(description="The first 100 that are still in the log.")
     block_count: int
-    all_attempts: tuple[Attempt, ...]
-    outputs: tuple[Output, ...]
+    all_attempts: tuple[Attempt, ...] = Field(description="Oldest first.")
+    outputs: tuple[OutputResult, ...]
     code_version: str | None
     revision: int | None
     manifest: str | None
-    where: str | None
+    where: str | None = Field(description="Where its records are read from if it is run again: log, kafka or removed.")
+    became: str | None = Field(description="Which run has completed it after another one failed.")
+    links: Links
     events: tuple[Event, ...]
-    run_ids: tuple[str, ...]
-    became: str | None = None
+    run_ids: Annotated[tuple[str, ...], UNPUBLISHED]
+    rows: Annotated[BatchRows, *ROWS]
 
 
 def batch_detail(ledger: Ledger, stream_name: str, batch_time_ms: int) -> BatchDetail:
@@ -129,15 +150,22 @@ def batch_detail(ledger: Ledger, stream_name: str, batch_time_ms: int) -> BatchD
     origin = ledger.batches.origins(stream_name, [batch_time_ms], abandoned=True).get(batch_time_ms)
     # Sums of the ledger, since the blocks' rows are deleted with the log.
     blocks = ledger.allocations.blocks_of(stream_name, batch_time_ms)
+    rows = BatchRows(
+        batch=batch,
+        origin=None if batch.state is BatchState.ABANDONED else origin,
+        inputs=tuple(ledger.batches.inputs(stream_name, batch_time_ms)),
+        outputs=tuple(ledger.attempts.outputs(stream_name, batch_time_ms)),
+        attempts=tuple(attempts),
+    )
     return BatchDetail(
-        line=batch_line(batch, error=last_error(ledger, batch)),
+        **dict(batch_line(batch, error=last_error(ledger, batch))),
         allocated_at_ms=batch.allocated_at_ms,
         checkpointed_at_ms=batch.checkpointed_at_ms,
         cleaned_at_ms=batch.cleaned_at_ms,
         absorbed_times_ms=batch.absorbed,
         absorbed_by_ms=batch.absorbed_by_ms,
         interval=batch.interval_ms / 1000,
-        ranges=_ranges(ledger, batch),
+        ranges=tuple(map(_range, rows.inputs)),
         blocks=tuple(
             Block(
                 id=each.block_id,
@@ -154,7 +182,7 @@ def batch_detail(ledger: Ledger, stream_name: str, batch_time_ms: int) -> BatchD
         ),
         block_count=len(blocks),
         all_attempts=tuple(_attempt(each, row.id_of_step) for each in attempts),
-        outputs=_outputs(ledger, row, batch, attempts),
+        outputs=_outputs(ledger, row, rows),
         code_version=batch.code_version,
         revision=batch.revision,
         manifest=batch.manifest_uri or None,
@@ -162,6 +190,8 @@ def batch_detail(ledger: Ledger, stream_name: str, batch_time_ms: int) -> BatchD
         events=tuple(map(event, ledger.events.of_batch(stream_name, batch_time_ms)[-_EVENTS:])),
         run_ids=run_ids(ledger, batch, attempts),
         became=became(batch, attempts),
+        links=Links(),
+        rows=rows,
     )
 
 
@@ -196,18 +226,15 @@ def run_ids(ledger: Ledger, batch: BatchRow, attempts: Sequence[AttemptRow]) -> 
     return tuple(dict.fromkeys([*assigned, *tried]))
 
 
-def _ranges(ledger: Ledger, batch: BatchRow) -> tuple[Range, ...]:
-    return tuple(
-        Range(
-            input=each.input_id,
-            topic=each.partition.topic,
-            partition=each.partition.partition,
-            from_offset=each.from_offset,
-            until_offset=each.until_offset,
-            records=each.records,
-            blocks=each.blocks,
-        )
-        for each in ledger.batches.inputs(batch.stream, batch.batch_time_ms)
+def _range(row: BatchInputRow) -> BatchRange:
+    return BatchRange(
+        input=row.input_id,
+        topic=row.partition.topic,
+        partition=row.partition.partition,
+        from_offset=row.from_offset,
+        until_offset=row.until_offset,
+        records=row.records,
+        blocks=row.blocks,
     )
 
 
@@ -233,22 +260,20 @@ def _attempt(row: AttemptRow, ids: Mapping[str, str]) -> Attempt:
     )
 
 
-def _outputs(ledger: Ledger, row: StreamRow, batch: BatchRow, attempts: Sequence[AttemptRow]) -> tuple[Output, ...]:
-    kinds, ids = _kinds(row.definition), row.id_of_step
-    targets = dict.fromkeys(["", *(each.target for each in attempts)])
-    found: list[Output] = []
-    for target in targets:
-        results = {
-            each.output_id: each for each in ledger.attempts.outputs(batch.stream, batch.batch_time_ms, target=target)
-        }
+def _outputs(ledger: Ledger, row: StreamRow, rows: BatchRows) -> tuple[OutputResult, ...]:
+    kinds, ids, batch = _kinds(row.definition), row.id_of_step, rows.batch
+    outputs: list[OutputResult] = []
+    for target in dict.fromkeys(["", *(each.target for each in rows.attempts)]):
+        recorded = ledger.attempts.outputs(batch.stream, batch.batch_time_ms, target=target) if target else rows.outputs
+        results = {each.output_id: each for each in recorded}
         given_up = {} if target else batch.abandoned_steps
         for step in dict.fromkeys([*(() if target else batch.needs(row.outputs)), *results, *given_up]):
-            tries = [each for each in attempts if each.target == target and step in each.outputs]
+            tries = [each for each in rows.attempts if each.target == target and step in each.outputs]
             output = _output(ids.get(step, step), kinds, results.get(step), tries, target or None)
             if step in given_up and output.state in ("failed", "not written"):
-                output = replace(output, state="abandoned", error=given_up[step])
-            found.append(output)
-    return tuple(found)
+                output = output.model_copy(update={"state": "abandoned", "error": given_up[step]})
+            outputs.append(output)
+    return tuple(outputs)
 
 
 def _output(
@@ -257,19 +282,22 @@ def _output(
     result: BatchOutputRow | None,
     tries: Sequence[AttemptRow],
     target: str | None,
-) -> Output:
-    running = bool(tries) and tries[-1].state.value == "running"
-    missing = "running" if running else "not written"
-    return Output(
-        id=output_id,
-        kind=kinds.get(output_id),
-        state=missing if running or result is None else result.state.value,
-        counts={} if result is None else result.counts,
-        error=None if result is None else result.error,
-        retries=max(0, len(tries) - 1),
-        recorded_at_ms=None if result is None else result.recorded_at_ms,
-        attempt=None if result is None else result.attempt,
-        target=target,
+) -> OutputResult:
+    shown: dict[str, Any] = {"id": output_id, "kind": kinds.get(output_id), "target": target}
+    shown["retries"] = max(0, len(tries) - 1)
+    running = bool(tries) and tries[-1].state is AttemptState.RUNNING
+    if result is None:
+        state = "running" if running else "not written"
+        return OutputResult(**shown, state=state, counts={}, error=None, revision=None, code_version=None)
+    return OutputResult(
+        **shown,
+        state="running" if running else result.state.value,
+        counts=result.counts,
+        error=result.error,
+        recorded_at_ms=result.recorded_at_ms,
+        attempt=result.attempt,
+        revision=next((each.revision for each in tries if each.number == result.attempt), None),
+        code_version=result.code_version,
     )
 
 

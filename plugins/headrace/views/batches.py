@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from headrace.errors import WARNING
 from headrace.ledger import Ledger
@@ -11,48 +14,88 @@ from headrace.ledger.batch_tables import AttemptRow, BatchRow
 from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, EventKind
 from headrace.ledger.tables import EventRow
+from headrace.views.base import ROWS, Time, View
 
 
-@dataclass(frozen=True, slots=True)
-class Phases:
-    """Seconds from the batch time to the checkpoint, in four parts; None if a part has not ended."""
+class Phases(View):
+    """Where a batch's time went, in seconds; they add up from the batch time to the checkpoint."""
 
-    waiting: float | None
-    starting: float | None
-    running: float | None
-    checkpointing: float | None
+    waiting: float | None = Field(description="From the batch time to its allocation.")
+    starting: float | None = Field(
+        description="From its allocation to the start of its newest run: Spark's start, and earlier runs that failed."
+    )
+    running: float | None = Field(description="From the start of its newest run to its completion.")
+    checkpointing: float | None = Field(description="From its completion to its checkpoint.")
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLine:
-    """A batch in a list. Delays are in seconds, ``input_rate`` is in records per second of the time that it covers.
+class BatchPoint(View):
+    """A batch on the timeline."""
 
-    ``absorbed`` is how many earlier batch times it took over, ``first_time_ms`` the earliest of them, or its own time.
-    """
-
-    batch_time_ms: int
+    batch_time_ms: Time
     records: int
     bytes: int
-    input_rate: float
+    input_rate: float = Field(description="Records per second of the time that the batch covers.")
     scheduling_delay: float | None
     processing_time: float | None
     total_delay: float | None
     state: str
     phases: Phases
+
+
+class BatchLine(BatchPoint):
+    """A batch in a list."""
+
     attempts: int
     error: str | None
-    absorbed: int
-    first_time_ms: int
-    built: bool
+    absorbed: int = Field(description="How many earlier batch times it took over.")
+    first_time_ms: Time = Field(description="The earliest of them, or its own time.")
+    built: bool = Field(description="It was built from Kafka by timestamps; its records are an upper bound.")
     late_records: int
-    started_at_ms: int | None
-    completed_at_ms: int | None
+    started_at_ms: Time | None
+    completed_at_ms: Time | None
     checkpointed: bool
     cleaned: bool
+    row: Annotated[BatchRow, *ROWS]
+
+
+class LastBatch(View):
+    """The newest batch that has completed."""
+
+    batch_time_ms: Time
+    records: int
+    scheduling_delay: float | None = Field(description="Seconds from the batch time to the start of its processing.")
+    processing_time: float | None = Field(description="Seconds from its start to its completion.")
+    total_delay: float | None = Field(description="Seconds from the batch time to its completion.")
+    completed_at_ms: Time | None
+
+
+class CompletedBatch(BatchLine, LastBatch):
+    """The last completed batch: its line, of which the API's answer has the fields of `LastBatch`."""
+
+
+class BatchPage(View):
+    """A page of batches."""
+
+    batches: tuple[BatchLine, ...]
+    next_cursor: str | None = Field(description="Pass it as ``cursor`` to get the next page; null on the last one.")
+    total_by_state: dict[str, int]
+    window: int | None = Field(
+        default=None, description="With an order other than by time: how many of the newest batches were sorted."
+    )
+
+
+def batch_lines(ledger: Ledger, rows: Iterable[BatchRow]) -> tuple[BatchLine, ...]:
+    """The lines of batches, each with the error of its last attempt if it is run again."""
+    return tuple(batch_line(row, error=last_error(ledger, row)) for row in rows)
+
+
+def completed_batch(row: BatchRow) -> CompletedBatch:
+    """The line of a batch that has completed."""
+    return CompletedBatch(**dict(batch_line(row)))
 
 
 def batch_line(row: BatchRow, *, error: str | None = None) -> BatchLine:
-    """``error`` replaces the batch's own, for a batch that is run again after failed attempts."""
+    """``error`` is shown if the batch has none of its own: it is run again after failed attempts."""
     # A batch that is run again has its old completion until it completes again.
     completed_ms = row.completed_at_ms if row.state is BatchState.COMPLETED else None
     covered_ms = row.batch_time_ms - row.first_time_ms + row.interval_ms
@@ -81,6 +124,7 @@ def batch_line(row: BatchRow, *, error: str | None = None) -> BatchLine:
         completed_at_ms=completed_ms,
         checkpointed=row.checkpointed_at_ms is not None,
         cleaned=row.cleaned_at_ms is not None,
+        row=row,
     )
 
 

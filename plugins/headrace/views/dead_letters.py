@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from pydantic import Field
+
 from headrace.clock import SystemClock, time_text
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.dead_letter_index import (
@@ -19,6 +21,7 @@ from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.errors import HeadraceError
 from headrace.stream import Stream
+from headrace.views.base import View
 
 # A person waits for the answer.
 _RETRY_SECONDS = 5.0
@@ -33,9 +36,8 @@ class NoSuchOutputError(HeadraceError):
     """The stream has no such Elasticsearch output."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A record that an output refused; times are ISO 8601."""
+class DeadLetter(View):
+    """A record that an output refused."""
 
     id: str
     at: str | None
@@ -46,12 +48,11 @@ class DeadLetter:
     error_type: str | None
     reason: str | None
     replayed: bool
-    value: str | None
+    value: str | None = Field(description="The beginning of its value as text, if it is text.")
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterPage:
-    """Letters of one output, the newest batch first; ``total`` counts those that were not replayed."""
+class DeadLetterPage(View):
+    """Dead letters of one output, newest first."""
 
     output: str
     index: str
@@ -92,7 +93,8 @@ class DeadLettersOf:
         with self._letters() as kept:
             total = sum(kept.reasons(LetterFilter()).values())
             letters = tuple(map(_letter, kept.find(LetterFilter(), limit)))
-        return DeadLetterPage(self.output.id, self._options.dead_letter_index, total, letters)
+        index = self._options.dead_letter_index
+        return DeadLetterPage(output=self.output.id, index=index, total=total, letters=letters)
 
     def plan(self, limit: int) -> ReplayPlan:
         """Return what `replay` would do."""

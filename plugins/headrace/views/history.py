@@ -3,61 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from pydantic import Field
 
 from headrace.ledger import Ledger
 from headrace.ledger.states import EventKind
-from headrace.ledger.tables import EventRow, SampleRow
-from headrace.ledger.timelines import Part
-from headrace.views.batches import BatchLine, batch_line
+from headrace.ledger.tables import EventRow
+from headrace.views.base import Seconds, Time, View
+from headrace.views.batches import BatchPoint, batch_line
 
 # A busy stream has five of these a second: they would hide all others.
 _MANY = frozenset({EventKind.BLOCK_ADDED})
 _COUNTS = ("records", "blocks", "attempt", "partition", "receiver", "input", "epoch", "from_offset", "until_offset")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An event; ``text`` is the event in words."""
+class Event(View):
+    """An event of a stream."""
 
     id: int
-    at_ms: int
+    at_ms: Time
     kind: str
-    batch_time_ms: int | None
-    text: str
-    payload: Mapping[str, Any]
+    batch_time_ms: Time | None
+    text: str = Field(description="The event in a few words.")
+    payload: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class EventPage:
-    """Events, newest first. ``next_before_id`` None: there are no older ones."""
+class EventPage(View):
+    """Events, newest first."""
 
     events: tuple[Event, ...]
-    next_before_id: int | None
+    next_before_id: int | None = Field(
+        description="Pass it as ``before_id`` to get older ones; null if there are none."
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Offsets ``[from_offset, until_offset)`` that were given up."""
+class Gap(View):
+    """Offsets that were given up."""
 
     id: int
-    at_ms: int
+    at_ms: Time
     input: str
     topic: str
     partition: int
     from_offset: int
     until_offset: int
     reason: str
-    batch_time_ms: int | None
+    batch_time_ms: Time | None
 
 
-@dataclass(frozen=True, slots=True)
-class GapPage:
-    """Gaps, newest first. ``next_before_id`` None: there are no older ones."""
+class GapPage(View):
+    """Gaps, newest first."""
 
     gaps: tuple[Gap, ...]
     next_before_id: int | None
+
+
+class Sample(View):
+    """What the receiver job saw at a moment; in a thinned timeline the mean rate and the largest other values."""
+
+    at_ms: Time
+    input_rate: float | None
+    lag: int | None
+    lag_seconds: float | None
+    queue_bytes: int | None
+    paused: bool
+    log_bytes: int | None
+
+
+class Spread(View):
+    """Delays of several batches, in seconds."""
+
+    median: Seconds
+    p95: Seconds
+    maximum: Seconds
+
+
+class TimelinePart(View):
+    """The numbers of all batches of a range of time, but for absorbed ones."""
+
+    from_ms: Time
+    until_ms: Time
+    batches: int
+    records: int
+    scheduling_delay: Spread | None
+    processing_time: Spread | None
+    total_delay: Spread | None
+    above_interval: int = Field(description="Batches whose processing took longer than their batch interval.")
+
+
+class Timeline(View):
+    """Batches and samples of a range of time, oldest first, at most ``points`` of each."""
+
+    batch_interval: float
+    from_ms: Time
+    until_ms: Time
+    thinned: bool
+    batches: tuple[BatchPoint, ...]
+    samples: tuple[Sample, ...]
+    parts: tuple[TimelinePart, ...] = Field(
+        default=(), description="In a thinned timeline one for each of ``batches``, which are their slowest ones."
+    )
+    whole: TimelinePart | None = Field(default=None, description="In a thinned timeline the numbers of all batches.")
 
 
 def events(
@@ -67,12 +114,19 @@ def events(
     wanted = list(kinds) or [kind for kind in EventKind if kind not in _MANY]
     rows = ledger.events.latest(stream_name, wanted, limit + 1, before_id=before_id)
     page = tuple(map(event, rows[:limit]))
-    return EventPage(page, page[-1].id if len(rows) > limit else None)
+    return EventPage(events=page, next_before_id=page[-1].id if len(rows) > limit else None)
 
 
 def event(row: EventRow) -> Event:
     """The event of a row."""
-    return Event(row.event_id, row.at_ms, row.kind, row.batch_time_ms, event_text(row.kind, row.payload), row.payload)
+    return Event(
+        id=row.event_id,
+        at_ms=row.at_ms,
+        kind=row.kind,
+        batch_time_ms=row.batch_time_ms,
+        text=event_text(row.kind, row.payload),
+        payload=row.payload,
+    )
 
 
 def event_text(kind: str, payload: Mapping[str, Any]) -> str:
@@ -104,7 +158,7 @@ def gaps(ledger: Ledger, stream_name: str, *, before_id: int | None, limit: int)
         )
         for row in rows[:limit]
     )
-    return GapPage(page, page[-1].id if len(rows) > limit else None)
+    return GapPage(gaps=page, next_before_id=page[-1].id if len(rows) > limit else None)
 
 
 def batch_of_run(ledger: Ledger, stream_name: str, run_id: str, ended_ms: int | None) -> int | None:
@@ -117,22 +171,6 @@ def batch_of_run(ledger: Ledger, stream_name: str, run_id: str, ended_ms: int | 
     if batch is None:
         return None
     return batch.absorbed_by_ms or batch.batch_time_ms
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Batches and samples of ``[from_ms, until_ms)``, oldest first. ``thinned``: some batches are left out, since a
-    picture has no room for them. Then ``batches`` has the slowest one of each of ``parts``; the parts and ``whole``
-    have the numbers of all batches."""
-
-    batch_interval: float
-    from_ms: int
-    until_ms: int
-    thinned: bool
-    batches: tuple[BatchLine, ...]
-    samples: tuple[SampleRow, ...]
-    parts: tuple[Part, ...] = ()
-    whole: Part | None = None
 
 
 def timeline(
@@ -149,7 +187,9 @@ def timeline(
         until_ms=until_ms,
         thinned=found.whole is not None,
         batches=tuple(map(batch_line, found.rows)),
-        samples=tuple(ledger.samples.between(stream_name, from_ms, until_ms, points=points)),
-        parts=found.parts,
-        whole=found.whole,
+        samples=tuple(
+            Sample.model_validate(row) for row in ledger.samples.between(stream_name, from_ms, until_ms, points=points)
+        ),
+        parts=tuple(map(TimelinePart.model_validate, found.parts)),
+        whole=None if found.whole is None else TimelinePart.model_validate(found.whole),
     )

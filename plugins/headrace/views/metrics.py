@@ -33,6 +33,7 @@ from headrace.ledger.receiving_tables import ReceiverRow
 from headrace.ledger.states import AttemptState
 from headrace.listeners.bus import ListenerStatus, listener_statuses
 from headrace.receiver.tracker import numbers
+from headrace.views.batches import batch_line
 
 
 class Kind(StrEnum):
@@ -349,16 +350,14 @@ def _add_batches(families: Families, reading: StreamNumbers) -> None:
 
 
 def _add_last_batch(families: Families, reading: StreamNumbers) -> None:
-    last, name = reading.last_completed, (reading.stream.name,)
-    if last is None or last.completed_at_ms is None:
+    if reading.last_completed is None:
         return
+    last, name = batch_line(reading.last_completed), (reading.stream.name,)
     families.add("headrace_last_completed_batch_timestamp_seconds", name, last.batch_time_ms / 1000)
     families.add("headrace_last_batch_records", name, last.records)
-    families.add("headrace_last_batch_total_delay_seconds", name, (last.completed_at_ms - last.batch_time_ms) / 1000)
-    if last.started_at_ms is not None:
-        delay, took = last.started_at_ms - last.batch_time_ms, last.completed_at_ms - last.started_at_ms
-        families.add("headrace_last_batch_scheduling_delay_seconds", name, delay / 1000)
-        families.add("headrace_last_batch_processing_seconds", name, took / 1000)
+    families.add("headrace_last_batch_total_delay_seconds", name, last.total_delay)
+    families.add("headrace_last_batch_scheduling_delay_seconds", name, last.scheduling_delay)
+    families.add("headrace_last_batch_processing_seconds", name, last.processing_time)
 
 
 def _add_output(families: Families, labels: tuple[str, str], totals: Mapping[str, float]) -> None:

@@ -39,7 +39,7 @@ class DagFacts:
 
 
 class State(StrEnum):
-    """The states of a stream, the most severe first."""
+    """What a stream is, judged by what is known; the first that applies, in this order."""
 
     FAILING = "failing"
     STALLED = "stalled"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow
@@ -14,38 +17,20 @@ from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
 from headrace.ledger.states import BatchState, PartitionState, ReceiverState
 from headrace.ledger.tables import JobRow, SampleRow, StreamRow
 from headrace.ledger.timelines import BatchOrder, BatchRange
-from headrace.listeners.bus import ListenerStatus, listener_statuses
+from headrace.listeners.bus import listener_statuses
 from headrace.receiver.health import InputProblem, input_problems, receiver_state
 from headrace.receiver.tracker import numbers
 from headrace.stream import Stream
 from headrace.stream.model import StreamDefinitionError
-from headrace.views.batches import BatchLine, batch_line, failed_of, unfinished_of
+from headrace.views.base import UNPUBLISHED, Time, View
+from headrace.views.batches import NOT_ALLOCATED, LastBatch, batch_line, completed_batch, failed_of, unfinished_of
 from headrace.views.stream_state import DagFacts, Evidence, State, judge
 
+LEASE_LOST = "lease lost"
+"""The state of a job or receiver that should run and no longer renews its lease."""
+_HOLDERS = 10
 POINTS = 30
 """How many values a sparkline has."""
-
-
-@dataclass(frozen=True, slots=True)
-class OldestUnfinished:
-    """The batch, or the batch time without a batch, that is due longest; ``age`` in seconds since it is due.
-
-    It is due at its batch time, or when it was begun again after it had completed (see `Unfinished`).
-    """
-
-    batch_time_ms: int
-    state: str
-    error: str | None
-    age: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sparklines:
-    """The last values, oldest first. The delays are those of batches, the others of samples."""
-
-    input_rate: tuple[float | None, ...]
-    total_delay: tuple[float | None, ...]
-    lag: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +58,100 @@ def default_place(stream_name: str, ledger: str) -> Placed:
     return Placed(stream_name, ledger, f"{stream_name}_batches", f"{stream_name}_receiver")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSummary(Placed):
-    """A stream. ``state`` follows from the most severe finding, ``also`` are the reasons of the others.
+class ProblemKind(StrEnum):
+    """What is wrong. The streams of a ledger that cannot be read are not listed; otherwise only one is concerned."""
 
-    ``details`` is the whole error if ``reason`` has only the line of it that matters.
-    """
+    LEDGER_UNREADABLE = "ledger_unreadable"
+    SEVERAL_BATCH_DAGS = "several_batch_dags"
+    NOT_REGISTERED = "not_registered"
+    NEW = "new"
+    SAME_NAME = "same_name"
 
+
+class Problem(View):
+    """A ledger that cannot be read (`ledger_unreadable`), so that its streams are not listed. Or a stream that several
+    DAGs declare (`several_batch_dags`), that is new (`new`: its DAGs are paused) or not in its ledger yet
+    (`not_registered`), or that another ledger has too (`same_name`)."""
+
+    kind: ProblemKind
+    ledger: str | None = Field(
+        description='As the stream names it; "invalid ledger" for a URL that is refused; null if no ledger is to blame.'
+    )
+    error: str
+    remedy: str | None = None
+    streams: tuple[str, ...] = Field(
+        default=(), description="The streams that are known to be in it, and that you may read."
+    )
+
+
+class May(View):
+    """What the caller may do with the stream."""
+
+    read: bool
+    operate: bool
+
+
+EVERYTHING = May(read=True, operate=True)
+"""Of who reads the ledger itself."""
+
+
+class OldestUnfinished(View):
+    """The unfinished batch that is due longest; its ``state`` is a batch's state or "not allocated"."""
+
+    batch_time_ms: Time
+    state: str
+    error: str | None
+    age: float = Field(description="Seconds since its batch time, or since it was begun again after it had completed.")
+
+
+class Sparklines(View):
+    """The last 30 values, oldest first: ``total_delay`` of batches; the others of samples, or of batches if there are
+    no samples."""
+
+    input_rate: tuple[float | None, ...] = ()
+    total_delay: tuple[float | None, ...] = ()
+    lag: tuple[int | None, ...] = ()
+
+
+class StreamSummary(View):
+    """One stream in the list."""
+
+    name: str
     state: State
-    reason: str
-    remedy: str | None
-    since_ms: int | None
-    details: str | None
-    also: tuple[str, ...]
+    reason: str = Field(description="Why it is in this state, and since when, in words.")
+    remedy: str | None = Field(description="What a person can do about it, in words.")
+    since_ms: Time | None = Field(description="Since when it is in this state, as far as is known.")
+    details: str | None = Field(
+        default=None, description="The whole error, if the reason has only the line of it that matters."
+    )
+    also: tuple[str, ...] = Field(default=(), description="Other problems, less severe than the reason.")
+    ledger: str
+    batch_dag_id: str
+    receiver_dag_id: str
+    replay_dag_ids: tuple[str, ...] = ()
     desired_state: str
     batch_interval: float
-    input_rate: float
-    lag: int | None
-    lag_unknown: int
-    lag_seconds: float | None
-    last_completed_batch: BatchLine | None
+    input_rate: float = Field(description="Records per second that receivers stored over the last 10 s.")
+    lag: int | None = Field(description="Records that Kafka has and the log has not, in partitions whose lag is known.")
+    lag_unknown: int = Field(default=0, description="The number of partitions whose lag is not known.")
+    lag_seconds: float | None = Field(description="Everything that Kafka had this long ago is in the log.")
+    last_completed_batch: LastBatch | None
     oldest_unfinished: OldestUnfinished | None
     sparklines: Sparklines
+    may: May
+    other_batch_dag_ids: Annotated[tuple[str, ...], UNPUBLISHED]
+
+    @property
+    def place(self) -> Placed:
+        """Where it is declared."""
+        return Placed(**{field.name: getattr(self, field.name) for field in fields(Placed)})
+
+
+class StreamList(View):
+    """The streams that the caller may read, and the ledgers that could not be read."""
+
+    streams: tuple[StreamSummary, ...]
+    problems: tuple[Problem, ...]
 
 
 def summarize(ledger: Ledger, row: StreamRow, place: Placed, facts: Mapping[str, DagFacts]) -> StreamSummary:
@@ -162,9 +219,10 @@ def _summary(
         lag=now.lag,
         lag_unknown=now.lag_unknown,
         lag_seconds=now.lag_seconds,
-        last_completed_batch=None if completed is None else batch_line(completed),
+        last_completed_batch=None if completed is None else completed_batch(completed),
         oldest_unfinished=_oldest(evidence),
         sparklines=_sparklines(found.recent, found.samples),
+        may=EVERYTHING,
     )
 
 
@@ -180,7 +238,12 @@ def _oldest(evidence: Evidence) -> OldestUnfinished | None:
     oldest = evidence.oldest
     if oldest is None:
         return None
-    return OldestUnfinished(oldest.batch_time_ms, oldest.state, oldest.error, evidence.late_seconds(oldest.due_ms))
+    return OldestUnfinished(
+        batch_time_ms=oldest.batch_time_ms,
+        state=oldest.state,
+        error=oldest.error,
+        age=evidence.late_seconds(oldest.due_ms),
+    )
 
 
 def _sparklines(recent: Sequence[BatchRow], found: Sequence[SampleRow]) -> Sparklines:
@@ -192,48 +255,49 @@ def _sparklines(recent: Sequence[BatchRow], found: Sequence[SampleRow]) -> Spark
     )
 
 
-LEASE_LOST = "lease lost"
-"""The state of a job or receiver that should run and no longer renews its lease."""
-_HOLDERS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverJob:
-    """The newest receiver job."""
+class ReceiverJob(View):
+    """The newest receiver job. ``state`` is "lease lost" if it should run but no longer renews its lease."""
 
     state: str
     holder: str
     host: str | None
-    since_ms: int
-    ended_at_ms: int | None
-    error: str | None
+    since_ms: Time
+    ended_at_ms: Time | None = None
+    error: str | None = None
     epoch: int
-    revision: int | None
+    revision: int | None = Field(default=None, description="The definition's revision that it runs with.")
     code_version: str | None
     spark_ui: str | None
     log_path: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class LastError:
-    """The last error of a receiver. ``stack``: the traceback, None if the error has none."""
+class ListenerStatus(View):
+    """A listener in this receiver job, which counts from its own beginning."""
 
-    at_ms: int
+    name: str
+    dropped: int = Field(description="Events that came while its queue was full.")
+    missed: int = Field(description="Events that were deleted before it got them.")
+    failed: int = Field(description="Its calls that raised.")
+    error: str | None = Field(description="The last error, also of a listener that could not be made.")
+    slow: str | None = Field(description="Which call takes longer than 30 seconds at the moment.")
+
+
+class LastError(View):
+    """The last error of a receiver."""
+
+    at_ms: Time
     text: str
-    stack: str | None
+    stack: str | None = Field(description="The traceback, if the error has one.")
 
 
-@dataclass(frozen=True, slots=True)
-class Receiver:
-    """The newest instance of a receiver; rates are in records per second. It has stored everything that it cut up to
-    ``sealed_through_ms``, None before its first block. ``late_records`` came too late for the batch of their
-    timestamps."""
+class Receiver(View):
+    """The newest instance of a receiver."""
 
     id: str
     index: int
     input: str
-    host: str | None
-    executor: str | None
+    host: str | None = Field(description="Null until it has registered.")
+    executor: str | None = Field(description="Spark's name of the executor that runs it, null while it is not known.")
     state: str
     epoch: int
     partitions: int | None
@@ -242,49 +306,44 @@ class Receiver:
     queue_blocks: int | None
     queue_bytes: int | None
     lag: int | None
-    late_records: int | None
-    heartbeat_at_ms: int
-    sealed_through_ms: int | None
-    lease_until_ms: int
+    late_records: int | None = Field(description="Records that came too late for the batch of their timestamps.")
+    heartbeat_at_ms: Time
+    sealed_through_ms: Time | None = Field(description="Everything that it cut until then is stored.")
+    lease_until_ms: Time
     restarts: int
     last_error: LastError | None
     paused_reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """A partition of an input; ``receiver`` is the index of its owner.
-
-    In a stream by timestamp, ``watermark_ms`` is its latest timestamp, and everything that Kafka had of it at
-    ``drained_ms`` is stored; otherwise both are None.
-    """
+class Partition(View):
+    """A partition and its position."""
 
     input: str
     topic: str
     partition: int
-    incarnation: int
     receiver: int | None
     state: str
     next_offset: int
     lag: int | None
-    watermark_ms: int | None
-    drained_ms: int | None
+    watermark_ms: Time | None = Field(description="The latest timestamp; null in a stream by arrival.")
+    drained_ms: Time | None = Field(
+        description="Everything that Kafka had at this time is stored; null in a stream by arrival."
+    )
     error: str | None
+    incarnation: Annotated[int, UNPUBLISHED]
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A batch whose blocks keep the log from being deleted."""
+class Holder(View):
+    """A batch whose blocks keep segments of the log from being deleted."""
 
-    batch_time_ms: int
+    batch_time_ms: Time
     state: str
     reason: str
     bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """The log's size and its oldest holders."""
+class Log(View):
+    """The write-ahead log's files. ``held_by`` are the ten oldest batches that need it."""
 
     bytes: int
     limit_bytes: int | None
@@ -292,30 +351,34 @@ class Log:
     held_by: tuple[Holder, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Numbers up to 10,000; dead letters of the last batches, by Elasticsearch output."""
+class Counts(View):
+    """Numbers of batches by state (up to 10,000 each), of gaps (up to 10,000), and of dead letters by output."""
 
-    batches: Mapping[str, int]
+    batches: dict[str, int]
     gaps: int
-    dead_letters: Mapping[str, int | None]
+    dead_letters: dict[str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamDetail:
-    """A stream in detail. ``listeners`` are those of the receiver job."""
+class StreamDetail(StreamSummary):
+    """Everything about a stream but its batches."""
 
-    summary: StreamSummary
-    definition: Mapping[str, Any]
+    definition: dict[str, Any]
     revision: int
     outputs: tuple[str, ...]
-    troubles: tuple[str, ...]
+    troubles: tuple[str, ...] = Field(default=(), description="What the receiver job reports, in words.")
     receiver_job: ReceiverJob | None
     listeners: tuple[ListenerStatus, ...]
     receivers: tuple[Receiver, ...]
     partitions: tuple[Partition, ...]
     log: Log
     counts: Counts
+
+
+class OfDag(View):
+    """The stream of a DAG, and the batch of one of its runs; null if the run has none, or took over another one's."""
+
+    stream: str
+    batch_time_ms: Time | None = None
 
 
 def stream_detail(ledger: Ledger, name: str, place: Placed, facts: Mapping[str, DagFacts]) -> StreamDetail:
@@ -329,13 +392,13 @@ def stream_detail(ledger: Ledger, name: str, place: Placed, facts: Mapping[str, 
     job, receivers = ledger.jobs.current(name), ledger.receivers.all(name)
     troubles = input_problems(job, receivers, now_ms)
     return StreamDetail(
-        summary=summarize(ledger, row, place, facts),
+        **dict(summarize(ledger, row, place, facts)),
         definition=definition,
         revision=row.revision,
         outputs=tuple(row.id_of_step.get(step, step) for step in row.outputs),
         troubles=() if job is None or not job.alive(now_ms) else tuple(job.attributes.get("troubles") or ()),
         receiver_job=None if job is None else _job(job, now_ms),
-        listeners=tuple(listener_statuses(job)),
+        listeners=tuple(map(ListenerStatus.model_validate, listener_statuses(job))),
         receivers=tuple(_receiver(each, troubles, now_ms) for each in receivers),
         partitions=tuple(_partition(each, receivers) for each in ledger.positions.all(name, live=True)),
         log=_log(ledger, row, definition, now_ms),
@@ -389,7 +452,7 @@ def _receiver(row: ReceiverRow, troubles: Sequence[InputProblem], now_ms: int) -
 def _last_error(row: ReceiverRow) -> LastError | None:
     if row.last_error is None or row.last_error_at_ms is None:
         return None
-    return LastError(row.last_error_at_ms, row.last_error, row.last_error_stack)
+    return LastError(at_ms=row.last_error_at_ms, text=row.last_error, stack=row.last_error_stack)
 
 
 def _receiver_state(row: ReceiverRow, troubles: Sequence[InputProblem], now_ms: int) -> str:
@@ -428,12 +491,22 @@ def _log(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any], now_ms: 
         remember_ms = row.batch_interval_ms
     kept_ms = remember_ms + row.batch_interval_ms  # each batch cleans up once
     waiting = [
-        Holder(each.batch_time_ms, "not allocated", "no batch has taken it yet", each.payload_bytes)
+        Holder(
+            batch_time_ms=each.batch_time_ms,
+            state=NOT_ALLOCATED,
+            reason="no batch has taken it yet",
+            bytes=each.payload_bytes,
+        )
         for each in ledger.blocks.unclaimed(row.name, _HOLDERS)
         if each.batch_time_ms <= now_ms
     ]
     allocated = [
-        Holder(each.batch_time_ms, each.state.value, _held(each, now_ms, kept_ms), each.payload_bytes)
+        Holder(
+            batch_time_ms=each.batch_time_ms,
+            state=each.state.value,
+            reason=_held(each, now_ms, kept_ms),
+            bytes=each.payload_bytes,
+        )
         for each in ledger.batches.uncleaned(row.name, _HOLDERS, with_built=False)
     ]
     return Log(
@@ -464,4 +537,6 @@ def _counts(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any]) -> Co
             number = record.counts.get("dead_lettered")
             if output in letters and isinstance(number, int):
                 letters[output] = (letters.get(output) or 0) + number
-    return Counts(ledger.batch_pages.counts(row.name), ledger.batch_pages.gaps(row.name), letters)
+    return Counts(
+        batches=ledger.batch_pages.counts(row.name), gaps=ledger.batch_pages.gaps(row.name), dead_letters=letters
+    )

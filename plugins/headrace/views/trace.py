@@ -12,12 +12,12 @@ from headrace.views.trace_outputs import record_of_document, trace_outputs
 from headrace.views.trace_records import RecordReader
 from headrace.views.traced import (
     OutputTrace,
+    Record,
     RecordPosition,
     RecordState,
     RecordTrace,
     TracedAttempt,
     TracedBatch,
-    TracedRecord,
 )
 
 
@@ -98,7 +98,7 @@ def trace_record(
 
 def _read(
     context: StreamContext, position: RecordPosition, location: Location, environ: Mapping[str, str] | None
-) -> tuple[TracedRecord | None, str | None]:
+) -> tuple[Record | None, str | None]:
     """The record, or None and why it could not be read.
 
     None and None: there is no record at the offset. Of a batch's offset, this is said only if its block was read.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.batch.manifest import Manifest, ManifestError
 from headrace.blocks import OffsetRange
@@ -22,6 +23,8 @@ from headrace.views.traced import RecordPosition, RecordState, TracedBlock, Unkn
 # Waiting batch times whose blocks are read at once. A stream that fell behind has thousands of them.
 _TIMES_AT_ONCE = 20
 _TIMES_OF_A_PAGE = 1_000
+# What only the row of a block has, which the ledger deletes with the segment.
+_UNKNOWN: dict[str, Any] = dict.fromkeys(("receiver", "epoch", "sequence", "cut_time_ms", "added_at_ms"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +95,15 @@ def _block_of(context: StreamContext, position: RecordPosition, batch: BatchRow)
         if taken is not None:
             handle = block.handle
             return TracedBlock(
-                handle.segment,
-                handle.offset,
-                handle.length,
-                taken.from_offset,
-                taken.until_offset,
-                block.records,
+                segment=handle.segment,
+                offset=handle.offset,
+                length=handle.length,
+                from_offset=taken.from_offset,
+                until_offset=taken.until_offset,
+                records=block.records,
                 in_log=_is_in_log(context, handle.segment),
                 batch_time_ms=batch.batch_time_ms,
+                **_UNKNOWN,
             )
     return None
 

@@ -11,7 +11,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.clock import time_text
@@ -28,15 +28,19 @@ from headrace.views.trace_records import RecordReader
 from headrace.views.traced import (
     Outcome,
     OutputTrace,
+    Record,
     RecordPosition,
     TracedDocument,
     TracedLetter,
-    TracedRecord,
     UnknownRecordError,
 )
 
 if TYPE_CHECKING:
     from headrace.elasticsearch.administration import Administration
+
+
+# What the newest result of an output has.
+_RECORDED = ("attempt", "code_version", "recorded_at_ms", "error", "counts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ def trace_outputs(
     position: RecordPosition,
     batch: BatchRow,
     attempts: Sequence[AttemptRow],
-    record: TracedRecord | None,
+    record: Record | None,
     *,
     document_id: str | None = None,
     environ: Mapping[str, str] | None = None,
@@ -101,7 +105,7 @@ def _trace(
     step: _Step,
     batch: BatchRow,
     position: RecordPosition,
-    record: TracedRecord | None,
+    record: Record | None,
     *,
     document_id: str | None,
     environ: Mapping[str, str] | None,
@@ -110,24 +114,23 @@ def _trace(
     kind = step.name if step.name == STATE_STEP else "unknown" if output is None else output.kind
     row = step.row
     known = OutputTrace(
-        step.name if output is None else output.id, kind, step.target, Outcome.UNKNOWN, "", revision=step.revision
+        output_id=step.name if output is None else output.id,
+        kind=kind,
+        target=step.target,
+        outcome=Outcome.UNKNOWN,
+        text="",
+        revision=step.revision,
+        **{name: None if row is None else getattr(row, name) for name in _RECORDED},
+        document=None,
+        letters=(),
     )
-    if row is not None:
-        known = replace(
-            known,
-            attempt=row.attempt,
-            code_version=row.code_version,
-            recorded_at_ms=row.recorded_at_ms,
-            error=row.error,
-            counts=row.counts,
-        )
     if (reason := batch.abandoned_steps.get(step.name)) and not step.target and not _is_written(row):
-        return replace(known, outcome=Outcome.NOT_WRITTEN, text=f"The output was given up for this batch: {reason}")
+        return _outcome(known, Outcome.NOT_WRITTEN, f"The output was given up for this batch: {reason}")
     if output is None and step.name != STATE_STEP:
-        return replace(known, text="The stream's definition does not have this output any more.")
+        return _outcome(known, Outcome.UNKNOWN, "The stream's definition does not have this output any more.")
     if row is not None and _is_written(row) and "skipped" in row.counts:
         text = f"The output had nothing to write at this batch time: {row.counts['skipped']}."
-        return replace(known, outcome=Outcome.WRITTEN, text=text)
+        return _outcome(known, Outcome.WRITTEN, text)
     indexing = None if output is None else step.stream.elasticsearch_output(output.id)
     if indexing is not None:
         question = DocumentQuestion(
@@ -143,8 +146,12 @@ def _trace(
         )
         return elasticsearch_outcome(known, question)
     if not _is_written(row):
-        return replace(known, outcome=Outcome.NOT_WRITTEN, text=_waits(batch, row))
-    return replace(known, outcome=Outcome.WRITTEN, text=_written(output, batch))
+        return _outcome(known, Outcome.NOT_WRITTEN, _waits(batch, row))
+    return _outcome(known, Outcome.WRITTEN, _written(output, batch))
+
+
+def _outcome(known: OutputTrace, outcome: Outcome, text: str, **looked_up: Any) -> OutputTrace:
+    return known.model_copy(update={"outcome": outcome, "text": text, **looked_up})
 
 
 def _is_written(row: BatchOutputRow | None) -> bool:
@@ -188,7 +195,7 @@ class DocumentQuestion:
     stream: Stream
     output: ElasticsearchOutput
     position: RecordPosition
-    record: TracedRecord | None
+    record: Record | None
     index: str
     written: bool
     waits: str
@@ -209,9 +216,9 @@ def elasticsearch_outcome(known: OutputTrace, asked: DocumentQuestion) -> Output
             letters = lookup.letters(asked.position, asked.index)
             document = None if id_ is None else _compared(lookup.document(asked.index, id_), asked)
     except HeadraceError as error:
-        return replace(known, outcome=Outcome.UNKNOWN, text=f"Elasticsearch could not be asked: {error}")
+        return _outcome(known, Outcome.UNKNOWN, f"Elasticsearch could not be asked: {error}")
     outcome, text = judge(asked, document, letters, no_id)
-    return replace(known, outcome=outcome, text=text, document=document, letters=letters)
+    return _outcome(known, outcome, text, document=document, letters=letters)
 
 
 def _document_id(asked: DocumentQuestion) -> tuple[str | None, str]:
@@ -231,7 +238,7 @@ def _document_id(asked: DocumentQuestion) -> tuple[str | None, str]:
     return None, f"the ids of its documents are {id_}~ and the values of {', '.join(ids.rows)}: give a whole id"
 
 
-def _key_id(record: TracedRecord | None) -> tuple[str | None, str]:
+def _key_id(record: Record | None) -> tuple[str | None, str]:
     if record is None:
         return None, "the id of its document is its key, and the record could not be read"
     try:
@@ -244,7 +251,7 @@ def _compared(document: TracedDocument, asked: DocumentQuestion) -> TracedDocume
     """The document, compared with the record's value if that is what the output writes."""
     if asked.transform is not None or asked.record is None or not document.found:
         return document
-    return replace(document, same=is_value(document.source, asked.record.value))
+    return document.model_copy(update={"same": is_value(document.source, asked.record.value)})
 
 
 def judge(
@@ -357,8 +364,15 @@ class DocumentLookup:
             f"Asking for document {id_!r}", index, lambda client: client.get(index=index, id=id_), missing_is_none=True
         )
         if answer is None:
-            return TracedDocument(index, id_, found=False)
-        return TracedDocument(answer["_index"], id_, True, answer.get("_version"), source=answer.get("_source"))
+            return TracedDocument(index=index, id=id_, found=False, version=None, same=None, source=None)
+        return TracedDocument(
+            index=answer["_index"],
+            id=id_,
+            found=True,
+            version=answer.get("_version"),
+            same=None,
+            source=answer.get("_source"),
+        )
 
     def letters(self, position: RecordPosition, index: str) -> tuple[TracedLetter, ...]:
         """The dead letters of the record for this index or the output's, the newest batch first."""
@@ -376,13 +390,13 @@ class DocumentLookup:
         letters = DeadLetterIndex(self._administration, options).find(wanted, _MAX_LETTERS, contents=False)
         return tuple(
             TracedLetter(
-                self._output.dead_letters,
-                letter.id,
-                letter.reason.type,
-                letter.reason.text,
-                letter.fields.get("batch_time"),
-                letter.fields.get("attempt"),
-                letter.fields.get("replayed_at"),
+                index=self._output.dead_letters,
+                id=letter.id,
+                reason_type=letter.reason.type,
+                reason=letter.reason.text,
+                batch_time_ms=letter.fields.get("batch_time"),
+                attempt=letter.fields.get("attempt"),
+                replayed_at_ms=letter.fields.get("replayed_at"),
             )
             for letter in letters
             if (letter.fields.get("incarnation") or 1) == partition.incarnation

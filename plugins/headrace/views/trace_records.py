@@ -20,7 +20,7 @@ from headrace.ledger.states import BatchState
 from headrace.stream import KafkaInput
 from headrace.stream_context import StreamContext
 from headrace.views.trace_location import pages_of_waiting_times
-from headrace.views.traced import KeyMatch, KeySearch, RecordHeader, RecordPosition, TracedBlock, TracedRecord
+from headrace.views.traced import Header, KeyMatch, KeySearch, Record, RecordPosition, TracedBlock
 from headrace.wal.reader import read_block
 
 # A person waits for the answer.
@@ -44,7 +44,7 @@ class RecordReader:
         self._context = context
         self._environ = environ
 
-    def read(self, position: RecordPosition, block: TracedBlock | None) -> TracedRecord | None:
+    def read(self, position: RecordPosition, block: TracedBlock | None) -> Record | None:
         """The record from its block if the log has it, otherwise from Kafka.
 
         None: the block was read and does not hold the offset; or the log does not have the block, and Kafka has no
@@ -69,7 +69,7 @@ class RecordReader:
                 ) from damage
             return record
 
-    def from_log(self, handle: BlockHandle, position: RecordPosition) -> TracedRecord | None:
+    def from_log(self, handle: BlockHandle, position: RecordPosition) -> Record | None:
         """The record from its block; None if the block has no record at this offset.
 
         Raises:
@@ -78,7 +78,7 @@ class RecordReader:
         _, records = read_block(self._context.storage.below(LOG_FOLDER), handle)
         return _record(records, position, "log")
 
-    def from_kafka(self, position: RecordPosition) -> TracedRecord | None:
+    def from_kafka(self, position: RecordPosition) -> Record | None:
         """The record from Kafka; None if Kafka has no record at this offset (a transaction marker, compaction).
 
         Raises:
@@ -113,7 +113,7 @@ class RecordReader:
         return None
 
 
-def _record(records: pa.RecordBatch, position: RecordPosition, read_from: str) -> TracedRecord | None:
+def _record(records: pa.RecordBatch, position: RecordPosition, read_from: str) -> Record | None:
     partition = position.partition
     wanted = pc.and_(
         pc.and_(
@@ -131,12 +131,12 @@ def _record(records: pa.RecordBatch, position: RecordPosition, read_from: str) -
     row = records.slice(rows[0], 1)
     timestamps = pc.cast(row.column("timestamp"), pa.int64())
     (fields,) = row.drop_columns(["timestamp"]).to_pylist()
-    return TracedRecord(
+    return Record(
         timestamp_ms=timestamps[0].as_py(),
         timestamp_type=fields["timestampType"],
         key=fields["key"],
         value=fields["value"],
-        headers=tuple(RecordHeader(header["key"], header["value"]) for header in fields["headers"] or ()),
+        headers=tuple(Header(key=header["key"], value=header["value"]) for header in fields["headers"] or ()),
         read_from=read_from,
     )
 
@@ -282,7 +282,9 @@ class _Search:
             named = (row["topic"], row["partition"], row["incarnation"])
             partition = known.get(named) or TopicPartition(named[0], "", named[1], named[2])
             position = RecordPosition(part.input_id, partition, row["offset"])
-            yield KeyMatch(position, timestamp, size, part.batch_time_ms)
+            yield KeyMatch(
+                position=position, timestamp_ms=timestamp, value_bytes=size, batch_time_ms=part.batch_time_ms
+            )
 
     def _report(self, batch_time_ms: int) -> None:
         if self._records - self._reported >= _PROGRESS_RECORDS:

@@ -1,17 +1,28 @@
-"""What a trace reports: plain values, without methods that read anything. The command and the page show the same.
+"""What a trace reports: the views of a record, its block, its batch, and what became of it in each output.
 
-Times are milliseconds since the Unix epoch. None means that the value is not known, and the texts say why.
+None means that a value is not known, and the texts say why. In JSON for programs, a key, a value and a header's value
+are text if they are UTF-8, otherwise base64; ``encoding`` says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from headrace.blocks import TopicPartition
 from headrace.errors import HeadraceError
+from headrace.views.base import UNPUBLISHED, ShownAs, Time, View
+
+MAX_BYTES = 100_000
+"""The most bytes of a key, a value or a header in JSON; a longer one is cut, and ``size`` says how long it is."""
+
+
+class UnknownRecordError(HeadraceError):
+    """The stream has no such topic, partition or document id, so nothing can be said of the record."""
 
 
 class RecordState(StrEnum):
@@ -64,33 +75,73 @@ class RecordPosition:
         return f"{self.partition.topic} {self.partition.partition} {self.offset}"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordHeader:
-    """A header of a record. Names may repeat."""
+class Bytes(View):
+    """A key, a value or a header's value."""
+
+    text: str
+    encoding: str = Field(description='"utf-8" or "base64".')
+    size: int = Field(description="The number of bytes. The text is cut after 100,000.")
+
+
+class Position(View):
+    """A record's place in Kafka."""
+
+    input: str
+    topic: str
+    topic_id: str
+    incarnation: int
+    partition: int
+    offset: int
+
+
+def _bytes(data: bytes | None) -> Bytes | None:
+    if data is None:
+        return None
+    cut = data[:MAX_BYTES]
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return Bytes(text=base64.b64encode(cut).decode(), encoding="base64", size=len(data))
+    # A cut within a character leaves its first bytes out.
+    return Bytes(text=cut.decode(errors="ignore"), encoding="utf-8", size=len(data))
+
+
+def _position(position: RecordPosition) -> Position:
+    partition = position.partition
+    return Position(
+        input=position.input_id,
+        topic=partition.topic,
+        topic_id=partition.topic_id,
+        incarnation=partition.incarnation,
+        partition=partition.partition,
+        offset=position.offset,
+    )
+
+
+_AS_TEXT = ShownAs(Bytes | None, _bytes)
+_IN_PARTS = ShownAs(Position, _position)
+
+
+class Header(View):
+    """A header of a record."""
 
     key: str
-    value: bytes | None
+    value: Annotated[bytes | None, _AS_TEXT]
 
 
-@dataclass(frozen=True, slots=True)
-class TracedRecord:
-    """The record as Kafka gave it. ``read_from`` is "log" or "kafka"."""
+class Record(View):
+    """The record as Kafka gave it."""
 
-    timestamp_ms: int | None
-    timestamp_type: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[RecordHeader, ...]
+    timestamp_ms: Time | None
+    timestamp_type: int = Field(description="0: when it was created; 1: when Kafka appended it; -1: unknown.")
+    key: Annotated[bytes | None, _AS_TEXT]
+    value: Annotated[bytes | None, _AS_TEXT]
+    headers: tuple[Header, ...]
     read_from: str
 
 
-@dataclass(frozen=True, slots=True)
-class TracedBlock:
-    """The block of the log that holds or held the record.
-
-    ``in_log``: the segment's file has not been removed. The fields from ``receiver`` on are unknown once the ledger has
-    deleted the block's row, with the segment.
-    """
+class TracedBlock(View):
+    """The block of the log that holds or held it."""
 
     segment: str
     offset: int
@@ -99,36 +150,31 @@ class TracedBlock:
     until_offset: int
     records: int
     in_log: bool
-    batch_time_ms: int
-    receiver: str | None = None
-    epoch: int | None = None
-    sequence: int | None = None
-    cut_time_ms: int | None = None
-    added_at_ms: int | None = None
+    batch_time_ms: Time
+    receiver: str | None
+    epoch: int | None
+    sequence: int | None
+    cut_time_ms: Time | None = Field(serialization_alias="cut_at")
+    added_at_ms: Time | None
 
 
-@dataclass(frozen=True, slots=True)
-class TracedBatch:
-    """The batch that has the record. ``revision`` is that of the definition that the batch was allocated with.
+class TracedBatch(View):
+    """The batch that has it."""
 
-    ``source`` is where an attempt would read its records now, "log" or "kafka"; None if the batch is abandoned.
-    """
-
-    batch_time_ms: int
+    batch_time_ms: Time
     state: str
     records: int
     built: bool
     revision: int
-    allocated_at_ms: int
-    completed_at_ms: int | None
+    allocated_at_ms: Time
+    completed_at_ms: Time | None
     error: str | None
-    manifest_uri: str
     source: str | None
+    manifest_uri: Annotated[str, UNPUBLISHED]
 
 
-@dataclass(frozen=True, slots=True)
-class TracedAttempt:
-    """An attempt at the batch, or at its replay ``target``. ``run_id`` is the Airflow run that began it."""
+class TracedAttempt(View):
+    """An attempt at the batch, or at its replay ``target``."""
 
     number: int
     target: str
@@ -140,107 +186,93 @@ class TracedAttempt:
     revision: int | None
     code_version: str | None
     run_id: str | None
-    started_at_ms: int
-    ended_at_ms: int | None
+    started_at_ms: Time
+    ended_at_ms: Time | None
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TracedDocument:
-    """A document that was looked up by its id. ``same``: its contents are the record's value; None: not comparable."""
+class TracedDocument(View):
+    """A document that was looked up."""
 
     index: str
     id: str
     found: bool
-    version: int | None = None
-    same: bool | None = None
-    source: Any = None
+    version: int | None
+    same: bool | None
+    source: Any
 
 
-@dataclass(frozen=True, slots=True)
-class TracedLetter:
+class TracedLetter(View):
     """A dead letter of the record."""
 
     index: str
     id: str
     reason_type: str
     reason: str
-    batch_time_ms: int | None
+    batch_time_ms: Time | None
     attempt: int | None
-    replayed_at_ms: int | None
+    replayed_at_ms: Time | None
 
 
-@dataclass(frozen=True, slots=True)
-class OutputTrace:
-    """What became of the record in one output of the batch, or of its replay ``target``.
-
-    ``attempt``, ``revision``, ``code_version`` and ``counts`` are those of the newest result that the ledger has.
-    """
+class OutputTrace(View):
+    """What became of the record in one output."""
 
     output_id: str
     kind: str
     target: str
     outcome: Outcome
     text: str
-    attempt: int | None = None
-    revision: int | None = None
-    code_version: str | None = None
-    recorded_at_ms: int | None = None
-    error: str | None = None
-    counts: Mapping[str, Any] | None = None
-    document: TracedDocument | None = None
-    letters: tuple[TracedLetter, ...] = ()
+    attempt: int | None
+    revision: int | None
+    code_version: str | None
+    recorded_at_ms: Time | None
+    error: str | None
+    counts: dict[str, Any] | None
+    document: TracedDocument | None
+    letters: tuple[TracedLetter, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordTrace:
-    """One record's way. ``text`` says in a sentence how far it has come.
-
-    ``record_problem`` says why ``record`` is None. ``elsewhere`` are other incarnations of the topic, or other inputs
-    with a topic of this name, that have received the same offset.
-    """
+class RecordTrace(View):
+    """One record's way."""
 
     stream: str
-    position: RecordPosition
+    position: Annotated[RecordPosition, _IN_PARTS]
     state: RecordState
     text: str
-    record: TracedRecord | None = None
-    record_problem: str | None = None
-    block: TracedBlock | None = None
-    batch: TracedBatch | None = None
-    attempts: tuple[TracedAttempt, ...] = ()
-    outputs: tuple[OutputTrace, ...] = ()
-    elsewhere: tuple[RecordPosition, ...] = ()
+    record: Record | None
+    record_problem: str | None
+    block: TracedBlock | None
+    batch: TracedBatch | None
+    attempts: tuple[TracedAttempt, ...]
+    outputs: tuple[OutputTrace, ...]
+    elsewhere: tuple[Annotated[RecordPosition, _IN_PARTS], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KeyMatch:
-    """A record with the key. ``batch_time_ms`` is its block's batch time, whether the batch is allocated or not."""
+class KeyMatch(View):
+    """A record with the key."""
 
-    position: RecordPosition
-    timestamp_ms: int | None
+    position: Annotated[RecordPosition, _IN_PARTS]
+    timestamp_ms: Time | None
     value_bytes: int | None
-    batch_time_ms: int
+    batch_time_ms: Time
 
 
-@dataclass(frozen=True, slots=True)
-class KeySearch:
-    """The result of a search for a key, newest first.
-
-    ``searched_records`` were looked at, in the batch times from ``from_ms`` to ``until_ms`` (None: none). ``complete``:
-    everything that the stream has received and still has was searched. ``ended`` says why the search ended.
-    """
+class KeySearch(View):
+    """The records with a key, newest first, and how far the search looked."""
 
     stream: str
-    key: bytes
+    key: Annotated[bytes, UNPUBLISHED]
     matches: tuple[KeyMatch, ...]
     searched_records: int
     searched_batches: int
-    from_ms: int | None
-    until_ms: int | None
+    from_ms: Time | None
+    until_ms: Time | None
     complete: bool
     ended: str
 
 
-class UnknownRecordError(HeadraceError):
-    """The stream has no such topic, partition or document id, so nothing can be said of the record."""
+class Trace(View):
+    """Either ``record`` or ``search`` is null."""
+
+    record: RecordTrace | None = None
+    search: KeySearch | None = None

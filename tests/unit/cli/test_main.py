@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,12 @@ def run(*arguments: str) -> Result:
 
 def test_the_version_is_printed() -> None:
     assert run("--version").stdout == f"headrace {__version__}\n"
+
+
+def test_python_runs_the_module_of_the_command() -> None:
+    """The demo and tests start commands so."""
+    module = [sys.executable, "-m", "headrace.cli.main", "streams", "list", "--help"]
+    assert "List the streams" in subprocess.run(module, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("path", [(), ("streams",), ("streams", "list"), ("trace",)])

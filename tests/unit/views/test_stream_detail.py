@@ -29,7 +29,8 @@ def test_a_batch_that_took_over_more_batch_times_than_are_shown_holds_the_log(sh
     shop.beat()
     batch = allocate(StreamContext(shop.stream, shop.ledger), shop.latest(), takes_over=True).batch
     assert len(batch.absorbed) >= 20
-    assert held_by(shop) == (Holder(shop.latest(), "allocated", "it is allocated", batch.payload_bytes),)
+    holder = Holder(batch_time_ms=shop.latest(), state="allocated", reason="it is allocated", bytes=batch.payload_bytes)
+    assert held_by(shop) == (holder,)
 
 
 def checkpointed(shop: Shop, definition: str) -> None:

@@ -6,10 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.connections import CONNECTION_PREFIX
 from headrace.stream import Stream
-from headrace.ui.api import actions, models
+from headrace.ui.api import actions
 from headrace.ui.api.requests import (
     ACTION_RESPONSES,
     SLOW,
@@ -20,7 +21,56 @@ from headrace.ui.api.requests import (
     refuse_forgery,
     time_ms,
 )
-from headrace.views.dead_letters import DeadLettersOf, NoSuchOutputError
+from headrace.views.base import View
+from headrace.views.dead_letters import DeadLetterPage, DeadLettersOf, NoSuchOutputError
+
+
+class Preview(View):
+    """What an action would do, or why it is refused: the words of the confirmation."""
+
+    will: str
+    refused: str | None = None
+
+
+class Done(View):
+    """What an action has done, in words."""
+
+    done: str
+
+
+class Reason(BaseModel):
+    """The body of an action."""
+
+    model_config = ConfigDict(extra="forbid")
+    reason: str | None = Field(default=None, max_length=2000, examples=["The mapping is corrected."])
+
+
+class AbandonBody(BaseModel):
+    """Why a batch is abandoned. Nothing else explains the gap later."""
+
+    model_config = ConfigDict(extra="forbid")
+    reason: str = Field(min_length=1, max_length=2000)
+    output: str | None = Field(default=None, description="Give up only this output of the batch; null: the batch.")
+
+
+class RunBody(Reason):
+    """How a batch is run again."""
+
+    outputs: tuple[str, ...] | None = Field(default=None, description="Only these outputs; null: all of them.")
+
+
+class ReplayBody(Reason):
+    """Where a batch is replayed to."""
+
+    target: str = Field(description="The id of a replay DAG of the stream.", examples=["orders_replay_v2"])
+
+
+class DeadLetterReplayBody(Reason):
+    """Which dead letters are indexed again."""
+
+    output: str
+    limit: int = Field(default=1000, ge=1, le=10_000)
+
 
 reads = APIRouter(tags=["actions"])
 """Previews and dead letters: for those who may read the stream."""
@@ -30,32 +80,32 @@ writes = APIRouter(tags=["actions"], dependencies=[Depends(refuse_forgery)], res
 OutputId = Annotated[str | None, Query(description="Needed if the stream has several Elasticsearch outputs.")]
 
 
-def _preview(stream: KnownStream, intent: actions.Intent) -> models.Preview:
-    return models.Preview(will=intent.will, refused=actions.not_allowed(stream) or intent.refused)
+def _preview(stream: KnownStream, intent: actions.Intent) -> Preview:
+    return Preview(will=intent.will, refused=actions.not_allowed(stream) or intent.refused)
 
 
 @reads.get("/streams/{name}/stop/preview", summary="Say what stopping will do")
-def preview_stop(stream: StreamDep) -> models.Preview:
+def preview_stop(stream: StreamDep) -> Preview:
     """In words, or why it is refused."""
     return _preview(stream, actions.stop_intent(stream))
 
 
 @writes.post("/streams/{name}/stop", summary="Stop a stream gracefully")
-def stop(stream: OperableDep, body: models.Reason) -> models.Done:
+def stop(stream: OperableDep, body: Reason) -> Done:
     """The receivers store what they have read, then they end. Batches go on."""
-    return models.Done(done=actions.stop(stream, body.reason))
+    return Done(done=actions.stop(stream, body.reason))
 
 
 @reads.get("/streams/{name}/start/preview", summary="Say what starting will do")
-def preview_start(stream: StreamDep) -> models.Preview:
+def preview_start(stream: StreamDep) -> Preview:
     """In words, or why it is refused."""
     return _preview(stream, actions.start_intent(stream))
 
 
 @writes.post("/streams/{name}/start", summary="Let a stopped stream run again")
-def start(stream: OperableDep, body: models.Reason) -> models.Done:
+def start(stream: OperableDep, body: Reason) -> Done:
     """The receiver DAG starts a receiver job, which continues at the ledger's positions."""
-    return models.Done(done=actions.start(stream, body.reason))
+    return Done(done=actions.start(stream, body.reason))
 
 
 @reads.get("/streams/{name}/batches/{batch_time}/run/preview", summary="Say what running a batch again will do")
@@ -63,14 +113,14 @@ def preview_run(
     stream: StreamDep,
     batch_time: BatchTime,
     outputs: Annotated[list[str] | None, Query(description="Only these outputs.")] = None,
-) -> models.Preview:
+) -> Preview:
     """In words, or why it is refused."""
     wanted = tuple(outputs) if outputs else None
     return _preview(stream, actions.run_intent(stream, time_ms(batch_time, "batch_time"), wanted))
 
 
 @writes.post("/streams/{name}/batches/{batch_time}/run", summary="Run a batch again")
-async def run(request: Request, stream: OperableDep, batch_time: BatchTime, body: models.RunBody) -> models.Done:
+async def run(request: Request, stream: OperableDep, batch_time: BatchTime, body: RunBody) -> Done:
     """Clears its Airflow run; triggers one if it has none, or if only some outputs are to be written again."""
     batch_time_ms = time_ms(batch_time, "batch_time")
     found = await run_in_threadpool(actions.checked_run, stream, batch_time_ms, body.outputs)
@@ -78,7 +128,7 @@ async def run(request: Request, stream: OperableDep, batch_time: BatchTime, body
     await run_in_threadpool(
         actions.audit, stream, "run", batch_time_ms=batch_time_ms, reason=body.reason, outputs=body.outputs
     )
-    return models.Done(done=done)
+    return Done(done=done)
 
 
 @reads.get("/streams/{name}/batches/{batch_time}/abandon/preview", summary="Say what abandoning a batch will do")
@@ -86,19 +136,17 @@ def preview_abandon(
     stream: StreamDep,
     batch_time: BatchTime,
     output: Annotated[str | None, Query(description="Only this output of the batch.")] = None,
-) -> models.Preview:
+) -> Preview:
     """In words, or why it is refused."""
     return _preview(stream, actions.abandon_intent(stream, time_ms(batch_time, "batch_time"), output))
 
 
 @writes.post("/streams/{name}/batches/{batch_time}/abandon", summary="Abandon a batch that can never succeed")
-def abandon(stream: OperableDep, batch_time: BatchTime, body: models.AbandonBody) -> models.Done:
+def abandon(stream: OperableDep, batch_time: BatchTime, body: AbandonBody) -> Done:
     """Its records become a gap, or with ``output`` they are not written there. This is final."""
     if not body.reason.strip():
         raise HTTPException(422, "Give a reason; nothing else will explain the gap later.")
-    return models.Done(
-        done=actions.abandon(stream, time_ms(batch_time, "batch_time"), body.reason.strip(), body.output)
-    )
+    return Done(done=actions.abandon(stream, time_ms(batch_time, "batch_time"), body.reason.strip(), body.output))
 
 
 @reads.get("/streams/{name}/batches/{batch_time}/replay/preview", summary="Say what replaying a batch will do")
@@ -106,13 +154,13 @@ def preview_replay(
     stream: StreamDep,
     batch_time: BatchTime,
     target: Annotated[str, Query(description="The id of a replay DAG of the stream.")],
-) -> models.Preview:
+) -> Preview:
     """In words, or why it is refused."""
     return _preview(stream, actions.replay_intent(stream, time_ms(batch_time, "batch_time"), target))
 
 
 @writes.post("/streams/{name}/batches/{batch_time}/replay", summary="Replay a batch into another place")
-async def replay(request: Request, stream: OperableDep, batch_time: BatchTime, body: models.ReplayBody) -> models.Done:
+async def replay(request: Request, stream: OperableDep, batch_time: BatchTime, body: ReplayBody) -> Done:
     """Triggers a replay DAG of the stream for the batch time."""
     batch_time_ms = time_ms(batch_time, "batch_time")
     intent = await run_in_threadpool(actions.replay_intent, stream, batch_time_ms, body.target)
@@ -122,15 +170,15 @@ async def replay(request: Request, stream: OperableDep, batch_time: BatchTime, b
     await run_in_threadpool(
         actions.audit, stream, "replay", batch_time_ms=batch_time_ms, reason=body.reason, target=body.target
     )
-    return models.Done(done=done)
+    return Done(done=done)
 
 
 @reads.get("/streams/{name}/dead-letters", summary="List an output's dead letters", dependencies=SLOW)
 def list_dead_letters(
     stream: StreamDep, output: OutputId = None, limit: Annotated[int, Query(ge=1, le=500)] = 50
-) -> models.DeadLetterPage:
+) -> DeadLetterPage:
     """Those that were not replayed, the newest batch first, from Elasticsearch."""
-    return models.DeadLetterPage.model_validate(_letters(stream, output).page(limit))
+    return _letters(stream, output).page(limit)
 
 
 @reads.get(
@@ -138,7 +186,7 @@ def list_dead_letters(
 )
 def preview_letters(
     stream: StreamDep, output: OutputId = None, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
-) -> models.Preview:
+) -> Preview:
     """In words, or why it is refused."""
     letters = _letters(stream, output)
     plan = letters.plan(limit)
@@ -157,13 +205,13 @@ def preview_letters(
 
 
 @writes.post("/streams/{name}/dead-letters/replay", summary="Index dead letters again", dependencies=SLOW)
-def replay_letters(stream: OperableDep, body: models.DeadLetterReplayBody) -> models.Done:
+def replay_letters(stream: OperableDep, body: DeadLetterReplayBody) -> Done:
     """After the index was corrected. After the transform was corrected, run the batches again instead."""
     counts = _letters(stream, body.output).replay(body.limit)
     numbers = {"letters": counts.letters, "replayed": counts.replayed, "refused": counts.refused, "left": counts.left}
     actions.audit(stream, "replay dead letters", reason=body.reason, output=body.output, **numbers)
     why = "; ".join(f"{number:,} {text}" for text, number in (counts.refused_because + counts.left_because).items())
-    return models.Done(
+    return Done(
         done=f"{counts.replayed:,} of {counts.letters:,} dead letters are indexed; {counts.refused:,} were refused "
         f"again, {counts.left:,} are left." + (f" Because: {why}." if why else "")
     )

@@ -111,7 +111,7 @@ def _add_headers(app: FastAPI) -> None:
 
 @cache
 def examples() -> dict[str, Any]:
-    """An example of each answer, by the name of its model in `headrace.ui.api.models`."""
+    """An example of each answer, by the name of its class."""
     found: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
     return found
 

@@ -13,8 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import TypeVar
 
 from sqlalchemy.engine import URL
@@ -26,7 +25,7 @@ from headrace.ledger.database import engine_url
 from headrace.ledger.errors import LedgerMissingError, LedgerUnavailableError, LedgerUrlError, StreamNotFoundError
 from headrace.ui.api.airflow_side import AirflowSide
 from headrace.views.stream_state import DagFacts
-from headrace.views.streams import Placed, StreamSummary, default_place, summaries
+from headrace.views.streams import Placed, Problem, ProblemKind, StreamSummary, default_place, summaries
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ class Catalogue:
         places = {(each.ledger, each.name) for each in flat}
         for each in sorted(read, key=lambda each: (each.ledger, each.name) not in places):
             if each.name in streams:
-                problems.append(same_name(each, streams[each.name]))
+                problems.append(same_name(each.place, streams[each.name].place))
             else:
                 streams[each.name] = each
         return sorted(streams.values(), key=lambda each: each.name), problems
@@ -295,27 +294,6 @@ def _silent(reference: str, what: str) -> LedgerSilentError:
     )
 
 
-class ProblemKind(StrEnum):
-    """What is wrong. The streams of a ledger that cannot be read are not listed; otherwise only one is concerned."""
-
-    LEDGER_UNREADABLE = "ledger_unreadable"
-    SEVERAL_BATCH_DAGS = "several_batch_dags"
-    NOT_REGISTERED = "not_registered"
-    NEW = "new"
-    SAME_NAME = "same_name"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A problem, as one caller may see it. ``ledger`` None: it is not one ledger's."""
-
-    kind: ProblemKind
-    ledger: str | None
-    error: str
-    remedy: str | None
-    streams: tuple[str, ...]
-
-
 def refused(reference: str, streams: Collection[Placed], error: Exception) -> Problem:
     """A ledger that raised ``error``; ``streams`` are those that are declared in it, and that the caller may read."""
     if isinstance(error, HeadraceError):
@@ -326,7 +304,8 @@ def refused(reference: str, streams: Collection[Placed], error: Exception) -> Pr
     # A URL that is refused may hold a password.
     hidden = isinstance(error, LedgerUrlError) and not reference.startswith(CONNECTION_PREFIX)
     shown = "invalid ledger" if hidden else reference
-    return Problem(ProblemKind.LEDGER_UNREADABLE, shown, what, remedy, tuple(each.name for each in streams))
+    names = tuple(each.name for each in streams)
+    return Problem(kind=ProblemKind.LEDGER_UNREADABLE, ledger=shown, error=what, remedy=remedy, streams=names)
 
 
 def several_batch_dags(declared: Iterable[Placed], readable: Callable[[str], bool]) -> Iterator[Problem]:
@@ -343,13 +322,18 @@ def several_batch_dags(declared: Iterable[Placed], readable: Callable[[str], boo
         more = f" and {hidden} that you may not read" if hidden else ""
         if shown:
             yield Problem(
-                ProblemKind.SEVERAL_BATCH_DAGS,
-                None,
-                f"{len(dag_ids)} DAGs declare themselves the batch DAG of stream {stream.name}: "
-                f"{', '.join(shown)}{more}. To read the stream or act on it, a user needs the right on each of them.",
-                "Remove the copies, or declare another stream in them. A DAG whose file is gone counts until it is "
-                "deleted in Airflow (`airflow dags delete`).",
-                (stream.name,),
+                kind=ProblemKind.SEVERAL_BATCH_DAGS,
+                ledger=None,
+                error=(
+                    f"{len(dag_ids)} DAGs declare themselves the batch DAG of stream {stream.name}: "
+                    f"{', '.join(shown)}{more}. To read the stream or act on it, a user needs the right on each of "
+                    "them."
+                ),
+                remedy=(
+                    "Remove the copies, or declare another stream in them. A DAG whose file is gone counts until it is "
+                    "deleted in Airflow (`airflow dags delete`)."
+                ),
+                streams=(stream.name,),
             )
 
 
@@ -362,28 +346,30 @@ def not_registered(stream: Placed, facts: Mapping[str, DagFacts]) -> Problem:
     """A declared stream that is not in its ledger: a new one, or one whose tasks have not succeeded yet."""
     if is_new(stream, facts):
         return Problem(
-            ProblemKind.NEW,
-            stream.ledger,
-            f"Unpause its DAGs {stream.receiver_dag_id} and {stream.batch_dag_id}: then it begins.",
-            None,
-            (stream.name,),
+            kind=ProblemKind.NEW,
+            ledger=stream.ledger,
+            error=f"Unpause its DAGs {stream.receiver_dag_id} and {stream.batch_dag_id}: then it begins.",
+            remedy=None,
+            streams=(stream.name,),
         )
     return Problem(
-        ProblemKind.NOT_REGISTERED,
-        stream.ledger,
-        f"Stream {stream.name} is not in its ledger yet: none of its tasks has run.",
-        f"Unpause the DAGs {stream.receiver_dag_id} and {stream.batch_dag_id}. If they are unpaused, the log of the "
-        "task `receive` says what prevents it.",
-        (stream.name,),
+        kind=ProblemKind.NOT_REGISTERED,
+        ledger=stream.ledger,
+        error=f"Stream {stream.name} is not in its ledger yet: none of its tasks has run.",
+        remedy=(
+            f"Unpause the DAGs {stream.receiver_dag_id} and {stream.batch_dag_id}. If they are unpaused, the log of "
+            "the task `receive` says what prevents it."
+        ),
+        streams=(stream.name,),
     )
 
 
 def same_name(second: Placed, first: Placed) -> Problem:
     """A stream of a second ledger with the name of one that is shown."""
     return Problem(
-        ProblemKind.SAME_NAME,
-        second.ledger,
-        f"A stream named {second.name} is in {first.ledger} too; only that one is shown.",
-        "Give one of the two another name. If both lead to the same database, write it in one way only.",
-        (second.name,),
+        kind=ProblemKind.SAME_NAME,
+        ledger=second.ledger,
+        error=f"A stream named {second.name} is in {first.ledger} too; only that one is shown.",
+        remedy="Give one of the two another name. If both lead to the same database, write it in one way only.",
+        streams=(second.name,),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -13,18 +12,17 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from headrace.connections import CONNECTION_PREFIX
 from headrace.ledger import Ledger
 from headrace.ledger.states import BatchState, EventKind
-from headrace.ledger.timelines import BatchOrder, BatchRange, Page
+from headrace.ledger.timelines import BatchOrder, BatchRange
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
-from headrace.ui.api import models
 from headrace.ui.api.airflow_side import AirflowSide, Run
 from headrace.ui.api.catalogue import Catalogue, may_read
-from headrace.ui.api.models.trace import Trace, search_answer, trace_answer
 from headrace.ui.api.requests import (
     SLOW,
     BatchTime,
     BeforeId,
     CallerDep,
+    Error,
     FromTime,
     KeySearches,
     KnownStream,
@@ -37,18 +35,20 @@ from headrace.ui.api.requests import (
     time_ms,
 )
 from headrace.views import history
-from headrace.views.batch_detail import Attempt, BatchDetail, batch_detail
-from headrace.views.batches import batch_line, last_error
-from headrace.views.streams import stream_detail
+from headrace.views.batch_detail import Attempt, BatchDetail, Links, batch_detail
+from headrace.views.batches import BatchPage, batch_lines
+from headrace.views.history import EventPage, GapPage, Timeline
+from headrace.views.streams import May, OfDag, StreamDetail, StreamList, stream_detail
 from headrace.views.trace import trace_document, trace_record
 from headrace.views.trace_location import Coordinates
-from headrace.views.traced import UnknownRecordError
+from headrace.views.traced import Trace, UnknownRecordError
 
 streams = APIRouter(tags=["streams"])
+batches = APIRouter(tags=["batches"])
 
 
 @streams.get("/streams", summary="List the streams that you may read")
-def list_streams(request: Request, caller: CallerDep) -> models.StreamList:
+def list_streams(request: Request, caller: CallerDep) -> StreamList:
     """Each stream with its state and numbers, sorted by name. A ledger that does not answer is in ``problems``."""
     airflow: AirflowSide = request.app.state.airflow
     catalogue: Catalogue = request.app.state.catalogue
@@ -59,27 +59,22 @@ def list_streams(request: Request, caller: CallerDep) -> models.StreamList:
             known[dag_id] = airflow.may(caller, "GET", dag_id)
         return known[dag_id]
 
-    found, problems = catalogue.summaries(readable)
-    return models.StreamList(
+    summaries, problems = catalogue.summaries(readable)
+    return StreamList(
         streams=tuple(
-            models.StreamSummary.model_validate(
-                shallow(each) | {"may": {"read": True, "operate": may_operate(airflow, caller, *each.batch_dag_ids)}}
-            )
-            for each in found
+            each.model_copy(update=_may(may_operate(airflow, caller, *each.place.batch_dag_ids))) for each in summaries
         ),
-        problems=tuple(map(models.Problem.model_validate, problems)),
+        problems=tuple(problems),
     )
 
 
 @streams.get("/streams/{name}", summary="Show one stream")
-def show_stream(stream: StreamDep) -> models.StreamDetail:
+def show_stream(stream: StreamDep) -> StreamDetail:
     """Its state and numbers, receiver job, receivers, partitions, and what holds its log."""
     place = stream.place
     facts = stream.airflow.facts((place.batch_dag_id, place.receiver_dag_id))
-    found = stream.ask(lambda ledger: stream_detail(ledger, stream.name, place, facts))
-    return models.StreamDetail.model_validate(
-        shallow(found.summary) | shallow(found) | {"may": {"read": True, "operate": stream.may_operate}}
-    )
+    detail = stream.ask(lambda ledger: stream_detail(ledger, stream.name, place, facts))
+    return detail.model_copy(update=_may(stream.may_operate))
 
 
 @streams.get("/streams/{name}/timeline", summary="Show a stream's batches and samples over time")
@@ -88,15 +83,14 @@ def show_timeline(
     from_time: FromTime = None,
     until: UntilTime = None,
     points: Annotated[int, Query(ge=10, le=1000, description="The largest number of batches, and of samples.")] = 200,
-) -> models.Timeline:
+) -> Timeline:
     """By default the last ``points`` batch times. A longer range is thinned."""
     from_ms, until_ms = optional_ms(from_time, "from"), optional_ms(until, "until")
     if from_ms is not None and until_ms is not None and from_ms >= until_ms:
         raise HTTPException(422, "from has to be before until.")
-    found = stream.ask(
+    return stream.ask(
         lambda ledger: history.timeline(ledger, stream.name, from_ms=from_ms, until_ms=until_ms, points=points)
     )
-    return models.Timeline.model_validate(found)
 
 
 @streams.get("/streams/{name}/events", summary="List a stream's events")
@@ -105,15 +99,14 @@ def list_events(
     kind: Annotated[list[str] | None, Query(description="Only these kinds; may be repeated.")] = None,
     before_id: BeforeId = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> models.EventPage:
+) -> EventPage:
     """Newest first. Events of blocks are left out unless their kind is asked for."""
     known = {each.value for each in EventKind}
     unknown = sorted(set(kind or ()) - known)
     if unknown:
         raise HTTPException(422, f"There is no kind {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
     kinds = [EventKind(each) for each in kind or ()]
-    found = stream.ask(lambda ledger: history.events(ledger, stream.name, kinds, before_id=before_id, limit=limit))
-    return models.EventPage.model_validate(found)
+    return stream.ask(lambda ledger: history.events(ledger, stream.name, kinds, before_id=before_id, limit=limit))
 
 
 @streams.get("/streams/{name}/gaps", summary="List a stream's gaps")
@@ -121,10 +114,9 @@ def list_gaps(
     stream: StreamDep,
     before_id: BeforeId = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> models.GapPage:
+) -> GapPage:
     """Offsets that were given up, newest first."""
-    found = stream.ask(lambda ledger: history.gaps(ledger, stream.name, before_id=before_id, limit=limit))
-    return models.GapPage.model_validate(found)
+    return stream.ask(lambda ledger: history.gaps(ledger, stream.name, before_id=before_id, limit=limit))
 
 
 @streams.get("/dags/{dag_id}", summary="Find the stream of a DAG, and the batch of a run")
@@ -133,7 +125,7 @@ def stream_of_dag(
     caller: CallerDep,
     dag_id: str,
     run_id: Annotated[str | None, Query(description="A run of the DAG.")] = None,
-) -> models.OfDag:
+) -> OfDag:
     """For the page inside Airflow's page of a DAG or of a run. 404 if the DAG is not of a stream."""
     airflow: AirflowSide = request.app.state.airflow
     catalogue: Catalogue = request.app.state.catalogue
@@ -151,15 +143,11 @@ def stream_of_dag(
             declared.ledger,
             lambda ledger: history.batch_of_run(ledger, declared.name, run_id, ended_ms),
         )
-    return models.OfDag(stream=declared.name, batch_time_ms=batch_time_ms)
+    return OfDag(stream=declared.name, batch_time_ms=batch_time_ms)
 
 
-def shallow(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, by name; not copied."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-batches = APIRouter(tags=["batches"])
+def _may(operate: bool) -> dict[str, May]:
+    return {"may": May(read=True, operate=operate)}
 
 
 @batches.get("/streams/{name}/batches", summary="List a stream's batches")
@@ -175,40 +163,34 @@ def list_batches(
     order: BatchOrder = BatchOrder.NEWEST,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(description="The ``next_cursor`` of the page before.")] = None,
-) -> models.BatchPage:
+) -> BatchPage:
     """In one of several orders. Orders other than by time sort the newest 10,000 batches of the range."""
     after = place_of(cursor)
     if after is not None and (after.value is None) is not order.by_time:
         raise HTTPException(422, "The cursor is of another order: begin again without it.")
     wanted = BatchRange(tuple(state or ()), optional_ms(from_time, "from"), optional_ms(until, "until"), folded)
 
-    def read(ledger: Ledger) -> tuple[Page, list[str | None], dict[str, int]]:
+    def read(ledger: Ledger) -> BatchPage:
         page = ledger.batch_pages.page(stream.name, wanted, order, limit, after)
-        return page, [last_error(ledger, row) for row in page.rows], ledger.batch_pages.counts(stream.name)
+        return BatchPage(
+            batches=batch_lines(ledger, page.rows),
+            next_cursor=cursor_of(page.after),
+            total_by_state=ledger.batch_pages.counts(stream.name),
+            window=page.window,
+        )
 
-    page, errors, counts = stream.ask(read)
-    lines = [batch_line(row, error=error) for row, error in zip(page.rows, errors, strict=True)]
-    return models.BatchPage(
-        batches=tuple(map(models.BatchLine.model_validate, lines)),
-        next_cursor=cursor_of(page.after),
-        total_by_state=counts,
-        window=page.window,
-    )
+    return stream.ask(read)
 
 
 @batches.get("/streams/{name}/batches/{batch_time}", summary="Show one batch")
-def show_batch(request: Request, stream: StreamDep, batch_time: BatchTime) -> models.BatchDetail:
+def show_batch(request: Request, stream: StreamDep, batch_time: BatchTime) -> BatchDetail:
     """What it holds, its attempts, the result of each output, and links to its run, logs and Spark's pages."""
     batch_time_ms = time_ms(batch_time, "batch_time")
-    found = stream.ask(lambda ledger: batch_detail(ledger, stream.name, batch_time_ms))
-    links = _links(request, stream, found, batch_time_ms)
+    batch = stream.ask(lambda ledger: batch_detail(ledger, stream.name, batch_time_ms))
     attempts = tuple(
-        models.Attempt.model_validate(shallow(each) | {"links": _attempt_links(request, stream, each)})
-        for each in found.all_attempts
+        each.model_copy(update={"links": _attempt_links(request, stream, each)}) for each in batch.all_attempts
     )
-    return models.BatchDetail.model_validate(
-        shallow(found.line) | shallow(found) | {"links": links, "all_attempts": attempts}
-    )
+    return batch.model_copy(update={"links": _links(request, stream, batch), "all_attempts": attempts})
 
 
 def own_run(stream: KnownStream, batch_time_ms: int, run_ids: Sequence[str]) -> Run | None:
@@ -230,22 +212,22 @@ def own_run(stream: KnownStream, batch_time_ms: int, run_ids: Sequence[str]) -> 
     return run if assigned_ms in (None, batch_time_ms) else None
 
 
-def _links(request: Request, stream: KnownStream, batch: BatchDetail, batch_time_ms: int) -> models.Links:
+def _links(request: Request, stream: KnownStream, batch: BatchDetail) -> Links:
     """Of the newest attempt; without one, of the run whose interval ends at the batch time."""
-    run = own_run(stream, batch_time_ms, batch.run_ids)
+    run = own_run(stream, batch.batch_time_ms, batch.run_ids)
     own = [each for each in batch.all_attempts if each.target is None]
     grid = f"{_root(request)}/dags/{quote(stream.place.batch_dag_id)}"
     if run is None:
-        return models.Links(grid=grid, spark_ui=own[-1].spark_ui if own else None)
+        return Links(grid=grid, spark_ui=own[-1].spark_ui if own else None)
     address = f"{grid}/runs/{quote(run.run_id, safe='')}"
-    return models.Links(run=address, logs=_logs(address, own), spark_ui=own[-1].spark_ui if own else None, grid=grid)
+    return Links(run=address, logs=_logs(address, own), spark_ui=own[-1].spark_ui if own else None, grid=grid)
 
 
-def _attempt_links(request: Request, stream: KnownStream, attempt: Attempt) -> models.Links:
+def _attempt_links(request: Request, stream: KnownStream, attempt: Attempt) -> Links:
     if attempt.run_id is None or attempt.target is not None:
-        return models.Links(spark_ui=attempt.spark_ui)
+        return Links(spark_ui=attempt.spark_ui)
     address = f"{_root(request)}/dags/{quote(stream.place.batch_dag_id)}/runs/{quote(attempt.run_id, safe='')}"
-    return models.Links(run=address, logs=_logs(address, [attempt]), spark_ui=attempt.spark_ui)
+    return Links(run=address, logs=_logs(address, [attempt]), spark_ui=attempt.spark_ui)
 
 
 def _logs(run: str, attempts: list[Attempt]) -> str | None:
@@ -265,7 +247,7 @@ traces = APIRouter(tags=["batches"])
 
 
 _UNAVAILABLE: dict[int | str, dict[str, Any]] = {
-    503: {"model": models.Error, "description": "The stream's ledger does not answer, or other searches are running."}
+    503: {"model": Error, "description": "The stream's ledger does not answer, or other searches are running."}
 }
 
 
@@ -306,14 +288,14 @@ def show_trace(
     try:
         if key is not None:
             searches: KeySearches = request.app.state.key_searches
-            return search_answer(searches.search(context, key.encode(), limit=limit))
+            return Trace(search=searches.search(context, key.encode(), limit=limit))
         environ = _environ(stream, context.stream)
         if document_id is not None:
-            return trace_answer(trace_document(context, document_id, environ=environ))
+            return Trace(record=trace_document(context, document_id, environ=environ))
         if topic is None or partition is None or offset is None:
             raise HTTPException(422, _ONE_OF)
         asked = Coordinates(topic, partition, offset, incarnation)
-        return trace_answer(trace_record(context, asked, input_id=input_id, environ=environ))
+        return Trace(record=trace_record(context, asked, input_id=input_id, environ=environ))
     except UnknownRecordError as error:
         raise HTTPException(404, str(error)) from error
 

@@ -30,9 +30,9 @@ from headrace.ledger.errors import (
 )
 from headrace.ledger.timelines import Place
 from headrace.stream_context import StreamContext
-from headrace.ui.api import models
 from headrace.ui.api.airflow_side import AirflowSide, Caller
 from headrace.ui.api.catalogue import Catalogue, LedgerSilentError, OpenLedgers
+from headrace.views.base import View
 from headrace.views.streams import Placed
 from headrace.views.trace_records import search_key
 from headrace.views.traced import KeySearch
@@ -249,6 +249,13 @@ class KeySearches:
             self._slots.release()
 
 
+class Error(View):
+    """An error: what happened, and what to do."""
+
+    detail: str
+    remedy: str | None = None
+
+
 _STATUSES: tuple[tuple[type[HeadraceError], int], ...] = (
     (StreamNotFoundError, 404),
     (BatchNotFoundError, 404),
@@ -263,15 +270,15 @@ _STATUSES: tuple[tuple[type[HeadraceError], int], ...] = (
 )
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    401: {"model": models.Error, "description": "Not logged in."},
-    404: {"model": models.Error, "description": "There is no such stream or batch, or you may not read it."},
-    503: {"model": models.Error, "description": "The stream's ledger does not answer."},
+    401: {"model": Error, "description": "Not logged in."},
+    404: {"model": Error, "description": "There is no such stream or batch, or you may not read it."},
+    503: {"model": Error, "description": "The stream's ledger does not answer."},
 }
 ACTION_RESPONSES: dict[int | str, dict[str, Any]] = {
     **RESPONSES,
-    403: {"model": models.Error, "description": "You may read the stream, and not act on it."},
-    409: {"model": models.Error, "description": "The action is refused; the preview says why."},
-    415: {"model": models.Error, "description": "The body is not JSON."},
+    403: {"model": Error, "description": "You may read the stream, and not act on it."},
+    409: {"model": Error, "description": "The action is refused; the preview says why."},
+    415: {"model": Error, "description": "The body is not JSON."},
 }
 
 

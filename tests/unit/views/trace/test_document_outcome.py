@@ -10,11 +10,19 @@ from headrace.blocks import TopicPartition
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 from headrace.stream.outputs import ColumnIds, RecordIds
 from headrace.views.trace_outputs import DocumentQuestion, is_value, judge
-from headrace.views.traced import Outcome, RecordPosition, TracedDocument, TracedLetter, TracedRecord
+from headrace.views.traced import Outcome, Record, RecordPosition, TracedDocument, TracedLetter
 
 POSITION = RecordPosition("records", TopicPartition("clicks", "id-1", 0), 7)
-LETTER = TracedLetter("clicks-dead-letters", "a/b", "mapper_parsing_exception", "no number", 10, 1, None)
-REPLAYED = TracedLetter("clicks-dead-letters", "a/b", "mapper_parsing_exception", "no number", 10, 1, 99)
+LETTER = TracedLetter(
+    index="clicks-dead-letters",
+    id="a/b",
+    reason_type="mapper_parsing_exception",
+    reason="no number",
+    batch_time_ms=10,
+    attempt=1,
+    replayed_at_ms=None,
+)
+REPLAYED = LETTER.model_copy(update={"replayed_at_ms": 99})
 
 
 def asked(
@@ -30,12 +38,14 @@ def asked(
         storage="/tmp/shop",
         ledger="sqlite:////tmp/shop.db",
     )
-    record = TracedRecord(0, 0, b"cup", value, (), "log")
+    record = Record(timestamp_ms=0, timestamp_type=0, key=b"cup", value=value, headers=(), read_from="log")
     return DocumentQuestion(stream, output, POSITION, record, "clicks", written, "It waits.")
 
 
 def document(version: int = 1, *, found: bool = True, same: bool | None = None) -> TracedDocument:
-    return TracedDocument("clicks", "clicks+0+7", found, version if found else None, same)
+    return TracedDocument(
+        index="clicks", id="clicks+0+7", found=found, version=version if found else None, same=same, source=None
+    )
 
 
 GONE = document(found=False)
