@@ -352,7 +352,7 @@ def _readable(value: bytes | None) -> str | None:
 
 
 MAX_RETRY_SECONDS = 30.0
-"""How long a command waits for Elasticsearch: a person waits for the command."""
+"""A command fails when Elasticsearch has been unavailable for so many seconds."""
 
 
 class NoSuchOutputError(HeadraceError):

@@ -85,7 +85,7 @@ def _walk(key: InputPartition, start: int, until: int, pieces: list[Piece], hole
         if piece.until >= reached:
             reached, before = piece.until, piece
     if reached > until:
-        what = f"Its position is {until}, and {before.reported_by} reaches to {reached}."
+        what = f"Its position is {until}, but {before.reported_by} reaches to {reached}."
         yield Finding(Problem.POSITION_WRONG, name, what)
     elif reached < until:
         holes.append(Hole(*key, reached, until))
@@ -136,7 +136,7 @@ def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
         gaps = reported.pop(batch.batch_time_ms, set())
         is_abandoned = batch.state is BatchState.ABANDONED
         if not is_abandoned and gaps:
-            what = f"It is {batch.state.value}, and {len(gaps)} gaps say that it was abandoned."
+            what = f"It is {batch.state.value}, but {len(gaps)} gaps say that it was abandoned."
             yield Finding(Problem.BATCH_STATE_WRONG, time_text(batch.batch_time_ms), what)
         if not is_abandoned:
             continue

@@ -70,13 +70,13 @@ class KafkaObservation:
     def _position(self, key: InputPartition, position: PositionRow) -> Iterator[Finding]:
         kept, name = self.kept.get(key), partition_text(key)
         if kept is not None and position.next_offset > kept.end:
-            what = f"Its position is {position.next_offset}, and Kafka's log ends at {kept.end}."
+            what = f"Its position is {position.next_offset}, but Kafka's log ends at {kept.end}."
             yield Finding(Problem.KAFKA_LOG_CUT, name, what)
         elif kept is not None and position.next_offset < kept.first:
-            what = f"Its position is {position.next_offset}, and the first offset that Kafka has is {kept.first}."
+            what = f"Its position is {position.next_offset}, but the first offset that Kafka has is {kept.first}."
             yield Finding(Problem.KAFKA_RECORDS_GONE, name, what)
         if self.committed.get(key, 0) > position.next_offset:
-            what = f"Its position is {position.next_offset}, and {self.committed[key]} is committed."
+            what = f"Its position is {position.next_offset}, but offset {self.committed[key]} is committed."
             yield Finding(Problem.COMMITTED_TOO_FAR, name, what)
 
 

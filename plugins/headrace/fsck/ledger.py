@@ -34,11 +34,11 @@ def check_blocks(snapshot: StreamSnapshot) -> Iterator[Finding]:
             yield Finding(Problem.BATCH_TIME_WRONG, f"block {block.block_id}", wrong)
         receiver = receivers.get(info.receiver)
         if receiver is None or info.epoch > receiver.epoch:
-            known = "is not registered" if receiver is None else f"is in epoch {receiver.epoch}"
-            what = f"It is of {info.receiver} in epoch {info.epoch}, and that receiver {known}."
+            known = "is not registered" if receiver is None else f"has reached only epoch {receiver.epoch}"
+            what = f"Receiver {info.receiver} wrote it in epoch {info.epoch}, but that receiver {known}."
             yield Finding(Problem.BLOCK_WRONG, f"block {block.block_id}", what)
         elif info.epoch == receiver.epoch and info.sequence > receiver.last_accepted_sequence:
-            what = f"Its sequence is {info.sequence}, and the last accepted one {receiver.last_accepted_sequence}."
+            what = f"Its sequence is {info.sequence}, after the last accepted one, {receiver.last_accepted_sequence}."
             yield Finding(Problem.BLOCK_WRONG, f"block {block.block_id}", what)
         before = last.get((info.receiver, info.epoch), -1)
         if info.sequence <= before:
@@ -47,7 +47,7 @@ def check_blocks(snapshot: StreamSnapshot) -> Iterator[Finding]:
         last[info.receiver, info.epoch] = info.sequence
         counted = sum(r.records for r in info.ranges)
         if counted != info.records:
-            what = f"It has {info.records} records, and its ranges {counted}."
+            what = f"It has {info.records} records, but its offset ranges count {counted}."
             yield Finding(Problem.BLOCK_WRONG, f"block {block.block_id}", what)
 
 
@@ -62,8 +62,8 @@ def _time_problem(snapshot: StreamSnapshot, block: StoredBlock) -> str | None:
     earliest_ms = stream.batch_time_after(min(since_ms, block.added_at_ms))
     if block.batch_time_ms < earliest_ms:
         return (
-            f"Its batch time is {time_text(block.batch_time_ms)}, and its records came for {time_text(earliest_ms)} "
-            "or later."
+            f"Its batch time is {time_text(block.batch_time_ms)}, but its records can be in no batch before "
+            f"{time_text(earliest_ms)}."
         )
     return None
 
@@ -85,7 +85,7 @@ def check_order_of_batch_times(snapshot: StreamSnapshot) -> Iterator[Finding]:
         key = (row.input_id, row.partition)
         if row.last_batch_time_ms < latest.get(key, 0):
             what = (
-                f"Its latest batch time is {time_text(row.last_batch_time_ms)}, and a block of it is in "
+                f"Its latest batch time is {time_text(row.last_batch_time_ms)}, but a block of it is in "
                 f"{time_text(latest[key])}."
             )
             yield Finding(Problem.POSITION_WRONG, partition_text(key), what)
@@ -136,26 +136,30 @@ def check_segments(snapshot: StreamSnapshot) -> Iterator[Finding]:
 
 def _segment_problems(segment: SegmentRow, blocks: list[StoredBlock], epochs: dict[ReceiverId, int]) -> Iterator[str]:
     if segment.epoch > epochs.get(segment.receiver_id, 0):
-        yield f"It is of epoch {segment.epoch} of {segment.receiver_id}, which is in {epochs.get(segment.receiver_id)}."
+        known = epochs.get(segment.receiver_id)
+        yield f"Segment of receiver {segment.receiver_id}, epoch {segment.epoch}; the ledger knows epoch {known} of it."
     if blocks and segment.removed_at_ms is not None:
-        yield f"It was removed, and the ledger has {len(blocks)} blocks of it."
+        yield f"It was removed, but the ledger has {len(blocks)} blocks of it."
     strange = [
         block.block_id
         for block in blocks
         if (block.info.receiver, block.info.epoch) != (segment.receiver_id, segment.epoch)
     ]
     if strange:
-        yield f"It is of {segment.receiver_id}, epoch {segment.epoch}, and block {strange[0]} in it of another writer."
+        yield (
+            f"Segment of receiver {segment.receiver_id}, epoch {segment.epoch}; it contains block {strange[0]} of "
+            "another writer."
+        )
     ends: Any = sorted((block.info.handle.offset, block.info.handle.length, block.block_id) for block in blocks)
     for (offset, length, first), (following, _, second) in itertools.pairwise(ends):
         if offset + length > following:
             yield f"Blocks {first} and {second} overlap in it at byte {following}."
     if segment.bytes is not None and ends and ends[-1][0] + ends[-1][1] > segment.bytes:
-        yield f"It was closed with {segment.bytes} bytes, and block {ends[-1][2]} ends at {ends[-1][0] + ends[-1][1]}."
+        yield f"It was closed with {segment.bytes} bytes, but block {ends[-1][2]} ends at {ends[-1][0] + ends[-1][1]}."
     latest_ms, reported_ms = max((block.batch_time_ms for block in blocks), default=0), segment.last_batch_time_ms
     if segment.closed_at_ms is not None and reported_ms is not None and reported_ms < latest_ms:
         yield (
-            f"It was closed with {time_text(reported_ms)} as its latest batch time, and has a block of "
+            f"It was closed with {time_text(reported_ms)} as its latest batch time, but has a block of "
             f"{time_text(latest_ms)}."
         )
 
@@ -180,7 +184,7 @@ def check_allocations(snapshot: StreamSnapshot) -> Iterator[Finding]:
         if batch.state is BatchState.ABSORBED:
             continue
         if len(blocks) > batch.blocks:
-            what = f"It was allocated {batch.blocks} blocks, and the ledger has {len(blocks)} of its times."
+            what = f"It was allocated {batch.blocks} blocks, but the ledger has {len(blocks)} of its times."
             yield Finding(Problem.BATCH_BLOCKS_WRONG, name, what)
         elif len(blocks) < batch.blocks:
             yield from _what_is_gone(batch, len(blocks))
@@ -190,16 +194,17 @@ def check_allocations(snapshot: StreamSnapshot) -> Iterator[Finding]:
 
 def _time_problems(snapshot: StreamSnapshot, batch: BatchRow) -> Iterator[str]:
     if batch.batch_time_ms % batch.interval_ms or batch.interval_ms != snapshot.stream.batch_interval_ms:
-        yield f"It is no end of an interval of {snapshot.stream.batch_interval_ms} ms (its own is {batch.interval_ms})."
+        interval_ms = snapshot.stream.batch_interval_ms
+        yield f"It is not the end of an interval of {interval_ms} ms (its own is {batch.interval_ms})."
     if batch.batch_time_ms > snapshot.stream.sealed_until_ms:
-        yield f"It was allocated, and the stream is sealed only until {snapshot.stream.sealed_until_ms}."
+        yield f"It was allocated, but the stream is sealed only until {snapshot.stream.sealed_until_ms}."
 
 
 def _what_is_gone(batch: BatchRow, left: int) -> Iterator[Finding]:
     is_done = batch.checkpointed_at_ms is not None or batch.state is BatchState.ABANDONED
     if not is_done:
         what = (
-            f"It is {batch.state.value} and in no checkpoint, and of its {batch.blocks} blocks the ledger has {left}."
+            f"It is {batch.state.value} and in no checkpoint, but of its {batch.blocks} blocks the ledger has {left}."
         )
         yield Finding(Problem.CLEANED_TOO_EARLY, time_text(batch.batch_time_ms), what)
 
@@ -208,17 +213,17 @@ def _check_sums(snapshot: StreamSnapshot, batch: BatchRow, blocks: list[StoredBl
     name = time_text(batch.batch_time_ms)
     inputs = snapshot.inputs_by_batch.get(batch.batch_time_ms, [])
     if batch.cleaned_at_ms is not None and blocks:
-        what = f"It is marked as cleaned, and {len(blocks)} blocks of it are there."
+        what = f"It is marked as cleaned, but {len(blocks)} blocks of it are there."
         yield Finding(Problem.BATCH_STATE_WRONG, name, what)
     if batch.built:
         if sum(row.records for row in inputs) != batch.records:
-            what = f"It has {batch.records} records, and its ranges {sum(row.records for row in inputs)}."
+            what = f"It has {batch.records} records, but its offset ranges count {sum(row.records for row in inputs)}."
             yield Finding(Problem.BATCH_INPUTS_WRONG, name, what)
         return
     summed = sum(block.info.records for block in blocks), sum(block.info.payload_bytes for block in blocks)
     if summed != (batch.records, batch.payload_bytes):
         what = (
-            f"It has {batch.records} records of {batch.payload_bytes} bytes, and its blocks {summed[0]} of {summed[1]}."
+            f"It has {batch.records} records of {batch.payload_bytes} bytes, but its blocks {summed[0]} of {summed[1]}."
         )
         yield Finding(Problem.BATCH_BLOCKS_WRONG, name, what)
     wanted = {(row.input_id, row.partition): row for row in sum_inputs(batch.stream, batch.batch_time_ms, blocks)}
@@ -268,12 +273,12 @@ def check_absorbed(snapshot: StreamSnapshot) -> Iterator[Finding]:
             owner = None if batch.absorbed_by_ms is None else snapshot.batch.get(batch.absorbed_by_ms)
             if owner is None or batch.batch_time_ms not in owner.absorbed or batch.state is not BatchState.ABSORBED:
                 what = (
-                    f"It is {batch.state.value}, absorbed by {time_text(batch.absorbed_by_ms)}, and that batch does "
+                    f"It is {batch.state.value}, absorbed by {time_text(batch.absorbed_by_ms)}, but that batch does "
                     "not say so."
                 )
                 yield Finding(Problem.ABSORBED_WRONG, name, what)
             if snapshot.inputs_by_batch.get(batch.batch_time_ms):
-                yield Finding(Problem.ABSORBED_WRONG, name, "It was absorbed, and has offset ranges of its own.")
+                yield Finding(Problem.ABSORBED_WRONG, name, "It was absorbed, but has offset ranges of its own.")
         for batch_time_ms in batch.absorbed:
             taken = snapshot.batch.get(batch_time_ms)
             if taken is None or taken.absorbed_by_ms != batch.batch_time_ms or batch_time_ms >= batch.batch_time_ms:
@@ -293,17 +298,17 @@ def check_states(snapshot: StreamSnapshot) -> Iterator[Finding]:
         for what in _state_problems(snapshot, batch, is_run=batch.batch_time_ms in running):
             yield Finding(Problem.BATCH_STATE_WRONG, name, what)
         if batch.checkpointed_at_ms is not None and (batch.steps is None or batch.checkpoint_uri is None):
-            what = f"It has never completed, and is marked as being in checkpoint {batch.checkpoint_uri}."
+            what = f"It has never completed, but is marked as being in checkpoint {batch.checkpoint_uri}."
             yield Finding(Problem.BATCH_STATE_WRONG, name, what)
         if batch.attempt < snapshot.newest_attempts.get(batch.batch_time_ms, 0):
             what = (
-                f"Its newest attempt is {snapshot.newest_attempts[batch.batch_time_ms]}, and it says {batch.attempt}."
+                f"Its newest attempt is {snapshot.newest_attempts[batch.batch_time_ms]}, but it says {batch.attempt}."
             )
             yield Finding(Problem.BATCH_STATE_WRONG, name, what)
         if batch.cleaned_at_ms is not None and not (
             batch.checkpointed_at_ms or batch.state in (BatchState.ABANDONED, BatchState.ABSORBED)
         ):
-            what = f"It is {batch.state.value}, in no checkpoint, and marked as cleaned."
+            what = f"It is {batch.state.value}, in no checkpoint, but marked as cleaned."
             yield Finding(Problem.CLEANED_TOO_EARLY, name, what)
 
 
@@ -314,19 +319,19 @@ def _state_problems(snapshot: StreamSnapshot, batch: BatchRow, *, is_run: bool) 
     missing = [step for step in steps if not is_recorded(newest.get(step))]
     if batch.state is BatchState.COMPLETED:
         if batch.completed_at_ms is None or batch.steps is None:
-            yield "It has completed, and the ledger does not say when, or by which outputs."
+            yield "It has completed, but the ledger does not say when, or by which outputs."
         if missing:
-            yield f"It has completed, and {', '.join(missing)} has no record of success."
+            yield f"It has completed, but {', '.join(missing)} has no record of success."
     elif batch.state is BatchState.RUNNING and not is_run:
-        yield "It is running, and no attempt runs it."
+        yield "It is running, but no attempt runs it."
     elif batch.state is BatchState.FAILED and not is_run and newest and _all_recorded(snapshot, batch):
-        yield "It has failed, and all its outputs have a record of success."
+        yield "It has failed, but all its outputs have a record of success."
     if is_run and batch.state in (BatchState.COMPLETED, BatchState.ABANDONED, BatchState.ABSORBED):
         taken = {
             output for row in snapshot.running if row.batch_time_ms == batch.batch_time_ms for output in row.outputs
         }
         if batch.state is not BatchState.COMPLETED or taken & set(steps):
-            yield f"It is {batch.state.value}, and an attempt runs it."
+            yield f"It is {batch.state.value}, but an attempt runs it."
 
 
 def _all_recorded(snapshot: StreamSnapshot, batch: BatchRow) -> bool:
@@ -354,7 +359,7 @@ def check_turns(snapshot: StreamSnapshot) -> Iterator[Finding]:
     for batch_time_ms, since_ms in sorted(waiting):
         overtaken = [later_ms for later_ms, at_ms in begun.items() if later_ms > batch_time_ms and at_ms > since_ms]
         if overtaken:
-            what = f"It is still to be run, and {len(overtaken)} later ones were begun, {overtaken[0]} first."
+            what = f"It is still to be run, but {len(overtaken)} later ones were begun, {overtaken[0]} first."
             yield Finding(Problem.OUT_OF_TURN, time_text(batch_time_ms), what)
 
 
@@ -396,7 +401,7 @@ def check_replays(snapshot: StreamSnapshot) -> Iterator[Finding]:
         missing = [output for output in row.outputs if not is_recorded(newest.get(output))]
         name = f"{row.target} {time_text(row.batch_time_ms)}"
         if row.state is BatchState.COMPLETED and missing:
-            what = f"It has completed, and {', '.join(missing)} has no record of success."
+            what = f"It has completed, but {', '.join(missing)} has no record of success."
             yield Finding(Problem.REPLAY_STATE_WRONG, name, what)
     for attempt in snapshot.running:
         recorded = snapshot.outputs.get((attempt.batch_time_ms, attempt.target), {})
@@ -414,18 +419,18 @@ def check_jobs(snapshot: StreamSnapshot) -> Iterator[Finding]:
         if job.epoch > stream.job_epoch:
             yield Finding(Problem.LEASE_WRONG, name, f"The stream's newest job is said to be {stream.job_epoch}.")
         elif job.epoch < stream.job_epoch and not job.state.ended:
-            what = f"It is {job.state.value}, held by {job.holder}, and job {stream.job_epoch} has begun since."
+            what = f"It is {job.state.value}, held by {job.holder}, but job {stream.job_epoch} has begun since."
             yield Finding(Problem.LEASE_WRONG, name, what)
     current = next((job for job in snapshot.jobs if job.epoch == stream.job_epoch), None)
     for receiver in snapshot.receivers:
         name = f"receiver {receiver.receiver_id}"
         if receiver.job_epoch > stream.job_epoch:
-            what = f"It is of job {receiver.job_epoch}, and the newest is {stream.job_epoch}."
+            what = f"Job {receiver.job_epoch} scheduled it, but the newest job is {stream.job_epoch}."
             yield Finding(Problem.LEASE_WRONG, name, what)
         elif not receiver.state.ended and (
             receiver.job_epoch < stream.job_epoch or current is None or current.state.ended
         ):
-            what = f"It is {receiver.state.value}, and its job {receiver.job_epoch} has ended."
+            what = f"It is {receiver.state.value}, but its job {receiver.job_epoch} has ended."
             yield Finding(Problem.LEASE_WRONG, name, what)
 
 
@@ -445,10 +450,10 @@ def check_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
         name = partition_text((position.input_id, tp))
         found = known.get((position.input_id, tp.topic, tp.topic_id))
         if found is None or found.incarnation != tp.incarnation or tp.partition >= found.partitions:
-            what = "Its topic is not known so: " + (
-                "not at all." if found is None else f"incarnation {found.incarnation}, {found.partitions} partitions."
-            )
+            what = "The ledger has no such topic."
+            if found is not None:
+                what = f"The ledger has incarnation {found.incarnation} of its topic, {found.partitions} partitions."
             yield Finding(Problem.TOPIC_WRONG, name, what)
         elif position.state is PartitionState.ACTIVE and not found.current and position.receiver_index is not None:
-            what = f"It is read by receiver {position.receiver_index}, and another topic has its name since."
+            what = f"It is read by receiver {position.receiver_index}, but another topic has its name since."
             yield Finding(Problem.TOPIC_WRONG, name, what)

@@ -80,7 +80,7 @@ class LogObservation:
         for path in sorted(self.files):
             segment = snapshot.segment.get(path)
             if segment is not None and segment.removed_at_ms is not None:
-                yield Finding(Problem.SEGMENT_RETURNED, path, "Its removal is recorded, and the file is there.")
+                yield Finding(Problem.SEGMENT_RETURNED, path, "Its removal is recorded, but the file is there.")
         yield from self._unknown(snapshot, needed)
         yield from self._elsewhere(snapshot, needed)
 

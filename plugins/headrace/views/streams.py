@@ -134,7 +134,9 @@ class StreamSummary(View):
     input_rate: float = Field(description="Records per second that receivers stored over the last 10 s.")
     lag: int | None = Field(description="Records that Kafka has and the log has not, in partitions whose lag is known.")
     lag_unknown: int = Field(default=0, description="The number of partitions whose lag is not known.")
-    lag_seconds: float | None = Field(description="Everything that Kafka had this long ago is in the log.")
+    lag_seconds: float | None = Field(
+        description="Age in seconds of the oldest record in Kafka that is not in the log."
+    )
     last_completed_batch: LastBatch | None
     oldest_unfinished: OldestUnfinished | None
     sparklines: Sparklines

@@ -69,7 +69,7 @@ def _in_batch(context: StreamContext, position: RecordPosition) -> Location | No
 def _between_blocks(context: StreamContext, position: RecordPosition, batch: BatchRow) -> Location:
     """The offset is in the batch's range, which has only its ends, and in none of its blocks."""
     gap = _gap_at(context, position)
-    # The gap of an abandoned batch is the whole range, and does not say what is between its blocks.
+    # The gap of an abandoned batch covers its whole range: it does not tell which offsets have no block.
     if gap is not None and gap.batch_time_ms is None:
         return Location(RecordState.GAP, _in_gap(gap), batch)
     return Location(
