@@ -7,13 +7,13 @@ import re
 from typing import Any
 
 import pytest
+from tests.support.seeded_ledger import SITUATIONS
 from tests.unit.ui.api.conftest import Api, api, seeded
 from tests.unit.views.metrics.scraping import scrape, value
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.clock import time_text
-from headrace.testing.seeded_ledger import SITUATIONS
 
 __all__ = ["api", "seeded"]
 
