@@ -210,7 +210,7 @@ def _others_can_reach(folder: Path) -> bool:
 
 
 def _unpacked(by_others: bool) -> Path:
-    """The folder of Postgres' programs, unpacked once; with ``by_others`` at a place that every user can reach."""
+    """The folder of Postgres' programs, unpacked once. ``by_others``: in a folder that every user can read."""
     bundle = postgres_bundle()
     (jar,) = bundle_jars(bundle)
     name = f"postgres-{jar.parent.name}"

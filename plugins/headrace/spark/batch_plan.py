@@ -55,8 +55,8 @@ class OutputPlan:
     """What one output does at a batch time.
 
     Its rows are made from the batches of ``origins``, oldest first. Undecodable records of the batches in ``fresh``
-    become dead letters. ``fresh`` has the batches since the previous window, so each such record is written once,
-    whether a window contains it or not. ``needs_spark`` is False if these batches give no rows. ``skipped`` is the
+    become dead letters. ``fresh`` has the batches since the previous window, so that each of these records becomes one
+    dead letter, also a record in no window. ``needs_spark`` is False if these batches give no rows. ``skipped`` is the
     reason why the output has nothing to do at this batch time. ``written_before``: an earlier attempt may have written
     documents of this batch. ``tried_before``: an earlier attempt included the output, and may have written dead
     letters.

@@ -373,7 +373,7 @@ class ElasticsearchOutput(OutputDefinition):
         yield from self._id_column_problems(stream)
         others = [other for other in stream.elasticsearch_outputs if other is not self]
         for other in others:
-            # Dead letters among documents would be read as documents, and refused by the index's mapping.
+            # Readers of the index would get dead letters as documents, and its mapping would refuse most of them.
             if self.dead_letters == other.index and self.shares_cluster(other):
                 yield (
                     f"outputs.{self.id}.dead_letter_index: {self.dead_letters} is the index of output "
