@@ -81,7 +81,7 @@ def clean_up(context: StreamContext) -> Cleaned:
 
     Each step can be repeated after a crash. Also deletes log files without an accepted block, and events that are older
     than a week and than the remember window. Removes batches that are older than the stream's history
-    (`headrace.batch.cleanup`). Deletes incomplete files of killed writers after a day. It looks for these once an
+    (`remove_old_batches`). Deletes incomplete files of killed writers after a day. It looks for these once an
     hour, because the stream's folder has files of each batch.
 
     Raises:

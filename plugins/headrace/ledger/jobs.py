@@ -332,10 +332,8 @@ def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state:
 
 
 def _held(job: JobRow) -> LeaseHeldError:
-    host, pid = job.attributes.get("host"), job.attributes.get("pid")
-    where = f", process {pid} on {host}" if host and pid else ""
     return LeaseHeldError(
-        f"The receiver job of stream {job.stream!r} is held by {job.holder} (epoch {job.epoch}{where}) since "
+        f"The receiver job of stream {job.stream!r} is held by {job.holder} (epoch {job.epoch}{_process(job)}) since "
         f"{time_text(job.acquired_at_ms)}; its lease lasts until {time_text(job.lease_until_ms)} and is renewed "
         "while it lives.",
         holder=job.holder,
@@ -344,6 +342,12 @@ def _held(job: JobRow) -> LeaseHeldError:
         remedy=f"To take over, stop it by `headrace streams stop {job.stream}` and start yours when it has drained. If "
         "its process is dead or hangs, start yours when the lease is out: whatever the old one does then is refused.",
     )
+
+
+def _process(job: JobRow | SharedJobRow) -> str:
+    """Where the job runs, as the end of a text; empty if it has not reported that."""
+    host, pid = job.attributes.get("host"), job.attributes.get("pid")
+    return f", process {pid} on {host}" if host and pid else ""
 
 
 def _lost(lease: JobLease) -> LeaseLostError:
@@ -440,10 +444,8 @@ def _locked(connection: Connection, name: str) -> SharedJobRow | None:
 
 
 def _shared_held(row: SharedJobRow) -> LeaseHeldError:
-    host, pid = row.attributes.get("host"), row.attributes.get("pid")
-    where = f", process {pid} on {host}" if host and pid else ""
     return LeaseHeldError(
-        f"The shared job {row.name!r} is held by {row.holder} (epoch {row.epoch}{where}) since "
+        f"The shared job {row.name!r} is held by {row.holder} (epoch {row.epoch}{_process(row)}) since "
         f"{time_text(row.acquired_at_ms)}; its lease lasts until {time_text(row.lease_until_ms)}.",
         holder=row.holder,
         since_ms=row.acquired_at_ms,

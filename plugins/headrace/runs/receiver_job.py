@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from headrace.ledger.tables import JobRow
     from headrace.receiver.health import InputProblem
     from headrace.runs.processes import DetachedProcess
-    from headrace.stream import Stream
 
 
 _REPORTED_PARTITIONS = 5
@@ -384,13 +383,12 @@ def connections_of_others(ledger: Ledger, stream: Stream) -> Mapping[str, str]:
 
     Without those that are not defined, or that this task may not read: the process refuses the streams that need them.
     """
-    from headrace.stream import Stream as AnyStream
     from headrace.stream.model import StreamDefinitionError
 
     found: dict[str, str] = {}
     for row in ledger.streams.all():
         try:
-            other = AnyStream.from_json(row.definition)
+            other = Stream.from_json(row.definition)
         except StreamDefinitionError:
             continue
         if other.name == stream.name or other.spark.job != stream.spark.job:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.stream import Stream
-    from headrace.stream_context import StreamContext
 
 
 class LedgerSensor(BaseSensorOperator):

@@ -58,11 +58,8 @@ from headrace.stream_context import StreamContext
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import Attempt, AttemptRow
+    from headrace.ledger.batch_tables import AttemptRow
     from headrace.ledger.tables import JobRow
-    from headrace.stream import Stream
-    from headrace.stream_context import StreamContext
 
 
 # How long an attempt that is begun here holds its batch after its process has died.

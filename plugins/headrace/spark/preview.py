@@ -35,8 +35,6 @@ from headrace.stream.model import is_reference
 from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.spark.documents import BatchIncarnations

@@ -1,4 +1,4 @@
-"""A batch as a line of a list or a point of a timeline, and what is told of several: unfinished ones, and slow runs."""
+"""A batch as a line of a list or a point of a timeline, and views of several: unfinished ones, and slow runs."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from headrace.wal.local_storage import sync_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType
 
     from headrace.spark.outputs.writer import Counts, WrittenBatch
     from headrace.stream import ParquetOutput
@@ -91,7 +91,7 @@ def _file_type(kind: pa.DataType) -> pa.DataType:
 
 def _types(kind: DataType) -> Iterator[DataType]:
     """Yield the type and all types nested in it."""
-    from pyspark.sql.types import ArrayType, MapType, StructType
+    from pyspark.sql.types import ArrayType, MapType
 
     yield kind
     inner: list[DataType] = []

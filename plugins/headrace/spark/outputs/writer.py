@@ -1,4 +1,4 @@
-"""What writes a batch to an output: the interface, what it is told of the batch, and how it reports what it wrote.
+"""What writes a batch to an output: the interface, what it gets of the batch, and how it reports what it wrote.
 
 Over Spark Connect a write's commit runs in a process of the server and cannot return values to the caller. So it writes
 a small JSON file, the report, to the stream's folder. The caller reads and deletes it, and the counts go into the

@@ -59,10 +59,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
     from headrace.spark.outputs.writer import Counts, WrittenBatch
-    from headrace.spark.state.version import Version
     from headrace.stream import Stream
     from headrace.stream.state import State
 
@@ -187,7 +185,6 @@ class _Update:
         return version
 
     def _table(self, version: Version | None, *, keys_only: bool = False) -> DataFrame:
-        from pyspark.sql.types import LongType, StructField, StructType
 
         columns = self.columns
         if keys_only:
@@ -533,7 +530,6 @@ def read_table(
 
 def read_rows(spark: SparkSession, store: StateStore, document: str, files: str, columns: StructType) -> DataFrame:
     """The rows as stored in the files: ``columns`` and the hidden ones. The data source must be registered."""
-    from pyspark.sql.types import StructType
 
     from headrace.spark.state.source import FORMAT
 
