@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from tests.hammer.kinds import Target
 
-from headrace.devstack.stack_processes import processes_of_stack
+from headrace.devstack.stack_processes import living_processes, processes_of_stack
 
 Group = list[psutil.Process]
 """Processes that are hit together, the one that counts first."""
@@ -50,7 +50,7 @@ class TargetProcesses:
         found = []
         for jvm in self._running("receiver.py"):
             if _is_java(jvm):
-                rest = [process for process in psutil.process_iter() if _session(process) == _session(jvm)]
+                rest = [process for process in living_processes() if _session(process) == _session(jvm)]
                 found.append([jvm, *(process for process in rest if process.pid != jvm.pid)])
         return found
 

@@ -7,12 +7,14 @@ import signal
 
 import psutil
 
+from headrace.devstack.stack_processes import living_processes
+
 
 def kill_session(pid: int) -> None:
     """Kill -9 the receiver job whole: spark-submit's JVM, the driver and the receivers, as a host's crash would."""
     session = os.getsid(pid)
     assert session != os.getsid(0)
-    for process in psutil.process_iter():
+    for process in living_processes():
         try:
             if os.getsid(process.pid) == session:
                 process.send_signal(signal.SIGKILL)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import psutil
 from pydantic import BaseModel, ConfigDict
@@ -45,11 +45,21 @@ class ProcessRef(BaseModel):
             return None
 
 
+def living_processes() -> Iterator[psutil.Process]:
+    """Every process of the machine.
+
+    psutil keeps its objects between two searches, by process id: one of a process that has ended would stand for the
+    next process with this id, and refuse to signal it.
+    """
+    psutil.process_iter.cache_clear()
+    return psutil.process_iter()
+
+
 def processes_of_stack(stack_id: str) -> list[psutil.Process]:
     """Every living process with HEADRACE_STACK=``stack_id`` in its environment, except this one and its ancestors."""
     mine = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     found = []
-    for process in psutil.process_iter():
+    for process in living_processes():
         if process.pid in mine:
             continue
         # Other users' environments cannot be read, and their processes not be signalled.

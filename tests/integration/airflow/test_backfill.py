@@ -341,7 +341,7 @@ def _newest_backfill(installation, dag_id: str) -> int:
 
 
 def _blocks(language: str) -> list[str]:
-    text = (REPOSITORY / "docs" / "airflow.md").read_text()
+    text = "".join((REPOSITORY / "docs" / page).read_text() for page in ("airflow.md", "dags.md"))
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 

@@ -155,7 +155,7 @@ def test_a_pipeline_that_no_document_passes_fails_the_batch_and_names_one_of_the
 def test_a_pipeline_that_moves_a_document_is_refused_at_its_first_answer(real: Any, rows: Any, moved: str) -> None:
     elsewhere = f"{real.name}-2026"
     values = [b'{"n": 1}', json.dumps({"do": {moved: elsewhere}}).encode()]
-    with pytest.raises(ElasticsearchRefusedError, match=rf"document 't\+0\+1' .*{elsewhere}"):
+    with pytest.raises(ElasticsearchRefusedError, match=rf"Document 't\+0\+1' .*{elsewhere}"):
         real.index(rows(values))
     real.ask("POST", "/_aliases", {"actions": [{"add": {"index": real.name, "alias": f"{real.name}-by-alias"}}]})
     by_alias = real.index(rows([b'{"n": 1}', b'{"n": 2}'], first=2), index=f"{real.name}-by-alias")

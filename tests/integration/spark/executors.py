@@ -9,6 +9,8 @@ from typing import Any
 
 import psutil
 
+from headrace.devstack.stack_processes import living_processes
+
 
 def executors(application: Any) -> dict[str, dict[str, Any]]:
     """What Spark's own pages say of the executors that live, by id."""
@@ -26,12 +28,12 @@ def running(application: Any) -> dict[str, int]:
 def process_of(application: Any, executor_id: str) -> psutil.Process:
     """The JVM of an executor; whose it is stands on its command line."""
     named = {"--app-id": application.job().attributes["application_id"], "--executor-id": executor_id}
-    for each in psutil.process_iter():
+    for process in living_processes():
         try:
-            command = each.cmdline()
+            command = process.cmdline()
         except psutil.Error:
             continue
         options = dict(itertools.pairwise(command))
         if all(options.get(option) == value for option, value in named.items()):
-            return each
+            return process
     raise AssertionError(f"there is no executor {executor_id}")

@@ -41,6 +41,6 @@ def test_what_a_json_decoder_takes_can_be_decoded(spark: SparkSession) -> None:
         source = KafkaInput(bootstrap_servers="x:1", topics="t", value_decoder=JsonDecoder(fields=text))
         decoding = RecordDecoding.of(source, spark)
         assert decoding is not None
-        kind = to_arrow_type(decoding.kinds["value"], timezone="UTC")
+        kind = to_arrow_type(decoding.decoders["value"].column, timezone="UTC")
         (found,), refused = JsonObjects(kind).decode(pa.array([b"{}"], pa.binary()))
         assert (set(found.as_py().values()) - {None}, refused) == (set(), {}), text

@@ -84,6 +84,18 @@ def test_a_stacks_processes_are_found_and_ended_by_their_environment(sleeper: su
         sleeper.wait()
 
 
+def test_a_process_with_the_id_of_one_that_has_ended_is_ended_too(sleeper: subprocess.Popen[bytes]) -> None:
+    """Whoever searches for a second time, such as the tests' session, may have the earlier process in memory."""
+    try:
+        earlier = next(process for process in psutil.process_iter() if process.pid == sleeper.pid)
+        earlier._ident = (earlier.pid, psutil.Process().create_time() - 60)
+        end_stack_processes("test-stack-1")
+        assert sleeper.wait(10) is not None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
 def test_recorded_processes_are_ended_but_no_others_that_have_their_id(sleeper: subprocess.Popen[bytes]) -> None:
     try:
         ref = ProcessRef.of(sleeper.pid)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import os
-import signal
+import contextlib
 import sys
 import time
 from collections import defaultdict
@@ -15,6 +14,7 @@ from tests.support.records import TOPIC_ID, make_block
 from tests.unit.operators import toy_micro_batch
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
+from headrace.devstack.stack_processes import living_processes
 from headrace.hooks.ledger import register
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.ledger import Ledger
@@ -131,10 +131,11 @@ def toy(monkeypatch, stream, tmp_path):
         monkeypatch.setenv("TOY", how)
 
     yield behave
-    for process in psutil.process_iter(["cmdline"]):
-        if stream.ledger in (process.info["cmdline"] or []):
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait(5)
+    for process in living_processes():
+        with contextlib.suppress(psutil.Error):
+            if stream.ledger in process.cmdline():
+                process.kill()
+                process.wait(5)
 
 
 def until(condition, seconds=15.0):
