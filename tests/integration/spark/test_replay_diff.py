@@ -31,6 +31,8 @@ from headrace.stream import (
 )
 from headrace.stream_context import StreamContext
 
+pytestmark = pytest.mark.usefixtures("small_data")
+
 Records = Callable[..., pa.RecordBatch]
 Make = Callable[..., Any]
 
@@ -166,14 +168,9 @@ def test_the_order_of_fields_is_no_change(orders: Make, diff: Callable[..., Repl
     assert output.examples == ()
 
 
-def test_only_the_batches_of_the_range_and_as_many_examples_as_asked_for(
-    orders: Make, diff: Callable[..., ReplayDiff]
-) -> None:
-    batch = orders()
-    later = diff(batch, "order_code:corrected", from_ms=20_000, to_ms=90_000)
+def test_only_the_batches_of_the_range_are_compared(orders: Make, diff: Callable[..., ReplayDiff]) -> None:
+    later = diff(orders(), "order_code:corrected", from_ms=20_000, to_ms=90_000)
     assert (later.batches, later.records, later.outputs[0].changed) == (1, 2, 1)
-    (both,) = diff(batch, "order_code:corrected", limit=1).outputs
-    assert (both.changed, both.gone, len(both.examples)) == (2, 1, 2)
 
 
 def test_an_id_that_recurs_counts_as_it_is_at_the_end_of_the_range(
@@ -220,12 +217,10 @@ def test_ids_that_collide_in_a_batch_are_counted_and_shown(orders: Make, diff: C
     # The first batch has a cup and a pot, the second one a pot and a pan, in two tasks each.
     assert found.collisions_before == Collisions(1, (CollidingId("other", 20_000, 2),))
     assert found.collisions_after == Collisions(2, (CollidingId("all", 10_000, 2), CollidingId("all", 20_000, 2)))
-    (few,) = diff(batch, "order_code:of_one_kind", limit=1).outputs
-    assert (few.collisions_after.number, len(few.collisions_after.examples)) == (2, 1)
     given = ["replay", "diff", "clicks", "--from", "10000", "--until", "20000", "--transform", "order_code:of_one_kind"]
-    printed = CliRunner().invoke(app, [*given, "--ledger", batch.stream.ledger])
+    printed = CliRunner().invoke(app, [*given, "--limit", "1", "--ledger", batch.stream.ledger])
     assert "Ids that several rows of one batch have, so that its run fails: 1 before and 2 after." in printed.stdout
-    assert re.search(r"after +all +1970-01-01T00:00:10Z +2", printed.stdout), printed.stdout
+    assert re.findall(r"after +all +(\S+) +2", printed.stdout) == ["1970-01-01T00:00:10Z"], printed.stdout
 
 
 def test_a_dead_letter_collides_with_a_document_of_the_same_record(
@@ -271,7 +266,6 @@ def test_batches_that_are_not_read_are_listed_with_the_reason(
     batch.ledger.history.end_filing("clicks", number)
     assert batch.ledger.removal.remove_batches("clicks", 20_000) == 1
     kept = "removed, since the stream keeps batches for limits.history"
-    assert diff(batch, "order_code:corrected").not_read == (UnreadBatches(10_000, 10_000, kept),)
     with pytest.raises(PreviewError, match=r"no batch from .* 1970-01-01T00:00:10Z: removed"):
         diff(batch, "order_code:corrected", to_ms=10_000)
     given = ["replay", "diff", "clicks", "--from", "10000", "--until", "20000", "--transform", "order_code:corrected"]
@@ -284,7 +278,9 @@ def test_a_stream_without_an_index_has_no_documents(orders: Make, diff: Callable
         diff(orders(outputs=ConsoleOutput()), "order_code:corrected")
 
 
-def test_the_command_prints_a_table_and_json(spark: SparkSession, orders: Make) -> None:
+def test_the_command_prints_a_table_and_json_with_as_many_examples_as_asked_for(
+    spark: SparkSession, orders: Make
+) -> None:
     batch = orders()
     given = ["replay", "diff", "clicks", "--from", "10000", "--until", "20000", "--transform", "order_code:corrected"]
     given += ["--ledger", batch.stream.ledger]
@@ -293,6 +289,7 @@ def test_the_command_prints_a_table_and_json(spark: SparkSession, orders: Make) 
     assert "2 batches of clicks" in printed.stdout and "Nothing was written." in printed.stdout
     assert "Output elasticsearch, order_code:total and order_code:corrected" in printed.stdout
     assert "(1 of 2)" in printed.stderr
-    shown = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)
+    shown = json.loads(CliRunner().invoke(app, [*given, "--json", "--limit", "1"]).stdout)
     (output,) = shown["outputs"]
     assert (output["new"], output["changed"], output["gone"], output["same"]) == (0, 2, 1, 1)
+    assert len(output["examples"]) == 2, "one that changed, one that is gone"
