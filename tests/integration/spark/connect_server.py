@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 TOKEN = "connect-test"
 
@@ -24,54 +23,64 @@ application.spark.stop()
 """
 
 
-@dataclass(frozen=True)
 class ConnectServer:
-    """A server that runs."""
+    """A server of this stream, from entering on; its log is in ``folder``.
 
-    url: str
+    ``own`` of its environment is not its clients'.
+    """
 
-    def run(self, source: str, *arguments: str, seconds: float = 180) -> subprocess.CompletedProcess[str]:
-        """Run the source of a client, with the server's URL and token before its arguments; when it has ended well."""
+    def __init__(self, definition: str, folder: Path, **own: str) -> None:
+        self.printed = ""
+        self._log = folder / "server.log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVER, definition, TOKEN],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**_environment(), **own},
+            )
+
+    def __enter__(self) -> Self:
+        assert self._process.stdout is not None
+        self._url = self._process.stdout.readline().strip()
+        if not self._url:
+            self.stop()
+            raise AssertionError(self._log.read_text()[-3000:])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def run(self, source: str, *arguments: str, seconds: float = 180, **own: str) -> subprocess.CompletedProcess[str]:
+        """Run the source of a client, with the server's URL and token before its arguments; when it has ended well.
+
+        ``own`` is added to its environment. What it prints is added to `printed`.
+        """
         client = subprocess.run(
-            [sys.executable, "-c", source, self.url, TOKEN, *arguments],
+            [sys.executable, "-c", source, self._url, TOKEN, *arguments],
             capture_output=True,
             text=True,
             timeout=seconds,
             check=False,
-            env=_environment(),
+            env={**_environment(), **own},
         )
+        self.printed += client.stdout + client.stderr
         assert client.returncode == 0, client.stderr[-3000:]
         return client
 
-
-@contextmanager
-def connect_server(definition: str, folder: Path, **own: str) -> Iterator[ConnectServer]:
-    """A server of this stream; ``own`` of its environment is not its clients', and its log is in ``folder``."""
-    log_file = folder / "server.log"
-    with (
-        log_file.open("w") as log,
-        subprocess.Popen(
-            [sys.executable, "-c", _SERVER, definition, TOKEN],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**_environment(), **own},
-        ) as server,
-    ):
-        assert server.stdout is not None
-        assert server.stdin is not None
+    def stop(self) -> None:
+        """End the application; its log of events is complete then."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
         try:
-            url = server.stdout.readline().strip()
-            assert url, log_file.read_text()[-3000:]
-            yield ConnectServer(url)
-        finally:
-            server.stdin.close()
-            try:
-                server.wait(60)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                raise
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
 
 
 def _environment() -> Mapping[str, str]:

@@ -1,12 +1,9 @@
-"""The sink from DataFrames into a real Elasticsearch, in a classic session and over Spark Connect."""
+"""The sink from DataFrames into a real Elasticsearch, in a classic session; over Spark Connect: `test_over_connect`."""
 
 from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -353,99 +350,3 @@ def rows(spark: SparkSession, values: str) -> DataFrame:
         f"CAST(value AS BINARY) AS value FROM VALUES {values} AS t(key, offset, value)"
     )
     return found.to(StructType([RECORD_SCHEMA[name] for name in found.columns])).repartition(2)
-
-
-SERVER = """
-import sys
-from headrace.spark.receiver_application import start_application
-from headrace.stream import ElasticsearchOutput, KafkaInput, SparkSettings, Stream
-
-stream = Stream.model_validate_json(sys.argv[1])
-application = start_application(stream, token="connect-test")
-print(application.connect_url, flush=True)
-sys.stdin.read()
-application.spark.stop()
-"""
-
-CLIENT = """
-import json, sys
-from pyspark.sql.types import StructType
-from headrace.elasticsearch.options import IndexingOptions
-from headrace.spark.outputs.elasticsearch import write_documents
-from headrace.spark.record_columns import RECORD_SCHEMA
-from headrace.spark.sessions import connect_session
-from headrace.stream import ElasticsearchOutput
-
-url, index, report = sys.argv[1:]
-spark = connect_session(url, "connect-test")
-df = spark.range(1000).selectExpr(
-    "'t' AS topic", "0 AS partition", "id AS offset", "cast(cast(id as string) as binary) AS key",
-    "cast(CASE WHEN id = 7 THEN 'junk' ELSE concat('{\\"n\\":', id, '}') END AS binary) AS value")
-df = df.to(StructType([RECORD_SCHEMA[name] for name in df.columns]))
-output = ElasticsearchOutput(connection="secret_es", index=index)
-for attempt in (1, 2):
-    options = IndexingOptions.of(output, stream_name="s", batch_time_ms=None, report=f"{report}-{attempt}.json")
-    print(json.dumps(write_documents(df, output, options).counts.to_dict()))
-spark.stop()
-"""
-
-
-@pytest.mark.slow
-def test_over_spark_connect_no_plan_and_no_log_has_a_secret_of_the_connection(index: Index, tmp_path: Path) -> None:
-    host, _, port = index.url.removeprefix("http://").partition(":")
-    connection = {"conn_type": "elasticsearch", "host": host, "port": int(port), "login": "me", "password": "hunter2"}
-    stream = {
-        "name": "s",
-        "inputs": [{"bootstrap_servers": "127.0.0.1:1", "topics": ["t"]}],
-        "outputs": [{"kind": "elasticsearch", "hosts": [index.url], "index": index.name}],
-        "spark": {
-            "master": "local[2]",
-            "conf": {
-                "spark.ui.enabled": "false",
-                "spark.eventLog.enabled": "true",
-                "spark.eventLog.dir": f"file://{tmp_path}",
-                "spark.eventLog.compress": "false",
-            },
-        },
-        "batch_interval": 10,
-        "storage": {"url": str(tmp_path / "storage")},
-        "ledger": f"sqlite:///{tmp_path}/ledger.db",
-    }
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_CONNECT")}
-    with (
-        (tmp_path / "server.log").open("w") as log,
-        subprocess.Popen(
-            [sys.executable, "-c", SERVER, json.dumps(stream)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment | {"AIRFLOW_CONN_SECRET_ES": json.dumps(connection)},
-        ) as server,
-    ):
-        assert server.stdout is not None
-        assert server.stdin is not None
-        try:
-            url = server.stdout.readline().strip()
-            assert url, (tmp_path / "server.log").read_text()[-3000:]
-            client = subprocess.run(
-                [sys.executable, "-c", CLIENT, url, index.name, f"{tmp_path}/reports/r"],
-                capture_output=True,
-                text=True,
-                timeout=180,
-                check=False,
-                env=environment | {"AIRFLOW_CONN_SECRET_ES": json.dumps(connection)},
-            )
-        finally:
-            server.stdin.close()
-            server.wait(60)
-    assert client.returncode == 0, client.stderr[-3000:]
-    first, second = (json.loads(line) for line in client.stdout.splitlines())
-    assert (first["created"], first["dead_lettered"]) == (999, 1)
-    assert (second["repeated"], second["dead_lettered"], second["indexed"]) == (999, 1, 0)
-    written = client.stdout + client.stderr
-    for path in tmp_path.rglob("*"):
-        written += path.read_text(errors="replace") if path.is_file() else ""
-    assert "SparkListener" in written
-    for secret in ("hunter2", base64.b64encode(b"me:hunter2").decode()):
-        assert secret not in written

@@ -16,7 +16,6 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from tests.integration.spark.conftest import read_log
-from tests.integration.spark.connect_server import connect_server
 
 from headrace.batch.manifest import Manifest, ManifestBlock, ManifestError
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
@@ -246,55 +245,3 @@ def ask(url: str, method: str, path: str, body: Any = None) -> Any:
     )
     with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
         return json.load(answer)
-
-
-CLIENT = """
-import json, sys
-from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
-from headrace.spark.sessions import connect_session
-from headrace.batch.manifest import Manifest
-from headrace.spark.wal_source import LogBlocks
-
-url, token, manifest, source = sys.argv[1:]
-spark = connect_session(url, token)
-spark.dataSource.register(KafkaRangesDataSource)
-options = {"manifests": json.dumps([manifest]), "input": "records"}
-log = LogBlocks.of([Manifest.load(manifest)], "records").frame(spark, 2)
-again = spark.read.format("kafka_ranges").options(**options, stream=source).load()
-again.explain(True)
-print(json.dumps([again.count(), log.exceptAll(again).count(), again.exceptAll(log).count()]))
-spark.stop()
-"""
-
-
-@pytest.mark.slow
-def test_over_spark_connect_the_server_knows_the_connection(received: Received, kafka: str, tmp_path: Path) -> None:
-    secret = "hunter2"
-    extra = {"bootstrap.servers": kafka, "sasl.username": "me", "sasl.password": secret}
-    source = KafkaInput(connection="secret_kafka", topics=received.topic)
-    stream = {
-        "name": "s",
-        "inputs": [source.model_dump(mode="json")],
-        "outputs": [{"kind": "console"}],
-        "spark": {
-            "master": "local[2]",
-            "conf": {
-                "spark.ui.enabled": "false",
-                "spark.eventLog.enabled": "true",
-                "spark.eventLog.dir": f"file://{tmp_path}",
-                "spark.eventLog.compress": "false",
-            },
-        },
-        "batch_interval": 10,
-        "storage": {"url": str(tmp_path / "storage")},
-        "ledger": f"sqlite:///{tmp_path}/ledger.db",
-    }
-    connection = json.dumps({"conn_type": "kafka", "extra": extra})
-    with connect_server(json.dumps(stream), tmp_path, AIRFLOW_CONN_SECRET_KAFKA=connection) as server:
-        client = server.run(CLIENT, received.manifest.uri, source.model_dump_json())
-    assert json.loads(client.stdout.splitlines()[-1]) == [300, 0, 0]
-    written = client.stdout + client.stderr
-    for path in tmp_path.rglob("*"):
-        written += path.read_text(errors="replace") if path.is_file() else ""
-    assert "SparkListener" in written
-    assert secret not in written

@@ -1,0 +1,259 @@
+"""Over Spark Connect: what batches read and write, and the documentation's state, by clients of one server.
+
+The server alone is meant to know the secrets of connections. The last test stops it, and looks for them in all that
+the server and its clients have written.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from tests.integration.spark.conftest import SMALL_DATA
+from tests.integration.spark.connect_server import ConnectServer
+from tests.integration.spark.test_elasticsearch_sink import Index
+from tests.integration.spark.test_foreach_batch_output import make_batch
+from tests.integration.spark.test_kafka_ranges import Received
+
+from headrace.spark.outputs.writer import WrittenBatch
+from headrace.stream import ConsoleOutput, KafkaInput, KafkaOutput, ParquetOutput, SparkSettings, Stream
+
+__all__ = ["make_batch"]
+
+pytestmark = pytest.mark.slow
+
+PAGE = Path(__file__).parents[3] / "docs" / "state.md"
+PASSWORD = "hunter2"
+
+
+@pytest.fixture(scope="module")
+def elasticsearch_connection(elasticsearch: str) -> dict[str, str]:
+    """The environment with a connection to Elasticsearch. The server takes any name and password."""
+    host, _, port = elasticsearch.removeprefix("http://").partition(":")
+    fields = {"conn_type": "elasticsearch", "host": host, "port": int(port), "login": "me", "password": PASSWORD}
+    return {"AIRFLOW_CONN_SECRET_ES": json.dumps(fields)}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The server's folder, and those of the tests so far."""
+    return [tmp_path_factory.mktemp("server")]
+
+
+@pytest.fixture(autouse=True)
+def _folder(folders: list[Path], tmp_path: Path) -> None:
+    folders.append(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def server(kafka: str, elasticsearch_connection: dict[str, str], folders: list[Path]) -> Iterator[ConnectServer]:
+    """The tests' server, with the connections and a log of Spark's events."""
+    folder = folders[0]
+    # Without SASL the broker asks for no password, but the clients are given it.
+    secret = {"conn_type": "kafka", "host": kafka, "login": "me", "password": PASSWORD}
+    stream = Stream(
+        name="s",
+        inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="t"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage=str(folder / "storage"),
+        ledger=f"sqlite:///{folder}/ledger.db",
+        spark=SparkSettings(
+            master="local[2]",
+            conf={
+                **SMALL_DATA,
+                "spark.ui.enabled": "false",
+                "spark.eventLog.enabled": "true",
+                "spark.eventLog.dir": f"file://{folder}",
+                "spark.eventLog.compress": "false",
+            },
+        ),
+    )
+    connections = {"AIRFLOW_CONN_SECRET_KAFKA": json.dumps(secret), **elasticsearch_connection}
+    with ConnectServer(stream.to_json(), folder, **connections) as running:
+        yield running
+
+
+READ_AGAIN = """
+import json, sys
+from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
+from headrace.spark.sessions import connect_session
+from headrace.batch.manifest import Manifest
+from headrace.spark.wal_source import LogBlocks
+
+url, token, manifest, source = sys.argv[1:]
+spark = connect_session(url, token)
+spark.dataSource.register(KafkaRangesDataSource)
+options = {"manifests": json.dumps([manifest]), "input": "records"}
+log = LogBlocks.of([Manifest.load(manifest)], "records").frame(spark, 2)
+again = spark.read.format("kafka_ranges").options(**options, stream=source).load()
+again.explain(True)
+print(json.dumps([again.count(), log.exceptAll(again).count(), again.exceptAll(log).count()]))
+spark.stop()
+"""
+
+
+def test_a_batch_is_read_from_kafka_again(server: ConnectServer, kafka: str, tmp_path: Path) -> None:
+    received = Received(kafka, tmp_path)
+    source = KafkaInput(connection="secret_kafka", topics=received.topic)
+    client = server.run(READ_AGAIN, received.manifest.uri, source.model_dump_json())
+    assert json.loads(client.stdout.splitlines()[-1]) == [300, 0, 0]
+
+
+WRITE = """
+import io, json, sys
+from headrace.spark.failures import first_cause
+from headrace.spark.outputs.writer import (writer_of)
+from headrace.spark.outputs.writer import (WrittenBatch)
+from headrace.spark.sessions import connect_session
+from headrace.spark.transforms import BatchContext
+from headrace.stream import Stream
+
+url, token, definition = sys.argv[1:]
+stream = Stream.from_json(definition)
+spark = connect_session(url, token)
+frame = spark.range(0, 1000, 1, 3).selectExpr("id", "CAST(id AS STRING) AS value", "timestamp_millis(id) AS at")
+T = 1_700_000_010_000
+for output in stream.outputs:
+    rows = frame.select("value") if output.kind == "kafka" else frame
+    for attempt in (1, 2):
+        context = BatchContext.of(stream.name, T, 10_000, attempt)
+        batch = WrittenBatch(stream, context, T, attempt, "", False, "", io.StringIO(), lambda _: None)
+        try:
+            counts = writer_of(output).write(rows, batch)
+        except Exception as error:
+            counts = str(error).splitlines()[0]
+        print(json.dumps(counts))
+spark.stop()
+"""
+
+
+def test_parquet_kafka_and_foreach_batch_outputs_are_written(
+    server: ConnectServer,
+    kafka: str,
+    kafka_admin: AdminClient,
+    make_batch: Callable[..., WrittenBatch],
+    tmp_path: Path,
+) -> None:
+    """The caller gets the counts, and the function runs with the caller."""
+    topic = f"enriched-{uuid.uuid4().hex}"
+    kafka_admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+    functions = make_batch().stream.outputs
+    files = ParquetOutput(path=str(tmp_path / "files"))
+    stream = make_batch(files, KafkaOutput(connection="secret_kafka", topic=topic), *functions).stream
+    client = server.run(WRITE, stream.to_json())
+    counts = [json.loads(line) for line in client.stdout.splitlines()]
+    assert [each["rows"] for each in counts[:2]] == [1000, 1000]
+    assert counts[2:4] == [
+        {"messages": 1000, "repeated": 0, "bytes": 2890},
+        {"messages": 0, "repeated": 1000, "bytes": 0},
+    ]
+    assert counts[4] == counts[5] == {"total": 999_000, "undecodable": {}}
+    assert "ZeroDivisionError" in counts[6]
+    assert sorted(pd.read_parquet(tmp_path / "files")["id"]) == list(range(1000))
+    assert first_message(kafka, topic) == b"0"
+    assert not list((tmp_path / "storage" / stream.name / "reports").iterdir())
+
+
+def first_message(kafka: str, topic: str) -> bytes | None:
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "tests", "isolation.level": "read_committed"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    deadline = time.monotonic() + 30
+    while (message := consumer.poll(1)) is None or message.error() is not None:
+        assert time.monotonic() < deadline
+    consumer.close()
+    return bytes(message.value())
+
+
+INDEX = """
+import json, sys
+from pyspark.sql.types import StructType
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.spark.outputs.elasticsearch import write_documents
+from headrace.spark.record_columns import RECORD_SCHEMA
+from headrace.spark.sessions import connect_session
+from headrace.stream import ElasticsearchOutput
+
+url, token, index, report = sys.argv[1:]
+spark = connect_session(url, token)
+df = spark.range(1000).selectExpr(
+    "'t' AS topic", "0 AS partition", "id AS offset", "cast(cast(id as string) as binary) AS key",
+    "cast(CASE WHEN id = 7 THEN 'junk' ELSE concat('{\\"n\\":', id, '}') END AS binary) AS value")
+df = df.to(StructType([RECORD_SCHEMA[name] for name in df.columns]))
+output = ElasticsearchOutput(connection="secret_es", index=index)
+for attempt in (1, 2):
+    options = IndexingOptions.of(output, stream_name="s", batch_time_ms=None, report=f"{report}-{attempt}.json")
+    print(json.dumps(write_documents(df, output, options).counts.to_dict()))
+spark.stop()
+"""
+
+
+def test_documents_are_indexed_once(
+    server: ConnectServer, elasticsearch: str, elasticsearch_connection: dict[str, str], tmp_path: Path
+) -> None:
+    index = Index(elasticsearch, tmp_path)
+    client = server.run(INDEX, index.name, f"{tmp_path}/reports/r", **elasticsearch_connection)
+    first, second = (json.loads(line) for line in client.stdout.splitlines())
+    assert (first["created"], first["dead_lettered"]) == (999, 1)
+    assert (second["repeated"], second["dead_lettered"], second["indexed"]) == (999, 1, 0)
+
+
+STATE = """
+import json, sys
+from headrace.spark.outputs.writer import (WrittenBatch)
+from headrace.spark.sessions import connect_session
+from headrace.spark.state.updating import state_frames
+from headrace.spark.state.updating import update_state
+from headrace.spark.transforms import BatchContext, apply_transform, load_transform
+from headrace.stream import Stream
+
+url, token, definition = sys.argv[1:]
+stream = Stream.from_json(definition)
+spark = connect_session(url, token)
+for number, lines in enumerate((["a b", "a"], [], ["b b", "c"])):
+    time_ms = 1_700_000_000_000 + number * 10_000
+    context = BatchContext.of(stream.name, time_ms, 10_000, 1)
+    batch = WrittenBatch(stream, context, time_ms, 1, "", False, "", sys.stdout, lambda line: None)
+    inputs = {"lines": spark.createDataFrame([(line,) for line in lines], "value STRING")}
+    counts = update_state(spark, stream, inputs, batch)
+    frames = state_frames(spark, stream, time_ms)
+    more = {"state": frames.state, "changes": frames.changes}
+    written = apply_transform(load_transform(stream), inputs, ["elasticsearch"], context, more=more)
+    rows = {row["word"]: row["count"] for row in written["elasticsearch"].collect()}
+    print(json.dumps([counts, {row["word"]: row["count"] for row in frames.state.collect()}, rows]))
+spark.stop()
+"""
+
+
+def test_the_documentations_example_of_a_state_runs(server: ConnectServer, tmp_path: Path) -> None:
+    functions, dag = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)[:2]
+    (tmp_path / "running_count_functions.py").write_text(functions)
+    (tmp_path / "running_count.py").write_text(dag.replace("/var/lib/headrace", str(tmp_path)))
+    namespace: dict[str, Any] = {"__file__": str(tmp_path / "running_count.py"), "__name__": "running_count"}
+    exec(compile((tmp_path / "running_count.py").read_text(), "running_count.py", "exec"), namespace)  # noqa: S102
+    client = server.run(STATE, namespace["stream"].to_json(), seconds=240)
+    batches = [json.loads(line) for line in client.stdout.splitlines()]
+    assert [counts["rows"] for counts, _, _ in batches] == [2, 2, 3]
+    assert [state for _, state, _ in batches] == [{"a": 2, "b": 1}, {"a": 2, "b": 1}, {"a": 2, "b": 3, "c": 1}]
+    assert [written for _, _, written in batches] == [{"a": 2, "b": 1}, {}, {"b": 3, "c": 1}]
+
+
+def test_no_plan_and_no_log_has_a_secret_of_a_connection(server: ConnectServer, folders: list[Path]) -> None:
+    """In all that the tests above have left, with the server's log of events, which has every plan."""
+    server.stop()
+    written = server.printed
+    for path in (path for folder in folders for path in folder.rglob("*")):
+        written += path.read_text(errors="replace") if path.is_file() else ""
+    assert "SparkListenerSQLExecutionStart" in written
+    for secret in (PASSWORD, base64.b64encode(f"me:{PASSWORD}".encode()).decode()):
+        assert secret not in written
