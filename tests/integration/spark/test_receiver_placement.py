@@ -109,11 +109,17 @@ def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_execut
             lambda: [row.next_offset for row in application.ledger.positions.all("clicks")] == [records] * 2,
         )
 
+    def run_on_an_executor_each() -> bool:
+        # Registered too, which a task may do long after its begin: the end of an instance that never registered counts
+        # as no restart. Records come meanwhile, since the other receiver takes its partition.
+        tasks = sorted(running(application).values())
+        return tasks == [1, 1] and all(row.host for row in receivers(application))
+
     application.running_job(application.start_job(PYSPARK_PYTHON=sys.executable, SPARK_CONF_DIR=str(cluster.conf_dir)))
     received(1)
     planned = re.findall(r"receiver (\S+) is to run on executor (\d+) on", application.log("receiver"))
     assert len(planned) == len(set(dict(planned).values())) == 2
-    application.until("a task on each executor", lambda: sorted(running(application).values()) == [1, 1])
+    application.until("a receiver on each executor", run_on_an_executor_each)
 
     def restarts() -> list[int]:
         # Not epochs: a receiver that waits for a task slot begins one with every try.
@@ -123,13 +129,14 @@ def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_execut
     first = min(running(application))
     for each in process_of(application, first).children(recursive=True):
         each.kill()
-    application.until("a receiver's restart", lambda: sum(restarts()) == 1)
+    application.until("a receiver's restart", lambda: sum(restarts()) >= 1)
     received(2)
-    application.until("its return to where it was", lambda: sorted(running(application).values()) == [1, 1])
+    application.until("its return to where it was", run_on_an_executor_each)
+    assert restarts() == [0, 1]
 
     # A lost executor.
     process_of(application, first).kill()
-    application.until("a receiver's restart", lambda: sum(restarts()) == 2)
+    application.until("a receiver's restart", lambda: sum(restarts()) >= 2)
     received(3)
     application.until("two tasks", lambda: sum(running(application).values()) == 2)
     assert first not in running(application)
