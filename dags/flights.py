@@ -1,6 +1,7 @@
 """New York's flights, from the Kafka topic `flights` to the Elasticsearch index `flights`, every ten seconds.
 
-This file gives Airflow two DAGs: `flights_receiver` keeps the receiver job alive, `flights_batches` runs the batches.
+This file gives Airflow three DAGs: `flights_receiver` keeps the receiver job alive, `flights_batches` runs the batches,
+`flights_repair` tries again what failed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Spark Streaming's quick example: count the words in each batch of lines, and print the counts.
 
-This file gives Airflow two DAGs, `word_count_receiver` and `word_count_batches`. The counts are in the log of the
-second one's task `generate_batch.console`. The transform is a separate module beside this one: the DAG file names it
-and gives its path to Spark. Spark imports it; Airflow does not.
+This file gives Airflow three DAGs: `word_count_receiver`, `word_count_batches`, `word_count_repair`. The counts are in
+the log of the second one's task `generate_batch.console`. The transform is a separate module beside this one: the DAG
+file names it and gives its path to Spark. Spark imports it; Airflow does not.
 """
 
 from __future__ import annotations

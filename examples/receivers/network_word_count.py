@@ -1,6 +1,6 @@
 """Spark Streaming's quick example: count the words in each batch of the lines that a TCP server sends.
 
-A DAG file makes two DAGs of it, if this folder is on its path::
+A DAG file makes three DAGs of it, if this folder is on its path::
 
     # For Airflow, which reads only files with the words "airflow" and "dag" in them.
     from headrace.dags import stream_dags

@@ -11,22 +11,22 @@ TRIED_WITH = "tried_with"
 WARNING = "warning"
 """The attribute of a running attempt that says what delays it."""
 
-TAKEN_UP = "taken_up"
-"""The attribute of an attempt by which a later batch's run retries a batch that failed."""
+REPAIR = "repair"
+"""The attribute of an attempt that a repair made at a batch that its own run left unfinished."""
 
 
 class Failure(StrEnum):
     """The cause of a failure, which determines whether to retry."""
 
     PASSING = "passing"
-    """The environment: an unavailable server, a killed process, credentials that will be corrected. Later runs retry it
-    until it succeeds, so that nobody has to clear all the batches of a night."""
+    """The environment: an unavailable server, a killed process, credentials that will be corrected. The repair tries it
+    again until it succeeds, so that nobody has to clear all the batches of a night."""
     CODE = "code"
-    """The user's code or definition, or rows that do not fit. The same attempt will most likely fail again, so later
-    runs retry it when the definition or the code has changed."""
+    """The user's code or definition, or rows that do not fit. The same attempt will most likely fail again, so the
+    repair tries it again when the definition or the code has changed."""
     FINAL = "final"
-    """Stored data is lost or damaged, and a retry does not restore it. Later runs retry it when the definition or the
-    code has changed."""
+    """Stored data is lost or damaged, and a retry does not restore it. The repair tries it again when the definition or
+    the code has changed."""
 
 
 class HeadraceError(Exception):

@@ -27,10 +27,13 @@ def get_provider_info() -> dict[str, Any]:
             "headrace.operators.wal_spark_submit",
             "headrace.operators.micro_batch",
             "headrace.operators.replay_batch",
+            "headrace.operators.repair_batches",
         ),
         "sensors": _modules("headrace.sensors.kafka_receiver", "headrace.sensors.blocks_ready"),
         "hooks": _modules("headrace.hooks.ledger"),
-        "triggers": _modules("headrace.triggers.ledger", "headrace.triggers.records_received"),
+        "triggers": _modules(
+            "headrace.triggers.ledger", "headrace.triggers.records_received", "headrace.triggers.repair_due"
+        ),
         # Without a handler Airflow does not normalise these URIs; the entry only makes the scheme known.
         "asset-uris": [{"schemes": ["headrace"], "handler": None}],
         "connection-types": [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.dags.batch_dag import batch_dag, received_schedule
 from headrace.dags.receiver_dag import receiver_dag
+from headrace.dags.repair_dag import repair_dag
 from headrace.dags.replay_dag import replay_dag
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from headrace.stream import Stream
 
-__all__ = ["batch_dag", "received_schedule", "receiver_dag", "replay_dag", "stream_dags"]
+__all__ = ["batch_dag", "received_schedule", "receiver_dag", "repair_dag", "replay_dag", "stream_dags"]
 
 
 def stream_dags(
@@ -28,5 +29,9 @@ def stream_dags(
     catch_up: bool | timedelta | None = None,
     single_task: bool = False,
 ) -> tuple[DAG, DAG]:
-    """The receiver DAG and the batch DAG of a stream; see ``batch_dag`` for the parameters."""
+    """The receiver DAG and the batch DAG of a stream; see ``batch_dag`` for the parameters.
+
+    Also makes the stream's repair DAG (``repair_dag``), which registers itself in the DAG file that is being parsed.
+    """
+    repair_dag(stream)
     return receiver_dag(stream), batch_dag(stream, start_date=start_date, catch_up=catch_up, single_task=single_task)

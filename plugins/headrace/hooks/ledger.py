@@ -58,11 +58,15 @@ class LedgerHook(BaseHook):
         conn_id = self._connection_id()
         return _open(self._ledger, _environ(self.get_connection(conn_id)) if conn_id else None)
 
-    async def aget_conn(self) -> Ledger:
-        """`get_conn` for an event loop, where a blocking look-up of the connection would deadlock."""
+    async def aget_conn(self, *, create: bool = True) -> Ledger:
+        """`get_conn` for an event loop, where a blocking look-up of the connection would deadlock.
+
+        Args:
+            create: whether to create the ledger in an empty database; otherwise this raises a LedgerError there.
+        """
         conn_id = self._connection_id()
         environ = _environ(await self.aget_connection(conn_id)) if conn_id else None
-        return await in_thread(self._ledger, _open, self._ledger, environ)
+        return await in_thread(self._ledger, _open, self._ledger, environ, create=create)
 
     def _connection_id(self) -> str | None:
         if not self._ledger.startswith(CONNECTION_PREFIX):

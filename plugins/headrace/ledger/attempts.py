@@ -279,6 +279,38 @@ class Attempts(Repository):
             rows = newest_outputs(connection, stream, batch_time_ms, target, revision=revision).values()
         return sorted((row for row in rows if row.state in _ENDED), key=lambda row: row.output_id)
 
+    def running(self, stream: str) -> list[AttemptRow]:
+        """Return the attempts that have not ended, those without a live lease too."""
+        query = select_attempts().where(
+            batch_attempts.c.stream == stream, batch_attempts.c.state == AttemptState.RUNNING
+        )
+        with self._database.read() as connection:
+            return [AttemptRow.from_row(row) for row in connection.execute(query)]
+
+    def output_history(self, stream: str, batch_time_ms: int) -> list[BatchOutputRow]:
+        """Return what each attempt at the batch itself made of its outputs, the oldest attempt first; of one that still
+        runs too."""
+        query = select(batch_outputs).where(
+            batch_outputs.c.stream == stream,
+            batch_outputs.c.batch_time_ms == batch_time_ms,
+            batch_outputs.c.target == "",
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(batch_outputs.c.attempt))
+            return [BatchOutputRow.from_row(row) for row in rows]
+
+    def newest_outputs(self, stream: str, limit: int) -> list[BatchOutputRow]:
+        """Return the ``limit`` rows of outputs that have the latest batch times, the latest first; also of attempts
+        that still run, and without those of replays."""
+        query = (
+            select(batch_outputs)
+            .where(batch_outputs.c.stream == stream, batch_outputs.c.target == "")
+            .order_by(batch_outputs.c.batch_time_ms.desc(), batch_outputs.c.attempt.desc())
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return [BatchOutputRow.from_row(row) for row in connection.execute(query)]
+
     def recorded(self, stream: str, times: Sequence[int]) -> dict[int, dict[str, RecordedOutput]]:
         """Return the records of successful outputs of many batches, by batch time and output id."""
         newest: dict[tuple[int, str], Row[Any]] = {}

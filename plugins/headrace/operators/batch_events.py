@@ -1,12 +1,12 @@
 """The Airflow asset of a stream's batches: other DAGs run after a completed batch, and read its numbers.
 
 A plain outlet emits an event whenever its task succeeds, and the checkpoint task succeeds after a failed batch too. An
-alias emits an event only when the task adds one (`emit_batch_events`).
+alias emits an event only when the task adds one (`emit_batch_event`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,17 @@ from headrace.runs.batch_run import run_identity
 from headrace.timetables.micro_batch import to_ms
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import BatchOutputRow, BatchRow
     from headrace.runs.batch_run import BatchRun
     from headrace.stream import Stream
 
 # Allowed clock difference: a run's start is by Airflow's clock, a batch's completion by the ledger's.
 _CLOCKS_APART_MS = 60_000
-# A run that has completed more earlier batches than this reports the latest of them.
-_MOST_AHEAD = 1_000
-# The same for a stream that is not ordered, where a run retries failed batches for a bounded time.
-_MOST_TAKEN_UP = 100
+# A repair that has completed more batches than this emits the events of the latest of them.
+_MOST_REPAIRED = 1_000
 
 
 def batch_asset(stream: Stream | str) -> Asset:
@@ -34,56 +35,57 @@ def batch_asset(stream: Stream | str) -> Asset:
 
 
 def batch_alias(stream: Stream | str) -> AssetAlias:
-    """The outlet of a task that calls `emit_batch_events`."""
+    """The outlet of a task that calls `emit_batch_event`."""
     return AssetAlias(f"{_name(stream)}_batches", group="headrace")
 
 
-def emit_batch_events(run: BatchRun) -> list[int]:
-    """Emit, with this task's success, the event of the run's batch if this run completed it, and the event of each
-    earlier batch that this run completed. Returns their batch times, in order.
+def emit_batch_event(run: BatchRun) -> list[int]:
+    """Emit, with this task's success, the event of the run's batch if this run completed it. Returns its batch time.
 
     A run that finds its batch already completed emits nothing, and neither does one whose batch failed. The task needs
     ``outlets=[batch_alias(stream)]``. Airflow stores the events and the task's success in one transaction: a task that
     dies before that emits them in its next try.
     """
-    name = run.stream.name
-    reported = []
-    for batch_time_ms in (*_completed_earlier(run), run.batch_time_ms):
-        numbers = _numbers_of_own(run, batch_time_ms)
-        if numbers is not None:
-            run.context["outlet_events"][batch_alias(name)].add(batch_asset(name), extra=numbers)
-            reported.append(batch_time_ms)
-    return reported
+    return _emit(run.context, run.ledger, run.stream.name, [run.batch_time_ms])
 
 
-def _completed_earlier(run: BatchRun) -> list[int]:
-    """The earlier batch times that have completed since the run began. This run may have completed some of them."""
+def emit_events_of_repair(context: Context, ledger: Ledger, stream_name: str) -> list[int]:
+    """Emit the events of all batches that the task's run has completed, like `emit_batch_event`; the latest 1,000 of
+    them. Returns their batch times, in order."""
     from headrace.ledger.states import EventKind
 
-    began = run.context["dag_run"].start_date
+    began = context["dag_run"].start_date
     since_ms = 0 if began is None else to_ms(began) - _CLOCKS_APART_MS
-    most = _MOST_AHEAD if run.stream.is_ordered else _MOST_TAKEN_UP
-    completed = run.ledger.events.latest(run.stream.name, [EventKind.BATCH_COMPLETED], limit=most)
+    completed = ledger.events.latest(stream_name, [EventKind.BATCH_COMPLETED], limit=_MOST_REPAIRED)
     times = {event.batch_time_ms for event in completed if event.at_ms >= since_ms and event.batch_time_ms is not None}
-    return sorted(time_ms for time_ms in times if time_ms < run.batch_time_ms)
+    return _emit(context, ledger, stream_name, sorted(times))
 
 
-def _numbers_of_own(run: BatchRun, batch_time_ms: int) -> dict[str, Any] | None:
+def _emit(context: Context, ledger: Ledger, stream_name: str, times: Iterable[int]) -> list[int]:
+    emitted = []
+    for batch_time_ms in times:
+        numbers = _numbers_of_own(context, ledger, stream_name, batch_time_ms)
+        if numbers is not None:
+            context["outlet_events"][batch_alias(stream_name)].add(batch_asset(stream_name), extra=numbers)
+            emitted.append(batch_time_ms)
+    return emitted
+
+
+def _numbers_of_own(context: Context, ledger: Ledger, stream_name: str, batch_time_ms: int) -> dict[str, Any] | None:
     """The batch's numbers if it is complete and this run, since it was last cleared, made the attempt that recorded
     its last output; else None."""
     from headrace.ledger.states import BatchState
     from headrace.runs.steps_to_run import attempts_without_replays
 
-    batches = run.ledger.batches
-    batch = batches.find(run.stream.name, batch_time_ms)
+    batch = ledger.batches.find(stream_name, batch_time_ms)
     if batch is None or batch.state is not BatchState.COMPLETED:
         return None
-    outputs = run.ledger.attempts.outputs(run.stream.name, batch_time_ms)
+    outputs = ledger.attempts.outputs(stream_name, batch_time_ms)
     if not outputs:
         return None
     last = max(outputs, key=lambda output: (output.recorded_at_ms, output.attempt)).attempt
-    attempts = attempts_without_replays(run.ledger, batch)
-    identity = run_identity(run.context)
+    attempts = attempts_without_replays(ledger, batch)
+    identity = run_identity(context)
     if not any(identity.made(attempt.attributes) for attempt in attempts if attempt.number == last):
         return None
     return _numbers(batch, outputs, tried=len(attempts))

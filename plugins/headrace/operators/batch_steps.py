@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from airflow.sdk import BaseOperator
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.operators.batch_events import batch_alias, emit_batch_events
+from headrace.operators.batch_events import batch_alias, emit_batch_event
 from headrace.runs.batch_run import BatchRun, NothingToRun, takes_over
 from headrace.runs.processes import connections_in_environment
 from headrace.stream_context import StreamContext
@@ -56,21 +55,16 @@ class BatchStepOperator(BatchStep, BaseOperator):
         self.stream = stream
 
 
-# Bound the work and the time that a task spends on missed batch times. The next run continues with the others.
-_MOST_AT_ONCE = 50
-_MOST_SECONDS = 10.0
-
-
 class AllocateBlocksOperator(BatchStepOperator):
     """Seals the run's batch time and allocates its blocks: as a manifest beside the log, then in the ledger.
 
     A batch that is already allocated keeps its blocks, however often the task runs. Returns a small summary.
 
     If the stream coalesces, the batch of a scheduled run takes over the earlier batch times that have no batch. In
-    other streams, a scheduled run also allocates the earlier batch times that hold records and have no batch, so that
-    later runs run these batches (``runs/retries.py``). In an ordered stream this is left to the task that runs the
-    batch: it first allocates and runs the earlier ones. So no records remain unprocessed because the schedule began
-    later than the receiver, or does not reach back far enough, or a run failed. A batch time from before the stream
+    other streams, a scheduled run also allocates the earlier batch times that hold records and have no batch, and the
+    stream's repair runs these batches (``runs/retries.py``). In an ordered stream this was done when the run waited for
+    its turn. So no records remain unprocessed because the schedule began later than the receiver, or does not reach
+    back far enough, or a run failed. A batch time from before the stream
     began is empty, unless the run asks to build it from Kafka.
 
     :param stream: the stream.
@@ -111,7 +105,7 @@ def allocate_blocks(run: BatchRun, log: Any) -> dict[str, Any]:
     if over:
         _report_taken_over(run, batch, log)
     elif not run.stream.coalesces and not run.stream.is_ordered:
-        _allocate_missed(run, log)
+        run.allocate_missed()
     return summary(allocation)
 
 
@@ -130,38 +124,6 @@ def _report_taken_over(run: BatchRun, batch: BatchRow, log: Any) -> None:
             "%d more batch time(s) with %d records wait for the next run (limits.max_coalesced_records and _bytes).",
             len(left), sum(each.records for each in left),
         )  # fmt: skip
-
-
-def _allocate_missed(run: BatchRun, log: Any) -> None:
-    """Allocate earlier batch times that hold records and have no batch, the oldest first, if other runs follow this one
-    and run these batches; else log them."""
-    from headrace.batch.allocation import allocate
-
-    missed = [each for each in run.ledger.blocks.unclaimed(run.stream.name) if each.batch_time_ms < run.batch_time_ms]
-    if not missed:
-        return
-    log.warning(
-        "%d earlier batch time(s) hold %d records and are not allocated yet, from %s to %s.",
-        len(missed), sum(each.records for each in missed),
-        time_text(missed[0].batch_time_ms), time_text(missed[-1].batch_time_ms),
-    )  # fmt: skip
-    if not run.is_automatic:
-        log.warning("The next scheduled run allocates them, and later ones run them; a backfill of this DAG does both.")
-        return
-    number, until = 0, time.monotonic() + _MOST_SECONDS
-    for each in missed[:_MOST_AT_ONCE]:
-        try:
-            allocate(run.stream_context, each.batch_time_ms)
-        except HeadraceError as error:
-            # The run's own batch is allocated, and must not wait for this one.
-            log.warning(
-                "Batch %s is left to the next run, which allocates it: %s", time_text(each.batch_time_ms), error
-            )
-            break
-        number += 1
-        if time.monotonic() >= until:
-            break
-    log.info("Allocated %d of them. Later runs run them, unless their own runs do.", number)
 
 
 def _build(run: BatchRun, log: Any) -> None:
@@ -200,7 +162,7 @@ class CheckpointOperator(BatchStepOperator):
 
     It runs whether the batch succeeded or not; a batch that was never allocated has nothing to checkpoint. If the batch
     is not complete, a warning names the steps that are left: a run that asked for only some of the outputs succeeds
-    without the others. Emits the asset events of the batch and of earlier batches, if this run completed them.
+    without the others. Emits the batch's asset event, if this run completed it.
 
     :param stream: the stream.
     """
@@ -215,7 +177,7 @@ class CheckpointOperator(BatchStepOperator):
         with self.opened() as stream_context:
             run = BatchRun.of(context, stream_context)
             checkpoint_after(run, self.log)
-            emit_batch_events(run)
+            emit_batch_event(run)
 
 
 def checkpoint_after(run: BatchRun, log: Any) -> None:

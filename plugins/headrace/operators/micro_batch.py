@@ -5,11 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from headrace.operators.batch_events import batch_alias, emit_batch_events
+from headrace.operators.batch_events import batch_alias, emit_batch_event
 from headrace.operators.batch_steps import allocate_blocks, checkpoint_after, clean_up_after
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.runs.batch_run import BatchRun, NothingToRun, run_request
-from headrace.triggers.ledger import BlocksReadyTrigger, FirstReceiverTrigger, check_began, report_what_was_found
+from headrace.triggers.ledger import (
+    BlocksReadyTrigger,
+    FirstReceiverTrigger,
+    TurnTrigger,
+    check_began,
+    check_turn,
+    report_what_was_found,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -69,11 +76,13 @@ class MicroBatchOperator(WalSparkSubmitOperator):
 
     def blocks_are_ready(self, context: Context, event: dict[str, Any]) -> Any:
         """Called after the deferral: the trigger has found the blocks ready, or the wait has failed."""
-        return self._until_done(context, lambda context: self._after_deferral(context, event))
-
-    def _after_deferral(self, context: Context, found: dict[str, Any]) -> Any:
         with self.opened() as stream_context:
-            return self._with_blocks(self._begin(context, stream_context), found)
+            return self._with_blocks(self._begin(context, stream_context), event)
+
+    def turn_has_come(self, context: Context, event: dict[str, Any]) -> Any:
+        """Called after the deferral: it is the turn of the batch of an ordered stream, or the wait timed out."""
+        with self.opened() as stream_context:
+            return self._in_turn(self._begin(context, stream_context), event)
 
     def run_again(self, context: Context) -> Any:
         """Continue after a wait: the batch is allocated, so run its steps."""
@@ -88,7 +97,16 @@ class MicroBatchOperator(WalSparkSubmitOperator):
 
     def _with_blocks(self, run: BatchRun, found: dict[str, Any]) -> Any:
         report_what_was_found(found, self.stream, self.log)
+        awaited = TurnTrigger.awaited(run)
+        if awaited is None:
+            return self._in_turn(run, {"turn": True})
+        if self.deferrable:
+            self.defer(trigger=awaited, method_name="turn_has_come")
+        return self._in_turn(run, awaited.look_until_it_fires(run.ledger))
+
+    def _in_turn(self, run: BatchRun, turn: dict[str, Any]) -> Any:
         try:
+            check_turn(turn, run)
             allocate_blocks(run, self.log)
         except NothingToRun as nothing:
             raise nothing.skip(run.context, self, itself=True) from None
@@ -105,7 +123,7 @@ class MicroBatchOperator(WalSparkSubmitOperator):
                 self.log.exception("After the batch failed, its stream was not checkpointed and cleaned up.")
             raise
         self._conclude(run)
-        emit_batch_events(run)
+        emit_batch_event(run)
         batch = run.ledger.batches.get(self.stream.name, run.batch_time_ms)
         return {
             "batch_time_ms": batch.batch_time_ms,

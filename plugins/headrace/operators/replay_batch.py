@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.clock import time_text
-from headrace.operators.spark_attempt import FIRST_LEASE_MS, SparkAttemptOperator
+from headrace.operators.spark_attempt import FIRST_LEASE_MS, SparkAttemptOperator, Wait
 from headrace.runs.batch_run import NoBatchTimeError, end_of_interval_ms, holder, run_request
 
 if TYPE_CHECKING:
@@ -52,16 +52,20 @@ class ReplayBatchOperator(SparkAttemptOperator):
         except NoBatchTimeError as error:
             raise AirflowFailException(str(error)) from error
         with self.opened() as stream_context:
-            self._replay(stream_context.ledger, batch_time_ms, context, request)
+            while (awaited := self._replay(stream_context.ledger, batch_time_ms, context, request)) is not None:
+                self.wait(awaited)
 
-    def _replay(self, ledger: Ledger, batch_time_ms: int, context: Context, request: RunRequest) -> None:
+    def _replay(self, ledger: Ledger, batch_time_ms: int, context: Context, request: RunRequest) -> Wait | None:
+        """Replay the batch; return what it has to wait for first, if anything."""
         from headrace.ledger.errors import NotItsTurnError
 
         batch = self._batch(ledger, batch_time_ms)
         if self._is_done(ledger, batch_time_ms, request):
             self.log.info("This run has replayed output %s of batch %s.", self.step, time_text(batch_time_ms))
-            return
-        self.await_application(ledger, batch, (self.step,))
+            return None
+        awaited = self.wait_for_application(ledger, batch, (self.step,))
+        if awaited is not None:
+            return awaited
         way = self.choose_way(ledger)
         try:
             attempt = ledger.replays.begin(
@@ -77,8 +81,9 @@ class ReplayBatchOperator(SparkAttemptOperator):
                 attributes=request.attributes,
             )
         except NotItsTurnError as error:
-            self.wait(str(error), waiting_for=f"turn of {error.busy}", otherwise=error)
+            return Wait(str(error), f"batches {error.busy}", otherwise=error)
         self.run_attempt(ledger, attempt, batch, context)
+        return None
 
     def _batch(self, ledger: Ledger, batch_time_ms: int) -> BatchRow:
         from headrace.ledger.errors import BatchRemovedError

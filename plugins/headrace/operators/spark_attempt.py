@@ -12,9 +12,10 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.observability import stats
@@ -24,6 +25,7 @@ from headrace.errors import FAILURE, Failure, HeadraceError
 from headrace.hooks.ledger import LedgerHook
 from headrace.operators.batch_steps import BatchStep
 from headrace.operators.links import SparkUiLink
+from headrace.runs.batch_run import holder
 from headrace.runs.processes import BatchProcess, child_environment, secret_key
 from headrace.runs.receiver_job import awaited_application, missing_application, replace_older_job
 from headrace.triggers.ledger import in_triggerer, poll_seconds
@@ -40,22 +42,30 @@ if TYPE_CHECKING:
 
 Way = Literal["connect", "submit"]
 
+TRY_NUMBER = "try_number"
+"""The attribute of an attempt that holds the try number of its task."""
 # The process that runs an attempt renews its lease. The first lease has to last until that process is up (1 s for a
 # plain process, 14 s for spark-submit, both more on a busy machine). A process that died keeps the slot for as long.
 FIRST_LEASE_MS: Mapping[Way, int] = {"connect": 30_000, "submit": 90_000}
 # A poll after a deferral starts the task again, which takes two seconds.
 _SLOT_POLL_SECONDS = 5.0
+# How often to check for a slot that a repair's attempt holds.
+_SOON_POLL_SECONDS = 0.5
 # `waiting_for` while the receiver job's application is starting.
 _APPLICATION = "application"
 
 
-class _LookAgain(BaseException):
-    """Asks for a wait in place, after which the step starts again. Like Airflow's TaskDeferred it derives from
-    BaseException, so that error handlers do not catch it."""
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a step has to wait for. ``waiting_for`` identifies it, ``otherwise`` is raised if it takes too long.
 
-    def __init__(self, waited: dict[str, Any]) -> None:
-        super().__init__()
-        self.waited = waited
+    ``soon``: it takes seconds, so the task polls in place and often: a deferral takes as long.
+    """
+
+    reason: str
+    waiting_for: str
+    otherwise: Exception | None = None
+    soon: bool = False
 
 
 class BatchTaskError(HeadraceError):
@@ -121,62 +131,57 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self._waiting_since = 0.0
 
     def execute(self, context: Context) -> Any:
-        return self._until_done(context, self.run_step)
+        return self.run_step(context)
 
     def slot_may_be_free(self, context: Context, event: Any = None, **waited: Any) -> Any:  # noqa: ARG002
         """Called after a deferral: check again whether the step can run."""
-        self.take_up(**waited)
-        return self._until_done(context, self.run_again)
+        self.resume_wait(**waited)
+        return self.run_again(context)
 
     @abc.abstractmethod
     def run_step(self, context: Context) -> Any:
         """Do the task's work, from its beginning; call `wait` if other work must finish first."""
 
     def run_again(self, context: Context) -> Any:
-        """Do the task's work again after a wait."""
+        """Do the task's work again after a deferral."""
         return self.run_step(context)
 
     # --- waiting
 
-    def _until_done(self, context: Context, run: Callable[[Context], Any]) -> Any:
-        """Call ``run``, and `run_again` after each wait in place."""
-        while True:
-            try:
-                return run(context)
-            except _LookAgain as again:
-                time.sleep(self.slot_poll.total_seconds())
-                self.take_up(**again.waited)
-                run = self.run_again
-
-    def take_up(self, *, waited: float = 0.0, waiting_for: str = "", waiting_since: float = 0.0) -> None:
+    def resume_wait(self, *, waited: float = 0.0, waiting_for: str = "", waiting_since: float = 0.0) -> None:
         """Restore the state of the wait from before the deferral; ``waited`` and ``waiting_since`` in seconds."""
         self._waited, self._waiting_for, self._waiting_since = waited, waiting_for, waiting_since
 
-    def wait(self, reason: str, *, waiting_for: str, otherwise: Exception | None = None) -> NoReturn:
-        """Wait for ``slot_poll``, then run the step again: deferred, or in place.
+    def wait(self, awaited: Wait) -> None:
+        """Wait for ``slot_poll``, after which the step has to be tried again: in place, or deferred.
 
         Raises ``otherwise`` (by default BatchTaskError) after waiting for the same ``waiting_for`` for
-        ``slot_timeout``. A wait for the application has no end here: `await_application` ends it.
+        ``slot_timeout``. This does not apply to waiting for the application: `wait_for_application` ends it.
         """
-        if waiting_for != self._waiting_for:
-            self._waiting_for, self._waiting_since = waiting_for, self._waited
-            self.log.info("%s", reason)
+        if awaited.waiting_for != self._waiting_for:
+            self._waiting_for, self._waiting_since = awaited.waiting_for, self._waited
+            self.log.info("%s", awaited.reason)
         waited_too_long = self._waited - self._waiting_since >= self.slot_timeout.total_seconds()
-        if waited_too_long and waiting_for != _APPLICATION:
-            raise otherwise or BatchTaskError(f"Waited for {self.slot_timeout}: {reason}")
+        if waited_too_long and awaited.waiting_for != _APPLICATION:
+            raise awaited.otherwise or BatchTaskError(f"Waited for {self.slot_timeout}: {awaited.reason}")
+        seconds = self.slot_poll.total_seconds()
+        if awaited.soon:
+            seconds = min(seconds, _SOON_POLL_SECONDS)
+        self._waited += seconds
+        if awaited.soon or not self.deferrable:
+            time.sleep(seconds)
+            return
+        from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
+
         waited = {
-            "waited": self._waited + self.slot_poll.total_seconds(),
+            "waited": self._waited,
             "waiting_for": self._waiting_for,
             "waiting_since": self._waiting_since,
         }
-        if not self.deferrable:
-            raise _LookAgain(waited)
-        from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
-
         self.defer(trigger=TimeDeltaTrigger(self.slot_poll), method_name="slot_may_be_free", kwargs=waited)
 
-    def await_application(self, ledger: Ledger, batch: BatchRow, steps: Iterable[str]) -> None:
-        """Wait for a receiver job that is starting or due, if the steps need Spark: a separate application would
+    def wait_for_application(self, ledger: Ledger, batch: BatchRow, steps: Iterable[str]) -> Wait | None:
+        """The wait for a receiver job that is starting or due, if the steps need Spark: a separate application would
         compete with it for the machine, and be ready later. A job of an older version is asked to stop, so that the
         next one replaces it."""
         from headrace.runs.steps_to_run import needs_of
@@ -184,11 +189,12 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         replaced = replace_older_job(ledger, self.stream.name)
         waited = self._waited - self._waiting_since if self._waiting_for == _APPLICATION else 0.0
         if self.way != "connect" or waited >= self.start_timeout.total_seconds():
-            return
+            return None
         timeout_ms = self.start_timeout // timedelta(milliseconds=1)
         reason = replaced or awaited_application(ledger, self.stream.name, timeout_ms=timeout_ms)
-        if reason is not None and needs_of(ledger, self.written, batch.batch_time_ms, steps).spark:
-            self.wait(reason, waiting_for=_APPLICATION)
+        if reason is None or not needs_of(ledger, self.written, batch.batch_time_ms, steps).spark:
+            return None
+        return Wait(reason, _APPLICATION)
 
     # --- running
 
@@ -230,6 +236,35 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             return "submit"
         self.spark_ui_url = job.attributes.get("ui_url")
         return "connect"
+
+    def begin(
+        self,
+        ledger: Ledger,
+        batch: BatchRow,
+        context: Context,
+        *,
+        steps: Sequence[str],
+        attributes: Mapping[str, Any],
+        force: bool = False,
+        unattended: bool = False,
+    ) -> Attempt:
+        """Begin an attempt at these steps of the batch, in the way that is usable now.
+
+        Raises what ``Attempts.begin`` raises.
+        """
+        way = self.choose_way(ledger)
+        return ledger.attempts.begin(
+            self.stream.name,
+            batch.batch_time_ms,
+            holder=holder(context),
+            way=way,
+            lease_ms=FIRST_LEASE_MS[way],
+            outputs=steps,
+            force=force,
+            unattended=unattended,
+            attributes={**attributes, TRY_NUMBER: context["ti"].try_number},
+            revision=self.revision,
+        )
 
     @property
     def written(self) -> Stream:

@@ -203,6 +203,10 @@ def _parameters(value: Any, stream: Stream) -> Mapping[str, Any] | None:
 
 log = logging.getLogger(__name__)
 
+# Bound the work and the time that a task spends on missed batch times. The next run continues with the others.
+_MOST_MISSED = 50
+_MOST_SECONDS = 10.0
+
 
 NOTHING_TO_RUN = "nothing_to_run"
 """The XCom of a run's first task that says why the run has no batch."""
@@ -450,3 +454,42 @@ class BatchRun:
     def find_batch(self) -> BatchRow | None:
         """The batch, or None if it is not allocated."""
         return self.ledger.batches.find(self.stream.name, self.batch_time_ms)
+
+    def allocate_missed(self) -> None:
+        """Allocate earlier batch times that hold records and have no batch, the oldest first.
+
+        In an ordered stream all of them, since this run has to wait for their batches. In others a bounded number, and
+        only if other runs follow this one and continue: the run's own batch does not wait for them.
+
+        Raises:
+            HeadraceError: in an ordered stream, one could not be allocated.
+        """
+        from headrace.batch.allocation import allocate
+
+        unclaimed = self.ledger.blocks.unclaimed(self.stream.name)
+        missed = [one for one in unclaimed if one.batch_time_ms < self.batch_time_ms]
+        if not missed:
+            return
+        log.warning(
+            "%d earlier batch time(s) hold %d records and are not allocated yet, from %s to %s.",
+            len(missed), sum(one.records for one in missed),
+            time_text(missed[0].batch_time_ms), time_text(missed[-1].batch_time_ms),
+        )  # fmt: skip
+        ordered = self.stream.is_ordered
+        if not ordered and not self.is_automatic:
+            log.warning("The next scheduled run allocates them; a backfill of this DAG allocates and runs them.")
+            return
+        number, until = 0, time.monotonic() + _MOST_SECONDS
+        for one in missed if ordered else missed[:_MOST_MISSED]:
+            try:
+                allocate(self.stream_context, one.batch_time_ms)
+            except HeadraceError as error:
+                if ordered:
+                    raise
+                at = time_text(one.batch_time_ms)
+                log.warning("Batch %s is left to the next run, which allocates it: %s", at, error)
+                break
+            number += 1
+            if not ordered and time.monotonic() >= until:
+                break
+        log.info("Allocated %d of them. The stream's repair runs them, unless their own runs do.", number)

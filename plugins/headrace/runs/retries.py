@@ -2,32 +2,39 @@
 
 1. Airflow retries the task once, soon, unless stored data is lost or the task has used up its time
    (`BatchRetryPolicy`). So the run of a failing batch fails visibly, within a bounded time.
-2. Later runs take the batch up (`failed_batches`). A batch that failed for a passing reason is retried once its output
-   has written a later batch: that shows that the output is available again.
-3. A batch that failed by the user's code, or finally, is retried only when the definition or the code has changed
+2. The repair of the stream tries it again when it is due (`due_batches`). In a stream whose batches run in any order, a
+   step that failed for a passing reason is due once it has succeeded for another batch: that shows that its output is
+   available again. In an ordered stream no other batch can show it, so the first batch is due after a pause.
+3. A batch that failed by the user's code, or finally, is tried again only when the definition or the code has changed
    (`is_held_back`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import RetryDecision, RetryPolicy
 
-from headrace.errors import FAILURE, TAKEN_UP, TRIED_WITH, Failure
+from headrace.errors import FAILURE, REPAIR, TRIED_WITH, Failure
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.ledger.batch_tables import AttemptRow, BatchRow
+    from headrace.ledger import Ledger
+    from headrace.ledger.batch_tables import AttemptRow, BatchRow, EarlierBatch
+    from headrace.ledger.tables import StreamRow
     from headrace.stream import Stream
-    from headrace.stream_context import StreamContext
 
-_MOST = 1_000
 _LONGEST_PAUSE_MS = 3_600_000
+# The longest pause in an ordered stream, in batch intervals: all later batches wait for the one that failed.
+_LONGEST_PAUSE_IN_ORDER = 4
+# How many of the newest outputs' rows show whether an output is available.
+_NEWEST_OUTPUTS = 200
+# Above every batch time.
+_END_MS = 2**62
 
 
 class BatchRetryPolicy(RetryPolicy):
@@ -35,7 +42,7 @@ class BatchRetryPolicy(RetryPolicy):
 
     After a failure of the user's code it allows one retry.
 
-    :param seconds: no retry follows a try that took this long, because later runs should continue; None: no limit.
+    :param seconds: no retry follows a try that took this long, because the repair tries it again; None: no limit.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
@@ -56,7 +63,7 @@ class BatchRetryPolicy(RetryPolicy):
         started = None if context is None else context["ti"].start_date
         took = 0.0 if started is None else (datetime.now(UTC) - started).total_seconds()
         if self.seconds is not None and took >= self.seconds:
-            return RetryDecision.fail(f"the try took {self.seconds:g} s or longer; a later run takes the batch up")
+            return RetryDecision.fail(f"the try took {self.seconds:g} s or longer; the repair tries the batch again")
         return RetryDecision.default()
 
 
@@ -70,85 +77,156 @@ def batch_retries(stream: Stream) -> dict[str, Any]:
 
 
 def replay_retries() -> dict[str, Any]:
-    """The arguments for the tasks of a replay: retries for half an hour, because no later run takes its batches up."""
+    """The arguments for the tasks of a replay: retries for half an hour, because no repair tries its batches again."""
     return {"retries": 30, "retry_delay": timedelta(minutes=1), "retry_policy": BatchRetryPolicy()}
 
 
 @dataclass(frozen=True, slots=True)
-class FailedBatch:
-    """An earlier batch without a live attempt, and those of the requested steps that it still needs."""
+class DueBatch:
+    """A batch to try again, with the ``steps`` to run: none if the definition has lost all that it still needs.
+
+    ``attempts`` are those at the batch itself, oldest first.
+    """
 
     batch: BatchRow
     steps: tuple[str, ...]
+    attempts: Sequence[AttemptRow]
 
 
-def failed_batches(stream_context: StreamContext, before_ms: int, steps: Sequence[str]) -> Iterator[FailedBatch]:
-    """The failed batches before ``before_ms`` to retry, with their steps among ``steps``, oldest first."""
-    from headrace.ledger.errors import StepsLostError
-    from headrace.ledger.states import AttemptState, BatchState
-    from headrace.runs.steps_to_run import attempts_without_replays
+def due_batches(
+    ledger: Ledger,
+    stream_name: str,
+    *,
+    held_back: Callable[[AttemptRow], bool],
+    attended: Callable[[BatchRow], bool],
+    at_once: bool = False,
+    most: int = 1_000,
+) -> Iterator[DueBatch]:
+    """The batches to try again now, oldest first; in an ordered stream at most the first unfinished one.
 
-    stream, ledger = stream_context.stream, stream_context.ledger
-    settled_ms, newest = stream.retry_for_ms, ledger.streams.get(stream.name).outputs
-    for earlier in ledger.batches.earlier_unfinished(stream.name, before_ms, limit=_MOST):
-        if earlier.state is None or earlier.alive:
-            continue
-        batch = ledger.batches.get(stream.name, earlier.batch_time_ms)
-        now_ms = ledger.now_ms()
-        # Its own run may be about to begin it.
-        if batch.state is BatchState.ALLOCATED and now_ms - batch.allocated_at_ms < settled_ms:
-            continue
-        rows = ledger.attempts.outputs(stream.name, batch.batch_time_ms)
-        done = {row.output_id for row in rows if row.state is AttemptState.COMPLETED}
-        required = batch.needs(newest)
+    Batches that have completed once are left out: if they are run again and fail, whoever asked for that sees to it.
+
+    Args:
+        held_back: whether another attempt would fail as this one did.
+        attended: whether a batch that was never begun is about to be begun by a run of its own.
+        at_once: without a pause, and what is held back too.
+        most: how many unfinished batches to look at.
+
+    Raises:
+        StreamNotFoundError: the ledger does not know the stream.
+    """
+    stream = ledger.streams.get(stream_name)
+    unfinished = ledger.batches.earlier_unfinished(stream_name, _END_MS, limit=1 if stream.ordered else most)
+    if not unfinished:
+        return
+    judge = _Judge(ledger, stream, held_back=held_back, at_once=at_once)
+    for earlier in unfinished:
+        found = None if earlier.state is None or earlier.alive else judge.due(earlier)
+        if found is not None and (found.batch.started_at_ms is not None or not attended(found.batch)):
+            yield found
+
+
+class _Judge:
+    """Judges a stream's unfinished batches at one time."""
+
+    def __init__(
+        self, ledger: Ledger, stream: StreamRow, *, held_back: Callable[[AttemptRow], bool], at_once: bool
+    ) -> None:
+        self._ledger = ledger
+        self._stream = stream
+        self._held_back = held_back
+        self._at_once = at_once
+        self._now_ms = ledger.now_ms()
+        self._last_results = {} if stream.ordered else _last_results(ledger, stream.name)
+
+    def due(self, earlier: EarlierBatch) -> DueBatch | None:
+        """The batch with its steps that are due; None if there are none."""
+        from headrace.ledger.errors import StepsLostError
+        from headrace.ledger.states import AttemptState
+        from headrace.runs.steps_to_run import attempts_without_replays
+
+        name, time_ms = self._stream.name, earlier.batch_time_ms
+        batch = self._ledger.batches.get(name, time_ms)
+        recorded = self._ledger.attempts.outputs(name, time_ms)
+        done = {row.output_id for row in recorded if row.state is AttemptState.COMPLETED}
+        required = batch.needs(self._stream.outputs)
         missing = [step for step in required if step not in done]
-        if missing and not set(missing) & set(newest):
-            if batch.error != str(StepsLostError(batch, missing)):
-                # No attempt can begin, and so report it.
-                ledger.attempts.settle(stream.name, batch.batch_time_ms)
-            continue
-        attempts = attempts_without_replays(ledger, batch)
-        left = tuple(
-            step
-            for step in steps
-            if step in missing and may_be_tried(stream, [row for row in attempts if step in row.outputs], now_ms)
-        )
+        attempts = attempts_without_replays(self._ledger, batch)
+        known = [step for step in missing or required if step in self._stream.outputs]
+        if not known:
+            # No attempt can begin, and so report it.
+            is_reported = bool(missing) and batch.error == str(StepsLostError(batch, missing))
+            return None if is_reported or not missing else DueBatch(batch, (), attempts)
         if not missing:
-            # An attempt died after its last record. The ledger notices that the batch is complete when an attempt is to
-            # begin.
-            left = tuple(step for step in steps if step in required)
-        if left:
-            yield FailedBatch(batch, left)
+            # An attempt died after its last record. The ledger notices that the batch is complete when an attempt is
+            # to begin.
+            return DueBatch(batch, tuple(known), attempts)
+        if self._stream.ordered:
+            steps = known if self._may_be_tried(attempts) else []
+        else:
+            steps = [step for step in known if self._step_is_due(batch, step, attempts)]
+        return DueBatch(batch, tuple(steps), attempts) if steps else None
 
+    def _step_is_due(self, batch: BatchRow, step: str, attempts: Iterable[AttemptRow]) -> bool:
+        tried = [row for row in attempts if step in row.outputs]
+        if not self._may_be_tried(tried):
+            return False
+        if self._at_once or (tried and _failure(tried[-1]) is not Failure.PASSING):
+            return True
+        at_ms, succeeded = self._last_results.get(step, (0, batch.started_at_ms is None))
+        # Else the output may be unavailable, or the batch's own run is about to begin this step.
+        return succeeded and at_ms >= (_ended_ms(tried[-1]) if tried else batch.started_at_ms or 0)
 
-def may_be_tried(stream: Stream, attempts: Sequence[AttemptRow], now_ms: int) -> bool:
-    """Whether to make another attempt, after these (oldest first): not if it would fail alike, and not before the pause
-    is over, which doubles with each failed retry."""
-    if not attempts:
-        return True
-    last = attempts[-1]
-    if is_held_back(stream, last):
-        return False
-    failed = _failed_retries(attempts)
-    pause_ms = min(stream.batch_interval_ms * 2**failed, _LONGEST_PAUSE_MS) if failed else 0
-    return now_ms - (last.ended_at_ms or last.heartbeat_ms) >= pause_ms
+    def _may_be_tried(self, attempts: Sequence[AttemptRow]) -> bool:
+        """Whether to make another attempt, after these (oldest first): not if it would fail alike, and not before the
+        pause is over, which doubles with each failed repair."""
+        if self._at_once or not attempts:
+            return True
+        if self._held_back(attempts[-1]):
+            return False
+        failed: int = _failed_repairs(attempts)
+        interval_ms = self._stream.batch_interval_ms
+        if self._stream.ordered:
+            pause_ms = min(interval_ms * 2**failed, interval_ms * _LONGEST_PAUSE_IN_ORDER)
+        else:
+            pause_ms = min(interval_ms * 2**failed, _LONGEST_PAUSE_MS) if failed else 0
+        return bool(self._now_ms - _ended_ms(attempts[-1]) >= pause_ms)
 
 
 def is_held_back(stream: Stream, last: AttemptRow) -> bool:
     """Whether the attempt failed by the user's code, or finally, and definition and code have not changed since."""
-    if last.attributes.get(FAILURE) not in (Failure.CODE, Failure.FINAL):
+    if _failure(last) is Failure.PASSING:
         return False
     from headrace.spark.transforms import tried_with
 
     return last.attributes.get(TRIED_WITH) == tried_with(stream, last.outputs)
 
 
-def _failed_retries(attempts: Iterable[AttemptRow]) -> int:
-    """How many of the last consecutive attempts were failed retries by later runs, 20 at most. Each began after its
-    output had written a later batch."""
+def _failure(attempt: AttemptRow) -> Failure:
+    return Failure(attempt.attributes.get(FAILURE, Failure.PASSING))
+
+
+def _ended_ms(attempt: AttemptRow) -> int:
+    return attempt.ended_at_ms or attempt.heartbeat_ms
+
+
+def _last_results(ledger: Ledger, stream_name: str) -> dict[str, tuple[int, bool]]:
+    """When each step last succeeded or failed, in milliseconds since the epoch, and whether it succeeded."""
+    from headrace.ledger.states import AttemptState
+
+    last: dict[str, tuple[int, bool]] = {}
+    for row in ledger.attempts.newest_outputs(stream_name, _NEWEST_OUTPUTS):
+        if row.state in (AttemptState.COMPLETED, AttemptState.FAILED):
+            result = (row.recorded_at_ms, row.state is AttemptState.COMPLETED)
+            last[row.output_id] = max(last.get(row.output_id, result), result)
+    return last
+
+
+def _failed_repairs(attempts: Iterable[AttemptRow]) -> int:
+    """How many of the last consecutive attempts were repairs, 20 at most: all of them have failed."""
     number = 0
     for row in reversed(list(attempts)):
-        if not row.attributes.get(TAKEN_UP):
+        if not row.attributes.get(REPAIR):
             break
         number += 1
     return min(number, 20)

@@ -6,22 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.ledger.states import STATE_STEP, AttemptState, BatchState
+from headrace.ledger.states import STATE_STEP, AttemptState
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
     from headrace.runs.batch_run import RunRequest
     from headrace.stream import Stream
-
-AHEAD = "ahead"
-"""The attribute of an attempt that the run of a later batch time made, before the batch's own run could. It is true if
-that run was a backfill's: the backfill's own run for the batch then counts the attempt as its first work, and does not
-repeat it. A scheduled run's attempt is not the work of a backfill."""
-
-REPEATS = "repeats"
-"""The attribute of an attempt that repeats steps that were done. The other tasks of its run then repeat theirs too,
-although the batch is no longer complete when they see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +22,17 @@ class StepsToRun:
     steps: tuple[str, ...]
     repeats: bool = False
 
-    def attributes(self, request: RunRequest) -> dict[str, Any]:
-        """The attributes of an attempt at these steps."""
-        return {**request.attributes, **({REPEATS: True} if self.repeats else {})}
 
+def find_steps_to_run(
+    ledger: Ledger, batch: BatchRow, request: RunRequest, steps: Iterable[str], *, stream_steps: Sequence[str]
+) -> StepsToRun:
+    """Those of ``steps`` that the run has to do, according to the ledger. See `steps_to_run`.
 
-def find_steps_to_run(ledger: Ledger, batch: BatchRow, request: RunRequest, steps: Iterable[str]) -> StepsToRun:
-    """Those of ``steps`` that the run has to do, according to the ledger. See `steps_to_run`."""
+    ``stream_steps`` are all steps that the stream has.
+    """
     attempts = attempts_without_replays(ledger, batch)
-    records = ledger.attempts.outputs(batch.stream, batch.batch_time_ms)
-    return steps_to_run(steps, request=request, batch=batch, attempts=attempts, records=records)
+    history = ledger.attempts.output_history(batch.stream, batch.batch_time_ms)
+    return steps_to_run(steps, request=request, needed=batch.needs(stream_steps), attempts=attempts, history=history)
 
 
 def attempts_without_replays(ledger: Ledger, batch: BatchRow) -> list[AttemptRow]:
@@ -52,27 +44,44 @@ def steps_to_run(
     steps: Iterable[str],
     *,
     request: RunRequest,
-    batch: BatchRow,
-    attempts: Sequence[AttemptRow],
-    records: Iterable[BatchOutputRow],
+    needed: Iterable[str],
+    attempts: Iterable[AttemptRow],
+    history: Iterable[BatchOutputRow],
 ) -> StepsToRun:
     """Return those of ``steps`` that the run wants and that have no record of success; if the run repeats the batch,
     also those that it may repeat and has not done since it was last cleared.
 
-    A completed batch is repeated if the run asks for it (``reprocess``), is a backfill's, or was cleared after it
-    completed the batch. If a batch failed, its cleared run does only what is left. Within one clear no step is done
-    twice, however often a task is tried.
+    A batch that was complete when the run began, or was last cleared, is repeated if the run asks for it
+    (``reprocess``), is a backfill's, or has completed an output of it before it was cleared. If a batch failed, its
+    cleared run does only what is left. Within one clear no step is done twice, however often a task is tried.
+
+    Args:
+        needed: the steps that the batch needs to complete.
+        history: what each attempt made of its outputs, the oldest attempt first.
     """
-    history = _History(request, attempts)
-    repeats = request.reprocess or history.repeats or (batch.state is BatchState.COMPLETED and history.asks_again)
-    done = {record.output_id: record.attempt for record in records if record.state is AttemptState.COMPLETED}
-    found = [
-        step
-        for step in steps
-        if request.wants(step)
-        and (step not in done or (repeats and request.may_repeat(step) and not history.is_of_this_clear(done[step])))
-    ]
-    return StepsToRun(tuple(found), repeats)
+    clears = {row.number: clear for row in attempts if (clear := request.run.clear_of(row.attributes)) is not None}
+    newest: dict[str, BatchOutputRow] = {}
+    before: dict[str, BatchOutputRow] = {}
+    has_completed_earlier = False
+    for row in history:
+        clear = clears.get(row.attempt)
+        newest[row.output_id] = row
+        if clear != request.run.clear_number:
+            before[row.output_id] = row
+            has_completed_earlier |= clear is not None and _is_done(row)
+    was_complete = all(_is_done(before.get(step)) for step in needed)
+    repeats = request.reprocess or (was_complete and (request.is_backfill or has_completed_earlier))
+    left = []
+    for step in filter(request.wants, steps):
+        last = newest.get(step)
+        own = last is not None and clears.get(last.attempt) == request.run.clear_number
+        if not _is_done(last) or (repeats and request.may_repeat(step) and not own):
+            left.append(step)
+    return StepsToRun(tuple(left), repeats)
+
+
+def _is_done(row: BatchOutputRow | None) -> bool:
+    return row is not None and row.state is AttemptState.COMPLETED
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,40 +106,3 @@ def needs_of(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable
     prints = any(plan.output.writes_empty_batches and plan.skipped is None for plan in plans)
     counts = {plan.output.step: {"skipped": plan.skipped} if plan.skipped else {"records": 0} for plan in plans}
     return StepNeeds(spark, spark or prints, counts)
-
-
-class _History:
-    """The attempts at a batch, as one run sees them."""
-
-    def __init__(self, request: RunRequest, attempts: Sequence[AttemptRow]) -> None:
-        self._request = request
-        # Attempt number to the clear number at which this run made it.
-        self._own = {row.number: clear for row in attempts if (clear := self._clear(row)) is not None}
-        self._attempts = attempts
-
-    def _clear(self, row: AttemptRow) -> int | None:
-        run = self._request.run
-        if AHEAD in row.attributes and not self._request.reprocess:
-            # The attempt was made in place of the batch's own run, and counts as the first work of that run.
-            return 0 if run.clear_number or row.attributes[AHEAD] == self._request.is_backfill else None
-        return run.clear_of(row.attributes)
-
-    def is_of_this_clear(self, number: int) -> bool:
-        return self._own.get(number) == self._request.run.clear_number
-
-    @property
-    def repeats(self) -> bool:
-        """Whether another task of this run has begun to repeat the batch."""
-        return any(row.attributes.get(REPEATS) and self.is_of_this_clear(row.number) for row in self._attempts)
-
-    @property
-    def asks_again(self) -> bool:
-        """Whether the run repeats a completed batch without ``reprocess``: it is a backfill's, or was cleared."""
-        if self._request.is_backfill:
-            return True
-        completed = [
-            self._own[row.number]
-            for row in self._attempts
-            if row.number in self._own and row.state is AttemptState.COMPLETED
-        ]
-        return bool(completed) and self._request.run.clear_number > max(completed)

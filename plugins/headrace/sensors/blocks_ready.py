@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseSensorOperator
 
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.runs.batch_run import NothingToRun, begin_run, run_request
+from headrace.runs.batch_run import BatchRun, NothingToRun, begin_run, run_request
 from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import to_ms
 from headrace.triggers.ledger import (
     BlocksReadyTrigger,
     FirstReceiverTrigger,
     LedgerTrigger,
+    TurnTrigger,
     check_began,
+    check_turn,
     in_triggerer,
     poll_seconds,
     report_what_was_found,
@@ -108,6 +112,10 @@ class BlocksReadySensor(LedgerSensor):
     missing, or no receiver is alive although the stream should run. Then the sensor waits for a minute, or three
     intervals if they are longer, logs what it waits for, and fails.
 
+    In an ordered stream it then allocates the earlier batch times that have no batch, and waits until all earlier
+    batches are done. If the turn of a run that others follow does not come within ``limits.retry_for``, its other tasks
+    are skipped; a requested run fails after half an hour.
+
     :param stream: the stream.
     :param grace: how long after the batch time to wait at most; by default the stream's ``limits.seal_grace``. Streams
         by timestamp have ``allowed_lateness`` instead.
@@ -157,6 +165,34 @@ class BlocksReadySensor(LedgerSensor):
             poll_interval=self.trigger_poll_interval,
         )
 
-    def found(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
-        """Called with the trigger's payload. Raises what `report_what_was_found` raises."""
+    def found(self, context: Context, event: dict[str, Any]) -> None:
+        """Called with the trigger's payload. Waits for the batch's turn if the stream is ordered.
+
+        Raises what `report_what_was_found` and `check_turn` raise.
+        """
         report_what_was_found(event, self.stream, self.log)
+        if not self.stream.is_ordered:
+            return
+        with self._run(context) as run:
+            awaited = TurnTrigger.awaited(run)
+            if awaited is None:
+                return
+            if self.deferrable:
+                self.defer(trigger=awaited, method_name="turn_has_come")
+            self._check_turn(awaited.look_until_it_fires(run.ledger), run)
+
+    def turn_has_come(self, context: Context, event: dict[str, Any]) -> None:
+        """Called after the deferral: it is the turn of the batch of an ordered stream, or the wait timed out."""
+        with self._run(context) as run:
+            self._check_turn(event, run)
+
+    @contextmanager
+    def _run(self, context: Context) -> Iterator[BatchRun]:
+        with LedgerHook(self.stream.ledger).opened() as ledger:
+            yield BatchRun.of(context, StreamContext(self.stream, ledger))
+
+    def _check_turn(self, event: dict[str, Any], run: BatchRun) -> None:
+        try:
+            check_turn(event, run)
+        except NothingToRun as nothing:
+            raise nothing.skip(run.context, self) from None

@@ -197,8 +197,7 @@ class StreamFields(Part):
 
     @property
     def retry_for_ms(self) -> int:
-        """Milliseconds for which a run of the schedule waits for its batch's turn and retries batches that failed
-        before."""
+        """Milliseconds for which a run of the schedule waits for a slot and for its batch's turn."""
         return milliseconds(self.limits.retry_for or max(_RETRY_FOR, 3 * self.batch_interval))
 
     @property

@@ -72,8 +72,8 @@ class Limits(Part):
     max_coalesced_bytes: PositiveInt = 256 * MIB
     """The same bound in bytes, as stored in the log."""
     retry_for: Duration | None = None
-    """How long a run of the schedule waits for the batches that must run before its own, and for how long it retries
-    batches that failed before; by default 30 s, or three batch intervals if they are longer."""
+    """How long a run of the schedule waits for a slot, and for the batches that must run before its own; by default
+    30 s, or three batch intervals if they are longer."""
     max_concurrent_batches: PositiveInt = 1
     """Batches of the stream that run at the same time."""
     history: Duration | None = timedelta(days=30)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, in_thread
-from headrace.runs.batch_run import of_schedule
+from headrace.runs.batch_run import NothingToRun, of_schedule, takes_over
 from headrace.runs.readiness import InputsNotReceivedError, blocks_ready, find_beginning
 from headrace.runs.receiver_job import JobWatch, receiving
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.ledger import Ledger
+    from headrace.runs.batch_run import BatchRun
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 
@@ -68,6 +70,8 @@ def in_triggerer(deferrable: bool | None) -> bool:
 FIRST_POLL_SECONDS = 1.0
 """How long a task polls in place before it defers, in seconds: a deferral and resume costs 2.2 s."""
 _FIRST_POLL_EVERY = 0.1
+# How often a watcher retries a ledger that has another version or does not exist yet, in seconds.
+_RETRY_SECONDS = 30.0
 # The longest pause after a ledger did not answer, in seconds. The pause starts at the poll interval and doubles.
 _LONGEST_PAUSE = 30.0
 
@@ -83,6 +87,8 @@ class LedgerTrigger(BaseTrigger):
 
     POLL_SECONDS: ClassVar[float] = 1.0
     """The poll interval in seconds if neither the argument nor the configuration gives one."""
+    CREATE: ClassVar[bool] = True
+    """Whether to create the ledger in an empty database."""
 
     def __init__(self, *, ledger: str, stream: str, poll_interval: float | None = None, **parameters: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -132,7 +138,7 @@ class LedgerTrigger(BaseTrigger):
         pause = self.poll_interval
         while True:
             try:
-                return await LedgerHook(self.ledger).aget_conn()
+                return await LedgerHook(self.ledger).aget_conn(create=self.CREATE)
             except LedgerUnavailableError as error:
                 self.log.warning("The ledger cannot be opened, trying again in %.0f s: %s", pause, error)
             await asyncio.sleep(pause)
@@ -155,6 +161,41 @@ class LedgerTrigger(BaseTrigger):
                 return payload
             pause = self.poll_interval
             await asyncio.sleep(pause)
+
+
+class LedgerWatcher(LedgerTrigger, BaseEventTrigger):
+    """Polls the ledger without end, and fires whenever `poll` returns a payload. The watcher of an asset: it runs as
+    long as the DAG scheduled by that asset exists and is not paused."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield an event for each payload, without end. Retries while the ledger cannot be read."""
+        from headrace.ledger.errors import LedgerError
+
+        await self.recall()
+        while True:
+            try:
+                async for event in self._watch():
+                    yield event
+            except LedgerError as error:
+                # Airflow would restart an ended watcher at once, over and over.
+                self.log.warning("The ledger cannot be read, trying again in %.0f s: %s", _RETRY_SECONDS, error)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _watch(self) -> AsyncIterator[TriggerEvent]:
+        ledger = await self._opened()
+        try:
+            while True:
+                payload = await self._looked(ledger)
+                await self.remember()
+                yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
+        finally:
+            await in_thread(self.ledger, ledger.close)
+
+    async def recall(self) -> None:
+        """Called first, in a new triggerer too."""
+
+    async def remember(self) -> None:
+        """Called before each event."""
 
 
 # How often the task's log repeats why a batch waits, in seconds. A batch may wait for hours, with five polls a second.
@@ -244,6 +285,10 @@ def report_what_was_found(event: dict[str, Any], stream: Stream, log: Any) -> No
         log.warning("Not waiting any longer: %s.", reason)
 
 
+# How long a requested run waits for its batch's turn.
+_REQUESTED_WAIT_MS = 1_800_000
+# A batch takes over at most 360 batch times. The first allocated one is behind them.
+_MOST_UNCLAIMED = 1_000
 MOST_WAITED = timedelta(minutes=5)
 """How long a run waits for the stream's first receiver, before it fails."""
 
@@ -302,6 +347,97 @@ class FirstReceiverTrigger(LedgerTrigger):
         if now_ms // interval_ms * interval_ms < beginning.at_ms:
             return None
         return {"began": True, "reason": "the stream's receivers have begun"}
+
+
+class TurnTrigger(LedgerTrigger):
+    """Fires when no earlier batch of an ordered stream is left, or when the ledger's clock reaches ``until_ms``. The
+    payload has ``turn``, whether it is the batch's turn, and ``reason``.
+
+    :param unclaimed: whether earlier batch times without a batch count too. They do not if the run's own batch will
+        take them over.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: str,
+        stream: str,
+        batch_time_ms: int,
+        until_ms: int,
+        unclaimed: bool,
+        poll_interval: float | None = None,
+    ) -> None:
+        super().__init__(
+            ledger=ledger,
+            stream=stream,
+            poll_interval=poll_interval,
+            batch_time_ms=batch_time_ms,
+            until_ms=until_ms,
+            unclaimed=unclaimed,
+        )
+        self._reported = ""
+
+    @classmethod
+    def awaited(cls, run: BatchRun) -> TurnTrigger | None:
+        """The trigger that the run has to wait for once its blocks are ready, before its batch is allocated; None if it
+        is its turn. First allocates the batch times that no run has processed and that come before the run's own.
+
+        A run that others follow waits for ``limits.retry_for``, a requested one for half an hour.
+        """
+        batch = run.find_batch()
+        if not run.stream.is_ordered or (batch is not None and batch.steps is not None):
+            return None
+        unclaimed = not takes_over(run.context, run.stream)
+        if unclaimed:
+            run.allocate_missed()
+        wait_ms = run.stream.retry_for_ms if run.is_automatic else _REQUESTED_WAIT_MS
+        trigger = cls(
+            ledger=run.stream.ledger,
+            stream=run.stream.name,
+            batch_time_ms=run.batch_time_ms,
+            until_ms=run.ledger.now_ms() + wait_ms,
+            unclaimed=unclaimed,
+        )
+        return None if trigger.poll_before_deferring(run.ledger) is not None else trigger
+
+    def poll(self, ledger: Ledger) -> dict[str, Any] | None:
+        time_ms = self.parameters["batch_time_ms"]
+        most = 1 if self.parameters["unclaimed"] else _MOST_UNCLAIMED
+        unfinished = ledger.batches.earlier_unfinished(self.stream, time_ms, limit=most)
+        first = next((row for row in unfinished if row.state is not None or self.parameters["unclaimed"]), None)
+        if first is None:
+            return {"turn": True, "reason": "no earlier batch is left"}
+        state = "not allocated" if first.state is None else first.state.value
+        reason = f"batch {time_text(first.batch_time_ms)} comes first, and is {state}"
+        reason += f": {first.error}" if first.error else ""
+        if ledger.now_ms() >= self.parameters["until_ms"]:
+            return {"turn": False, "reason": reason}
+        if reason != self._reported:
+            self._reported = reason
+            self.log.info("Waiting for the batch's turn: %s.", reason)
+        return None
+
+
+def check_turn(event: dict[str, Any], run: BatchRun) -> None:
+    """End the run if its turn has not come in time.
+
+    Raises:
+        NothingToRun: other runs follow, and take the batch time over or allocate it.
+        NotItsTurnError: the run was requested.
+    """
+    if event["turn"]:
+        return
+    name = run.stream.name
+    remedy = (
+        f"The DAG {name}_repair tries it again. If it can never succeed, abandon it: "
+        f"`headrace batches abandon {name} TIME --reason WHY` (with `--output ID` one output of it only)"
+    )
+    if run.is_automatic:
+        raise NothingToRun(f"{event['reason']}. This batch time is left to the next runs. {remedy}")
+    from headrace.ledger.errors import NotItsTurnError
+
+    what = f"It is not the turn of batch {time_text(run.batch_time_ms)}: {event['reason']}."
+    raise NotItsTurnError(what, busy=[], remedy=f"{remedy}.")
 
 
 class ReceiverJobTrigger(LedgerTrigger):

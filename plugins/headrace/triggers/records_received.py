@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow.triggers.base import BaseEventTrigger, TriggerEvent
-
-from headrace.hooks.ledger import in_thread
-from headrace.triggers.ledger import LedgerTrigger
+from headrace.triggers.ledger import LedgerWatcher
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.receiving_tables import WaitingTimes
 
 _FIRED = "headrace_fired"
-# How often to retry a ledger that has another version or does not exist yet, in seconds.
-_RETRY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +51,12 @@ def due(
     return None
 
 
-class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
+class RecordsReceivedTrigger(LedgerWatcher):
     """Fires whenever ``min_records`` wait in intervals that have ended, or the oldest has waited ``max_delay_ms``.
 
-    It is the watcher of an asset, and runs as long as the DAG scheduled by that asset exists and is not paused. After
-    it has fired for some batch times, it does not fire for them again until ``repeat_after_ms`` have passed without a
-    run that claimed them: an event may be lost with a triggerer that dies. A new triggerer reads the last fired batch
-    times from the asset's state store.
+    After it has fired for some batch times, it does not fire for them again until ``repeat_after_ms`` have passed
+    without a run that claimed them: an event may be lost with a triggerer that dies. A new triggerer reads the last
+    fired batch times from the asset's state store.
 
     :param interval_ms: the stream's batch interval.
     """
@@ -117,31 +109,7 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
             "through_ms": found.through_ms,
         }
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield an event for every due batch, without end. Retries while the ledger cannot be read."""
-        from headrace.ledger.errors import LedgerError
-
-        await self._recall()
-        while True:
-            try:
-                async for event in self._watch():
-                    yield event
-            except LedgerError as error:
-                # Airflow would restart an ended watcher at once, over and over.
-                self.log.warning("The ledger cannot be read, trying again in %.0f s: %s", _RETRY_SECONDS, error)
-            await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _watch(self) -> AsyncIterator[TriggerEvent]:
-        ledger = await self._opened()
-        try:
-            while True:
-                payload = await self._looked(ledger)
-                await self._remember()
-                yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
-        finally:
-            await in_thread(self.ledger, ledger.close)
-
-    async def _recall(self) -> None:
+    async def recall(self) -> None:
         if self.asset_state_store is None:
             return
         try:
@@ -152,7 +120,7 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
         if isinstance(kept, dict):
             self._fired = Fired(int(kept["through_ms"]), int(kept["at_ms"]))
 
-    async def _remember(self) -> None:
+    async def remember(self) -> None:
         """Store the fired batch times before the event is emitted: a lost event is repeated later, but a duplicate
         event would start a needless run."""
         if self.asset_state_store is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from headrace.clock import time_text
-from headrace.errors import TAKEN_UP, WARNING
+from headrace.errors import REPAIR, WARNING
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import AttemptRow, BatchInputRow, BatchOrigin, BatchOutputRow, BatchRow
 from headrace.ledger.errors import BatchNotFoundError
@@ -81,6 +81,7 @@ class Attempt(View):
     code_version: str | None
     revision: int | None
     links: Links | None = None
+    # Airflow's run: the batch's own, unless ``taken_up``, when it is the run of a repair.
     run_id: Annotated[str | None, UNPUBLISHED]
     taken_up: Annotated[bool, UNPUBLISHED]
     spark_ui: Annotated[str | None, UNPUBLISHED]
@@ -221,7 +222,7 @@ def became(batch: BatchRow, attempts: Sequence[AttemptRow]) -> str | None:
 def run_ids(ledger: Ledger, batch: BatchRow, attempts: Sequence[AttemptRow]) -> tuple[str, ...]:
     """The Airflow runs whose own batch it is: to which the ledger assigned it, or that made an attempt at it."""
     assigned = ledger.runs.of_batch(batch.stream, batch.batch_time_ms)
-    own = [each for each in attempts if not each.target and not each.attributes.get(TAKEN_UP)]
+    own = [each for each in attempts if not each.target and not each.attributes.get(REPAIR)]
     tried = [each.attributes["run_id"] for each in reversed(own) if each.attributes.get("run_id")]
     return tuple(dict.fromkeys([*assigned, *tried]))
 
@@ -255,7 +256,7 @@ def _attempt(row: AttemptRow, ids: Mapping[str, str]) -> Attempt:
         code_version=row.code_version,
         revision=row.revision,
         run_id=row.attributes.get("run_id"),
-        taken_up=bool(row.attributes.get(TAKEN_UP)),
+        taken_up=bool(row.attributes.get(REPAIR)),
         spark_ui=row.attributes.get("ui_url"),
     )
 

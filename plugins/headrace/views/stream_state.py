@@ -124,7 +124,7 @@ class Evidence:
 # Starting a receiver job takes Spark half a minute, on a busy machine a few.
 _STARTING_MS = 300_000
 _AGAIN = (
-    "Its outputs keep what they wrote, no other batch waits for it, and later runs do not try it again. Correct the "
+    "Its outputs keep what they wrote, no other batch waits for it, and the repair does not try it again. Correct the "
     "cause that the error names, and run it again."
 )
 _NO_RECEIVER = "Look at the receiver job's log, and whether Spark gets the executors that the receivers need."
@@ -247,7 +247,7 @@ def _died_with(found: Evidence, unfinished: Unfinished) -> JobRow | None:
 
 
 def _passed(found: Evidence, unfinished: Unfinished) -> bool:
-    """Whether batches have completed since it failed, so that a later run will most likely complete it too.
+    """Whether batches have completed since it failed, so that the repair will most likely complete it too.
 
     After an error of the user's code that takes another definition or other code: its records may be the only ones
     that fail.
@@ -280,7 +280,7 @@ def _failing_batches(found: Evidence, group: Sequence[Unfinished], more: int) ->
         return Finding(
             State.FALLING_BEHIND,
             f"{batches} failed with the receiver job (epoch {job.epoch}), in which it ran: {died}",
-            "Nothing: later runs run it again as soon as the next receiver job runs.",
+            "Nothing: it is run again as soon as the next receiver job runs.",
             since_ms,
             details or error,
             _failed_ms(newest),
@@ -288,8 +288,8 @@ def _failing_batches(found: Evidence, group: Sequence[Unfinished], more: int) ->
     if _passed(found, first):
         return Finding(
             State.FALLING_BEHIND,
-            f"{batches} failed, last at {time_text(_failed_ms(newest))}. Later batches have completed since, so later "
-            f"runs run {'them' if others else 'it'} again. The error was: {error}",
+            f"{batches} failed, last at {time_text(_failed_ms(newest))}. Later batches have completed since, so the "
+            f"repair runs {'them' if others else 'it'} again. The error was: {error}",
             None,
             since_ms,
             details,
@@ -314,13 +314,13 @@ def _remedy_of(failed: Sequence[AttemptRow]) -> str:
     kind = failed[-1].attributes.get(FAILURE) if failed else None
     if kind == Failure.CODE.value:
         return (
-            "Correct the transform, the definition or the index's mapping. Later runs try the batch again when the "
-            "code or the definition has changed; otherwise run the batch again."
+            "Correct the transform, the definition or the index's mapping. The repair tries the batch again when "
+            "the code or the definition has changed; otherwise run the batch again."
         )
     if kind == Failure.FINAL.value:
         return "Stored data is missing or damaged: `headrace streams fsck` names it. Repair it, or abandon the batch."
     return (
-        "Correct the cause that the error names. Later runs try the batch again by themselves, or run it again. If it "
+        "Correct the cause that the error names. The repair tries the batch again by itself, or run it again. If it "
         "can never succeed, abandon it."
     )
 

@@ -66,7 +66,7 @@ def test_a_dag_runs_after_each_completed_batch_and_reads_its_numbers(installatio
             assert event["outputs"]["search"] == event["outputs"]["lake"] == {"indexed": 1, "parameters": {"factor": 1}}
 
 
-def test_a_failed_batch_emits_no_event_until_a_later_run_has_completed_it(installation, until):
+def test_a_failed_batch_emits_no_event_until_the_repair_has_completed_it(installation, until):
     installation.fail_if.write_text("lake")
     try:
         run = until(lambda: failed_in_spark(installation), what="a run whose batch failed")

@@ -49,12 +49,19 @@ class Files:
                 context.setenv(_AIRFLOW_PARSING_CONTEXT_DAG_ID, "any")
             path = str(self.dags / file)
             bag = BundleDagBag(path, bundle_path=self.dags, bundle_name="dags", load_op_links=False)
+        self.dag_ids = sorted(bag.dags)
         return "\n".join(bag.import_errors.values())
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     return Files(tmp_path, monkeypatch)
+
+
+def test_a_file_with_the_line_of_the_documentation_has_three_dags(files: Files) -> None:
+    files.write("shop.py")
+    assert files.parse("shop.py") == ""
+    assert files.dag_ids == ["shop_batches", "shop_receiver", "shop_repair"]
 
 
 def test_the_second_file_with_a_streams_name_has_an_import_error_until_the_first_is_gone(files: Files) -> None:

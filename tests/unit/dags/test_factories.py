@@ -13,7 +13,7 @@ from airflow.timetables.base import TimeRestriction
 
 from headrace.batch.build_from_kafka import BatchBuildError
 from headrace.batch.manifest import ManifestError
-from headrace.dags import batch_dag, receiver_dag, replay_dag, stream_dags
+from headrace.dags import batch_dag, receiver_dag, repair_dag, replay_dag, stream_dags
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.runs.batch_run import NoBatchTimeError
 from headrace.stream import (
@@ -266,3 +266,25 @@ class TestReplayDag:
 def test_a_stream_becomes_two_dags(stream):
     receiver, batches = stream_dags(stream)
     assert (receiver.dag_id, batches.dag_id) == ("flights_receiver", "flights_batches")
+
+
+class TestRepairDag:
+    def test_it_is_started_by_its_asset_alone_and_not_paused(self, stream):
+        dag = repair_dag(stream)
+        (asset,) = dag.timetable.asset_condition.objects
+        (watcher,) = asset.watchers
+        assert asset.uri == "headrace://flights/repair"
+        assert watcher.trigger.serialize()[1]["retry_for_ms"] == stream.retry_for_ms
+        assert (dag.dag_id, dag.max_active_runs, dag.is_paused_upon_creation) == ("flights_repair", 1, False)
+
+    def test_a_task_is_tried_once_since_the_next_run_is_the_retry(self, stream):
+        assert {task.retries for task in repair_dag(stream).tasks} == {0}
+
+    def test_what_was_completed_is_reported_though_the_repair_failed(self, stream):
+        dag = repair_dag(stream)
+        assert dag.get_task("checkpoint").is_teardown
+        assert dag.get_task("checkpoint").upstream_task_ids == {"repair"}
+
+    def test_it_looks_at_the_batch_dag_that_is_named(self, stream):
+        assert repair_dag(stream).get_task("repair").batch_dag_id == "flights_batches"
+        assert repair_dag(stream, batch_dag_id="mine").get_task("repair").batch_dag_id == "mine"

@@ -77,8 +77,9 @@ class Task:
         self.events: list[dict] = []
         # What Airflow says of other runs' tasks: state by run and task.
         self.states: dict[str, dict[str, str]] = {}
-        # The logical dates of the DAG's runs that are queued or running.
-        self.waiting_runs: set[datetime] = set()
+        # The logical dates, or ids, of the batch DAG's runs that are queued or running; whether that DAG is paused.
+        self.waiting_runs: set[datetime | str] = set()
+        self.paused = False
         self.dag_run = SimpleNamespace(
             logical_date=logical_date,
             run_after=logical_date or datetime.now(UTC),
@@ -98,9 +99,14 @@ class Task:
         assert (dag_id, task_ids) == (self.dag_id, [self.task_id])
         return {run_id: self.states.get(run_id, {}) for run_id in run_ids}
 
-    def get_dr_count(self, *, dag_id, logical_dates, states):
-        assert (dag_id, states) == (self.dag_id, ["queued", "running"])
-        return len(self.waiting_runs.intersection(logical_dates))
+    def get_dr_count(self, *, dag_id, states, logical_dates=None, run_ids=None):
+        assert dag_id == "flights_batches"
+        assert "running" in states
+        return len(self.waiting_runs.intersection(logical_dates or run_ids))
+
+    def get_dag(self, dag_id):
+        assert dag_id == "flights_batches"
+        return SimpleNamespace(is_paused=self.paused)
 
     def xcom_push(self, key, value):
         self.xcoms[key] = value

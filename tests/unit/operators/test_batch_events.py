@@ -9,9 +9,8 @@ import pytest
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from headrace.ledger import Ledger
-from headrace.operators.batch_events import batch_alias, batch_asset, emit_batch_events
+from headrace.operators.batch_events import batch_alias, batch_asset, emit_batch_event
 from headrace.runs.batch_run import BatchRun, RunIdentity
-from headrace.runs.steps_to_run import AHEAD
 from headrace.stream_context import StreamContext
 
 STREAM, AT_MS = "flights", 20_000
@@ -53,7 +52,7 @@ def emitted(ledger, run_id="run", clear_number=0) -> list:
         "outlet_events": OutletEventAccessors(),
     }
     stream_context = StreamContext(SimpleNamespace(name=STREAM, is_ordered=False), ledger)
-    reported = emit_batch_events(BatchRun(context, stream_context, AT_MS))
+    reported = emit_batch_event(BatchRun(context, stream_context, AT_MS))
     events = context["outlet_events"][batch_alias(STREAM)].asset_alias_events
     assert reported == [event.extra["batch_time_ms"] for event in events]
     return events
@@ -116,7 +115,7 @@ def test_an_attempt_that_died_after_its_last_record_completed_the_batch_neverthe
 
 
 def test_a_run_emits_no_event_for_what_a_later_run_did_in_its_place(ledger):
-    attempt(ledger, run_id="the later one", **{AHEAD: True})
+    attempt(ledger, run_id="the later one", repair=True)
     assert emitted(ledger) == []
 
 

@@ -10,13 +10,13 @@ from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint import checkpoint_now
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
-from headrace.operators import batch_steps
 from headrace.operators.batch_steps import (
     AllocateBlocksOperator,
     BatchNotCheckpointedError,
     CheckpointOperator,
     CleanupOperator,
 )
+from headrace.runs import batch_run
 from headrace.stream import ConsoleOutput
 from headrace.timetables.micro_batch import from_ms
 
@@ -68,7 +68,7 @@ class TestAllocateBlocks:
         for _ in range(3):
             missed.append(source.store(5))
             until(lambda: ledger.now_ms() >= missed[-1])
-        monkeypatch.setattr(batch_steps, "_MOST_AT_ONCE", 2)
+        monkeypatch.setattr(batch_run, "_MOST_MISSED", 2)
         assert allocated()[0] > missed[-1]
         assert [ledger.batches.get("flights", at_ms).records for at_ms in missed[:2]] == [5, 5]
         # The next run goes on.
@@ -78,20 +78,18 @@ class TestAllocateBlocks:
 
     @pytest.mark.parametrize("run_type", ["manual", "backfill"])
     def test_a_requested_run_only_names_earlier_times_without_a_batch(
-        self, source, stream, ledger, make_task, until, capsys, run_type
+        self, source, stream, ledger, make_task, until, caplog, run_type
     ):
         missed = source.store(5)
         until(lambda: ledger.now_ms() >= missed + 200)
         task = make_task(from_ms(missed), run_type=run_type)
         AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
-        reported = capsys.readouterr().out
+        reported = caplog.text
         assert "hold 5 records" in reported
         assert "backfill" in reported
         assert ledger.batches.find("flights", missed) is None
 
-    def test_in_order_earlier_times_are_left_to_the_task_that_runs_the_batch(
-        self, source, stream, ledger, make_task, until
-    ):
+    def test_in_order_earlier_times_are_left_to_the_wait_for_the_turn(self, source, stream, ledger, make_task, until):
         missed = source.store(5)
         until(lambda: ledger.now_ms() >= missed + 200)
         task = make_task(from_ms(missed))

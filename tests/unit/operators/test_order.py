@@ -1,19 +1,17 @@
 # ruff: noqa: PLR0917 - fixtures are asked for by argument
-"""Ordered streams: a run does what comes before it, and nobody waits for a run that waits for it."""
+"""Ordered streams: a batch waits for its turn before it is allocated, and no run waits for ever."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped, TaskDeferred
 
 from headrace.batch.allocation import allocate
 from headrace.clock import time_text
-from headrace.hooks.ledger import register
-from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOperator
-from headrace.operators.spark_attempt import BatchTaskError
-from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
+from headrace.dags import batch_dag
+from headrace.ledger.errors import NotItsTurnError
+from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.sensors.blocks_ready import BlocksReadySensor
 from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms
 
@@ -24,223 +22,127 @@ def stream(stream):
 
 
 @pytest.fixture
-def after(allocated, source, until):
-    """Batch times that somebody else ought to run, then one with its task."""
+def after(source, until, make_task, stream):
+    """Batch times that nobody runs, then one with its task."""
 
-    def make(earlier: int = 1):
+    def make(earlier: int = 1, **run):
         times = []
-        for _ in range(earlier):
+        for _ in range(earlier + 1):
             times.append(source.store(2))
             until(lambda: source.ledger.now_ms() >= times[-1])
-        return times, *allocated()
+        source.seal()
+        *missed, at_ms = times
+        return missed, at_ms, make_task(from_ms(at_ms - stream.batch_interval_ms), **run)
 
     return make
 
 
-def run(stream, task) -> None:
-    WalSparkSubmitOperator(task_id="generate", stream=stream, step="elasticsearch").execute(task.context)
+@pytest.fixture(params=[False, True], ids=["five tasks", "one task"])
+def first_task(request, stream):
+    """The first task of the batch DAG."""
+    (root,) = batch_dag(stream, single_task=request.param).roots
+    return root
 
 
-def states(ledger, *times) -> list[str]:
-    return [ledger.batches.get("flights", at_ms).state.value for at_ms in times]
+def state(ledger, at_ms: int) -> str | None:
+    batch = ledger.batches.find("flights", at_ms)
+    return None if batch is None else batch.state.value
 
 
-def order(ledger, *times) -> list[int]:
-    return sorted(times, key=lambda at_ms: ledger.batches.get("flights", at_ms).completed_at_ms)
+def complete(ledger, *times) -> None:
+    for at_ms in times:
+        attempt = ledger.attempts.begin("flights", at_ms, holder="repair", way="connect", lease_ms=60_000)
+        ledger.attempts.record_output(attempt, "elasticsearch", {})
+        ledger.attempts.complete(attempt)
 
 
-def test_earlier_batches_without_a_run_are_allocated_and_run_first_in_order(
-    stream, after, toy_batch, connectable, ledger, capsys
+def test_earlier_times_are_allocated_and_waited_for_before_the_own_batch(
+    after, first_task, toy_batch, connectable, ledger
 ):
-    earlier, at_ms, task = after(3)
-    run(stream, task)
-    assert states(ledger, *earlier, at_ms) == ["completed"] * 4
-    assert order(ledger, at_ms, *earlier) == [*earlier, at_ms]
-    assert (
-        f"Batch {time_text(earlier[0])} comes before {time_text(at_ms)} and is allocated, and no task runs it"
-        in capsys.readouterr().out
-    )
+    missed, at_ms, task = after(2)
+    with pytest.raises(TaskDeferred) as waiting:
+        first_task.execute(task.context)
+    assert [state(ledger, time_ms) for time_ms in (*missed, at_ms)] == ["allocated", "allocated", None]
+    trigger = waiting.value.trigger
+    assert trigger.poll(ledger) is None
+    complete(ledger, *missed)
+    event = trigger.poll(ledger)
+    assert event == {"turn": True, "reason": "no earlier batch is left"}
+    getattr(first_task, waiting.value.method_name)(task.context, event)
+    assert state(ledger, at_ms) == ("completed" if first_task.task_id == "micro_batch" else None)
 
 
-def checkpointed(stream, task) -> list[int]:
-    """The batch times of the events after this task's run."""
-    CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
-    return [event["batch_time_ms"] for event in task.events]
+@pytest.mark.parametrize("run_type", ["scheduled", "asset_triggered"])
+def test_a_run_whose_turn_does_not_come_is_skipped_and_says_why(after, first_task, ledger, run_type):
+    (missed,), at_ms, task = after(run_type=run_type)
+    with pytest.raises(TaskDeferred) as waiting:
+        first_task.execute(task.context)
+    trigger = waiting.value.trigger
+    assert trigger.parameters["until_ms"] <= ledger.now_ms() + 30_000
+    trigger.parameters["until_ms"] = 0
+    event = trigger.poll(ledger)
+    with pytest.raises((AirflowSkipException, DownstreamTasksSkipped)):
+        getattr(first_task, waiting.value.method_name)(task.context, event)
+    why = task.xcoms["nothing_to_run"]
+    assert f"batch {time_text(missed)} comes first, and is allocated" in why
+    assert "flights_repair tries it again" in why
+    assert state(ledger, at_ms) is None, "the next run takes it"
 
 
-def test_the_runs_of_earlier_batches_find_them_completed_and_emit_no_event(
-    stream, after, toy_batch, connectable, ledger, make_task
+def test_a_requested_run_whose_turn_does_not_come_fails(after, first_task, ledger):
+    _, _, task = after(run_type="manual")
+    with pytest.raises(TaskDeferred) as waiting:
+        first_task.execute(task.context)
+    trigger = waiting.value.trigger
+    assert trigger.parameters["until_ms"] > ledger.now_ms() + 1_000_000
+    with pytest.raises(NotItsTurnError, match="headrace batches abandon flights TIME"):
+        getattr(first_task, waiting.value.method_name)(task.context, {"turn": False, "reason": "no"})
+
+
+def test_a_run_that_takes_earlier_times_over_does_not_wait_for_them(
+    stream, after, first_task, toy_batch, connectable, ledger
 ):
-    (first,), at_ms, task = after()
-    run(stream, task)
-    own = make_task(from_ms(first - stream.batch_interval_ms), run_id="own")
-    AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
-    run(stream, own)
-    assert ledger.batches.get("flights", first).attempt == 1
-    assert checkpointed(stream, task) == [first, at_ms]
-    assert checkpointed(stream, own) == []
-    cleared = own.again(run_id="own", clear_number=1)
-    run(stream, cleared)
-    assert ledger.batches.get("flights", first).attempt == 2
-    assert checkpointed(stream, cleared) == [first]
-    assert checkpointed(stream, task.again(clear_number=1)) == []
+    coalescing = stream.model_copy(update={"coalesce": True})
+    first_task.stream = coalescing
+    # By now more intervals may have ended than are sealed: that wait is not what this is about.
+    first_task.deferrable = False
+    missed, _, task = after(2)
+    first_task.execute(task.context)
+    assert [state(ledger, time_ms) for time_ms in missed] in ([None, None], ["absorbed", "absorbed"])
 
 
-def test_a_run_emits_the_events_of_earlier_batches_although_its_own_batch_fails(
-    stream, after, toy_batch, connectable, ledger, monkeypatch
-):
-    (first,), at_ms, task = after()
-    whole = WalSparkSubmitOperator.run_attempt
-
-    def but_not_the_last(operator, opened, attempt, batch, context):
-        if batch.batch_time_ms == at_ms:
-            opened.attempts.fail(attempt, "no")
-            raise BatchTaskError("no")
-        whole(operator, opened, attempt, batch, context)
-
-    monkeypatch.setattr(WalSparkSubmitOperator, "run_attempt", but_not_the_last)
-    with pytest.raises(BatchTaskError):
-        run(stream, task)
-    assert states(ledger, first, at_ms) == ["completed", "failed"]
-    assert checkpointed(stream, task) == [first]
+def test_a_batch_that_has_completed_before_does_not_wait(after, stream, ledger):
+    (missed,), at_ms, task = after()
+    allocate(StreamContext(stream, ledger), missed)
+    allocate(StreamContext(stream, ledger), at_ms)
+    complete(ledger, missed, at_ms)
+    begun = {"holder": "other", "way": "connect", "lease_ms": 60_000, "force": True}
+    ledger.attempts.fail(ledger.attempts.begin("flights", missed, **begun), "gone from Kafka")
+    BlocksReadySensor(task_id="await", stream=stream).execute(task.context)
 
 
-def test_a_backfill_runs_again_what_a_scheduled_run_did_first(stream, after, toy_batch, connectable, ledger, make_task):
-    (first,), _, task = after()
-    run(stream, task)
-    later = make_task(from_ms(first - stream.batch_interval_ms), run_type="backfill", started=datetime.now(UTC))
-    run(stream, later)
-    assert ledger.batches.get("flights", first).attempt == 2
+def test_a_sensor_that_does_not_defer_waits_in_place(after, stream, ledger, monkeypatch):
+    (missed,), _, task = after()
+    looks = []
+
+    def completed_meanwhile(trigger, opened):
+        looks.append(trigger)
+        complete(opened, missed)
+        return {"turn": True, "reason": ""}
+
+    monkeypatch.setattr("headrace.triggers.ledger.TurnTrigger.look_until_it_fires", completed_meanwhile)
+    BlocksReadySensor(task_id="await", stream=stream, deferrable=False).execute(task.context)
+    assert len(looks) == 1
 
 
-def test_a_backfill_does_not_run_again_what_its_run_of_a_later_batch_did_first(
-    stream, after, toy_batch, connectable, ledger, make_task
-):
-    (first,), _, task = after()
-    run(stream, task.again(run_type="backfill", run_id="backfill__later"))
-    earlier = make_task(
-        from_ms(first - stream.batch_interval_ms),
-        run_type="backfill",
-        run_id="backfill__earlier",
-        started=datetime.now(UTC),
-    )
-    run(stream, earlier)
-    assert ledger.batches.get("flights", first).attempt == 1
-
-
-def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
-    stream, after, toy_batch, connectable, ledger, make_task
-):
-    stream = stream.model_copy(update={"parameters": {"limit": 1}})
-    register(ledger, stream)
-    (first,), _, task = after()
-    own = make_task(from_ms(first - stream.batch_interval_ms), {"parameters": {"limit": 2}}, run_id="own")
-    AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
-    toy_batch("fail")
-    with pytest.raises(BatchTaskError):
-        run(stream, own)
-    toy_batch("ok")
-    run(stream, task)
-    given = [row.attributes.get("parameters") for row in ledger.attempts.of_batch("flights", first)]
-    assert given == [{"limit": 2}, {"limit": 2}]
-    assert checkpointed(stream, task)[0] == first
-
-
-def test_a_live_attempt_at_an_earlier_batch_is_waited_for(stream, after, toy_batch, connectable, ledger):
-    (first,), at_ms, task = after()
-    allocate(StreamContext(stream, ledger), first)
-    attempt = ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
+def test_a_cleared_task_waits_for_the_batchs_turn_too(after, stream, toy_batch, connectable, ledger):
+    """Not its run: the wait before the allocation is over."""
+    (missed,), at_ms, task = after()
+    for time_ms in (missed, at_ms):
+        allocate(StreamContext(stream, ledger), time_ms)
     operator = WalSparkSubmitOperator(task_id="generate", stream=stream)
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)
-    ledger.attempts.fail(attempt, "over")
+    complete(ledger, missed)
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
-    assert states(ledger, first, at_ms) == ["completed", "completed"]
-
-
-def test_an_attempt_that_begins_after_the_check_is_not_fenced(
-    stream, after, toy_batch, connectable, ledger, monkeypatch
-):
-    (first,), at_ms, task = after()
-    allocate(StreamContext(stream, ledger), first)
-    begun = []
-
-    def meanwhile(operator, opened, batch, steps):
-        if batch.batch_time_ms == first:
-            begun.append(opened.attempts.begin("flights", first, holder="own", way="connect", lease_ms=60_000))
-
-    monkeypatch.setattr(WalSparkSubmitOperator, "await_application", meanwhile)
-    with pytest.raises(TaskDeferred):
-        run(stream, task)
-    ledger.attempts.renew(*begun)
-    assert states(ledger, first, at_ms) == ["running", "allocated"]
-
-
-def test_if_it_fails_this_fails_with_its_error_and_the_retry_does_the_same(
-    stream, after, toy_batch, connectable, ledger
-):
-    (first,), at_ms, task = after()
-    toy_batch("fail")
-    for try_number in (1, 2):
-        with pytest.raises(EarlierBatchFailedError, match=f"Batch {time_text(first)} comes first") as failed:
-            run(stream, task.again(try_number=try_number))
-    assert "the transform said no" in str(failed.value) or "exit code 1" in str(failed.value)
-    assert states(ledger, first, at_ms) == ["failed", "allocated"]
-    toy_batch("ok")
-    run(stream, task.again(try_number=3))
-    assert states(ledger, first, at_ms) == ["completed", "completed"]
-
-
-def test_an_earlier_batch_that_another_attempt_takes_over_is_waited_for(
-    stream, after, toy_batch, connectable, ledger, monkeypatch
-):
-    (first,), at_ms, task = after()
-
-    def overtaken(operator, *_args, **_kwargs):
-        newer = ledger.attempts.begin("flights", first, holder="newer", way="connect", lease_ms=60_000)
-        operator.newer = newer
-        raise RuntimeError("the process gave way")
-
-    operator = WalSparkSubmitOperator(task_id="generate", stream=stream)
-    with monkeypatch.context() as patched:
-        patched.setattr(WalSparkSubmitOperator, "_run_process", overtaken)
-        with pytest.raises(TaskDeferred) as waiting:
-            operator.execute(task.context)
-    ledger.attempts.record_output(operator.newer, "elasticsearch", {})
-    ledger.attempts.complete(operator.newer)
-    operator.slot_may_be_free(task.context, **waiting.value.kwargs)
-    assert states(ledger, first, at_ms) == ["completed", "completed"]
-
-
-def test_a_batch_that_failed_when_it_was_run_again_holds_up_nothing(stream, after, toy_batch, connectable, ledger):
-    (first,), at_ms, task = after()
-    allocate(StreamContext(stream, ledger), first)
-    begun = {"holder": "other", "way": "connect", "lease_ms": 60_000}
-    attempt = ledger.attempts.begin("flights", first, **begun)
-    ledger.attempts.record_output(attempt, "elasticsearch", {})
-    ledger.attempts.complete(attempt)
-    again = ledger.attempts.begin("flights", first, **begun, force=True)
-    ledger.attempts.fail(again, "gone from Kafka")
-    run(stream, task)
-    # Nor was it run ahead: whoever asked for it again does that.
-    assert states(ledger, first, at_ms) == ["failed", "completed"]
-    assert ledger.batches.get("flights", first).attempt == again.number
-
-
-def test_an_earlier_batch_that_nothing_can_cure_is_waited_for_until_it_is_given_up(
-    stream, after, toy_batch, connectable, ledger, capsys
-):
-    (first,), at_ms, task = after()
-    toy_batch("final")
-    with pytest.raises(EarlierBatchFailedError, match=f"Batch {time_text(first)} comes first"):
-        run(stream, task)
-    toy_batch("ok")
-    # Nobody tries in vain what has failed for good, nor fails for it.
-    operator = WalSparkSubmitOperator(task_id="generate", stream=stream, step="elasticsearch")
-    with pytest.raises(TaskDeferred) as waiting:
-        operator.execute(task.again(try_number=2, run_type="manual").context)
-    assert f"`headrace batches abandon flights {time_text(first)} --reason WHY`" in capsys.readouterr().out
-    assert len(ledger.attempts.of_batch("flights", first)) == 1
-    ledger.batches.abandon("flights", first, "its log is damaged")
-    operator.slot_may_be_free(task.again(try_number=2, run_type="manual").context, **waiting.value.kwargs)
-    assert states(ledger, first, at_ms) == ["abandoned", "completed"]
+    assert state(ledger, at_ms) == "completed"

@@ -12,7 +12,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 from tests.unit.pins.freezing import frozen
 
-from headrace.dags import batch_dag, receiver_dag, replay_dag, stream_dags
+from headrace.dags import batch_dag, receiver_dag, repair_dag, replay_dag, stream_dags
 from headrace.stream import (
     BatchTrigger,
     ConsoleOutput,
@@ -61,6 +61,7 @@ def dags() -> Iterator[tuple[str, DAG]]:
         ("a job of several streams", dag)
         for dag in stream_dags(stream(spark=SparkSettings(job="shop", master="local[8]")))
     )
+    yield "repair", repair_dag(stream())
     yield "replay", replay_dag(several, "v2", outputs={"elasticsearch": {"index": "v2"}, "parquet": {"path": "/v2"}})
     yield "ids that are given", receiver_dag(stream(), dag_id="mine")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.ledger.states import AttemptState, BatchState
+from headrace.ledger.states import AttemptState
 from headrace.runs.batch_run import RunIdentity, RunRequest
 from headrace.runs.steps_to_run import steps_to_run
 
@@ -16,30 +16,26 @@ class Batch:
     """What the ledger tells of a batch with the outputs a and b."""
 
     attempts: list = field(default_factory=list)
-    records: dict = field(default_factory=dict)
+    history: list = field(default_factory=list)
 
     def tried(self, *outputs, run="run", clear=0, started="monday", state=COMPLETED, **attributes) -> Batch:
         number = len(self.attempts) + 1
         reported = RunIdentity(run, clear, started).attributes
-        self.attempts.append(Attempt(number, outputs, state, {**reported, **attributes}))
-        for output in outputs:
-            self.records.pop(output, None)
-            if state is not RUNNING:
-                self.records[output] = Record(output, number, state)
+        self.attempts.append(Attempt(number, {**reported, **attributes}))
+        self.history += [Row(output, number, state) for output in outputs]
         return self
 
-    @property
-    def state(self) -> BatchState:
-        done = [record for record in self.records.values() if record.state is COMPLETED]
-        return BatchState.COMPLETED if len(done) == 2 else BatchState.RUNNING
+    def ends(self, output, state=COMPLETED) -> None:
+        """The newest attempt at the output comes to that."""
+        next(row for row in reversed(self.history) if row.output_id == output).state = state
 
     def left(self, *steps, clear_number=0, started="monday", **request) -> str:
         found = steps_to_run(
             steps or ("a", "b"),
             request=RunRequest(RunIdentity("run", clear_number, started), **request),
-            batch=self,
+            needed=("state", "a") if "state" in steps else ("a", "b"),
             attempts=self.attempts,
-            records=self.records.values(),
+            history=self.history,
         )
         return " ".join(found.steps)
 
@@ -47,14 +43,11 @@ class Batch:
 @dataclass
 class Attempt:
     number: int
-    outputs: tuple
-    state: AttemptState
     attributes: dict
-    started_at_ms: int = 1000
 
 
 @dataclass
-class Record:
+class Row:
     output_id: str
     attempt: int
     state: AttemptState
@@ -75,14 +68,13 @@ def test_a_step_that_any_run_has_done_is_done():
 def test_a_run_that_was_cleared_does_again_what_it_completed():
     batch = Batch().tried("a").tried("b")
     assert batch.left("a", clear_number=1) == "a"
-    batch.tried("a", clear=1, state=RUNNING, repeats=True)
+    batch.tried("a", clear=1, state=RUNNING)
     # The batch is complete no more, and b's task does its part all the same.
     assert batch.left("b", clear_number=1) == "b"
-    batch.attempts[-1].state = COMPLETED
-    batch.records["a"] = Record("a", 3, COMPLETED)
+    batch.ends("a")
     assert batch.left("a", clear_number=1) == ""
     assert batch.left("b", clear_number=1) == "b"
-    batch.tried("b", clear=1, repeats=True)
+    batch.tried("b", clear=1)
     assert batch.left(clear_number=1) == ""
     assert batch.left(clear_number=2) == "a b"
 
@@ -97,48 +89,44 @@ def test_of_a_batch_that_failed_a_cleared_run_does_what_is_left():
 def test_a_backfill_does_a_completed_batch_again_once():
     batch = Batch().tried("a", "b", run="scheduled")
     assert batch.left(is_backfill=True) == "a b"
-    batch.tried("a", "b", repeats=True)
+    batch.tried("a", "b")
     assert batch.left(is_backfill=True) == ""
     assert batch.left(is_backfill=True, clear_number=1) == "a b"
 
 
 def test_a_backfill_whose_runs_were_deleted_comes_again_by_the_same_ids():
-    batch = Batch().tried("a", "b", run="scheduled").tried("a", "b", repeats=True)
+    batch = Batch().tried("a", "b", run="scheduled").tried("a", "b")
     assert batch.left(is_backfill=True) == ""
     assert batch.left(is_backfill=True, started="tuesday") == "a b"
-    batch.tried("a", "b", started="tuesday", repeats=True)
+    batch.tried("a", "b", started="tuesday")
     assert batch.left(is_backfill=True, started="tuesday") == ""
 
 
 def test_clearing_gives_a_run_another_start():
-    batch = Batch().tried("a", "b").tried("a", "b", clear=2, started="tuesday", repeats=True)
+    batch = Batch().tried("a", "b").tried("a", "b", clear=2, started="tuesday")
     assert batch.left(clear_number=2, started="tuesday") == ""
     assert batch.left(clear_number=3, started="wednesday") == "a b"
 
 
 def test_a_retry_does_not_repeat_what_it_completed():
     batch = Batch().tried("a", "b", run="scheduled")
-    batch.tried("a", "b", state=FAILED, repeats=True)
-    batch.records["a"] = Record("a", 2, COMPLETED)
+    batch.tried("a", "b", state=FAILED)
+    batch.ends("a")
     assert batch.left(reprocess=True) == "b"
 
 
-def test_what_was_run_ahead_is_the_first_work_of_the_batchs_own_run():
-    batch = Batch().tried("a", "b", run="later", clear=4, ahead=False)
+def test_what_a_repair_completed_is_no_work_of_the_batchs_own_run():
+    batch = Batch().tried("a", state=FAILED).tried("b", state=FAILED).tried("a", "b", run="repair", repair=True)
     assert batch.left() == ""
-    assert batch.left(clear_number=1) == "a b"
+    assert batch.left(clear_number=1) == ""
     assert batch.left(reprocess=True) == "a b"
-
-
-def test_what_a_backfill_ran_ahead_is_the_first_work_of_its_run_for_that_batch():
-    batch = Batch().tried("a", "b", run="later", ahead=True)
-    assert batch.left(is_backfill=True) == ""
-    assert batch.left(is_backfill=True, clear_number=1) == "a b"
-
-
-def test_what_a_scheduled_run_did_ahead_is_not_the_work_of_a_backfill():
-    batch = Batch().tried("a", "b", run="later", ahead=False)
     assert batch.left(is_backfill=True) == "a b"
+
+
+def test_a_repetition_that_failed_leaves_what_is_left():
+    batch = Batch().tried("a").tried("b").tried("a", clear=1).tried("b", clear=1, state=FAILED)
+    assert batch.left(clear_number=1) == "b"
+    assert batch.left(clear_number=2) == "b"
 
 
 def test_a_run_may_ask_for_some():

@@ -8,7 +8,6 @@ from airflow.triggers.base import BaseEventTrigger
 
 from headrace.ledger.errors import LedgerUnavailableError, SchemaError
 from headrace.ledger.receiving_tables import UnclaimedTime, WaitingTimes
-from headrace.triggers import records_received
 from headrace.triggers.records_received import Due, RecordsReceivedTrigger, due
 
 LIMITS = {"min_records": 100, "max_delay_ms": 30_000, "interval_ms": 1000}
@@ -125,7 +124,7 @@ class TestLook:
 class TestRun:
     @pytest.fixture
     def opened(self, ledger, monkeypatch):
-        async def aget_conn(hook):
+        async def aget_conn(hook, *, create):
             return ledger
 
         monkeypatch.setattr("headrace.triggers.ledger.LedgerHook.aget_conn", aget_conn)
@@ -164,7 +163,7 @@ class TestRun:
 
     @pytest.mark.parametrize("error", [LedgerUnavailableError("no answer"), SchemaError("another version")])
     def test_a_ledger_that_cannot_be_read_is_waited_for(self, opened, monkeypatch, error):
-        monkeypatch.setattr(records_received, "_RETRY_SECONDS", 0.01)
+        monkeypatch.setattr("headrace.triggers.ledger._RETRY_SECONDS", 0.01)
         opened.now, failures = 9000, [error, error]
 
         def unclaimed(stream):

@@ -18,14 +18,17 @@ from headrace.triggers.ledger import (
     BlocksReadyTrigger,
     FirstReceiverTrigger,
     LedgerTrigger,
+    LedgerWatcher,
     PollIntervalError,
     ReceiverJobTrigger,
     ReceiversReceivingTrigger,
     StreamWantedTrigger,
+    TurnTrigger,
     in_triggerer,
     poll_seconds,
 )
 from headrace.triggers.records_received import RecordsReceivedTrigger
+from headrace.triggers.repair_due import RepairDueTrigger
 
 LEDGER = {"ledger": "sqlite:////nowhere/ledger.db", "stream": "flights"}
 TRIGGERS = {
@@ -34,7 +37,9 @@ TRIGGERS = {
     ReceiverJobTrigger: ({"epoch": 1}, 1.0),
     ReceiversReceivingTrigger: ({"receivers": 1, "max_silence_ms": 1}, 1.0),
     RecordsReceivedTrigger: ({"min_records": 1, "max_delay_ms": 1, "interval_ms": 1}, 1.0),
+    RepairDueTrigger: ({"retry_for_ms": 1}, 5.0),
     StreamWantedTrigger: ({}, 1.0),
+    TurnTrigger: ({"batch_time_ms": 0, "until_ms": 0, "unclaimed": True}, 1.0),
 }
 SENSORS = {BlocksReadySensor: 0.2, KafkaReceiverSensor: 1.0}
 BATCH_OPERATORS = {
@@ -69,7 +74,7 @@ def batch_operator(kind, stream, **options):
 
 
 def test_every_trigger_is_here():
-    kinds = set(LedgerTrigger.__subclasses__())
+    kinds = {*LedgerTrigger.__subclasses__(), *LedgerWatcher.__subclasses__()} - {LedgerWatcher}
     assert {kind for kind in kinds if kind.__module__.startswith("headrace.")} == TRIGGERS.keys()
 
 

@@ -69,7 +69,7 @@ def test_only_errors_since_a_completed_batch_was_begun_again_count(old: Shop) ->
     assert "had completed before. Begun again, it failed, first at" in found.reason
     assert "the mapping conflicts" in found.reason
     assert "abandon" not in (found.remedy or ""), "the ledger refuses to abandon it"
-    assert "later runs do not try it again" in (found.remedy or "")
+    assert "the repair does not try it again" in (found.remedy or "")
     old.clock.advance(5_000)
     again = old.begin(FIRST)
     found = old.summary()

@@ -193,25 +193,6 @@ def test_an_attempt_keeps_its_definition_while_tasks_register_another(
     assert [row.revision for row in ledger.attempts.of_batch("flights", at_ms)] == [1, 2]
 
 
-@pytest.mark.parametrize("way", ["connect", "submit"])
-def test_what_is_run_ahead_of_a_batch_is_run_by_the_definition_of_the_task_that_does_it(
-    stream, source, allocated, submitted, connectable, ledger, way
-):
-    ordered = stream.model_copy(update={"ordered": True})
-    register(ledger, ordered)
-    source.store()
-    _, task = allocated()
-    newest = register(ledger, stream.model_copy(update={"parameters": {"deployed": 1}}))
-    make(ordered, way=way).execute(task.context)
-    of_first = [
-        row.revision
-        for time in ledger.batches.page("flights", 9)
-        for row in ledger.attempts.of_batch("flights", time.batch_time_ms)
-    ]
-    assert set(of_first) == {2}
-    assert newest == 3
-
-
 def test_the_attempt_of_a_killed_task_says_so(stream, allocated, toy_batch, connectable, ledger, monkeypatch):
     """Its supervisor is gone, and its next line in the log breaks the pipe."""
 

@@ -1,0 +1,217 @@
+"""The operators of a stream's repair: try again what failed, and emit the events of what was completed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowSkipException
+
+from headrace.clock import time_text
+from headrace.errors import REPAIR, Failure
+from headrace.operators.batch_events import batch_alias, emit_events_of_repair
+from headrace.operators.batch_steps import BatchStepOperator
+from headrace.operators.spark_attempt import AttemptFencedInSparkError, BatchTaskError, SparkAttemptOperator
+from headrace.runs.batch_run import check_names, run_identity
+from headrace.runs.retries import due_batches, is_held_back
+from headrace.stream.parameters import ATTRIBUTE
+from headrace.timetables.micro_batch import from_ms
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from headrace.ledger import Ledger
+    from headrace.ledger.batch_tables import Attempt, BatchRow
+    from headrace.runs.retries import DueBatch
+    from headrace.stream import Stream
+    from headrace.stream_context import StreamContext
+
+# After working for so long without a break, the repair leaves the stream's slots to the runs of other batches for a
+# moment. They look for a free slot more often than that (`Wait.soon`).
+_SLOT_SECONDS = 0.5
+_WORK_SECONDS = 10.0
+_BREAK_SECONDS = 1.2
+
+
+class RepairFailedError(BatchTaskError):
+    """An attempt of the repair failed."""
+
+
+class RepairBatchesOperator(SparkAttemptOperator):
+    """Tries again the batches that their own runs left unfinished, when they are due (``runs/retries.py``), oldest
+    first, each once. It stops at the first failure that may pass, because the output may be unavailable.
+
+    It fails if an attempt failed, and is skipped if nothing is due. While the batch DAG is paused it does nothing. A
+    run that a person triggers tries everything at once, also what failed by the user's code or finally.
+
+    It runs all due steps of a batch in one attempt, and never beside a live attempt. It waits in place, for
+    ``limits.retry_for`` at most: what is left is due again.
+
+    :param stream: the stream.
+    :param batch_dag_id: the stream's batch DAG; by default ``<stream>_batches``.
+
+    For the other parameters see ``SparkAttemptOperator``.
+    """
+
+    ui_color = "#f7d9d0"
+
+    def __init__(self, *, stream: Stream, batch_dag_id: str | None = None, **kwargs: Any) -> None:
+        super().__init__(stream=stream, deferrable=False, **kwargs)
+        self.batch_dag_id = batch_dag_id or f"{stream.name}_batches"
+        self._break_at = 0.0
+
+    def run_step(self, context: Context) -> Any:
+        """Repair what is due. Returns the batch times of the completed attempts, as texts."""
+        check_names(context, options=())
+        at_once = context["dag_run"].run_type == "manual"
+        if not at_once and self._is_paused(context):
+            raise AirflowSkipException(f"{self.batch_dag_id} is paused, so nothing is repaired.")
+        with self.opened() as stream_context:
+            repaired, failures = self._repair(context, stream_context, at_once=at_once)
+        if failures:
+            more = f" {len(failures)} batches failed; this is the first." if len(failures) > 1 else ""
+            raise RepairFailedError(f"{failures[0]}{more}")
+        if not repaired:
+            raise AirflowSkipException("No batch is due to be tried again.")
+        return repaired
+
+    def _is_paused(self, context: Context) -> bool:
+        try:
+            return bool(context["ti"].get_dag(self.batch_dag_id).is_paused)
+        except Exception as error:
+            # Of a DAG of another name, for example.
+            self.log.info("Airflow does not say whether %s is paused: %s", self.batch_dag_id, error)
+            return False
+
+    def _repair(self, context: Context, stream_context: StreamContext, *, at_once: bool) -> tuple[list[str], list[str]]:
+        """Try the due batches. Returns the times of those that were completed, and the errors of those that failed."""
+        repaired: list[str] = []
+        failures: list[str] = []
+        tried: set[int] = set()
+        self._break_at = time.monotonic() + _WORK_SECONDS
+        while (due := self._next_due(context, stream_context.ledger, tried, at_once=at_once)) is not None:
+            tried.add(due.batch.batch_time_ms)
+            at = time_text(due.batch.batch_time_ms)
+            try:
+                if self._try(context, stream_context.ledger, due):
+                    repaired.append(at)
+            except AttemptFencedInSparkError as error:
+                self.log.info("%s", error)
+            except Exception as error:
+                self.log.warning("Batch %s has failed again: %s", at, error)
+                failures.append(f"Batch {at} of stream {self.stream.name!r} has failed again: {error}")
+                if stream_context.stream.is_ordered or getattr(error, "failure", Failure.PASSING) is Failure.PASSING:
+                    break
+            self._give_way()
+        return repaired, failures
+
+    def _next_due(self, context: Context, ledger: Ledger, tried: set[int], *, at_once: bool) -> DueBatch | None:
+        due = due_batches(
+            ledger,
+            self.stream.name,
+            held_back=lambda last: is_held_back(self.stream, last),
+            attended=lambda batch: self._own_run_waits(context, ledger, batch),
+            at_once=at_once,
+        )
+        return next((one for one in due if one.batch.batch_time_ms not in tried), None)
+
+    def _own_run_waits(self, context: Context, ledger: Ledger, batch: BatchRow) -> bool:
+        """Whether a run of its own is queued or running for a batch that was never begun. It runs the batch itself.
+
+        In an ordered stream a queued one does not count: it may be queued behind a run that waits for this batch.
+        """
+        states = ["running"] if self.stream.is_ordered else ["queued", "running"]
+        runs: dict[str, Any] = {"run_ids": ledger.runs.of_batch(self.stream.name, batch.batch_time_ms)}
+        if not self.stream.coalesces:
+            # In others a run's date does not determine its batch.
+            runs = {"logical_dates": [from_ms(batch.batch_time_ms - batch.interval_ms)]}
+        elif not runs["run_ids"]:
+            return False
+        at = time_text(batch.batch_time_ms)
+        try:
+            waiting = context["ti"].get_dr_count(dag_id=self.batch_dag_id, states=states, **runs)
+        except Exception as error:
+            self.log.warning("Batch %s is left for later: Airflow did not say whether it has a run: %s", at, error)
+            return True
+        if waiting:
+            self.log.info("Batch %s is left to its own run, which waits.", at)
+        return bool(waiting)
+
+    def _try(self, context: Context, ledger: Ledger, due: DueBatch) -> bool:
+        """Run the due steps of a batch. Returns whether an attempt was made."""
+        from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError, SlotBusyError
+
+        batch, at = due.batch, time_text(due.batch.batch_time_ms)
+        if not due.steps:
+            error = ledger.attempts.settle(self.stream.name, batch.batch_time_ms).error
+            self.log.warning("Batch %s cannot be repaired: %s", at, error)
+            return False
+        while (awaited := self.wait_for_application(ledger, batch, due.steps)) is not None:
+            self.wait(awaited)
+        self.log.info("Batch %s was %s, and is tried again: %s.", at, batch.state.value, batch.error or "never begun")
+        try:
+            attempt = self._begin(context, ledger, due)
+        except (AlreadyCompletedError, BatchAttendedError, SlotBusyError) as error:
+            self.log.info("%s", error)
+            return False
+        self.run_attempt(ledger, attempt, batch, context)
+        return True
+
+    def _begin(self, context: Context, ledger: Ledger, due: DueBatch) -> Attempt:
+        """Begin an attempt, once a slot is free.
+
+        Raises:
+            SlotBusyError: none was free for ``limits.retry_for``, or it is not the batch's turn.
+        """
+        from headrace.ledger.errors import NotItsTurnError, SlotBusyError
+
+        deadline = time.monotonic() + self.stream.retry_for_ms / 1000
+        # Its own run's parameters, as far as the stream still declares them.
+        given = due.attempts[-1].attributes.get(ATTRIBUTE) if due.attempts else None
+        known = {name: value for name, value in (given or {}).items() if name in self.stream.parameters}
+        attributes = {
+            **run_identity(context).attributes,
+            REPAIR: True,
+            **({ATTRIBUTE: known} if known else {}),
+        }
+        while True:
+            try:
+                return self.begin(ledger, due.batch, context, steps=due.steps, attributes=attributes, unattended=True)
+            except NotItsTurnError:
+                raise
+            except SlotBusyError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_SLOT_SECONDS)
+
+    def _give_way(self) -> None:
+        if time.monotonic() >= self._break_at:
+            time.sleep(_BREAK_SECONDS)
+            self._break_at = time.monotonic() + _WORK_SECONDS
+
+
+class RepairCheckpointOperator(BatchStepOperator):
+    """Emits the asset events of the batches that this run's repair has completed, then checkpoints and cleans up.
+
+    It runs after a failed repair too, which may have completed some batches before.
+
+    :param stream: the stream.
+    """
+
+    ui_color = "#f6ecd2"
+
+    def __init__(self, *, stream: Stream, outlets: Any = (), **kwargs: Any) -> None:
+        super().__init__(stream=stream, outlets=[batch_alias(stream), *outlets], **kwargs)
+
+    def execute(self, context: Context) -> None:
+        """Emit the events; write a checkpoint if one is due; clean up."""
+        from headrace.batch.checkpoint import write_checkpoint
+        from headrace.batch.cleanup import clean_up
+
+        with self.opened() as stream_context:
+            ledger, name = stream_context.ledger, stream_context.name
+            times = emit_events_of_repair(context, ledger, name)
+            self.log.info("Completed by this run: %s.", ", ".join(map(time_text, times)) or "nothing")
+            for batch in ledger.batches.page(name, 1):
+                write_checkpoint(stream_context, batch.batch_time_ms)
+            clean_up(stream_context)
