@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,28 @@ from headrace.errors import HeadraceError
 from headrace.runs.processes import child_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from headrace.stream import Stream
 
 # A Spark Connect server that is stopped while sessions run queries may restart the (non-daemon) thread of its session
 # manager, and the JVM does not end by itself while that thread is alive.
 _CONF = {"spark.submit.callSystemExitOnMainExit": "true"}
+# Options of spark-submit, and the settings that they set: an option wins over a setting.
+_SET_BY_OPTION: Mapping[str, str] = {
+    "driver_memory": "spark.driver.memory",
+    "executor_cores": "spark.executor.cores",
+    "executor_memory": "spark.executor.memory",
+    "num_executors": "spark.executor.instances",
+    "total_executor_cores": "spark.cores.max",
+    "yarn_queue": "spark.yarn.queue",
+}
 
 
 class ApplicationMissingError(HeadraceError):
     """The installation lacks the file that spark-submit is to run."""
+
+
+class SparkConnectionConflictError(HeadraceError):
+    """An operator and its stream name different Spark connections."""
 
 
 def application(name: str) -> str:
@@ -46,6 +58,11 @@ class StreamSparkSubmitHook(SparkSubmitHook):
     So in cluster mode they have to be in the driver's environment already; the log says so.
 
     :param receivers: how many receivers the application hosts; determines its number of task slots with a local master.
+    :param conn_id: the Airflow connection of Spark's master; by default the stream's, without one its master.
+    :param conf: settings besides the stream's. These win, and so do the provider's own parameters; the log says so.
+
+    Raises:
+        SparkConnectionConflictError: the stream names another connection.
     """
 
     def __init__(
@@ -55,26 +72,42 @@ class StreamSparkSubmitHook(SparkSubmitHook):
         application_args: Sequence[str],
         name: str,
         receivers: int = 0,
+        conn_id: str | None = None,
         conf: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
+        settings = stream.spark
+        if conn_id and settings.connection not in (None, conn_id):
+            raise SparkConnectionConflictError(
+                f"The operator has the Spark connection {conn_id!r}, and stream {stream.name!r} has "
+                f"{settings.connection!r}.",
+                remedy="Leave out conn_id, or the connection of the stream's SparkSettings.",
+            )
         # Set first: the base class resolves the connection in its constructor.
         self._stream = stream
         self._receivers = receivers
-        settings = stream.spark
+        self._spark_connection = conn_id or settings.connection
         super().__init__(
             conf={**_CONF, **settings.conf, **(conf or {})},
-            conn_id=settings.connection or "",
+            conn_id=self._spark_connection or "",
             py_files=",".join(settings.py_files) or None,
             application_args=list(application_args),
             name=name,
             **kwargs,
         )
+        set_here = {
+            **(conf or {}),
+            **{key: kwargs[option] for option, key in _SET_BY_OPTION.items() if option in kwargs},
+        }
+        for key, value in set_here.items():
+            if str(settings.conf.get(key, value)) != str(value):
+                # Without the values: they may be secrets.
+                self.log.info("%s is this operator's, not the one of the stream.", key)
 
     def _resolve_connection(self) -> dict[str, Any]:
-        if self._stream.spark.connection is not None:
+        if self._spark_connection is not None:
             # Raises for an unknown id: the provider would fall back to a YARN cluster.
-            self.get_connection(self._stream.spark.connection)
+            self.get_connection(self._spark_connection)
             return super()._resolve_connection()
         binary = self.spark_binary or "spark-submit"
         return {

@@ -416,11 +416,12 @@ def _cause(error: BaseException) -> str:
 # and is refused. What a stream declares for both of its applications is refused in either way.
 PASSED_ON = frozenset(
     {
-        "archives", "conf", "deploy_mode", "driver_class_path", "driver_memory", "env_vars", "exclude_packages",
-        "executor_cores", "executor_memory", "files", "jars", "keytab", "name", "num_executors", "packages",
-        "post_submit_commands", "principal", "properties_file", "proxy_user", "repositories", "spark_binary",
-        "status_poll_interval", "total_executor_cores", "track_driver_via_k8s_api", "use_krb5ccache", "verbose",
-        "yarn_queue", "yarn_rm_auth", "yarn_track_via_rm_api",
+        "archives", "conf", "conn_id", "deploy_mode", "driver_class_path", "driver_memory", "env_vars",
+        "exclude_packages", "executor_cores", "executor_memory", "files", "jars", "keytab", "name",
+        "num_executors", "packages", "post_submit_commands", "principal", "properties_file", "proxy_user",
+        "repositories", "spark_binary", "status_poll_interval", "total_executor_cores",
+        "track_driver_via_k8s_api", "use_krb5ccache", "verbose", "yarn_queue", "yarn_rm_auth",
+        "yarn_track_via_rm_api",
     }
 )  # fmt: skip
 """Passed on to the hook with ``way="submit"``."""
@@ -431,7 +432,6 @@ BY_THE_PROVIDER = frozenset({"openlineage_inject_parent_job_info", "openlineage_
 REFUSED: Mapping[str, str] = {
     "application": "The application is headrace's own; give your code as the stream's transform.",
     "application_args": "The arguments are headrace's own; give values as the stream's parameters.",
-    "conn_id": "Give it to the stream: SparkSettings(connection=…).",
     "durable": "There is no application to take up again: a retry is a new attempt, which fences the one before.",
     "java_class": "The application is written in Python.",
     "py_files": "Give them to the stream: SparkSettings(py_files=…).",

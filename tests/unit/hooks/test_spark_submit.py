@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
+from headrace.hooks.spark_submit import SparkConnectionConflictError, StreamSparkSubmitHook, application
 from headrace.stream import ElasticsearchOutput, KafkaInput, SparkSettings, Stream
 
 
@@ -29,8 +30,9 @@ def airflow(monkeypatch):
     monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", "k" * 32)
 
 
-def hook(stream: Stream) -> StreamSparkSubmitHook:
-    return StreamSparkSubmitHook(stream, application_args=["--stream", stream.name], name="headrace receiver flights")
+def hook(stream: Stream, **options) -> StreamSparkSubmitHook:
+    arguments = ["--stream", stream.name]
+    return StreamSparkSubmitHook(stream, application_args=arguments, name="headrace receiver flights", **options)
 
 
 def test_the_streams_settings_make_the_command(tmp_path):
@@ -57,6 +59,28 @@ def test_a_spark_connection_of_airflow_gives_the_master(tmp_path, monkeypatch):
     command = hook(make(tmp_path, connection="spark_cluster")).command("/app/receiver.py")
     assert command[command.index("--master") + 1] == "spark://master:7077"
     assert command[command.index("--deploy-mode") + 1] == "client"
+
+
+def test_a_task_may_have_a_connection_if_its_stream_has_no_other(tmp_path, monkeypatch):
+    connection = {"conn_type": "spark", "host": "spark://master", "port": 7077}
+    monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(connection))
+    for settings in ({"master": "local[4]"}, {"connection": "cluster"}):
+        command = hook(make(tmp_path, **settings), conn_id="cluster").command("/app/micro_batch.py")
+        assert command[command.index("--master") + 1] == "spark://master:7077"
+    with pytest.raises(SparkConnectionConflictError, match="'cluster', and stream 'flights' has 'other'"):
+        hook(make(tmp_path, connection="other"), conn_id="cluster")
+
+
+def test_a_tasks_settings_win_over_the_streams_and_the_log_names_them_without_values(tmp_path, capsys):
+    conf = {"spark.executor.memory": "1g", "spark.executor.instances": "2", "spark.label": "a", "spark.same": "1"}
+    stream = make(tmp_path, master="yarn", conf=conf)
+    made = hook(stream, executor_memory="2g", num_executors=2, conf={"spark.label": "b", "spark.same": "1"})
+    told = re.findall(r"(\S+) is this operator's, not the one of the stream", capsys.readouterr().out)
+    assert told == ["spark.label", "spark.executor.memory"]
+    command = made.command("/app/micro_batch.py")
+    assert "spark.label=b" in command
+    assert "spark.label=a" not in command
+    assert command[command.index("--executor-memory") + 1] == "2g"
 
 
 def test_a_connection_that_is_not_there_is_no_yarn_cluster(tmp_path):

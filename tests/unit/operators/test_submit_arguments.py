@@ -3,6 +3,8 @@ operator would pass it on."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
@@ -19,11 +21,12 @@ from headrace.operators.spark_attempt import (
 )
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 
+CLUSTER = json.dumps({"conn_type": "spark", "host": "spark://master", "port": 7077})
 VALUES = {
-    "conf": {"spark.x": "1"}, "deploy_mode": "client", "env_vars": {"GREETING": "hello"}, "executor_cores": 3,
-    "num_executors": 4, "post_submit_commands": ["true"], "status_poll_interval": 9, "total_executor_cores": 5,
-    "track_driver_via_k8s_api": True, "use_krb5ccache": True, "verbose": True, "yarn_rm_auth": object(),
-    "yarn_track_via_rm_api": True,
+    "conf": {"spark.x": "1"}, "conn_id": "cluster", "deploy_mode": "client", "env_vars": {"GREETING": "hello"},
+    "executor_cores": 3, "num_executors": 4, "post_submit_commands": ["true"], "status_poll_interval": 9,
+    "total_executor_cores": 5, "track_driver_via_k8s_api": True, "use_krb5ccache": True, "verbose": True,
+    "yarn_rm_auth": object(), "yarn_track_via_rm_api": True,
 }  # fmt: skip
 HERE = sorted(PASSED_ON & provider_arguments())
 
@@ -49,7 +52,9 @@ def test_what_is_for_spark_submit_reaches_its_hook_as_the_providers_operator_pas
         given = {name: True, "principal": "me@REALM"}
     else:
         given = {name: value(name)}
-    theirs = SparkSubmitOperator(task_id="theirs", conn_id="", **given)._get_hook()
+    if name == "conn_id":
+        monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", CLUSTER)
+    theirs = SparkSubmitOperator(task_id="theirs", **{"conn_id": "", **given})._get_hook()
     ours = make(stream, way="submit", **given)._get_hook()
     attribute = name if name == "spark_binary" else f"_{name}"
     assert getattr(theirs, attribute) == value(name)
