@@ -127,7 +127,7 @@ class AirflowApi:
         return dict(self.request("GET", _run(dag_id, run_id)))
 
     def wait_for_run(
-        self, dag_id: str, run_id: str, *, states: Collection[str] = ("success",), timeout: float = 180.0
+        self, dag_id: str, run_id: str, *, states: Collection[str] = ("success",), timeout: float = 600.0
     ) -> dict[str, Any]:
         """Wait until the run is in one of ``states``. RunFailedError if it ends in another state, or after ``timeout``
         seconds."""

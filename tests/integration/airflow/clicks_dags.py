@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
 
 from airflow.sdk import DAG, BaseOperator
@@ -39,15 +40,18 @@ clicks = Stream(
         ElasticsearchOutput(id="search", hosts="http://localhost:9", index="clicks"),
         ParquetOutput(id="lake", path=f"{FOLDER}/lake"),
     ],
-    # A run takes seconds of a processor, and there is one for each interval until the story ends.
     batch_interval="10 s",
     coalesce=False,
     parameters={"factor": 1},
     limits={"max_concurrent_batches": 3},
     **COMMON,
 )
+# A story whose later steps ask for their runs ends the schedule: each run of it takes seconds of a processor.
+ends = Path(FOLDER, "schedule_ends")
+end_date = datetime.fromisoformat(ends.read_text()) if ends.exists() else None
+
 clicks_receiver = receiver_dag(clicks)
-clicks_batches = batch_dag(clicks, single_task=True, default_args={"retries": 0})
+clicks_batches = batch_dag(clicks, single_task=True, end_date=end_date, default_args={"retries": 0})
 clicks_repair = repair_dag(clicks)
 clicks_replay = replay_dag(
     clicks, "v2", outputs={"search": {"index": "clicks-v2"}}, max_active_runs=2, default_args={"retries": 0}

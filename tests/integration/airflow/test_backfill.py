@@ -120,8 +120,9 @@ def test_what_was_missed_while_the_scheduler_was_down_is_caught_up_each_batch_ti
         story["down"] = down = [first_ms + n * INTERVAL_MS for n in range(6)]
         until(lambda: ledger.now_ms() > down[-1], what="six batch times")
         assert [time.batch_time_ms for time in ledger.blocks.unclaimed("clicks") if time.batch_time_ms in down] == down
-        scheduler.start()
         _stop_receiving(installation, ledger, until)
+        _end_schedule(installation, date_of(ledger.now_ms() + INTERVAL_MS), until)
+        scheduler.start()
         until(lambda: not ledger.blocks.unclaimed("clicks"), what="the last batch")
         until(lambda: all(_is_complete(installation, at_ms) for at_ms in down), what="the missed batches")
 
@@ -370,6 +371,14 @@ def _stop_receiving(installation, ledger, until) -> None:
     ledger.streams.set_desired_state("clicks", "stopped")
     ledger.jobs.request_stop("clicks", "the test")
     until(lambda: not ledger.jobs.current("clicks").alive(ledger.now_ms()), what="the receiver job's end")
+
+
+def _end_schedule(installation, at: datetime, until) -> None:
+    (installation.folder / "schedule_ends").write_text(at.isoformat())
+    until(
+        lambda: installation.api.request("GET", f"/dags/{BATCHES}/details")["end_date"] is not None,
+        what="the end of the schedule",
+    )
 
 
 def _most_at_once(runs) -> int:
