@@ -133,7 +133,8 @@ class Airflow(Startable):
 
     def api(self, user: str = USER) -> AirflowApi:
         """A client of the REST API as ``user``."""
-        return AirflowApi(self.url, user, self.password(user))
+        # All the stack's processes share a machine, and an API server that starts answers late.
+        return AirflowApi(self.url, user, self.password(user), timeout=120.0)
 
     def start(self) -> Self:
         """Prepare the database and start all four; returns when each has answered or sent a heartbeat."""
