@@ -45,7 +45,7 @@ def test_the_receiver_dag_starts_the_job_and_waits_deferred(installation, until)
     assert "http://127.0.0.1:4040" in installation.api.xcom(RECEIVER, run["dag_run_id"], "receive", "_link_SparkUiLink")
 
 
-def test_times_before_the_first_run_are_allocated_by_it_and_repaired_and_others_follow_by_the_clock(installation, until):
+def test_times_before_the_first_run_are_repaired_and_others_follow_by_the_clock(installation, until):
     # Until there are times that no run of the schedule will be about: at each parse, the first run becomes a later one.
     until(lambda: _missed_by_the_schedule(installation), what="a batch time before the schedule's first")
     installation.api.unpause(BATCHES)
