@@ -47,12 +47,12 @@ class _AllArguments(Arg):
 
     def add_to_parser(self, parser: argparse.ArgumentParser) -> None:
         def parse(args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-            found = namespace or argparse.Namespace()
-            found.func = parser.get_default("func")
+            parsed = namespace or argparse.Namespace()
+            parsed.func = parser.get_default("func")
             # With this attribute Airflow's log handlers write to standard error, not into the output.
-            found.output = None
-            found.arguments = [self._noun, *(args or ())]
-            return found, []
+            parsed.output = None
+            parsed.arguments = [self._noun, *(args or ())]
+            return parsed, []
 
         # argparse's own REMAINDER does not take an option that comes first.
         parser.parse_known_args = parse  # type: ignore[method-assign, assignment]

@@ -44,12 +44,12 @@ def swap(
     Refused if the index lacks a batch that the output has written since the replay's first one. Batches after --until
     that the index lacks are listed: run them again after the move.
     """
-    with opened(ledger) as found:
-        (declared,) = elasticsearch_outputs(registered(found, name), output)
+    with opened(ledger) as opened_ledger:
+        (declared,) = elasticsearch_outputs(registered(opened_ledger, name), output)
         until_ms = _NO_END_MS if until is None else milliseconds(until, "--until")
-        first_ms = _first_ms(found, name, replay)
-        missing, _ = _lacking(found, name, declared.step, replay, to)
-        if too_many := [each for each in missing if first_ms <= each <= until_ms]:
+        first_ms = _first_ms(opened_ledger, name, replay)
+        missing, _ = _lacking(opened_ledger, name, declared.step, replay, to)
+        if too_many := [time_ms for time_ms in missing if first_ms <= time_ms <= until_ms]:
             raise AliasSwapRefusedError(
                 f"Index {to!r} lacks {len(too_many)} batch(es) that output {output!r} of {name!r} has written and "
                 f"replay {replay!r} has not completed there: {_times(too_many)}.",
@@ -57,14 +57,14 @@ def swap(
                 f"{time_text(too_many[0])}, and run the batches after it again when the alias has moved.",
             )
         # It is not known into which index these are written now.
-        running = [row.batch_time_ms for row in found.batches.page(name, _NO_END_MS, [BatchState.RUNNING])]
+        running = [row.batch_time_ms for row in opened_ledger.batches.page(name, _NO_END_MS, [BatchState.RUNNING])]
         with administration_of(declared, max_retry_seconds=0) as administration:
             old = administration.move_alias(declared.index, to)
-        missing, abandoned = _lacking(found, name, declared.step, replay, to)
+        missing, abandoned = _lacking(opened_ledger, name, declared.step, replay, to)
     batches = {
-        "not_replayed": [each for each in missing if each < first_ms],
-        "abandoned": [each for each in abandoned if each >= first_ms],
-        "run_again": sorted({each for each in [*missing, *running] if each >= first_ms}),
+        "not_replayed": [time_ms for time_ms in missing if time_ms < first_ms],
+        "abandoned": [time_ms for time_ms in abandoned if time_ms >= first_ms],
+        "run_again": sorted({time_ms for time_ms in [*missing, *running] if time_ms >= first_ms}),
     }
     if as_json:
         print_json({"alias": declared.index, "old_index": old, "new_index": to, **batches})
@@ -101,7 +101,8 @@ def _lacking(ledger: Ledger, stream_name: str, step: str, replay: str, index: st
     by_definition = ledger.replays.written_by(stream_name, replay, step, 0, _NO_END_MS)
     into_index = {
         definition: any(
-            each.step == step and getattr(each, "index", None) == index for each in Stream.from_json(definition).outputs
+            output.step == step and getattr(output, "index", None) == index
+            for output in Stream.from_json(definition).outputs
         )
         for definition in set(by_definition.values())
     }

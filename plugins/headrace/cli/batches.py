@@ -52,12 +52,12 @@ def list_batches(
     from headrace.ledger.timelines import BatchOrder, BatchRange
     from headrace.views.batches import batch_lines
 
-    with opened(ledger) as found:
-        found.streams.get(name)
-        page = found.batch_pages.page(name, BatchRange(folded=not every), BatchOrder.NEWEST, limit)
-        lines = batch_lines(found, page.rows)
-        waiting = _waiting(found, name, limit=1000)
-        who, now_ms = _who_takes(found, name), found.now_ms()
+    with opened(ledger) as opened_ledger:
+        opened_ledger.streams.get(name)
+        page = opened_ledger.batch_pages.page(name, BatchRange(folded=not every), BatchOrder.NEWEST, limit)
+        lines = batch_lines(opened_ledger, page.rows)
+        waiting = _waiting(opened_ledger, name, limit=1000)
+        who, now_ms = _who_takes(opened_ledger, name), opened_ledger.now_ms()
     if as_json:
         print_json({"batches": [replace(line.row, error=line.error) for line in lines], "unclaimed": waiting})
         return
@@ -96,9 +96,11 @@ def _taken_over(line: BatchLine) -> str | None:
 @examples("batches show orders 2026-11-21T14:05Z")
 def show(name: StreamName, batch_time: BatchTime, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """Show one batch: its contents, where its records are, its attempts, and the result of each output."""
-    with opened(ledger) as found:
-        interval_ms = found.streams.get(name).batch_interval_ms
-        show_batch(found, name, batch_time_ms(batch_time, "BATCH_TIME", interval_ms=interval_ms), as_json=as_json)
+    with opened(ledger) as opened_ledger:
+        interval_ms = opened_ledger.streams.get(name).batch_interval_ms
+        show_batch(
+            opened_ledger, name, batch_time_ms(batch_time, "BATCH_TIME", interval_ms=interval_ms), as_json=as_json
+        )
 
 
 @examples("batches abandon orders 2026-11-21T14:05Z --reason 'its records are damaged'")
@@ -120,11 +122,13 @@ def abandon(
     if not reason.strip():
         raise typer.BadParameter("give a reason; nothing else will explain the gap later", param_hint="--reason")
     time_ms = milliseconds(batch_time, "BATCH_TIME")
-    with opened(ledger) as found:
+    with opened(ledger) as opened_ledger:
         if output is None:
-            batch = found.batches.abandon(name, time_ms, reason)
+            batch = opened_ledger.batches.abandon(name, time_ms, reason)
         else:
-            batch = found.batches.abandon_output(name, time_ms, found.streams.get(name).step_of(output), reason)
+            batch = opened_ledger.batches.abandon_output(
+                name, time_ms, opened_ledger.streams.get(name).step_of(output), reason
+            )
     if as_json:
         print_json(batch)
     elif output is not None:
@@ -148,9 +152,9 @@ def unclaimed(
     as_json: AsJson = False,
 ) -> None:
     """List the unclaimed batch times: they have passed, or a clock was ahead, and no batch has taken their blocks."""
-    with opened(ledger) as found:
-        waiting = _waiting(found, name, limit=limit)
-        who, now_ms = _who_takes(found, name), found.now_ms()
+    with opened(ledger) as opened_ledger:
+        waiting = _waiting(opened_ledger, name, limit=limit)
+        who, now_ms = _who_takes(opened_ledger, name), opened_ledger.now_ms()
     if as_json:
         print_json(waiting)
     elif waiting:
@@ -165,8 +169,8 @@ def _waiting(ledger: Ledger, name: str, *, limit: int) -> list[UnclaimedTime]:
 
     row, now_ms = ledger.streams.get(name), ledger.now_ms()
     open_ms, last_ms = row.batch_time_after(now_ms), row.batch_time_after(now_ms + CLOCK_SKEW_MS)
-    found = ledger.blocks.unclaimed(name, limit)
-    return [time for time in found if time.batch_time_ms < open_ms or time.batch_time_ms > last_ms]
+    times = ledger.blocks.unclaimed(name, limit)
+    return [time for time in times if time.batch_time_ms < open_ms or time.batch_time_ms > last_ms]
 
 
 def _who_takes(ledger: Ledger, name: str) -> str:
@@ -377,8 +381,8 @@ def run(
     api = _api(airflow)
     if preview:
         query = f"?{urlencode({'outputs': output}, doseq=True)}" if output else ""
-        found = api.request("GET", f"{path}/preview{query}")
-        print_json(found) if as_json else echo(found["refused"] or found["will"])
+        plan = api.request("GET", f"{path}/preview{query}")
+        print_json(plan) if as_json else echo(plan["refused"] or plan["will"])
         return
     done = api.request("POST", path, {"reason": reason, "outputs": output})
     print_json(done) if as_json else echo(done["done"])

@@ -76,14 +76,14 @@ def list_letters(
     reported: list[dict[str, Any]] = []
     for declared in _outputs(stream, output, index):
         with _letters_of(stream, declared) as kept:
-            found, reasons = list(kept.find(wanted, limit, contents=False)), kept.reasons(wanted)
+            newest, reasons = list(kept.find(wanted, limit, contents=False)), kept.reasons(wanted)
         if as_json:
-            letters = [{"id": letter.id, **letter.fields} for letter in found]
+            letters = [{"id": letter.id, **letter.fields} for letter in newest]
             reported.append(
                 {"output": declared.id, "index": declared.dead_letters, "reasons": reasons, "letters": letters}
             )
         else:
-            report_list(declared.id, declared.dead_letters, reasons, found)
+            report_list(declared.id, declared.dead_letters, reasons, newest)
     if as_json:
         print_json(reported)
 
@@ -172,24 +172,24 @@ def replay(
 
 
 def _stream(ledger: str, name: str) -> Stream:
-    with opened(ledger) as found:
-        return registered(found, name)
+    with opened(ledger) as opened_ledger:
+        return registered(opened_ledger, name)
 
 
 def _outputs(stream: Stream, output: str | None, index: str | None) -> list[ElasticsearchOutput]:
     """The outputs, or a replay's copies of them, which differ only in their index."""
-    found = elasticsearch_outputs(stream, output)
-    return found if index is None else [each.model_copy(update={"index": index}) for each in found]
+    outputs = elasticsearch_outputs(stream, output)
+    return outputs if index is None else [declared.model_copy(update={"index": index}) for declared in outputs]
 
 
 def _one_output(stream: Stream, output: str | None, index: str | None) -> ElasticsearchOutput:
-    found = _outputs(stream, output, index)
-    if len(found) > 1:
+    outputs = _outputs(stream, output, index)
+    if len(outputs) > 1:
         raise NoSuchOutputError(
-            f"Stream {stream.name!r} has {len(found)} Elasticsearch outputs.",
-            remedy=f"Name one with --output: {', '.join(each.id for each in found)}.",
+            f"Stream {stream.name!r} has {len(outputs)} Elasticsearch outputs.",
+            remedy=f"Name one with --output: {', '.join(declared.id for declared in outputs)}.",
         )
-    return found[0]
+    return outputs[0]
 
 
 def _filter(
@@ -366,12 +366,12 @@ def elasticsearch_outputs(stream: Stream, output: str | None) -> list[Elasticsea
         NoSuchOutputError: there is no such output, or it is of another kind.
     """
 
-    found = [each for each in stream.elasticsearch_outputs if output in (None, each.id)]
-    if not found:
-        kinds = ", ".join(f"{each.id} ({each.kind})" for each in stream.outputs)
+    outputs = [declared for declared in stream.elasticsearch_outputs if output in (None, declared.id)]
+    if not outputs:
+        kinds = ", ".join(f"{declared.id} ({declared.kind})" for declared in stream.outputs)
         wanted = "no Elasticsearch output" if output is None else f"no Elasticsearch output {output!r}"
         raise NoSuchOutputError(f"Stream {stream.name!r} has {wanted}; its outputs are {kinds}.")
-    return found
+    return outputs
 
 
 def administration_of(output: ElasticsearchOutput, *, max_retry_seconds: float = MAX_RETRY_SECONDS) -> Administration:

@@ -36,12 +36,12 @@ def list_events(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --follow one object per line.")] = False,
 ) -> None:
     """List what happened to a stream, newest first. With --follow in the order in which it happens."""
-    kinds = set(kind) if kind else {each for each in EventKind if blocks or each is not EventKind.BLOCK_ADDED}
-    with opened(ledger) as found:
-        found.streams.get(name)
-        rows = found.events.latest(name, kinds, limit)
+    kinds = set(kind) if kind else {known for known in EventKind if blocks or known is not EventKind.BLOCK_ADDED}
+    with opened(ledger) as opened_ledger:
+        opened_ledger.streams.get(name)
+        rows = opened_ledger.events.latest(name, kinds, limit)
         if follow:
-            _follow(found, name, kinds, rows[::-1], as_json=as_json)
+            _follow(opened_ledger, name, kinds, rows[::-1], as_json=as_json)
     if as_json:
         print_json([_fields(row) for row in rows])
         return

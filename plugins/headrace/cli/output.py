@@ -58,7 +58,8 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
 def printable(text: str) -> str:
     """Make text of others safe for a terminal: escapes all unprintable characters except line ends."""
     return "".join(
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
+        character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 
@@ -78,7 +79,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     The rows that a view was made of are left out.
     """
     if hasattr(type(value), "model_fields"):
-        return {name: each for name, each in value if name not in ("row", "rows")}
+        return {name: field for name, field in value if name not in ("row", "rows")}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return None
@@ -91,16 +92,16 @@ def _plain(value: Any) -> Any:
 
 def _with_times(value: Any, without: Collection[str]) -> Any:
     if isinstance(value, list):
-        return [_with_times(each, without) for each in value]
+        return [_with_times(element, without) for element in value]
     if not isinstance(value, dict):
         return value
-    found: dict[str, Any] = {}
-    for name, each in value.items():
-        found[name] = each if name in without else _with_times(each, without)
+    timed: dict[str, Any] = {}
+    for name, field in value.items():
+        timed[name] = field if name in without else _with_times(field, without)
         readable = name.removesuffix("_ms")
-        if name != readable and readable not in value and isinstance(each, int) and each >= _FIRST_TIME_MS:
-            found[readable] = time_text(each)
-    return found
+        if name != readable and readable not in value and isinstance(field, int) and field >= _FIRST_TIME_MS:
+            timed[readable] = time_text(field)
+    return timed
 
 
 def _cell(value: object) -> str:

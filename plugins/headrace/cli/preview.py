@@ -96,8 +96,8 @@ def stream_context(ledger: str, name: str) -> Iterator[StreamContext]:
 
     # A transform in the current folder can be imported, as by `headrace streams check`.
     sys.path.insert(0, "")
-    with opened(ledger) as found:
-        yield StreamContext(registered(found, name), found)
+    with opened(ledger) as opened_ledger:
+        yield StreamContext(registered(opened_ledger, name), opened_ledger)
 
 
 @contextmanager
@@ -136,12 +136,12 @@ def _report_output_preview(output: OutputPreview) -> None:
             ("document id", "version", "document", "dead letter because"),
             [
                 (
-                    each.id,
-                    None if each.version is None else str(each.version),
-                    "deleted" if each.document is None and each.rejected is None else each.document,
-                    None if each.rejected is None else f"{each.rejected.type}: {each.rejected.text}",
+                    document.id,
+                    None if document.version is None else str(document.version),
+                    "deleted" if document.document is None and document.rejected is None else document.document,
+                    None if document.rejected is None else f"{document.rejected.type}: {document.rejected.text}",
                 )
-                for each in output.documents
+                for document in output.documents
             ],
         )
     else:
@@ -161,9 +161,9 @@ def _cell(value: Any) -> object:
 def _plain(value: Any) -> Any:
     """Rows as JSON values: bytes as text if they are UTF-8, else base64; what else JSON cannot hold as text."""
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _plain(field) for name, field in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(element) for element in value]
     if isinstance(value, bytes | bytearray):
         try:
             return bytes(value).decode()
@@ -205,7 +205,7 @@ def diff(
             tempfile.TemporaryDirectory(prefix="headrace-diff-") as folder,
             local_session("headrace replay diff", context.stream.spark.conf) as spark,
         ):
-            found = diff_replay(
+            compared = diff_replay(
                 context,
                 spark,
                 Path(folder),
@@ -216,22 +216,22 @@ def diff(
                 limit=limit,
                 progress=lambda what: echo(f"{name}: {what}", err=True),
             )
-    print_json(found) if as_json else _report_diff(found)
+    print_json(compared) if as_json else _report_diff(compared)
 
 
-def _report_diff(found: ReplayDiff) -> None:
+def _report_diff(compared: ReplayDiff) -> None:
     echo(
-        f"{found.batches:,} batches of {found.stream} from {time_text(found.from_ms)} to {time_text(found.to_ms)}: "
-        f"{found.records:,} records. Nothing was written."
+        f"{compared.batches:,} batches of {compared.stream} from {time_text(compared.from_ms)} to "
+        f"{time_text(compared.to_ms)}: {compared.records:,} records. Nothing was written."
     )
-    for unread in found.not_read:
+    for unread in compared.not_read:
         echo(f"Not read: {unread}")
-    for output in found.outputs:
+    for output in compared.outputs:
         _report_output_diff(output)
 
 
 def _report_output_diff(output: OutputDiff) -> None:
-    before, after = (each or "no transform" for each in (output.transform_before, output.transform_after))
+    before, after = (transform or "no transform" for transform in (output.transform_before, output.transform_after))
     echo(f"\nOutput {output.output_id}, {before} and {after}:")
     fields = ", ".join(f"{name} {number:,}" for name, number in output.changed_fields.items())
     print_table(
@@ -250,19 +250,22 @@ def _report_output_diff(output: OutputDiff) -> None:
         echo("Examples:")
         print_table(
             ("document id", "fields", "before", "after"),
-            [(each.id, ", ".join(each.fields) or None, each.before, each.after) for each in output.examples],
+            [
+                (example.id, ", ".join(example.fields) or None, example.before, example.after)
+                for example in output.examples
+            ],
         )
 
 
 def _report_collisions(output: OutputDiff) -> None:
     of_versions = {"before": output.collisions_before, "after": output.collisions_after}
-    if not any(each.number for each in of_versions.values()):
+    if not any(collisions.number for collisions in of_versions.values()):
         return
-    numbers = " and ".join(f"{each.number:,} {version}" for version, each in of_versions.items())
+    numbers = " and ".join(f"{collisions.number:,} {version}" for version, collisions in of_versions.items())
     echo(f"Ids that several rows of one batch have, so that its run fails: {numbers}.")
-    rows = [(version, each) for version, collisions in of_versions.items() for each in collisions.examples]
+    rows = [(version, example) for version, collisions in of_versions.items() for example in collisions.examples]
     if rows:
         print_table(
             ("version", "document id", "batch", "rows"),
-            [(version, each.id, time_text(each.batch_time_ms), f"{each.rows:,}") for version, each in rows],
+            [(version, example.id, time_text(example.batch_time_ms), f"{example.rows:,}") for version, example in rows],
         )

@@ -46,8 +46,8 @@ def fsck(
     from headrace.fsck.stream_check import check_stream
 
     try:
-        with opened(ledger) as found:
-            report = check_stream(found, name, kafka=kafka)
+        with opened(ledger) as opened_ledger:
+            report = check_stream(opened_ledger, name, kafka=kafka)
     except HeadraceError as error:
         echo(f"Error: {error}", err=True)
         raise typer.Exit(CANNOT_CHECK) from None
@@ -133,11 +133,11 @@ def recover(
     # A definition in the current folder can be imported, as by `headrace streams check`.
     sys.path.insert(0, "")
     given = None if definition is None else Stream.load(definition)
-    with _opened(ledger, dry_run=dry_run) as found:
+    with _opened(ledger, dry_run=dry_run) as opened_ledger:
         recovered = run(
             name,
-            found,
-            open_storage(_storage_url(found, name, storage, given)).below(name),
+            opened_ledger,
+            open_storage(_storage_url(opened_ledger, name, storage, given)).below(name),
             definition=given,
             mode=mode,
             dry_run=dry_run,
@@ -156,8 +156,8 @@ def _accepts(named: Sequence[str]) -> bool:
     if not sys.stdin.isatty():
         return False
     echo("The definition in the checkpoint chooses the code that runs:", err=True)
-    for each in named:
-        echo(f"  {each}", err=True)
+    for reference in named:
+        echo(f"  {reference}", err=True)
     return typer.confirm("Is all of this the stream's own?", err=True)
 
 

@@ -282,14 +282,14 @@ def env(*, data: Data = Path(".headrace"), as_json: AsJson = False) -> None:
 def environment(state: StackState) -> dict[str, str]:
     """The variables: ``AIRFLOW_CONN_…`` for each connection, and the names of the ledger's and Airflow's if it has
     them."""
-    found = {variable_name(conn_id): json.dumps(fields) for conn_id, fields in state.connections.items()}
+    variables = {variable_name(conn_id): json.dumps(fields) for conn_id, fields in state.connections.items()}
     if LEDGER_CONNECTION in state.connections:
-        found[LEDGER_VARIABLE] = f"{CONNECTION_PREFIX}{LEDGER_CONNECTION}"
+        variables[LEDGER_VARIABLE] = f"{CONNECTION_PREFIX}{LEDGER_CONNECTION}"
     airflow = state.services.get("api-server")
     if airflow is not None and airflow.address is not None and state.login is not None:
         passwords = json.loads(Path(state.login.password_file).read_text(encoding="utf-8"))
-        found[AIRFLOW_VARIABLE] = AIRFLOW_CONNECTION
-        found[variable_name(AIRFLOW_CONNECTION)] = json.dumps(
+        variables[AIRFLOW_VARIABLE] = AIRFLOW_CONNECTION
+        variables[variable_name(AIRFLOW_CONNECTION)] = json.dumps(
             {
                 "conn_type": "http",
                 "host": airflow.address,
@@ -297,7 +297,7 @@ def environment(state: StackState) -> dict[str, str]:
                 "password": passwords[state.login.user],
             }
         )
-    return found
+    return variables
 
 
 _STYLES = {Phase.RUNNING: "green", Phase.FAILED: "red", Phase.STARTING: "yellow", Phase.STOPPING: "yellow"}

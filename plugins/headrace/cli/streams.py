@@ -30,29 +30,37 @@ def list_streams(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     from headrace.receiver.health import outdated_definition
     from headrace.views.streams import default_place, summaries
 
-    with opened(ledger) as found:
+    with opened(ledger) as opened_ledger:
         # Without Airflow nothing is known of the DAGs.
-        streams = summaries(found, [(row, default_place(row.name, ledger)) for row in found.streams.all()], {})
-        stale = {each.name: outdated_definition(found, each.name) for each in streams}
+        streams = summaries(
+            opened_ledger, [(row, default_place(row.name, ledger)) for row in opened_ledger.streams.all()], {}
+        )
+        stale = {summary.name: outdated_definition(opened_ledger, summary.name) for summary in streams}
         if as_json:
-            print_json([_json(found, each, stale[each.name]) for each in streams])
+            print_json([_json(opened_ledger, summary, stale[summary.name]) for summary in streams])
             return
     print_table(
         ("stream", "state", "lag", "lag s", "records/s", "last completed batch", "total delay", "oldest unfinished"),
         [
             (
-                *(each.name, _words(each.state), _lag(each), _rounded(each.lag_seconds), each.input_rate),
-                *(_last(each), _total_delay(each), _oldest(each)),
+                *(
+                    summary.name,
+                    _words(summary.state),
+                    _lag(summary),
+                    _rounded(summary.lag_seconds),
+                    summary.input_rate,
+                ),
+                *(_last(summary), _total_delay(summary), _oldest(summary)),
             )
-            for each in streams
+            for summary in streams
         ],
     )
-    for each in streams:
-        if each.state != "well":
-            remedy = "" if each.remedy is None else f" What to do: {each.remedy}"
-            _print_line(f"{each.name} is {_words(each.state)}: {each.reason}{remedy}")
-        if stale[each.name] is not None:
-            _print_line(f"{each.name}: {stale[each.name]}")
+    for summary in streams:
+        if summary.state != "well":
+            remedy = "" if summary.remedy is None else f" What to do: {summary.remedy}"
+            _print_line(f"{summary.name} is {_words(summary.state)}: {summary.reason}{remedy}")
+        if stale[summary.name] is not None:
+            _print_line(f"{summary.name}: {stale[summary.name]}")
 
 
 @examples("streams show orders")
@@ -62,11 +70,11 @@ def show_stream(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False)
     from headrace.receiver.health import outdated_definition
     from headrace.views.streams import default_place, stream_detail
 
-    with opened(ledger) as found:
-        detail = stream_detail(found, name, default_place(name, ledger), {})
-        stale = outdated_definition(found, name)
+    with opened(ledger) as opened_ledger:
+        detail = stream_detail(opened_ledger, name, default_place(name, ledger), {})
+        stale = outdated_definition(opened_ledger, name)
         if as_json:
-            print_json(_json(found, detail, stale))
+            print_json(_json(opened_ledger, detail, stale))
             return
     since = "" if detail.since_ms is None else f" since {time_text(detail.since_ms)}"
     _print_line(f"Stream {name} is {_words(detail.state)}{since}: {detail.reason}")
@@ -78,7 +86,7 @@ def show_stream(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False)
     _print_line(_job(detail.receiver_job))
     if stale is not None:
         _print_line(str(stale))
-    for listener in (JobListener(**dict(each)) for each in detail.listeners):
+    for listener in (JobListener(**dict(fields)) for fields in detail.listeners):
         if not listener.well:
             _print_line(str(listener))
     _print_receivers(detail)
@@ -171,11 +179,16 @@ def _print_receivers(detail: StreamDetail) -> None:
         ),
         [
             (
-                *(each.id, each.state, each.lag, each.rate, each.host, each.executor),
-                *(time_text(each.heartbeat_at_ms), time_text(each.sealed_through_ms), each.restarts, each.late_records),
-                None if each.last_error is None else _last_error(each.last_error),
+                *(receiver.id, receiver.state, receiver.lag, receiver.rate, receiver.host, receiver.executor),
+                *(
+                    time_text(receiver.heartbeat_at_ms),
+                    time_text(receiver.sealed_through_ms),
+                    receiver.restarts,
+                    receiver.late_records,
+                ),
+                None if receiver.last_error is None else _last_error(receiver.last_error),
             )
-            for each in detail.receivers
+            for receiver in detail.receivers
         ],
     )
 
@@ -190,12 +203,12 @@ def _print_partitions(detail: StreamDetail) -> None:
         ),
         [
             (
-                *(each.input, each.topic, each.partition, each.incarnation, each.next_offset),
-                *(each.lag, each.receiver, each.state),
-                *((time_text(each.watermark_ms), time_text(each.drained_ms)) if by_timestamp else ()),
-                each.error,
+                *(row.input, row.topic, row.partition, row.incarnation, row.next_offset),
+                *(row.lag, row.receiver, row.state),
+                *((time_text(row.watermark_ms), time_text(row.drained_ms)) if by_timestamp else ()),
+                row.error,
             )
-            for each in detail.partitions
+            for row in detail.partitions
         ],
     )
 
@@ -207,8 +220,8 @@ _NOT_STOPPED = 4
 @examples("streams start orders")
 def start(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """Let a stopped stream run again: its waiting receiver DAG starts the receiver job."""
-    with opened(ledger) as found:
-        found.streams.set_desired_state(name, "running")
+    with opened(ledger) as opened_ledger:
+        opened_ledger.streams.set_desired_state(name, "running")
     if as_json:
         print_json({"stream": name, "desired_state": "running"})
     else:
@@ -237,11 +250,11 @@ def stop(
         return
     if ledger is None:
         raise typer.BadParameter("give it; or, if the ledger is lost, give --storage", param_hint="--ledger")
-    with opened(ledger) as found:
-        found.streams.set_desired_state(name, "stopped")
-        found.jobs.request_stop(name, reason)
+    with opened(ledger) as opened_ledger:
+        opened_ledger.streams.set_desired_state(name, "stopped")
+        opened_ledger.jobs.request_stop(name, reason)
         deadline = time.monotonic() + wait
-        while running := _runs(found, name):
+        while running := _runs(opened_ledger, name):
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.2)
@@ -319,16 +332,16 @@ def check(
 def _check_connections(stream: Stream, *, as_json: bool) -> None:
     from headrace.fsck.connecting import check_connections
 
-    found = []
-    for each in check_connections(stream):
-        found.append(each)
+    answers = []
+    for answer in check_connections(stream):
+        answers.append(answer)
         if not as_json:
-            echo(f"{'ok    ' if each.error is None else 'FAILED'} {each}")
-    failed = [each for each in found if each.error is not None]
+            echo(f"{'ok    ' if answer.error is None else 'FAILED'} {answer}")
+    failed = [answer for answer in answers if answer.error is not None]
     if as_json:
-        print_json({"stream": stream.name, "ok": not failed, "checks": found})
+        print_json({"stream": stream.name, "ok": not failed, "checks": answers})
     else:
-        wrong = f"{len(failed)} of {len(found)} checks failed" if failed else "can run, and all that it needs answers"
+        wrong = f"{len(failed)} of {len(answers)} checks failed" if failed else "can run, and all that it needs answers"
         echo(f"Stream {stream.name}: {wrong}.")
     if failed:
         raise typer.Exit(1)

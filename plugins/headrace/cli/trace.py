@@ -58,8 +58,8 @@ def trace(
         raise typer.BadParameter(_ONE_OF)
     if (incarnation is not None or input_id is not None) and (key is not None or len(record or ()) == 1):
         raise typer.BadParameter("--incarnation and --input: only with TOPIC PARTITION OFFSET")
-    with opened(ledger) as found:
-        context = StreamContext(registered(found, name), found)
+    with opened(ledger) as opened_ledger:
+        context = StreamContext(registered(opened_ledger, name), opened_ledger)
         if key is not None:
             search = _search(
                 context, key, limit=limit, max_records=max_records, max_batches=max_batches, from_kafka=kafka
@@ -230,15 +230,15 @@ def _plain(value: Any) -> Any:
     """JSON values. Bytes are text if they are UTF-8, otherwise base64 in a field ``…_base64``."""
     value = fields_of(value) or value
     if isinstance(value, dict):
-        found: dict[str, Any] = {}
-        for name, each in value.items():
-            if isinstance(each, bytes):
-                text = _text(each)
-                found |= {name: text} if text is not None else {f"{name}_base64": base64.b64encode(each).decode()}
+        plain: dict[str, Any] = {}
+        for name, field in value.items():
+            if isinstance(field, bytes):
+                text = _text(field)
+                plain |= {name: text} if text is not None else {f"{name}_base64": base64.b64encode(field).decode()}
             else:
-                found[name] = _plain(each)
-        return found
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+                plain[name] = _plain(field)
+        return plain
+    return [_plain(element) for element in value] if isinstance(value, list | tuple) else value
 
 
 def _text(data: bytes) -> str | None:

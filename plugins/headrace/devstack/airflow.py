@@ -128,8 +128,8 @@ class Airflow(Startable):
 
     def password(self, user: str = USER) -> str:
         """The generated password of ``user``."""
-        found: str = json.loads(self._secret_file(self.password_file, self._new_passwords))[user]
-        return found
+        password: str = json.loads(self._secret_file(self.password_file, self._new_passwords))[user]
+        return password
 
     def api(self, user: str = USER) -> AirflowApi:
         """A client of the REST API as ``user``."""

@@ -71,8 +71,8 @@ class AirflowApi:
 
     def import_errors(self) -> dict[str, str]:
         """File name to stack trace of the DAG files that could not be imported."""
-        found = self.request("GET", "/importErrors", params={"limit": 100})["import_errors"]
-        return {error["filename"]: error["stack_trace"] for error in found}
+        errors = self.request("GET", "/importErrors", params={"limit": 100})["import_errors"]
+        return {error["filename"]: error["stack_trace"] for error in errors}
 
     def wait_for_dag(self, dag_id: str, *, timeout: float = 120.0) -> dict[str, Any]:
         """Wait until Airflow has parsed ``dag_id``. AirflowApiError with all import errors after ``timeout`` s."""

@@ -160,10 +160,10 @@ def descendants() -> list[int]:
             continue
         if state != "Z":
             parents[int(stat.parent.name)] = int(parent)
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(found - {os.getpid()})
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sorted(family - {os.getpid()})
 
 
 def signal_process(pid: int, number: int) -> None:

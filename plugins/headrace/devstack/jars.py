@@ -126,14 +126,14 @@ def fetch_all(progress: Callable[[str], None], *, cache: Path | None = None) -> 
 
 def check_jars(bundle: str, folder: Path, wanted: Mapping[str, str]) -> None:
     """Raise JarsError unless ``folder`` holds exactly the jars of ``wanted`` (file name to SHA-256)."""
-    found = {jar.name: _sha256(jar) for jar in folder.glob("*.jar")}
+    digests = {jar.name: _sha256(jar) for jar in folder.glob("*.jar")}
     problems = [
-        *(f"{name} is missing" for name in sorted(wanted.keys() - found.keys())),
-        *(f"{name} is not in the lock file" for name in sorted(found.keys() - wanted.keys())),
+        *(f"{name} is missing" for name in sorted(wanted.keys() - digests.keys())),
+        *(f"{name} is not in the lock file" for name in sorted(digests.keys() - wanted.keys())),
         *(
-            f"{name} has SHA-256 {found[name]}, the lock file says {wanted[name]}"
-            for name in sorted(found.keys() & wanted.keys())
-            if found[name] != wanted[name]
+            f"{name} has SHA-256 {digests[name]}, the lock file says {wanted[name]}"
+            for name in sorted(digests.keys() & wanted.keys())
+            if digests[name] != wanted[name]
         ),
     ]
     if problems:
@@ -225,10 +225,10 @@ def _ivy_jar() -> Path:
     # find_spec, because importing pyspark takes a second.
     spec = find_spec("pyspark")
     jars = Path(spec.origin).parent / "jars" if spec and spec.origin else None
-    found = sorted(jars.glob("ivy-*.jar")) if jars else []
-    if not found:
+    ivy_jars = sorted(jars.glob("ivy-*.jar")) if jars else []
+    if not ivy_jars:
         raise JarsError("pyspark's Ivy jar was not found.", remedy="Install pyspark (not only pyspark-client).")
-    return found[-1]
+    return ivy_jars[-1]
 
 
 def _sha256(jar: Path) -> str:

@@ -45,14 +45,14 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     except OSError as error:
         raise JavaMissingError(f"{executable} cannot be run: {error}.", remedy=how_to_get_java()) from error
     said = (done.stderr + done.stdout).strip()
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', said)
-    if done.returncode != 0 or found is None:
+    version_match = re.search(r'version "(\d+)(?:\.(\d+))?', said)
+    if done.returncode != 0 or version_match is None:
         raise JavaMissingError(
             f"`{executable} -version` gave no version (exit {done.returncode}): {said[:500]!r}.",
             remedy=f"Java {OLDEST_JAVA} or newer is needed. {how_to_get_java()}",
         )
     # Java 8 reports its version as 1.8.
-    version = int(found[2]) if found[1] == "1" and found[2] else int(found[1])
+    version = int(version_match[2]) if version_match[1] == "1" and version_match[2] else int(version_match[1])
     if version < OLDEST_JAVA:
         raise JavaMissingError(
             f"{executable} is Java {version}; Java {OLDEST_JAVA} or newer is needed.", remedy=how_to_get_java()
@@ -70,11 +70,11 @@ def _executable(environ: Mapping[str, str]) -> str:
                 remedy=f"Correct or unset JAVA_HOME. Java {OLDEST_JAVA} or newer is needed. {how_to_get_java()}",
             )
         return str(executable)
-    found = shutil.which("java", path=environ.get("PATH", os.defpath))
-    if found is None:
+    on_path = shutil.which("java", path=environ.get("PATH", os.defpath))
+    if on_path is None:
         raise JavaMissingError(
             "No Java was found: JAVA_HOME is not set and there is no `java` on PATH. "
             f"Java {OLDEST_JAVA} or newer is needed.",
             remedy=how_to_get_java(),
         )
-    return found
+    return on_path

@@ -155,8 +155,8 @@ class PostgresServer(Server):
         with contextlib.suppress(FileExistsError):
             self.data.mkdir(0o700)
         # Anybody could have created this path below /var/tmp, as a link to a folder whose owner root would then change.
-        found = self.data.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {os.geteuid(), *(self._user or ())[:1]}:
+        status = self.data.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid not in {os.geteuid(), *(self._user or ())[:1]}:
             raise LocalStackError(f"{self.data} is not a folder of ours.", remedy="Delete it.")
         self.data.chmod(0o700)
         user: dict[str, Any] = {}

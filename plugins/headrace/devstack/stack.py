@@ -132,9 +132,9 @@ class Stack:
     @property
     def servers(self) -> dict[str, Server]:
         """The servers of this stack by name, with each of Airflow's components."""
-        found: list[Server | None] = [self.kafka, self.elasticsearch, self.postgres]
+        backends: list[Server | None] = [self.kafka, self.elasticsearch, self.postgres]
         components = list(self.airflow.components.values()) if self.airflow else []
-        return {server.name: server for server in [*found, *components] if server is not None}
+        return {server.name: server for server in [*backends, *components] if server is not None}
 
     def _make_servers(self, options: StackOptions) -> None:
         ports, without = self._ports, options.without
@@ -174,19 +174,19 @@ class Stack:
 
     def connections(self) -> dict[str, dict[str, Any]]:
         """The Airflow connections to this stack's servers, by id."""
-        found: dict[str, dict[str, Any]] = {"spark_default": {"conn_type": "spark", "host": "local[*]"}}
+        connections: dict[str, dict[str, Any]] = {"spark_default": {"conn_type": "spark", "host": "local[*]"}}
         if self.kafka is not None:
             extra = {"bootstrap.servers": self.kafka.bootstrap_servers}
-            found["kafka_default"] = {"conn_type": "kafka", "extra": extra}
+            connections["kafka_default"] = {"conn_type": "kafka", "extra": extra}
         if self.elasticsearch is not None:
-            found["elasticsearch_default"] = {
+            connections["elasticsearch_default"] = {
                 "conn_type": "elasticsearch",
                 "host": LOOPBACK,
                 "port": self.elasticsearch.port,
                 "schema": "http",
             }
         if self.postgres is not None:
-            found[LEDGER_CONNECTION] = {
+            connections[LEDGER_CONNECTION] = {
                 "conn_type": "postgres",
                 "host": LOOPBACK,
                 "port": self.postgres.port,
@@ -194,7 +194,7 @@ class Stack:
                 "password": self.postgres.password,
                 "schema": LEDGER_DATABASE,
             }
-        return found
+        return connections
 
     def _address(self, name: str) -> str | None:
         if name == "kafka" and self.kafka:

@@ -58,15 +58,15 @@ def living_processes() -> Iterator[psutil.Process]:
 def processes_of_stack(stack_id: str) -> list[psutil.Process]:
     """Every living process with HEADRACE_STACK=``stack_id`` in its environment, except this one and its ancestors."""
     mine = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
-    found = []
+    processes = []
     for process in living_processes():
         if process.pid in mine:
             continue
         # Other users' environments cannot be read, and their processes not be signalled.
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(STACK_VARIABLE) == stack_id and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def end_stack_processes(stack_id: str, recorded: Iterable[ProcessRef] = ()) -> list[str]:

@@ -81,7 +81,7 @@ def check_ledger(stream: Stream) -> Checked:
     url = stream.ledger
     path = Path(urlsplit(url).path.removeprefix("/")) if url.startswith("sqlite") else None
 
-    def look() -> None:
+    def open_ledger() -> None:
         if path is not None and not path.exists():
             _require_writable(path.parent)
             return
@@ -90,7 +90,7 @@ def check_ledger(stream: Stream) -> Checked:
             ledger.streams.check_outputs(stream.name, stream.to_json())
 
     where = f"connection {url.removeprefix(CONNECTION_PREFIX)}" if url.startswith(CONNECTION_PREFIX) else url
-    return _checked("ledger", where, look)
+    return _checked("ledger", where, open_ledger)
 
 
 def check_storage(stream: Stream, name: str = "storage") -> Checked:
@@ -131,7 +131,7 @@ def check_folder(name: str, url: str) -> Checked:
 
 def check_shared_indices(stream: Stream) -> Iterator[Checked]:
     """Each output whose index is another output's too, by an alias or another connection, though their ids collide."""
-    found: list[tuple[ElasticsearchOutput, ConcreteIndex]] = []
+    indices: list[tuple[ElasticsearchOutput, ConcreteIndex]] = []
     outputs = stream.elasticsearch_outputs
     for output in outputs if len(outputs) > 1 else []:
         index = None
@@ -140,7 +140,7 @@ def check_shared_indices(stream: Stream) -> Iterator[Checked]:
             index = administration.concrete_index(output.index)
         if index is None or index.uuid is None:
             continue
-        for other, its_index in found:
+        for other, its_index in indices:
             if its_index.uuid == index.uuid and other.shares_ids(output):
                 yield Checked(
                     f"output {output.id}",
@@ -149,12 +149,12 @@ def check_shared_indices(stream: Stream) -> Iterator[Checked]:
                     "so that those of one output are lost.",
                     "Give each output an index of its own.",
                 )
-        found.append((output, index))
+        indices.append((output, index))
 
 
-def _checked(name: str, where: str, look: Callable[[], object]) -> Checked:
+def _checked(name: str, where: str, check: Callable[[], object]) -> Checked:
     try:
-        look()
+        check()
     except HeadraceError as error:
         return Checked(name, where, error.what, error.remedy)
     except OSError as error:
@@ -193,7 +193,7 @@ def _require_refusal(storage: LogStorage, name: str) -> None:
 
 def _require_writable(folder: Path) -> None:
     """Raises OSError if the folder cannot be created."""
-    there = next(each for each in (folder, *folder.parents) if each.exists())
+    there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir():
         raise NotADirectoryError(f"{there} is a file, so {folder} cannot be made")
     if not os.access(there, os.W_OK | os.X_OK):

@@ -113,14 +113,16 @@ def _pieces(snapshot: StreamSnapshot) -> dict[InputPartition, list[Piece]]:
             reported_by = f"batch {time_text(row.batch_time_ms)}"
             absorbs = bool(snapshot.batch[row.batch_time_ms].absorbed)
             ranged[row.input_id, row.partition].append(Piece(row.from_offset, row.until_offset, reported_by, absorbs))
-    for key, found in ranged.items():
-        pieces[key] += found
+    for key, ranges in ranged.items():
+        pieces[key] += ranges
     for gap in snapshot.gaps:
         if gap.batch_time_ms is not None:
             continue
         key = (gap.input_id, gap.partition)
         # A batch's range has only its ends: it includes a gap between two of its blocks.
-        within = any(each.start <= gap.from_offset and gap.until_offset <= each.until for each in ranged.get(key, ()))
+        within = any(
+            piece.start <= gap.from_offset and gap.until_offset <= piece.until for piece in ranged.get(key, ())
+        )
         if not within:
             pieces[key].append(Piece(gap.from_offset, gap.until_offset, "a gap"))
     return pieces

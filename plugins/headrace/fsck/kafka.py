@@ -88,58 +88,64 @@ def observe_kafka(
     offsets_of: Callable[[KafkaInput], Offsets] = _quietly,
 ) -> KafkaObservation:
     """Ask Kafka about every partition that is still read, and about ``holes``: offsets that nothing accounts for."""
-    found = KafkaObservation()
+    observation = KafkaObservation()
     wanted = list(holes)
     for source in stream.kafka_inputs:
         try:
             with closing(offsets_of(source)) as offsets:
-                _ask(source, offsets, snapshot, [hole for hole in wanted if hole.input_id == source.id], found)
-            _ask_for_commits(source, stream.group_of(source), found)
+                _ask(source, offsets, snapshot, [hole for hole in wanted if hole.input_id == source.id], observation)
+            _ask_for_commits(source, stream.group_of(source), observation)
         except (HeadraceError, KafkaException) as error:
-            found.unchecked.append(f"Kafka, for input {source.id!r}: {error}")
+            observation.unchecked.append(f"Kafka, for input {source.id!r}: {error}")
     known = {source.id for source in stream.inputs}
     others = known - {source.id for source in stream.kafka_inputs}
     for hole in (hole for hole in wanted if hole.input_id in others):
-        found.notes.append(f"{hole}: nothing accounts for these offsets, and only the log has this input's records.")
+        observation.notes.append(
+            f"{hole}: nothing accounts for these offsets, and only the log has this input's records."
+        )
     for input_id in sorted({row.input_id for row in snapshot.positions} - known):
-        found.notes.append(f"Input {input_id!r} is no longer in the stream's definition: its Kafka was not asked.")
-    return found
+        observation.notes.append(
+            f"Input {input_id!r} is no longer in the stream's definition: its Kafka was not asked."
+        )
+    return observation
 
 
 def _ask(
-    source: KafkaInput, offsets: Offsets, snapshot: StreamSnapshot, holes: list[Hole], found: KafkaObservation
+    source: KafkaInput, offsets: Offsets, snapshot: StreamSnapshot, holes: list[Hole], observation: KafkaObservation
 ) -> None:
     read = [row for row in snapshot.positions if row.input_id == source.id and row.state is not PartitionState.ENDED]
     ids = offsets.topic_ids({row.partition.topic for row in read})
-    found.ids |= {(source.id, topic): topic_id for topic, topic_id in ids.items()}
+    observation.ids |= {(source.id, topic): topic_id for topic, topic_id in ids.items()}
     for topic in sorted(topic for topic, topic_id in ids.items() if topic_id is None):
-        found.notes.append(f"Topic {topic!r} of input {source.id!r} is gone from Kafka.")
+        observation.notes.append(f"Topic {topic!r} of input {source.id!r} is gone from Kafka.")
     there = [row.partition for row in read if ids[row.partition.topic] == row.partition.topic_id]
     kept = offsets.kept(there) if there else {}
-    found.kept |= {(source.id, tp): each for tp, each in kept.items()}
+    observation.kept |= {(source.id, tp): offset_range for tp, offset_range in kept.items()}
     for hole in holes:
         has = kept.get(hole.partition)
         if has is None or has.first >= hole.until:
-            found.notes.append(f"{hole}: nothing accounts for these offsets, and Kafka no longer has them.")
+            observation.notes.append(f"{hole}: nothing accounts for these offsets, and Kafka no longer has them.")
             continue
         try:
             if offsets.timestamp_of_first(hole.partition, max(hole.start, has.first), hole.until) is not None:
-                found.passed_over.append(hole)
+                observation.passed_over.append(hole)
             elif has.first > hole.start:
-                found.notes.append(f"{hole}: nothing accounts for these offsets; Kafka has none before {has.first}.")
+                observation.notes.append(
+                    f"{hole}: nothing accounts for these offsets; Kafka has none before {has.first}."
+                )
         except RangesGoneError as error:
-            found.notes.append(f"{hole}: nothing accounts for these offsets, and {error.what}")
+            observation.notes.append(f"{hole}: nothing accounts for these offsets, and {error.what}")
 
 
-def _ask_for_commits(source: KafkaInput, group: str, found: KafkaObservation) -> None:
+def _ask_for_commits(source: KafkaInput, group: str, observation: KafkaObservation) -> None:
     try:
-        reported = _committed(source, group, [tp for input_id, tp in found.kept if input_id == source.id])
+        reported = _committed(source, group, [tp for input_id, tp in observation.kept if input_id == source.id])
     except KafkaException as error:
         if error.args[0].code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise
-        found.notes.append(f"What is committed in group {group} may not be asked: {error.args[0].str()}.")
+        observation.notes.append(f"What is committed in group {group} may not be asked: {error.args[0].str()}.")
     else:
-        found.committed |= {(source.id, tp): offset for tp, offset in reported.items()}
+        observation.committed |= {(source.id, tp): offset for tp, offset in reported.items()}
 
 
 def _committed(source: KafkaInput, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -153,5 +159,7 @@ def _committed(source: KafkaInput, group: str, partitions: Collection[TopicParti
         answer = consumer.committed([KafkaPartition(*key) for key in by_key], timeout=_ANSWER_SECONDS)
     finally:
         consumer.close()
-    reported = {by_key[each.topic, each.partition]: each for each in answer}
-    return {tp: each.offset for tp, each in reported.items() if each.error is None and each.offset >= 0}
+    reported = {by_key[committed.topic, committed.partition]: committed for committed in answer}
+    return {
+        tp: committed.offset for tp, committed in reported.items() if committed.error is None and committed.offset >= 0
+    }

@@ -448,12 +448,14 @@ def check_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
     for position in snapshot.positions:
         tp = position.partition
         name = partition_text((position.input_id, tp))
-        found = known.get((position.input_id, tp.topic, tp.topic_id))
-        if found is None or found.incarnation != tp.incarnation or tp.partition >= found.partitions:
+        observed = known.get((position.input_id, tp.topic, tp.topic_id))
+        if observed is None or observed.incarnation != tp.incarnation or tp.partition >= observed.partitions:
             what = "The ledger has no such topic."
-            if found is not None:
-                what = f"The ledger has incarnation {found.incarnation} of its topic, {found.partitions} partitions."
+            if observed is not None:
+                what = (
+                    f"The ledger has incarnation {observed.incarnation} of its topic, {observed.partitions} partitions."
+                )
             yield Finding(Problem.TOPIC_WRONG, name, what)
-        elif position.state is PartitionState.ACTIVE and not found.current and position.receiver_index is not None:
+        elif position.state is PartitionState.ACTIVE and not observed.current and position.receiver_index is not None:
             what = f"It is read by receiver {position.receiver_index}, but another topic has its name since."
             yield Finding(Problem.TOPIC_WRONG, name, what)

@@ -110,67 +110,67 @@ def observe_log(log: LogStorage, snapshot: StreamSnapshot) -> LogObservation:
     Raises:
         StorageError: the store cannot be read.
     """
-    found = LogObservation()
+    observation = LogObservation()
     paths = log.paths()
     names = segments_in(paths)
     there = {name.path for name in names}
-    found.files = {path for path, row in snapshot.segment.items() if row.removed_at_ms is not None} & there
+    observation.files = {path for path, row in snapshot.segment.items() if row.removed_at_ms is not None} & there
     known: dict[str, dict[int, StoredBlock]] = defaultdict(dict)
     for block in snapshot.blocks:
         known[block.info.handle.segment][block.info.handle.offset] = block
     for input_id, index in sorted({(name.input_id, name.index) for name in names}):
-        _read_receiver(log, ReceiverId(snapshot.stream.name, input_id, index), known, found)
+        _read_receiver(log, ReceiverId(snapshot.stream.name, input_id, index), known, observation)
     for path, blocks in known.items():
         if not log.exists(path):
-            found.missing.add(path)
+            observation.missing.add(path)
             continue
         for block in blocks.values():
             # `_compare` removed the blocks that the scan found; only the others are left.
-            _read_by_handle(log, block, found)
-    return found
+            _read_by_handle(log, block, observation)
+    return observation
 
 
 def _read_receiver(
-    log: LogStorage, receiver: ReceiverId, known: dict[str, dict[int, StoredBlock]], found: LogObservation
+    log: LogStorage, receiver: ReceiverId, known: dict[str, dict[int, StoredBlock]], observation: LogObservation
 ) -> None:
     for _ in range(_TRIES):
         scan = scan_log(log, receiver=receiver, mode=RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS)
         try:
-            _compare(scan, known, found)
+            _compare(scan, known, observation)
         except SegmentMissingError:
             continue
-        found.damage += scan.damage
+        observation.damage += scan.damage
         return
 
 
-def _compare(scan: LogScan, known: dict[str, dict[int, StoredBlock]], found: LogObservation) -> None:
+def _compare(scan: LogScan, known: dict[str, dict[int, StoredBlock]], observation: LogObservation) -> None:
     for settled in scan.settled():
         handle, header = settled.frame.handle, settled.frame.header
-        found.frames += 1
+        observation.frames += 1
         block = known.get(handle.segment, {}).pop(handle.offset, None)
         if block is None:
             if settled.accepted:
-                found.accepted[handle.segment, handle.offset] = header.ranges
+                observation.accepted[handle.segment, handle.offset] = header.ranges
             continue
         try:
             settled.frame.batch()
         except (DamagedFrameError, PayloadError) as error:
-            found.unreadable[handle.segment, handle.offset] = str(error)
+            observation.unreadable[handle.segment, handle.offset] = str(error)
         else:
-            _compare_header(handle, header, block, found)
+            _compare_header(handle, header, block, observation)
 
 
-def _read_by_handle(log: LogStorage, block: StoredBlock, found: LogObservation) -> None:
+def _read_by_handle(log: LogStorage, block: StoredBlock, observation: LogObservation) -> None:
     handle = block.info.handle
     try:
         header, _ = read_block(log, handle)
     except WalError as error:
-        found.unreadable[handle.segment, handle.offset] = error.what
+        observation.unreadable[handle.segment, handle.offset] = error.what
     else:
-        _compare_header(handle, header, block, found)
+        _compare_header(handle, header, block, observation)
 
 
-def _compare_header(handle: BlockHandle, header: FrameHeader, block: StoredBlock, found: LogObservation) -> None:
+def _compare_header(handle: BlockHandle, header: FrameHeader, block: StoredBlock, observation: LogObservation) -> None:
     info = block.info
     # The ledger does not store empty ranges.
     ranges = tuple(r for r in header.ranges if r.until_offset > r.from_offset)
@@ -189,7 +189,7 @@ def _compare_header(handle: BlockHandle, header: FrameHeader, block: StoredBlock
     if not reported and info.ranges != ranges:
         reported = ["other offset ranges, or other numbers of records in them"]
     if reported:
-        found.differing[handle.segment, handle.offset] = f"It has {', '.join(reported)}."
+        observation.differing[handle.segment, handle.offset] = f"It has {', '.join(reported)}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +212,10 @@ class ManifestObservation:
 
     def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
         """The findings by this snapshot. Skips files that no batch names any more: an empty batch may be built anew."""
-        for batch_time_ms, found in self.unusable.items():
+        for batch_time_ms, unusable in self.unusable.items():
             batch = snapshot.batch.get(batch_time_ms)
-            if batch is not None and (batch.manifest_uri, batch.manifest_sha256) == (found.uri, found.sha256):
-                yield Finding(found.problem, time_text(batch_time_ms), found.detail)
+            if batch is not None and (batch.manifest_uri, batch.manifest_sha256) == (unusable.uri, unusable.sha256):
+                yield Finding(unusable.problem, time_text(batch_time_ms), unusable.detail)
         for batch_time_ms, manifest in self.differing.items():
             batch = snapshot.batch.get(batch_time_ms)
             if batch is not None and batch.manifest_uri == manifest.uri:
@@ -229,22 +229,22 @@ def observe_manifests(snapshot: StreamSnapshot) -> ManifestObservation:
     Raises:
         StorageError: the store cannot be read.
     """
-    found = ManifestObservation()
+    observation = ManifestObservation()
     for batch in snapshot.batches:
         if batch.state is BatchState.ABSORBED:
             # Its blocks are in the manifest of the batch that absorbed it.
             continue
-        found.files += 1
+        observation.files += 1
         try:
             manifest = Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256)
         except ManifestError as error:
             problem = Problem.MANIFEST_DAMAGED if _exists(batch.manifest_uri) else Problem.MANIFEST_MISSING
             unusable = _Unusable(batch.manifest_uri, batch.manifest_sha256, problem, error.what)
-            found.unusable[batch.batch_time_ms] = unusable
+            observation.unusable[batch.batch_time_ms] = unusable
         else:
             if any(differences(snapshot, batch, manifest)):
-                found.differing[batch.batch_time_ms] = manifest
-    return found
+                observation.differing[batch.batch_time_ms] = manifest
+    return observation
 
 
 def _exists(uri: str) -> bool:
@@ -285,9 +285,9 @@ def _as_listed(row: StoredBlock) -> Any:
 def _other_ranges(snapshot: StreamSnapshot, batch: BatchRow, manifest: Manifest) -> Iterator[str]:
     reported: dict[Any, tuple[int, int]] = {}
     for input_id in {*manifest.inputs, *manifest.built}:
-        for each in manifest.ranges(input_id):
-            start, until = reported.get((input_id, each.partition), (each.from_offset, each.until_offset))
-            reported[input_id, each.partition] = min(start, each.from_offset), max(until, each.until_offset)
+        for recorded in manifest.ranges(input_id):
+            start, until = reported.get((input_id, recorded.partition), (recorded.from_offset, recorded.until_offset))
+            reported[input_id, recorded.partition] = min(start, recorded.from_offset), max(until, recorded.until_offset)
     wanted = {
         (row.input_id, row.partition): (row.from_offset, row.until_offset)
         for row in snapshot.inputs_by_batch.get(batch.batch_time_ms, ())
@@ -337,27 +337,29 @@ def observe_checkpoints(folder: LogStorage, snapshot: StreamSnapshot) -> Checkpo
     Raises:
         StorageError: the store cannot be read.
     """
-    found = CheckpointObservation()
+    observation = CheckpointObservation()
     paths = checkpoint_paths(folder)
     try:
-        found.newest = read_newest(folder)
+        observation.newest = read_newest(folder)
     except CheckpointError as error:
-        found.error = error.what
-        found.unreadable = paths
+        observation.error = error.what
+        observation.unreadable = paths
     else:
-        found.unreadable = [path for path in paths if path > found.newest.path]
+        observation.unreadable = [path for path in paths if path > observation.newest.path]
     for number in sorted(set(snapshot.filed.values())):
         wanted = {time_ms for time_ms, place in snapshot.filed.items() if place == number}
         try:
             missing = wanted - _times_in(folder, number)
         except (HistoryError, StoredFileMissingError) as error:
-            found.lost_history[number] = error.what
+            observation.lost_history[number] = error.what
         else:
             if missing:
-                found.lost_history[number] = f"It does not hold {len(missing)} batches that it should."
-    if found.newest is not None:
-        found.filed_before = _filed(folder, {batch.batch_time_ms for batch in _missing(snapshot, found.newest)})
-    return found
+                observation.lost_history[number] = f"It does not hold {len(missing)} batches that it should."
+    if observation.newest is not None:
+        observation.filed_before = _filed(
+            folder, {batch.batch_time_ms for batch in _missing(snapshot, observation.newest)}
+        )
+    return observation
 
 
 def _filed(folder: LogStorage, times: Set[int]) -> set[int]:
@@ -377,7 +379,7 @@ def _times_in(folder: LogStorage, number: int) -> set[int]:
 
 def _missing(snapshot: StreamSnapshot, checkpoint: Checkpoint) -> Iterator[BatchRow]:
     """Completed, uncleaned batches that are marked as checkpointed, and in neither the history nor this checkpoint."""
-    states = {each["batch_time_ms"]: each["state"] for each in checkpoint.state.get("batches", ())}
+    states = {row["batch_time_ms"]: row["state"] for row in checkpoint.state.get("batches", ())}
     for batch in snapshot.batches:
         if (
             batch.state is BatchState.COMPLETED

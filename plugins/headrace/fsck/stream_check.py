@@ -88,19 +88,21 @@ def check_stream(ledger: Ledger, name: str, *, kafka: bool = True) -> Report:
     suspects = [finding for judge in judgements for finding in judge(snapshot)]
     if suspects:
         after = ledger.snapshots.take(name)
-        found = confirmed(suspects, chain.from_iterable(judge(after) for judge in judgements))
+        findings = confirmed(suspects, chain.from_iterable(judge(after) for judge in judgements))
         if stream.delivery != "exactly_once":
-            found = _without_vanished(found, stream, report)
-        report.findings += found
+            findings = _without_vanished(findings, stream, report)
+        report.findings += findings
     return report
 
 
-def _without_vanished(found: list[Finding], stream: Stream, report: Report) -> list[Finding]:
+def _without_vanished(findings: list[Finding], stream: Stream, report: Report) -> list[Finding]:
     """The findings without unreadable blocks, which the stream's delivery allows: they become notes."""
     instead = "batches read it from Kafka" if stream.delivery == "at_least_once" else "batches leave it out"
-    allowed = [each for each in found if each.problem is Problem.BLOCK_UNREADABLE]
-    report.notes += [f"{each.subject}: {each.detail} With delivery {stream.delivery}, {instead}." for each in allowed]
-    return [each for each in found if each not in allowed]
+    allowed = [finding for finding in findings if finding.problem is Problem.BLOCK_UNREADABLE]
+    report.notes += [
+        f"{finding.subject}: {finding.detail} With delivery {stream.delivery}, {instead}." for finding in allowed
+    ]
+    return [finding for finding in findings if finding not in allowed]
 
 
 def check_ledger(snapshot: StreamSnapshot) -> Iterator[Finding]:

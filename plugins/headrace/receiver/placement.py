@@ -202,16 +202,16 @@ class ReceiverPlacement:
         receiver: ReceiverId,
         executors: Collection[Executor],
         running: Callable[[], Mapping[ReceiverId, Executor | None]],
-        elsewhere: Mapping[ReceiverId, Placement] | None = None,
+        of_other_streams: Mapping[ReceiverId, Placement] | None = None,
     ) -> tuple[Location, ...]:
         """Return where to start ``receiver``; empty (no preference) without executors.
 
         ``running`` returns the receivers that were started and have not ended, each with its executor, or None while it
-        has none yet. It is called only when needed. ``elsewhere`` are the receivers of other streams in the job.
+        has none yet. It is called only when needed. ``of_other_streams``: receivers in the same job.
         """
         if not executors:
             return ()
-        if not self._plan and not elsewhere:
+        if not self._plan and not of_other_streams:
             self._plan = schedule_receivers(self._preferred, executors)
         planned = self._plan.get(receiver, ())
         places = tuple(place for place in planned if place in executors or isinstance(place, str))
@@ -221,7 +221,7 @@ class ReceiverPlacement:
                 for other, executor in running().items()
                 if other != receiver
             }
-            beside = {**others, **(elsewhere or {})}
+            beside = {**others, **(of_other_streams or {})}
             places = reschedule_receiver(dict(self._preferred).get(receiver), beside, executors)
         self._latest[receiver] = places
         return places

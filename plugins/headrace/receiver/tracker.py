@@ -186,7 +186,7 @@ METADATA_SECONDS = 10.0
 # Receivers must hold every task slot at this many checks in a row, one each METADATA_SECONDS, before one is ended.
 _CROWDED_POLLS = 3
 # While Kafka does not answer it is queried more often, so that its return is noticed soon.
-_TROUBLED_SECONDS = 2.0
+_OUTAGE_POLL_SECONDS = 2.0
 # The problems that `InputHealth` keeps.
 _HEALTH = frozenset({"kafka", "missing"})
 # A graceful stop waits this long for receivers to drain. Then they are cancelled; this is safe, records are read again.
@@ -438,7 +438,7 @@ class ReceiverTracker:
             return
         del self._questions[source.id]
         failure = question.exception()
-        seconds = self._metadata_seconds if failure is None else min(self._metadata_seconds, _TROUBLED_SECONDS)
+        seconds = self._metadata_seconds if failure is None else min(self._metadata_seconds, _OUTAGE_POLL_SECONDS)
         self._next_question[source.id] = now + seconds
         if failure is not None:
             self._health.failed(source.id, str(failure))

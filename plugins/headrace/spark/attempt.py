@@ -319,11 +319,11 @@ class _AttemptRun:
         with contextlib.suppress(HeadraceError):
             # The decision about another try reads these attributes.
             self._ledger.attempts.renew(self._claim, attributes=attributes)
-            failures = {step: reason_of(each)[:_ERROR_CHARACTERS] for step, each in self._failures.items()}
+            failures = {step: reason_of(failure)[:_ERROR_CHARACTERS] for step, failure in self._failures.items()}
             counts = {
-                step: {**each.counts, LIMIT_EXCEEDED: each.exceeded}
-                for step, each in self._failures.items()
-                if isinstance(each, TooManyDeadLettersError)
+                step: {**failure.counts, LIMIT_EXCEEDED: failure.exceeded}
+                for step, failure in self._failures.items()
+                if isinstance(failure, TooManyDeadLettersError)
             }
             self._ledger.attempts.fail(self._claim, reason_of(error)[:_ERROR_CHARACTERS], failures, counts)
 
@@ -338,10 +338,10 @@ def _records_line(batch: BatchRow, plan: AttemptPlan) -> str:
     line = f"{batch.records:,} records in {batch.blocks:,} blocks"
     if plan.own.source == "kafka":
         line = f"{batch.records:,} records, read from Kafka, as the log does not have them"
-    for each in plan.outputs:
-        if each.output.window is not None and each.skipped is None:
-            in_kafka = sum(origin.source == "kafka" for origin in each.origins)
-            line += f"; output {each.output.id} has a window of {len(each.origins)} batches"
+    for output_plan in plan.outputs:
+        if output_plan.output.window is not None and output_plan.skipped is None:
+            in_kafka = sum(origin.source == "kafka" for origin in output_plan.origins)
+            line += f"; output {output_plan.output.id} has a window of {len(output_plan.origins)} batches"
             line += f", {in_kafka} of them from Kafka" if in_kafka else ""
     return line
 

@@ -152,8 +152,8 @@ class BatchInputs:
         if origins not in self._undecodable:
             inputs = self.of(origins)
             counts = {name: views.number_undecodable(_records(origins, name)) for name, views in inputs.items()}
-            found = {name: views.undecodable for name, views in inputs.items() if counts[name]}
-            kept = {name: rows for name, rows in found.items() if rows is not None}
+            undecodable = {name: views.undecodable for name, views in inputs.items() if counts[name]}
+            kept = {name: rows for name, rows in undecodable.items() if rows is not None}
             self._undecodable[origins] = (sum(counts.values()), kept)
         return self._undecodable[origins]
 
@@ -313,7 +313,7 @@ def sends_blocks(stream: Stream, plan: OutputPlan) -> bool:
     if not plan.output.takes_blocks or stream.transform_of(plan.output) is not None:
         return False
     # A stream of several inputs has a transform. A decoder finds undecodable records, which Spark does.
-    decoders = [each for source in stream.inputs for each in (source.key_decoder, source.value_decoder)]
+    decoders = [decoder for source in stream.inputs for decoder in (source.key_decoder, source.value_decoder)]
     return all(decoder.decodes is None for decoder in decoders) and all(
         origin.source != "kafka" for origin in plan.read
     )

@@ -120,7 +120,7 @@ def _check_inputs(stream: Stream, manifest: Manifest, *, is_repeat: bool) -> Non
     at = time_text(manifest.batch_time_ms)
     declared = {source.id for source in stream.inputs}
     for input_id in sorted({*manifest.inputs, *manifest.built} - declared):
-        records = sum(each.weight for each in manifest.ranges(input_id))
+        records = sum(recorded.weight for recorded in manifest.ranges(input_id))
         if records and is_repeat:
             logger.warning(
                 "%d records of the input %r are left out of batch %s: the definition no longer has the input",
@@ -177,11 +177,11 @@ def evicted_batches(context: StreamContext, batch_time_ms: int) -> tuple[BatchOr
     times = evicted_batch_times(context.stream, batch_time_ms)
     if not times:
         return ()
-    found = origins_of(context, times, abandoned=True)
-    abandoned = found.keys() - context.ledger.batches.origins(context.name, times).keys()
+    origins = origins_of(context, times, abandoned=True)
+    abandoned = origins.keys() - context.ledger.batches.origins(context.name, times).keys()
     return tuple(
         origin
-        for time_ms, origin in sorted(found.items())
+        for time_ms, origin in sorted(origins.items())
         if time_ms not in abandoned or _is_in_state(context, time_ms, batch_time_ms)
     )
 
@@ -207,9 +207,9 @@ def origins_of(context: StreamContext, times: Iterable[int], *, abandoned: bool 
 
     Raises the errors of `without_vanished` and of `refuse_reused`.
     """
-    found = without_vanished(context, context.ledger.batches.origins(context.name, times, abandoned=abandoned))
-    refuse_reused(context, found.values())
-    return found
+    origins = without_vanished(context, context.ledger.batches.origins(context.name, times, abandoned=abandoned))
+    refuse_reused(context, origins.values())
+    return origins
 
 
 def refuse_reused(context: StreamContext, origins: Iterable[BatchOrigin]) -> None:
@@ -224,19 +224,19 @@ def refuse_reused(context: StreamContext, origins: Iterable[BatchOrigin]) -> Non
     in_kafka = [origin for origin in origins if origin.source == "kafka"]
     reused = context.ledger.events.latest(context.name, [EventKind.OFFSETS_REUSED], 1_000) if in_kafka else ()
     problems = [
-        f"{each} of batch {time_text(manifest.batch_time_ms)}"
+        f"{recorded} of batch {time_text(manifest.batch_time_ms)}"
         for manifest in (load_manifests(in_kafka) if reused else ())
         for event in reused
-        for each in manifest.ranges(event.payload["input"])
-        if each.weight and _holds_reused(each, event.payload)
+        for recorded in manifest.ranges(event.payload["input"])
+        if recorded.weight and _holds_reused(recorded, event.payload)
     ]
     if problems:
         raise RecordsReplacedError("; ".join(sorted(set(problems))[:_MOST_NAMED]))
 
 
-def _holds_reused(each: RecordedRange, reused: Mapping[str, Any]) -> bool:
-    is_same = (each.partition.topic_id, each.partition.partition) == (reused["topic_id"], reused["partition"])
-    return is_same and each.from_offset < reused["until_offset"] and reused["from_offset"] < each.until_offset
+def _holds_reused(recorded: RecordedRange, reused: Mapping[str, Any]) -> bool:
+    is_same = (recorded.partition.topic_id, recorded.partition.partition) == (reused["topic_id"], reused["partition"])
+    return is_same and recorded.from_offset < reused["until_offset"] and reused["from_offset"] < recorded.until_offset
 
 
 def _is_in_state(context: StreamContext, time_ms: int, until_ms: int) -> bool:
@@ -273,17 +273,17 @@ def written_before(context: StreamContext, attempt: Attempt, batch: BatchRow) ->
     have late records that a later batch wrote. An output with a window is always included, because it writes the
     records of one batch in several batches.
     """
-    found = {output.step for output in context.stream.outputs if output.window is not None}
+    steps = {output.step for output in context.stream.outputs if output.window is not None}
     for row in _earlier_attempts(context.ledger, attempt):
-        found.update(row.attributes.get(WRITTEN, row.outputs))
+        steps.update(row.attributes.get(WRITTEN, row.outputs))
     asked = frozenset(attempt.outputs)
     if batch.built:
         return asked
-    if not attempt.target and not found.issuperset(asked):
+    if not attempt.target and not steps.issuperset(asked):
         rebuilt = context.ledger.events.latest(attempt.stream, [EventKind.LEDGER_REBUILT], limit=1)
         if rebuilt and batch.allocated_at_ms <= rebuilt[0].at_ms:
             return asked
-    return asked.intersection(found)
+    return asked.intersection(steps)
 
 
 def tried_before(ledger: Ledger, attempt: Attempt) -> frozenset[str]:

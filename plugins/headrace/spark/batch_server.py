@@ -216,7 +216,7 @@ class _Server:
 
     def _kill_overdue(self) -> None:
         now = time.monotonic()
-        for batch in [each for each in self._terminated if now >= each.kill_at]:
+        for batch in [terminated for terminated in self._terminated if now >= terminated.kill_at]:
             logger.warning("process %d of a batch did not end after SIGTERM, and is killed", batch.pid)
             self._terminated.remove(batch)
             _send(signal.SIGKILL, batch)
@@ -271,8 +271,8 @@ def _forked(connection: socket.socket) -> _Batch:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     finally:
         # The end of a caller's output is seen when nobody has it open.
-        for each in streams:
-            os.close(each)
+        for descriptor in streams:
+            os.close(descriptor)
     try:
         return _Batch(connection, pid, os.pidfd_open(pid))
     except OSError:
@@ -409,7 +409,7 @@ def settings() -> dict[str, Any]:
         "umask": umask,
         "soft_limits": {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS},
         "locale": locale.setlocale(locale.LC_CTYPE),
-        "encodings": [(each.encoding, each.errors) for each in (sys.stdin, sys.stdout, sys.stderr) if each],
+        "encodings": [(stream.encoding, stream.errors) for stream in (sys.stdin, sys.stdout, sys.stderr) if stream],
         "ignores_hangup": signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
     }
 
@@ -441,7 +441,7 @@ def _answer(connection: socket.socket, payload: bytes) -> int | None:
         with contextlib.suppress(OSError):
             connection.send(bytes([number]))
 
-    handlers = {each: signal.signal(each, pass_on) for each in _PASSED_ON}
+    handlers = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
     try:
         status = connection.recv(STATUS.size)
     except OSError:
@@ -453,8 +453,8 @@ def _answer(connection: socket.socket, payload: bytes) -> int | None:
     (code,) = STATUS.unpack(status)
     if code != NOT_FORKED:
         return int(code)
-    for each, handler in handlers.items():
-        signal.signal(each, handler)
+    for signal_number, handler in handlers.items():
+        signal.signal(signal_number, handler)
     for number in passed_on:
         os.kill(os.getpid(), number)
     return None

@@ -106,9 +106,9 @@ class RecordDecoding:
         """
         named = {"key": source.key_decoder, "value": source.value_decoder}
         decoders = {
-            name: TaskDecoder(each.decodes, _column_type(each.column), each.arguments)
-            for name, each in named.items()
-            if each.decodes is not None
+            name: TaskDecoder(decoder.decodes, _column_type(decoder.column), decoder.arguments)
+            for name, decoder in named.items()
+            if decoder.decodes is not None
         }
         if not decoders:
             return None
@@ -144,7 +144,7 @@ class RecordDecoding:
         target = to_arrow_schema(self.schema, timezone="UTC")
         # The executor's database may lack what the driver's has. Each local time would then be refused.
         _check_time_zone(self.time_zone)
-        decode = {name: each.make(self.time_zone).decode for name, each in self.decoders.items()}
+        decode = {name: decoder.make(self.time_zone).decode for name, decoder in self.decoders.items()}
         for batch in batches:
             columns = {name: batch.column(name) for name in batch.schema.names}
             reasons: list[str | None] = [None] * batch.num_rows
@@ -157,7 +157,7 @@ class RecordDecoding:
                     columns[name] = decoded
             columns[REASON] = pa.array(reasons, pa.string())
             columns |= self._bytes(batch, columns[REASON])
-            yield pa.RecordBatch.from_arrays([columns[each.name] for each in target], schema=target)
+            yield pa.RecordBatch.from_arrays([columns[field.name] for field in target], schema=target)
 
     def _bytes(self, batch: pa.RecordBatch, reasons: pa.Array) -> dict[str, pa.Array]:
         import pyarrow as pa
@@ -281,7 +281,7 @@ def _observed(observations: tuple[Any, ...]) -> list[dict[str, Any]]:
     until = time.monotonic() + _OBSERVATION_SECONDS
     while not any(map(_is_complete, observations)) and time.monotonic() < until:
         time.sleep(0.005)
-    return [found for each in observations if _is_complete(each) and (found := _found(each))]
+    return [counts for done in filter(_is_complete, observations) if (counts := _observed_counts(done))]
 
 
 def _is_complete(observation: Any) -> bool:
@@ -289,7 +289,7 @@ def _is_complete(observation: Any) -> bool:
     return java.future().isCompleted() if java is not None else True
 
 
-def _found(observation: Any) -> dict[str, Any]:
+def _observed_counts(observation: Any) -> dict[str, Any]:
     try:
         return dict(observation.get)
     except Exception:

@@ -131,12 +131,12 @@ class _Rows:
                 wanted |= self._own & {columns.KEY, columns.HEADERS, columns.TIMESTAMP}
         casts = {columns.PARTITION: "CAST({} AS INT)", columns.OFFSET: "CAST({} AS BIGINT)"}
         passed = [name for name in self._types if name in wanted]
-        found = [f"{casts.get(name, '{}').format(_quoted(name))} AS {_quoted(name)}" for name in passed]
+        expressions = [f"{casts.get(name, '{}').format(_quoted(name))} AS {_quoted(name)}" for name in passed]
         if self._has_position and self._incarnation is not None:
             number = f"CAST({self._incarnation} AS INT)"
             known = number if self._output.needs_incarnation else f"COALESCE({number}, 1)"
-            found.append(f"{known} AS {columns.INCARNATION}")
-        return found
+            expressions.append(f"{known} AS {columns.INCARNATION}")
+        return expressions
 
     def document_expression(self) -> str:
         """The expression of the document: ``value`` or ``document``."""
@@ -240,10 +240,10 @@ class BatchIncarnations:
     def of(cls, manifests: Iterable[Manifest]) -> BatchIncarnations:
         """The incarnations of all inputs of these batches."""
         return cls(
-            (each.partition, each.from_offset, each.until_offset)
+            (recorded.partition, recorded.from_offset, recorded.until_offset)
             for manifest in manifests
             for input_id in sorted({*manifest.inputs, *manifest.built})
-            for each in manifest.ranges(input_id)
+            for recorded in manifest.ranges(input_id)
         )
 
     @property

@@ -86,7 +86,7 @@ def index_rows(rows: DataFrame, options: IndexingOptions, blocks: LogBlocks | No
         check_columns(rows.columns, options)
     target = TargetWatch(options)
     with warnings_beside(options.report):
-        target.look_before()
+        target.check_before()
     task = IndexingTask(options, secrets.randbits(64), blocks, Part.REST if options.deletes else Part.ALL)
     written = _Written.of(rows.mapInArrow(task.run, _RESULT).toArrow())
     if written.held:
@@ -98,7 +98,7 @@ def index_rows(rows: DataFrame, options: IndexingOptions, blocks: LogBlocks | No
             f"The tasks of the write read {counts.rows} records, the blocks of the batch have {blocks.records}.",
             remedy="Run the batch again.",
         )
-    concrete = target.look_after()
+    concrete = target.check_after()
     duplicates = repeated_digests(written.digests)
     if options.refresh:
         target.refresh()
@@ -173,7 +173,7 @@ def _result(counts: IndexingCounts, digests: np.ndarray[Any, Any], held: HeldDel
         text, rows, deletions = first
         values = ([text], [part], [rows], [deletions])
         yield pa.record_batch(
-            [pa.array(*each) for each in zip(values, _RESULT_SCHEMA.types, strict=True)], schema=_RESULT_SCHEMA
+            [pa.array(*column) for column in zip(values, _RESULT_SCHEMA.types, strict=True)], schema=_RESULT_SCHEMA
         )
         first = [None, 0, None]
 
@@ -258,7 +258,7 @@ class TargetWatch:
         self._cluster = Cluster.of(options)
         self._before: ConcreteIndex | None = None
 
-    def look_before(self) -> None:
+    def check_before(self) -> None:
         """Refuse a server that is not supported, and an index in which ids are not unique."""
         with closing(_transport(self._options, 1, self._cluster)) as transport:
             target = TargetIndex(transport, self._options, clock=SystemClock())
@@ -271,7 +271,7 @@ class TargetWatch:
                 remedy="Name another dead_letter_index.",
             )
 
-    def look_after(self) -> str | None:
+    def check_after(self) -> str | None:
         """The concrete index. Raises UnsuitableTargetError if it is not the one from before."""
         before, now = self._before, self.now()
         if before is not None and now != before:
@@ -314,7 +314,7 @@ def _originals(options: IndexingOptions) -> BatchOriginalRecords | None:
     if options.inputs:
         from headrace.stream.inputs import KafkaInput
 
-        clients = KafkaOriginalRecords.clients_of([KafkaInput.model_validate(each) for each in options.inputs])
+        clients = KafkaOriginalRecords.clients_of([KafkaInput.model_validate(fields) for fields in options.inputs])
     return WindowOriginalRecords(
         [
             KafkaOriginalRecords(uri, clients) if place == KAFKA else ManifestOriginalRecords(uri)
@@ -399,9 +399,9 @@ class WindowOriginalRecords:
     def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord | None:
         """The record from the first batch that has it; None if no batch has it. Raises the errors of the batches."""
         for batch in self._batches:
-            found = batch.fetch(topic, partition, offset, incarnation)
-            if found is not None:
-                return found
+            record = batch.fetch(topic, partition, offset, incarnation)
+            if record is not None:
+                return record
         return None
 
 
@@ -446,10 +446,10 @@ class KafkaOriginalRecords:
         Raises RangesUnreadableError and RangesGoneError, also if compaction has removed the record since the batch read
         it: a dead letter must not be written without its record.
         """
-        found = self._find(topic, partition, offset, incarnation)
-        if found is None:
+        location = self._find(topic, partition, offset, incarnation)
+        if location is None:
             return None
-        input_id, taken = found
+        input_id, taken = location
         if self._held is None or not _holds(self._held[0], taken, offset):
             self._held = self._read(input_id, taken, offset)
         records = self._held[1]
@@ -467,13 +467,13 @@ class KafkaOriginalRecords:
         if self._ranges is None:
             manifest = Manifest.load(self._manifest_uri)
             ids = sorted({*manifest.inputs, *manifest.built})
-            self._ranges = [(input_id, each) for input_id in ids for each in manifest.ranges(input_id)]
-        for input_id, each in self._ranges:
-            where = each.partition
+            self._ranges = [(input_id, recorded) for input_id in ids for recorded in manifest.ranges(input_id)]
+        for input_id, recorded in self._ranges:
+            where = recorded.partition
             if (where.topic, where.partition, where.incarnation) == (topic, partition, incarnation) and (
-                each.from_offset <= offset < each.until_offset
+                recorded.from_offset <= offset < recorded.until_offset
             ):
-                return input_id, each
+                return input_id, recorded
         return None
 
     def _read(self, input_id: str, taken: RecordedRange, offset: int) -> tuple[RecordedRange, pa.RecordBatch | None]:

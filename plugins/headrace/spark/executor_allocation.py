@@ -135,13 +135,13 @@ class ExecutorAllocationManager:
                 continue
             at_once = min(self._slots, ran_at_once(batch, [*completed, *running]))
             times.append((batch.completed_at_ms - batch.started_at_ms) // (at_once * (1 + len(batch.absorbed))))
-        self._seen = {(each.batch_time_ms, each.completed_at_ms) for each in completed}
+        self._seen = {(batch.batch_time_ms, batch.completed_at_ms) for batch in completed}
         return times
 
     def _ran_here(self, batch: BatchRow) -> bool:
         attempts = self._ledger.attempts.of_batch(self._stream.name, batch.batch_time_ms)
-        done = [each for each in attempts if each.state is AttemptState.COMPLETED and not each.target]
-        return all(each.way == "connect" for each in done)
+        done = [attempt for attempt in attempts if attempt.state is AttemptState.COMPLETED and not attempt.target]
+        return all(attempt.way == "connect" for attempt in done)
 
     def _request(self, ratio: float, new: int) -> None:
         live = live_executor_ids(self._spark_context)

@@ -25,12 +25,12 @@ def executors_of(spark_context: SparkContext) -> list[Executor]:
     """The live executors; none in local mode, where the driver runs the tasks."""
     spark: Any = spark_context._jsc.sc()
     blocks = spark.env().blockManager().master().getMemoryStatus().keysIterator()
-    found = []
+    executors = []
     while blocks.hasNext():
         manager = blocks.next()
         if manager.executorId() != DRIVER:
-            found.append(Executor(str(manager.host()), str(manager.executorId())))
-    return found
+            executors.append(Executor(str(manager.host()), str(manager.executorId())))
+    return executors
 
 
 def task_slots(spark_context: SparkContext) -> int:
@@ -43,12 +43,12 @@ def live_executor_ids(spark_context: SparkContext) -> list[str]:
     """The ids of the executors that take tasks. Those that are being killed or decommissioned are left out."""
     spark: Any = spark_context._jsc.sc()
     backend, ids = spark.schedulerBackend(), spark.getExecutorIds().iterator()
-    found = []
+    live = []
     while ids.hasNext():
         executor_id = str(ids.next())
         if backend.isExecutorActive(executor_id):
-            found.append(executor_id)
-    return found
+            live.append(executor_id)
+    return live
 
 
 def request_total_executors(spark_context: SparkContext, total: int) -> bool:
@@ -57,8 +57,8 @@ def request_total_executors(spark_context: SparkContext, total: int) -> bool:
     Returns whether the cluster manager accepted it. Waits for its answer, up to ``spark.network.timeout``.
     """
     jvm: Any = spark_context._jvm
-    nowhere = jvm.PythonUtils.toScalaMap({})
-    return bool(spark_context._jsc.sc().requestTotalExecutors(total, 0, nowhere))
+    no_hosts = jvm.PythonUtils.toScalaMap({})
+    return bool(spark_context._jsc.sc().requestTotalExecutors(total, 0, no_hosts))
 
 
 def release_executor(spark_context: SparkContext, executor_id: str) -> bool:
@@ -121,7 +121,7 @@ def placed(spark_context: SparkContext, item: Any, locations: Sequence[Location]
         return spark_context.parallelize([item], 1)
     jvm: Any = spark_context._jvm
     serializer = CPickleSerializer()
-    preferred = jvm.PythonUtils.toSeq([_location(each) for each in locations])
+    preferred = jvm.PythonUtils.toSeq([_location(location) for location in locations])
     pair = getattr(jvm, "scala.Tuple2")(bytearray(serializer.dumps(item)), preferred)  # type: ignore[no-untyped-call]
     any_class = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").Any()
     rdd = spark_context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([pair]), any_class)

@@ -91,7 +91,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure.PASSING
     if type(error).__module__.partition(".")[0] in _SPARKS:
         return Failure.CODE if type(error).__name__ in _VERDICTS else Failure.PASSING
-    return Failure.PASSING if any(_is_of_surroundings(each) for each in _chain(error)) else Failure.CODE
+    return Failure.PASSING if any(_is_of_surroundings(cause) for cause in _chain(error)) else Failure.CODE
 
 
 def _is_of_surroundings(error: BaseException) -> bool:
@@ -118,10 +118,14 @@ def _failure_by_name(name: str) -> Failure:
     module, _, kind = name.rpartition(".")
     if module.partition(".")[0] == "headrace":
         try:
-            found = getattr(importlib.import_module(module), kind, None)
+            error_class = getattr(importlib.import_module(module), kind, None)
         except ImportError:
-            found = None
-        return found.failure if isinstance(found, type) and issubclass(found, HeadraceError) else Failure.PASSING
+            error_class = None
+        return (
+            error_class.failure
+            if isinstance(error_class, type) and issubclass(error_class, HeadraceError)
+            else Failure.PASSING
+        )
     if module.partition(".")[0] in _SPARKS:
         return Failure.CODE if kind in _VERDICTS else Failure.PASSING
     if module and _SERVER_AWAY.search(kind):

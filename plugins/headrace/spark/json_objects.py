@@ -300,8 +300,8 @@ def _decimals(values: Sequence[Any], kind: Any) -> pa.Array:
 
 
 def _from_base64(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    found = [None if value is None else binascii.a2b_base64(value, strict_mode=True) for value in values]
-    return pa.array(found, kind)
+    decoded = [None if value is None else binascii.a2b_base64(value, strict_mode=True) for value in values]
+    return pa.array(decoded, kind)
 
 
 def _dates(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -86,7 +86,7 @@ class KafkaRangesReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks. Raises RangesGoneError, before anything is read, if Kafka no longer has all records."""
         manifests = self._options.load()
-        ranges = [each for manifest in manifests for each in manifest.ranges(self._options.input_id)]
+        ranges = [recorded for manifest in manifests for recorded in manifest.ranges(self._options.input_id)]
         check_ranges(self._clients, joined(in_order(ranges)))
         tasks = deal(ranges, self._options.partitions)
         # Spark requires at least one partition.

@@ -73,12 +73,12 @@ def send_connections(spark_context: SparkContext, environment: Mapping[str, str]
     cluster keeps. The file is in the driver's temporary folder, which only its user can read, and in the executors'
     folders. Its transfer is as safe as Spark's network (``spark.authenticate``, ``spark.network.crypto.enabled``).
     """
-    found = _connections(environment)
-    if is_local_master(str(spark_context.master)) or not found:
+    connections = _connections(environment)
+    if is_local_master(str(spark_context.master)) or not connections:
         return
     path = Path(str(spark_context._temp_dir)) / _CONNECTIONS
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(found, file)
+        json.dump(connections, file)
     spark_context.addFile(str(path))
 
 

@@ -174,12 +174,12 @@ def preview_batch(
     batch = readable_batch(context, batch_time_ms)
     outputs = outputs_of(context.stream, output_id)
     source = ""
-    found: dict[str, OutputPreview] = {}
+    previews: dict[str, OutputPreview] = {}
     for read in read_outputs(context, batch_time_ms, [output.step for output in outputs], open_session):
         source = read.attempt.claim.source
-        found[read.plan.output.id] = _preview(read, limit=limit)
+        previews[read.plan.output.id] = _preview(read, limit=limit)
     return BatchPreview(
-        context.name, batch_time_ms, batch.records, source, tuple(found[output.id] for output in outputs)
+        context.name, batch_time_ms, batch.records, source, tuple(previews[output.id] for output in outputs)
     )
 
 
@@ -204,7 +204,7 @@ def read_outputs(
         source=origin.source,
     )
     plans = plan_outputs(context, batch_time_ms, claim.outputs)
-    for _ in load_manifests([origin, *(each for plan in plans for each in plan.read)]):
+    for _ in load_manifests([origin, *(windowed for plan in plans for windowed in plan.read)]):
         pass
     attempt = BatchAttempt(context, claim, open_session)
     inputs = BatchInputs(attempt)

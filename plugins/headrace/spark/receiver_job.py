@@ -184,14 +184,14 @@ class ReceiverJob:
 
     def _look_at_inputs(self, lease: JobLease) -> None:
         """Log and record problems with Kafka and topics while Spark starts. After that the tracker does this."""
-        add_py_files(self._stream, may_be_elsewhere=True)
-        found = [each for source in self._stream.inputs for each in check_input(source)]
-        wrong = [str(each) for each in found if each.error is not None]
-        for text in wrong:
-            logger.error("%s", text)
-        if wrong:
+        add_py_files(self._stream, may_be_missing=True)
+        checks = [check for source in self._stream.inputs for check in check_input(source)]
+        problems = [str(check) for check in checks if check.error is not None]
+        for problem in problems:
+            logger.error("%s", problem)
+        if problems:
             with contextlib.suppress(HeadraceError):
-                self._ledger.jobs.renew(lease, attributes={"troubles": wrong})
+                self._ledger.jobs.renew(lease, attributes={"troubles": problems})
 
     def _track(self, lease: JobLease) -> int:
         if self._launcher is None:

@@ -38,7 +38,7 @@ POOL = "receivers"
 # The time between two queries for the executor of a receiver that has not begun: each takes Spark about 20 ms.
 _ASK_SECONDS = 2.0
 # The time between two queries for the live executors, by which the loss of a receiver's executor is noticed.
-_LOOK_SECONDS = 1.0
+_LIVE_SECONDS = 1.0
 # How long the start of a receiver waits for the release of an executor. The tracker must not be held up for longer.
 _RELEASE_SECONDS = 1.0
 
@@ -161,7 +161,7 @@ class SparkReceiverLauncher:
         self._launched = 0
         self._starting = threading.Lock()
         self._live: list[Executor] = []
-        self._next_look = 0.0
+        self._next_listing = 0.0
         self._handles: list[SparkReceiverHandle] = []
 
     def start(self, task: ReceiverTask) -> SparkReceiverHandle:
@@ -204,14 +204,14 @@ class SparkReceiverLauncher:
     def placements(self) -> dict[ReceiverId, Placement]:
         """Where its receivers that have not ended run, or are to run."""
         return {
-            each.receiver_id: Placement(tuple(each.locations), each.running_on())
-            for each in list(self._handles)
-            if not each.done()
+            handle.receiver_id: Placement(tuple(handle.locations), handle.running_on())
+            for handle in list(self._handles)
+            if not handle.done()
         }
 
     def _all_running(self) -> int:
         """How many receivers of all streams have not ended."""
-        return self.running() + sum(each.running() for each in self._others())
+        return self.running() + sum(launcher.running() for launcher in self._others())
 
     @contextmanager
     def without_starts(self) -> Iterator[None]:
@@ -221,9 +221,9 @@ class SparkReceiverLauncher:
 
     def executors_of_receivers(self) -> set[str] | None:
         """The ids of the executors that run its receivers; None while one of them is not known."""
-        found = [known.running_on() for known in self._handles if not known.done()]
-        ids = {each.executor_id for each in found if each is not None}
-        return None if None in found else ids
+        executors = [known.running_on() for known in self._handles if not known.done()]
+        ids = {executor.executor_id for executor in executors if executor is not None}
+        return None if None in executors else ids
 
     def crowding(self) -> str | None:
         """The reason why batches cannot run, if the receivers hold every task slot after a loss of executors."""
@@ -244,19 +244,21 @@ class SparkReceiverLauncher:
         try:
             executors = executors_of(self._spark_context)
             others = self._others() if executors else ()
-            elsewhere = {receiver: place for each in others for receiver, place in each.placements().items()}
-            found = self._placement.candidates(receiver, executors, self._running, elsewhere)
+            of_other_streams = {
+                receiver: place for launcher in others for receiver, place in launcher.placements().items()
+            }
+            candidates = self._placement.candidates(receiver, executors, self._running, of_other_streams)
         except Exception:
             # Without a placement the receiver starts on any executor.
             logger.exception("the executors cannot be listed, so receiver %s may run on any of them", receiver)
             return ()
-        logger.info("receiver %s is to run on %s", receiver, ", ".join(map(str, found)) or "any executor")
-        return found
+        logger.info("receiver %s is to run on %s", receiver, ", ".join(map(str, candidates)) or "any executor")
+        return candidates
 
     def _live_executors(self) -> list[Executor]:
         """The live executors, as of a second ago at most; none while they cannot be listed."""
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + _LOOK_SECONDS
+        if time.monotonic() >= self._next_listing:
+            self._next_listing = time.monotonic() + _LIVE_SECONDS
             try:
                 self._live = executors_of(self._spark_context)
             except Exception:
@@ -283,7 +285,7 @@ def run_receiver_task(task: ReceiverTask) -> ReceiverReport:
     if task_context is not None and task_context.attemptNumber() > 0:
         raise TaskRetriedError(f"Spark retried the task of receiver {task.receiver_id}.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    add_py_files(Stream.model_validate_json(task.stream_json), may_be_elsewhere=True)
+    add_py_files(Stream.model_validate_json(task.stream_json), may_be_missing=True)
     # The task waits for Kafka, not for Spark, so it would not notice that its daemon and JVM are gone.
     watch = ProcessWatch(parent_gone()).start()
     try:

@@ -52,8 +52,8 @@ def with_marked_fields(kind: DataType) -> DataType:
     if isinstance(kind, StructType):
         return StructType(
             [
-                StructField(each.name, with_marked_fields(each.dataType), metadata={_FIELD: each.name})
-                for each in kind.fields
+                StructField(field.name, with_marked_fields(field.dataType), metadata={_FIELD: field.name})
+                for field in kind.fields
             ]
         )
     if isinstance(kind, ArrayType):

@@ -142,7 +142,9 @@ def diff_replay(
         PreviewError: there is no such batch, output or transform; also what `batch_preview.preview_batch` raises.
     """
     changed = StreamContext(with_transform(context.stream, transform, output_id), context.ledger)
-    outputs = [each for each in context.stream.elasticsearch_outputs if each in outputs_of(context.stream, output_id)]
+    outputs = [
+        output for output in context.stream.elasticsearch_outputs if output in outputs_of(context.stream, output_id)
+    ]
     if not outputs:
         raise PreviewError("There is no Elasticsearch output to compare the documents of.")
     rows = _batches(context, from_ms, to_ms)
@@ -151,7 +153,7 @@ def diff_replay(
     if not read:
         raise PreviewError(
             f"Stream {context.name!r} has no batch from {time_text(from_ms)} to {time_text(to_ms)} whose records can "
-            f"be read.{''.join(f' {each}.' for each in unread)}",
+            f"be read.{''.join(f' {batches}.' for batches in unread)}",
             remedy=f"headrace batches list {context.name} lists the batches.",
         )
     names = [output.id for output in outputs]
@@ -159,9 +161,11 @@ def diff_replay(
     for number, row in enumerate(read, start=1):
         progress(f"batch {time_text(row.batch_time_ms)} ({number} of {len(read)}): {row.records:,} records")
         for side, version in (("before", context), ("after", changed)):
-            for each in read_outputs(version, row.batch_time_ms, [each.step for each in outputs], lambda: spark):
-                if each.skipped is None:
-                    rejected[side, each.plan.output.id] += _keep(each, folder / side / each.plan.output.id)
+            for prepared in read_outputs(
+                version, row.batch_time_ms, [output.step for output in outputs], lambda: spark
+            ):
+                if prepared.skipped is None:
+                    rejected[side, prepared.plan.output.id] += _keep(prepared, folder / side / prepared.plan.output.id)
     progress("comparing the documents")
     return ReplayDiff(
         stream=context.name,
@@ -179,40 +183,40 @@ def diff_replay(
                 rejected=(rejected["before", output.id], rejected["after", output.id]),
                 limit=limit,
             )
-            for output, changed_output in ((each, changed.stream.output(each.id)) for each in outputs)
+            for output, changed_output in ((output, changed.stream.output(output.id)) for output in outputs)
         ),
     )
 
 
 def _batches(context: StreamContext, from_ms: int, to_ms: int) -> list[BatchRow]:
     """The batches of the range, oldest first."""
-    found: list[BatchRow] = []
+    batches: list[BatchRow] = []
     before_ms = to_ms + 1
     while page := context.ledger.batches.page(context.name, before_ms=before_ms):
-        found += [row for row in page if row.batch_time_ms >= from_ms]
+        batches += [row for row in page if row.batch_time_ms >= from_ms]
         before_ms = page[-1].batch_time_ms
         if before_ms <= from_ms:
             break
-    return found[::-1]
+    return batches[::-1]
 
 
 def _unread(
     context: StreamContext, rows: Sequence[BatchRow], read: Container[int], from_ms: int, to_ms: int
 ) -> tuple[UnreadBatches, ...]:
-    found: list[UnreadBatches] = []
+    unread: list[UnreadBatches] = []
     stream = context.ledger.streams.get(context.name)
     first_ms, last_ms = max(from_ms, stream.removed_from_ms), min(to_ms, stream.removed_until_ms)
     if first_ms <= last_ms:
-        found.append(UnreadBatches(first_ms, last_ms, "removed, since the stream keeps batches for limits.history"))
+        unread.append(UnreadBatches(first_ms, last_ms, "removed, since the stream keeps batches for limits.history"))
     for absorber_ms, group in groupby(rows, key=lambda row: row.absorbed_by_ms):
         times = [(row.batch_time_ms, row.state) for row in group]
         if absorber_ms is None:
-            found += [UnreadBatches(at, at, "abandoned") for at, state in times if state is BatchState.ABANDONED]
+            unread += [UnreadBatches(at, at, "abandoned") for at, state in times if state is BatchState.ABANDONED]
         elif absorber_ms not in read:
             where = "after the range" if absorber_ms > to_ms else "not read"
             reason = f"its records are in batch {time_text(absorber_ms)}, which is {where}"
-            found.append(UnreadBatches(times[0][0], times[-1][0], reason))
-    return tuple(found)
+            unread.append(UnreadBatches(times[0][0], times[-1][0], reason))
+    return tuple(unread)
 
 
 def _keep(read: ReadOutput, folder: Path) -> int:
@@ -296,8 +300,8 @@ def _compare(
             by_field = fields.groupBy("field").count().orderBy(F.desc("count"), "field").collect()
             examples = [
                 ChangedDocument(row["id"], row["before"], row["after"], tuple(row["fields"]))
-                for each in ("new", "changed", "gone")
-                for row in different.where(F.col("kind") == each).orderBy("id").limit(limit).collect()
+                for kind in ("new", "changed", "gone")
+                for row in different.where(F.col("kind") == kind).orderBy("id").limit(limit).collect()
             ]
         finally:
             different.unpersist()
@@ -356,13 +360,13 @@ def _differences(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     for batch in batches:
-        found: list[tuple[str, str | None, str | None, Sequence[str]]] = []
+        differences: list[tuple[str, str | None, str | None, Sequence[str]]] = []
         for row in batch.to_pylist():
             before, after = row["before"], row["after"]
             fields = [] if before is None or after is None else _changed_fields(_parsed(before), _parsed(after))
             if fields or before is None or after is None:
-                found.append((row["id"], before, after, fields))
-        ids, befores, afters, fields_of = zip(*found, strict=True) if found else ((), (), (), ())
+                differences.append((row["id"], before, after, fields))
+        ids, befores, afters, fields_of = zip(*differences, strict=True) if differences else ((), (), (), ())
         yield pa.record_batch(
             {
                 "id": pa.array(ids, pa.string()),

@@ -131,19 +131,19 @@ def load_foreach(stream: Stream, output: Output, reference: str) -> Callable[...
     return function
 
 
-def add_py_files(stream: Stream, *, may_be_elsewhere: bool = False) -> list[Path]:
+def add_py_files(stream: Stream, *, may_be_missing: bool = False) -> list[Path]:
     """Put the local files of ``spark.py_files`` on this process's path and return their paths.
 
     An archive or a folder comes first. The folder of a ``.py`` file comes last: other files in it (it may be the folder
     of DAGs) must not replace installed modules of their name.
 
-    Raises TransformError if one does not exist; not if it ``may_be_elsewhere``, as on an executor of another host,
+    Raises TransformError if one does not exist; not if it ``may_be_missing``, as on an executor of another host,
     which got it with the application and has it on its path.
     """
     # spark-submit has already fetched files with a URL and put them on the path.
     roots = [Path(name).resolve() for name in stream.spark.py_files if "://" not in name]
     for path in roots:
-        if may_be_elsewhere and not path.exists():
+        if may_be_missing and not path.exists():
             continue
         if not path.exists():
             raise TransformError(f"spark.py_files names {path}, which does not exist on this machine.")
@@ -274,12 +274,12 @@ def _check_frame(output: str, frame: object) -> None:
 
 def _own_modules(transform_module: str, roots: list[Path]) -> list[ModuleType]:
     """The transform's module and all modules imported from ``py_files``, without headrace's and pyspark's."""
-    found = [sys.modules[transform_module]]
+    modules = [sys.modules[transform_module]]
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file is not None and module not in found and any(Path(file).is_relative_to(root) for root in roots):
-            found.append(module)
-    return [module for module in found if module.__name__.partition(".")[0] not in ("headrace", "pyspark")]
+        if file is not None and module not in modules and any(Path(file).is_relative_to(root) for root in roots):
+            modules.append(module)
+    return [module for module in modules if module.__name__.partition(".")[0] not in ("headrace", "pyspark")]
 
 
 def _travel_by_value(module: ModuleType) -> None:
@@ -343,11 +343,11 @@ def _hash(module: str, roots: Sequence[Path]) -> str:
 
 def _sources(module: str, roots: Sequence[Path]) -> dict[str, bytes]:
     """The source bytes of the module and of the user's modules that it imports, by module name."""
-    found: dict[str, bytes] = {}
+    sources: dict[str, bytes] = {}
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in sources:
             continue
         spec = _spec_in(roots, name)
         if spec is None and name.partition(".")[0] == module.partition(".")[0]:
@@ -355,11 +355,11 @@ def _sources(module: str, roots: Sequence[Path]) -> dict[str, bytes]:
         source = None if spec is None else _bytes(spec)
         if spec is None or source is None:
             continue
-        found[name] = source
+        sources[name] = source
         # A package's __init__ runs before its modules do.
         waiting += [parent for parent in [name.rpartition(".")[0]] if parent]
         waiting += _imported(source, name, is_package=spec.submodule_search_locations is not None)
-    return found
+    return sources
 
 
 def _imported(source: bytes, module: str, *, is_package: bool) -> list[str]:

@@ -92,7 +92,7 @@ class LogBlocks:
         listed = [
             (manifest.log_root, ListedBlock(*block)) for manifest in manifests for block in manifest.blocks(input_id)
         ]
-        return cls(tuple(sorted(listed, key=lambda each: (each[0], each[1].handle))), copies)
+        return cls(tuple(sorted(listed, key=lambda located: (located[0], located[1].handle))), copies)
 
     @property
     def records(self) -> int:
@@ -123,7 +123,7 @@ class LogBlocks:
                 continue
             first, last = batch.column(0)[0].as_py(), batch.column(0)[-1].as_py()
             begun = slice(*np.searchsorted(starts, [first, last + 1]))
-            for log_root, blocks in itertools.groupby(self.blocks[begun], key=lambda each: each[0]):
+            for log_root, blocks in itertools.groupby(self.blocks[begun], key=lambda located: located[0]):
                 if self.copies is not None and log_root not in copies:
                     copies[log_root] = BlockCopies(log_root, self.copies)
                 yield from read_partition(log_root, [block for _, block in blocks], copies.get(log_root))

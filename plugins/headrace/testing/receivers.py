@@ -11,8 +11,8 @@ from typing import Any
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.errors import HeadraceError
-from headrace.receiver.custom_source import STOP_SECONDS, Handoff, ReceiverLifecycle
 from headrace.receiver.receiver import Receiver, Record, position_text
+from headrace.receiver.receiver_lifecycle import STOP_SECONDS, Handoff, ReceiverLifecycle
 
 _PARTITION = TopicPartition("test", "test", 0)
 _CALL_BYTES = 16 << 20

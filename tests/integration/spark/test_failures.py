@@ -263,16 +263,16 @@ def test_an_index_that_is_created_again_during_a_write_fails_the_batch(index: In
     rows = pa.record_batch(columns)
     index.ask("PUT", f"/{index.name}")
     task, watch = IndexingTask(options, seed=1), TargetWatch(options)
-    watch.look_before()
+    watch.check_before()
     list(task.run(iter([rows.slice(0, 1)])))
     index.ask("DELETE", f"/{index.name}")
     list(task.run(iter([rows.slice(1, 1)])))
     with pytest.raises(UnsuitableTargetError, match="was deleted and created again"):
-        watch.look_after()
+        watch.check_after()
     assert set(index.documents()) == {"t+0+1"}
-    watch.look_before()
+    watch.check_before()
     list(task.run(iter([rows])))
-    assert watch.look_after() == index.name
+    assert watch.check_after() == index.name
     assert set(index.documents()) == {"t+0+0", "t+0+1"}
 
 

@@ -139,7 +139,7 @@ class Claim:
         return f"{self.batch_time_ms}.{quote(self.target, safe='').replace('.', '%2E')}."
 
     def _claims(self) -> list[Path]:
-        return [each for each in self._hidden.iterdir() if each.name.startswith(self._series)]
+        return [path for path in self._hidden.iterdir() if path.name.startswith(self._series)]
 
     def _attempt_of(self, claim: Path) -> int:
         return int(claim.name.removeprefix(self._series).partition(".")[0])
@@ -239,12 +239,12 @@ class Claim:
     def _sweep(self) -> None:
         """Remove files that were replaced a minute ago or earlier, and claims without changes for a day."""
         now = time.time()
-        for each in list(self._hidden.iterdir()):
-            if each.name.startswith(f"{_TRASH}."):
-                if int(each.name.split(".")[1]) < now - _LISTING_SECONDS:
-                    shutil.rmtree(each, ignore_errors=True)
-            elif _last_change(each) < now - _DAY_SECONDS:
-                self._discard(each)
+        for path in list(self._hidden.iterdir()):
+            if path.name.startswith(f"{_TRASH}."):
+                if int(path.name.split(".")[1]) < now - _LISTING_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
+            elif _last_change(path) < now - _DAY_SECONDS:
+                self._discard(path)
 
     @contextlib.contextmanager
     def _reported(self, action: str) -> Iterator[None]:
@@ -271,7 +271,7 @@ def claim_gone(claim: Claim) -> AttemptReplacedError:
 def _last_change(folder: Path) -> float:
     """The last change of the folder or its entries, in seconds since the epoch; now if it is just being removed."""
     try:
-        return max(each.stat().st_mtime for each in (folder, *folder.iterdir()))
+        return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
     except OSError:
         return time.time()
 

@@ -188,6 +188,6 @@ def _duplicate_ids(prepared: DataFrame, options: IndexingOptions) -> DuplicateId
     examples: list[str] = []
     # A transform that is not deterministic may give no such rows now. A failing query must not replace the error.
     with contextlib.suppress(Exception):
-        found = prepared.groupBy(*names).count().where("count > 1").limit(EXAMPLES).toArrow().combine_chunks()
-        examples = [text for batch in found.to_batches() for text in identify(batch, options).ids.to_pylist()]
+        duplicates = prepared.groupBy(*names).count().where("count > 1").limit(EXAMPLES).toArrow().combine_chunks()
+        examples = [text for batch in duplicates.to_batches() for text in identify(batch, options).ids.to_pylist()]
     return duplicate_ids_error(options.index, options.document_id, examples)

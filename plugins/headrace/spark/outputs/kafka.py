@@ -191,9 +191,9 @@ class KafkaSink(DataSourceArrowWriter):
         if len(reported) > 1:
             raise KafkaOutputError(f"The batch was in {len(reported)} partitions instead of one.")
         messages_sent = {"messages": 0, "repeated": 0, "bytes": 0}
-        for each in reported:
-            messages_sent["repeated" if each.before else "messages"] = each.sent.messages
-            messages_sent["bytes"] = 0 if each.before else each.sent.bytes
+        for sent_batch in reported:
+            messages_sent["repeated" if sent_batch.before else "messages"] = sent_batch.sent.messages
+            messages_sent["bytes"] = 0 if sent_batch.before else sent_batch.sent.bytes
         leave_counts(self._report, messages_sent)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -105,8 +105,8 @@ def client_config(connection: str | None, bootstrap_servers: str | None) -> dict
     """
     if connection is None:
         return {"bootstrap.servers": bootstrap_servers, "allow.auto.create.topics": False}
-    found = connection_config(resolve(connection))
-    taken = {name: value for name, value in found.items() if name in SECURITY_SETTINGS | _CLIENT_SETTINGS}
+    config = connection_config(resolve(connection))
+    taken = {name: value for name, value in config.items() if name in SECURITY_SETTINGS | _CLIENT_SETTINGS}
     return {**taken, "allow.auto.create.topics": False}
 
 
@@ -224,20 +224,20 @@ class Marker:
         deadline = time.monotonic() + self._timeout_seconds
         while True:
             try:
-                (found,) = self._consumer.committed([TopicPartition(self._topic, 0)], timeout=_GROUP_SECONDS)
-                if found.error is not None:
-                    raise KafkaException(found.error)
+                (committed,) = self._consumer.committed([TopicPartition(self._topic, 0)], timeout=_GROUP_SECONDS)
+                if committed.error is not None:
+                    raise KafkaException(committed.error)
                 break
             except KafkaException as error:
                 if error.args[0].code() not in _COORDINATOR_BUSY or time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
-        if found.offset < 0:
+        if committed.offset < 0:
             return None
         fields: dict[str, Any] = {"attempt": 0, "bytes": 0}
         with contextlib.suppress(ValueError):
-            fields.update(json.loads(found.metadata or ""))
-        return Sent(topic_id, int(fields["attempt"]), found.offset, int(fields["bytes"]))
+            fields.update(json.loads(committed.metadata or ""))
+        return Sent(topic_id, int(fields["attempt"]), committed.offset, int(fields["bytes"]))
 
     def remove(self, topic_id: str) -> None:
         """Delete the group. If that fails, it stays until the broker lets it expire."""

@@ -101,8 +101,8 @@ def _types(kind: DataType) -> Iterator[DataType]:
         inner = [kind.elementType]
     elif isinstance(kind, MapType):
         inner = [kind.keyType, kind.valueType]
-    for each in inner:
-        yield from _types(each)
+    for inner_type in inner:
+        yield from _types(inner_type)
 
 
 FORMAT = "headrace_parquet"
@@ -164,7 +164,7 @@ class ParquetSink(DataSourceArrowWriter):
         self._claim.publish(files)
         leave_counts(
             self._report,
-            {"rows": sum(each.rows for each in files), "files": len(files), "bytes": sum(each.size for each in files)},
+            {"rows": sum(file.rows for file in files), "files": len(files), "bytes": sum(file.size for file in files)},
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002

@@ -99,7 +99,7 @@ def writer_of(output: Output) -> OutputWriter:
 REPORTS_FOLDER = "reports"
 WARNING = "warning: "
 """The prefix of a progress line that is a warning."""
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # The least time between two reported warnings: every task of a write may warn of the same.
 _REPORT_SECONDS = 15.0
 
@@ -126,7 +126,7 @@ def report_file(batch: WrittenBatch, name: str) -> Iterator[str]:
         yield uri
     finally:
         over.set()
-        listener.join(2 * _LOOK_SECONDS)
+        listener.join(2 * _POLL_SECONDS)
         open_storage(folder).delete(file)
 
 
@@ -158,7 +158,7 @@ def _listen(uri: str, name: str, progress: Callable[[str], None], over: threadin
     held = 0
     reported_at = -_REPORT_SECONDS
     while True:
-        ended = over.wait(_LOOK_SECONDS)
+        ended = over.wait(_POLL_SECONDS)
         try:
             warnings = take_warnings(uri)
         except Exception as error:

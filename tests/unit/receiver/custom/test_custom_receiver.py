@@ -96,7 +96,7 @@ def test_an_object_that_was_replaced_can_store_nothing_more(make_custom: MakeCus
 def test_an_error_in_on_start_is_reported_and_the_receiver_starts_again(
     make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.receiver.custom_source.RESTART_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.receiver.receiver_lifecycle.RESTART_DELAY_SECONDS", 0.05)
     Numbers.on_start_error = OSError("no such host")
     setting = make_custom()
     running = setting.start()
@@ -111,7 +111,7 @@ def test_an_error_in_on_start_is_reported_and_the_receiver_starts_again(
 
 
 def test_a_thread_that_fails_restarts_its_receiver(make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.receiver.custom_source.RESTART_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.receiver.receiver_lifecycle.RESTART_DELAY_SECONDS", 0.05)
     setting = make_custom()
     running = setting.start()
 
@@ -476,7 +476,7 @@ def test_a_receiver_that_is_used_before_its_start_says_so() -> None:
 def test_threads_that_do_not_end_are_reported_and_left(
     make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.receiver.custom_source.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("headrace.receiver.receiver_lifecycle.STOP_SECONDS", 0.1)
     setting = make_custom()
     running = setting.start()
     receiver = setting.receiver()

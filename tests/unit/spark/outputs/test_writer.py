@@ -39,7 +39,7 @@ def test_a_warning_is_reported_while_the_write_is_running(batch: Any, tmp_path: 
 
 
 def test_warnings_of_many_tasks_are_one_line_now_and_then(batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(writer, "_POLL_SECONDS", 0.01)
     with report_file(batch, "search") as uri:
         for number in range(3):
             with warnings_beside(uri):
