@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from tests.unit.receiver.waiting import eventually
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock, SystemClock
-from headrace.receiver.block_generator import BlockGenerator, GeneratedBlock, GeneratorState
+from headrace.receiver.block_generator import BlockGenerator, GeneratedBlock, GeneratorState, RecurringTimer
 from headrace.receiver.receiver import GeneratorStateError
 
 
@@ -299,3 +300,25 @@ def test_cut_times_never_go_back() -> None:
         generator.add_data("item", 10)
     generator.stop()
     assert [block.cut_time_ms for block in pushes.blocks] == [500, 500, 600]
+
+
+class TestRecurringTimer:
+    def test_basic(self) -> None:
+        clock = ManualClock(1_030)
+        called: list[int] = []
+        timer = RecurringTimer(clock, 100, called.append, "test")
+        assert timer.start() == 1_100
+        for _ in range(3):
+            clock.advance(100)
+        until = time.monotonic() + 5
+        while len(called) < 3 and time.monotonic() < until:
+            time.sleep(0.002)
+        assert timer.stop() == 1_300
+        assert called == [1_100, 1_200, 1_300]
+
+    def test_callback_is_made_once_more_by_a_stop_that_does_not_interrupt(self) -> None:
+        called: list[int] = []
+        timer = RecurringTimer(ManualClock(0), 100, called.append, "test")
+        timer.start()
+        assert timer.stop(interrupt=False) == 100
+        assert called == [100]

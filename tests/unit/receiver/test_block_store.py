@@ -1,16 +1,26 @@
-"""What the block store makes of the ledger's answers."""
+"""What is stored: the ledger's answers, events of what Kafka has lost, and copies of blocks."""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.receiver.conftest import Setting
+from tests.unit.receiver.waiting import eventually
 
-from headrace.blocks import TopicPartition
+from headrace.blocks import BlockHandle, TopicPartition
 from headrace.clock import ManualClock
-from headrace.ledger.errors import PositionConflictError
+from headrace.ledger import EventKind, ReceiverState
+from headrace.ledger.errors import LedgerUnavailableError, PartitionNotAssignedError, PositionConflictError
+from headrace.ledger.states import PartitionState
 from headrace.receiver.block_store import BlockStore, StoreCounts
+from headrace.stream import LocalCopies, Storage, Stream
+from headrace.wal.local_copies import BlockCopies, CopySettings
+from headrace.wal.reader import read_blocks
 
 PARTITION = TopicPartition("flights", "topic-id", 0)
 
@@ -50,3 +60,187 @@ def test_an_advance_that_another_position_refuses_is_an_error(position: int) -> 
     with pytest.raises(PositionConflictError):
         make_store(next_offsets, position=position).advance(PARTITION, 5, 10, None)
     assert next_offsets == {PARTITION: 5}
+
+
+@pytest.fixture
+def begin(make_stream: Callable[..., Any], make_setting: Callable[..., Any]) -> Callable[[str], Any]:
+    """Ten records of a topic's one partition, received by a receiver that has ended."""
+
+    def received(policy: str) -> Any:
+        setting = make_setting(make_stream(on_lost_offsets=policy))
+        setting.topic(1)
+        setting.assign(0)
+        setting.kafka.produce("flights", 0, *[b"old"] * 10)
+        with setting.running():
+            eventually(lambda: setting.positions() == [10])
+        return setting
+
+    return received
+
+
+def reused(setting: Any) -> list[tuple[str, int, int, int]]:
+    events = setting.events(EventKind.OFFSETS_REUSED)
+    return [(e["topic"], e["partition"], e["from_offset"], e["until_offset"]) for e in events]
+
+
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+def test_offsets_that_are_given_to_other_records_are_an_event(begin: Callable[[str], Any], policy: str) -> None:
+    setting = begin(policy)
+
+    def reported(epoch: int) -> int | None:
+        (row,) = setting.ledger.receivers.all("air")
+        return row.stats.get("lost_offsets") if row.epoch == epoch else None
+
+    with setting.kafka.lock:
+        del setting.kafka.logs["flights", 0].entries[5:]
+    (before,) = setting.ledger.receivers.all("air")
+    for number in (1, 2):
+        # The second finds the same, and need not say so again.
+        with setting.running():
+            eventually(lambda epoch=before.epoch + number: reported(epoch) == 5)  # type: ignore[misc]
+            if policy == "fail":
+                eventually(lambda: setting.ledger.positions.all("air")[0].state is PartitionState.FAILED)
+        setting.ledger.positions.set_state(setting.job, "records", setting.partitions, PartitionState.ACTIVE)
+    assert reused(setting) == [("flights", 0, 5, 10)]
+    setting.kafka.produce("flights", 0, *[b"new"] * 7)
+    with setting.running():
+        eventually(lambda: setting.positions() == [12])
+    assert [value for _, _, value in setting.stored()] == [*[b"old"] * 10, *[b"new"] * 2]
+    assert setting.ledger.gaps.page("air") == []
+    assert reused(setting) == [("flights", 0, 5, 10)]
+
+
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_an_event(
+    begin: Callable[[str], Any], policy: str
+) -> None:
+    setting = begin(policy)
+    setting.kafka.elect("flights", 0, high=5)
+    setting.kafka.produce("flights", 0, *[b"new"] * 7)
+    if policy == "fail":
+        with setting.running():
+            eventually(lambda: setting.ledger.positions.all("air")[0].state is PartitionState.FAILED)
+        assert reused(setting) == [("flights", 0, 5, 10)]
+        # As the next receiver job does.
+        setting.ledger.positions.set_state(setting.job, "records", setting.partitions, PartitionState.ACTIVE)
+    with setting.running():
+        eventually(lambda: setting.positions() == [12])
+    assert reused(setting) == [("flights", 0, 5, 10)]
+    assert [value for _, _, value in setting.stored()] == [*[b"old"] * 10, *[b"new"] * 2]
+    assert setting.ledger.gaps.page("air") == []
+
+
+def test_a_partition_that_is_taken_by_force_meanwhile_is_reported_by_its_next_owner(
+    begin: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = begin("reset")
+    setting.kafka.elect("flights", 0, high=5)
+    setting.kafka.produce("flights", 0, *[b"new"] * 7)
+    asked: list[Any] = []
+
+    def forget(lease: Any, partition: Any) -> None:
+        asked.append(partition)
+        raise PartitionNotAssignedError(lease.receiver_id, partition, 1)
+
+    monkeypatch.setattr(setting.ledger.positions, "forget_epoch_end", forget)
+    with setting.running() as running:
+        eventually(lambda: setting.positions() == [12])
+    assert asked == setting.partitions
+    assert running.report.state is ReceiverState.STOPPED
+
+
+def test_a_topic_that_was_created_again_had_nothing_taken_back(
+    make_stream: Callable[..., Any], make_setting: Callable[..., Any]
+) -> None:
+    setting = make_setting(make_stream(on_lost_offsets="reset"))
+    setting.topic(1)
+    setting.assign(0)
+    setting.kafka.produce("flights", 0, *[b"old"] * 10)
+    with setting.running():
+        eventually(lambda: setting.positions() == [10])
+        with setting.kafka.lock:
+            setting.kafka.create("flights", 1)
+    with setting.running():
+        eventually(lambda: bool(setting.ledger.receivers.all("air")[0].stats.get("troubled")))
+    assert setting.events(EventKind.OFFSETS_REUSED) == []
+
+
+@pytest.fixture
+def setting(make_stream: Callable[..., Stream], make_setting: Callable[[Stream], Setting], tmp_path: Path) -> Setting:
+    """A receiver whose log is in an object store, with copies below ``tmp_path``."""
+    storage = Storage(
+        url=f"memory://bucket/{secrets.token_hex(8)}", local_copies=LocalCopies(folder=str(tmp_path / "copies"))
+    )
+    made = make_setting(make_stream().model_copy(update={"storage": storage}))
+    made.topic(1)
+    made.assign(0)
+    return made
+
+
+def handles(setting: Setting) -> list[BlockHandle]:
+    """The handles of all blocks that the ledger has accepted."""
+    blocks = setting.ledger.allocations.blocks_of
+    return [
+        block.info.handle
+        for each in setting.ledger.blocks.unclaimed("air")
+        for block in blocks("air", each.batch_time_ms)
+    ]
+
+
+def copies_of(setting: Setting) -> BlockCopies:
+    """The copies, as a batch's task opens them."""
+    settings = CopySettings.of(setting.stream.storage)
+    assert settings is not None
+    return BlockCopies(f"{setting.stream.folder_url}/log", settings)
+
+
+def test_each_stored_block_is_copied_and_read_from_the_copy(setting: Setting) -> None:
+    with setting.running() as running:
+        for number in range(3):
+            setting.kafka.produce("flights", 0, b"%d" % number)
+            eventually(lambda number=number: setting.positions() == [number + 1])  # type: ignore[misc]
+        eventually(lambda: setting.receiver().stats.get("copied_blocks") == 3)
+        assert running.end().state is ReceiverState.STOPPED
+    copies, stored = copies_of(setting), handles(setting)
+    read = read_blocks(setting.storage.below("log"), stored, copies)
+    assert [block.batch.column("value")[0].as_py() for block in read] == [b"0", b"1", b"2"]
+    assert (copies.counts.hits, copies.counts.misses) == (3, 0)
+    stats = setting.receiver().stats
+    assert (stats["copied_bytes"], stats["copy_failures"]) == (sum(each.length for each in stored), 0)
+
+
+def test_a_block_that_the_ledger_has_not_accepted_is_not_copied(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.receiver.block_store.LEDGER_TIMEOUT_SECONDS", 0.0)
+
+    def add(*_: Any) -> Any:
+        raise LedgerUnavailableError("There is no connection.")
+
+    monkeypatch.setattr(type(setting.ledger.blocks), "add", add)
+    setting.kafka.produce("flights", 0, b"a")
+    assert "did not answer" in (setting.start().join().error or "")
+    assert len(setting.storage.paths("log")) == 1
+    assert not copies_of(setting).folder.exists()
+
+
+def test_a_block_is_stored_also_if_it_cannot_be_copied(setting: Setting, tmp_path: Path) -> None:
+    (tmp_path / "copies").write_text("a file where the folder should be")
+    setting.kafka.produce("flights", 0, b"a")
+    with setting.running() as running:
+        eventually(lambda: setting.positions() == [1])
+        eventually(lambda: setting.receiver().stats.get("copy_failures") == 1)
+        assert running.end().state is ReceiverState.STOPPED
+    assert setting.stored() == [(0, 0, b"a")]
+
+
+def test_a_stream_without_the_setting_has_no_copies(setting: Setting, tmp_path: Path) -> None:
+    storage = Storage(url=setting.stream.storage.url)
+    setting.stream = setting.stream.model_copy(update={"storage": storage})
+    setting.kafka.produce("flights", 0, b"a")
+    with setting.running() as running:
+        eventually(lambda: setting.positions() == [1])
+        eventually(lambda: setting.receiver().stats.get("blocks") == 1)
+        assert running.end().state is ReceiverState.STOPPED
+    assert setting.receiver().stats["copied_blocks"] == 0
+    assert not (tmp_path / "copies").exists()

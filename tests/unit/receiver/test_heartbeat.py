@@ -1,4 +1,4 @@
-"""When a heartbeat is sent, and what it reports to the ledger beside the receiver's own state."""
+"""When a heartbeat is sent, what it reports, and the estimate of the ledger's clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.receiving_tables import ReceiverLease, ReceiverOrders
-from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat
+from headrace.receiver.block_store import StoreCounts
+from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat, LedgerClock, ReceiverStats
+from headrace.receiver.kafka_source import KafkaReceiver
+from headrace.receiver.lag import Lag
 from headrace.receiver.record_source import FetchState, PartitionStatus, SourceError
 
 PARTITION = TopicPartition("flights", "topic-id", 0)
@@ -136,3 +139,88 @@ def test_errors_of_a_source_are_kept_until_the_ledger_has_them(setting: Setting)
     setting.clock.advance(int(HEARTBEAT_SECONDS * 1000))
     assert setting.heartbeat.tick()
     assert setting.reported == ["first", "second", "third"]
+
+
+@pytest.fixture
+def receiver() -> Any:
+    """A receiver whose broker does not answer."""
+    settings = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0, "enable.auto.commit": False}
+    receiver = KafkaReceiver(settings)
+    yield receiver
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    ("lags", "connected", "total", "unknown"),
+    [
+        ([], None, None, 0),
+        ([], True, 0, 0),
+        ([None, None], False, None, 2),
+        ([5, None], False, 5, 1),
+        ([5, 0], True, 5, 0),
+    ],
+)
+def test_the_lag_is_not_0_unless_kafka_has_reported_it(
+    receiver: KafkaReceiver, lags: list[int | None], connected: bool | None, total: int | None, unknown: int
+) -> None:
+    receiver.connected = connected
+    found = {TopicPartition("t", "id", number): Lag(records, None) for number, records in enumerate(lags)}
+    watch: Any = SimpleNamespace(lags=lambda _: found, unreadable_topics=lambda *_: [])
+    pausing: Any = SimpleNamespace(disk=None, pauses=0, paused_seconds=0.0)
+    recovery: Any = SimpleNamespace(torn_tails=[], damage=[])
+    stats = ReceiverStats(
+        receiver, StoreCounts(), watch, pausing=pausing, recovery=recovery, stored_positions=dict, now_ms=lambda: 0
+    )
+    reported = stats.collect(0.0, (0, 0))
+    assert (reported["total_lag"], reported["lag_unknown"]) == (total, unknown)
+
+
+class TestLedgerClock:
+    def test_the_ledgers_clock_is_asked_once_and_estimated_from_then_on(self) -> None:
+        clock = ManualClock(1_000)
+        asked = []
+        ledger = LedgerClock(lambda: asked.append(1) or 50_000, clock)
+        with pytest.raises(RuntimeError):
+            ledger.now_ms()
+        ledger.sample()
+        clock.advance(250)
+        assert ledger.now_ms() == 50_250
+        assert len(asked) == 1
+
+    def test_the_answer_counts_for_the_middle_of_its_round_trip(self) -> None:
+        clock = ManualClock(0)
+
+        def slow() -> int:
+            clock.advance(100)
+            return 50_000
+
+        ledger = LedgerClock(slow, clock)
+        ledger.sample()
+        assert ledger.now_ms() == 50_050
+
+    def test_the_best_round_trip_wins_and_time_never_goes_back(self) -> None:
+        clock = ManualClock(0)
+        answers = iter([(100, 52_000), (2, 50_100)])
+
+        def read() -> int:
+            took, answer = next(answers)
+            clock.advance(took)
+            return answer
+
+        ledger = LedgerClock(read, clock)
+        ledger.sample()
+        first = ledger.now_ms()
+        ledger.sample()
+        assert ledger.now_ms() == first
+        clock.advance(20_000)
+        assert ledger.now_ms() == 50_100 + 1 + 20_000
+
+    def test_it_follows_a_clock_that_was_ahead(self) -> None:
+        clock, ahead_ms = ManualClock(0), [600_000]
+        ledger = LedgerClock(lambda: 50_000 + ahead_ms[0], clock)
+        ledger.sample()
+        assert ledger.now_ms() == 650_000
+        ahead_ms[0] = 0
+        for _ in range(16):
+            ledger.sample()
+        assert ledger.now_ms() == 50_000

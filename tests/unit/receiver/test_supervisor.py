@@ -1,4 +1,4 @@
-"""A receiver's life with a real log and a real ledger, over a Kafka in memory."""
+"""A receiver's life with a real log and a real ledger, over a Kafka in memory; storing that fails; torn logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.support.faulty_storage import FaultyStorage
 from tests.unit.receiver.conftest import MakeSetting, MakeStream, Setting, refuse_topic_ids
 from tests.unit.receiver.waiting import eventually
 
-from headrace.ledger import EventKind, PartitionState, ReceiverState
+from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
+from headrace.ledger.errors import LedgerUnavailableError
 from headrace.receiver import kafka_errors, lag, supervisor
 from headrace.receiver.kafka_source import KafkaReceiver
 from headrace.receiver.rates import RateLimiter
@@ -19,6 +20,9 @@ from headrace.stream import Limits
 from headrace.stream.settings import Backpressure
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.wal import recovery
+from headrace.wal.reader import read_block
+from headrace.wal.recovery import scan_log
+from headrace.wal.storage import LogStorage
 
 
 def test_receiver_life_cycle(setting: Setting) -> None:
@@ -287,3 +291,198 @@ def test_a_set_up_that_takes_longer_than_the_lease_keeps_it(setting: Setting, mo
         eventually(lambda: setting.positions() == [9, 0])
     assert len(looked) >= 8
     assert all(looked)
+
+
+class BrokenDisk:
+    """Fails the next ``failures`` writes."""
+
+    def __init__(self, storage: Any, failures: list[int]) -> None:
+        self._storage, self._failures = storage, failures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def below(self, path: str) -> BrokenDisk:
+        return BrokenDisk(self._storage.below(path), self._failures)
+
+    def create_segment(self, path: str) -> Any:
+        if self._failures[0]:
+            self._failures[0] -= 1
+            raise OSError("no space left on device")
+        return self._storage.create_segment(path)
+
+
+def test_three_failures_to_store_are_survived(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    with setting.running(storage=BrokenDisk(setting.storage, [3])) as running:
+        eventually(lambda: setting.positions() == [1, 0])
+        assert running.end().state is ReceiverState.STOPPED
+    assert setting.stored() == [(0, 0, b"a")]
+
+
+def test_the_fourth_failure_ends_the_receiver_with_the_error_and_loses_nothing(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    report = setting.start(storage=BrokenDisk(setting.storage, [99])).join()
+    assert report.state is ReceiverState.FAILED
+    assert "no space left on device" in (report.error or "")
+    (row,) = setting.ledger.receivers.all("air")
+    assert (row.state, "no space left" in (row.last_error or "")) == (ReceiverState.FAILED, True)
+    assert setting.kafka.committed == {}
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+    assert setting.stored() == [(0, 0, b"a")]
+
+
+class ForgetfulBlocks:
+    """A ledger whose answers get lost: the first add happens, and is said to have failed."""
+
+    def __init__(self, blocks: Any) -> None:
+        self._blocks, self.lost = blocks, 0
+
+    def add(self, lease: Any, info: Any, epoch_ends: Any) -> Any:
+        added = self._blocks.add(lease, info, epoch_ends)
+        if not self.lost:
+            self.lost += 1
+            raise LedgerUnavailableError("the connection broke")
+        return added
+
+
+def test_a_block_whose_answer_was_lost_is_not_stored_twice(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    ledger = Ledger.open(setting.stream.ledger)
+    ledger.blocks = ForgetfulBlocks(ledger.blocks)  # type: ignore[assignment]
+    with setting.running(ledger=ledger) as running:
+        eventually(lambda: setting.positions() == [1, 0])
+        setting.kafka.produce("flights", 0, b"b")
+        eventually(lambda: setting.positions() == [2, 0])
+        assert running.end().state is ReceiverState.STOPPED
+    ledger.close()
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
+def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger may have taken it: rebuilt from a log that denies it, it would lose it."""
+    monkeypatch.setattr("headrace.receiver.block_store.LEDGER_TIMEOUT_SECONDS", 0.0)
+    plain = type(setting.ledger.blocks).add
+
+    def add(self: Any, *args: Any) -> Any:
+        added = plain(self, *args)
+        if setting.positions() == [2, 0]:
+            raise LedgerUnavailableError("The connection broke before the answer came.")
+        return added
+
+    monkeypatch.setattr(type(setting.ledger.blocks), "add", add)
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    running = setting.start(0)
+    eventually(lambda: setting.positions() == [1, 0])
+    setting.kafka.produce("flights", 0, b"b")
+    report = running.join()
+    assert report.error is not None
+    assert "did not answer" in report.error
+    assert setting.positions() == [2, 0]
+    assert [each.accepted for each in scan_log(setting.storage.below("log")).settled()] == [True, None]
+
+
+def test_a_block_keeps_the_leader_epoch_of_each_range_in_the_log_and_the_ledger(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    setting.kafka.elect("flights", 0)
+    with setting.running():
+        setting.kafka.produce("flights", 0, b"b")
+        eventually(lambda: setting.positions() == [2, 0])
+        setting.kafka.elect("flights", 0)
+        setting.kafka.produce("flights", 0, b"c")
+        eventually(lambda: setting.positions() == [3, 0])
+    ends = {}
+    for each in setting.ledger.blocks.unclaimed("air"):
+        for block in setting.ledger.allocations.blocks_of("air", each.batch_time_ms):
+            header, _ = read_block(setting.storage.below("log"), block.info.handle)
+            assert header.ranges == block.info.ranges
+            ends |= {(of.partition.partition, of.until_offset): of.leader_epoch for of in block.info.ranges}
+    assert ends[0, 2] == 1
+    assert ends[0, 3] == 2
+
+
+def torn_log(setting: Setting) -> tuple[LogStorage, str, bytes]:
+    """A receiver's log of one block, whose last 7 bytes a crash took: the log, the segment, and what it was."""
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    log = setting.storage.below("log")
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+        (segment,) = log.paths()
+    whole = log.read(segment)
+    log.write_atomically(segment, whole[:-7])
+    return log, segment, whole
+
+
+def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_reported(setting: Setting) -> None:
+    log, segment, whole = torn_log(setting)
+    with setting.running():
+        eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("torn_tail_bytes", 0) > 0)
+    with setting.running():
+        pass
+    (event,) = setting.events(EventKind.LOG_REPAIRED)
+    assert (event["segment"], event["offset"] + event["bytes"]) == (segment, len(whole) - 7)
+    assert log.read(event["kept"]) == whole[event["offset"] : -7]
+    assert log.size(segment) == event["offset"]
+    assert setting.events(EventKind.LOG_DAMAGED) == []
+    setting.kafka.produce("flights", 0, b"b")
+    with setting.running():
+        eventually(lambda: setting.positions() == [2, 0])
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
+@pytest.mark.parametrize("how", ["the ledger is away", "killed before it told", "killed when it had told"])
+def test_a_tail_that_was_cut_and_not_reported_is_reported_by_the_next_receiver(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    log, segment, whole = torn_log(setting)
+    events = type(setting.ledger.events)
+    with monkeypatch.context() as patch:
+        plain = events.append
+
+        def append(self: Any, stream: str, kind: EventKind, *args: Any) -> None:
+            if kind is EventKind.LOG_REPAIRED:
+                if how == "killed when it had told":
+                    plain(self, stream, kind, *args)
+                elif how == "the ledger is away":
+                    raise LedgerUnavailableError("A failover.")
+                raise KeyError("killed")
+            plain(self, stream, kind, *args)
+
+        patch.setattr(events, "append", append)
+        assert setting.start(0).join().state is ReceiverState.FAILED
+    cut = log.size(segment)
+    assert cut < len(whole) - 7
+    for _ in range(2):
+        with setting.running():
+            eventually(lambda: setting.ledger.receivers.all("air")[0].state is ReceiverState.RUNNING)
+    (event,) = setting.events(EventKind.LOG_REPAIRED)
+    assert (event["segment"], event["offset"], event["bytes"]) == (segment, cut, len(whole) - 7 - cut)
+    assert log.read(event["kept"]) == whole[cut:-7]
+    assert log.paths("torn-unreported") == []
+
+
+def test_a_tail_that_the_ledger_relies_on_is_damage_and_reported_once(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    log = setting.storage.below("log")
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+        (segment,) = log.paths()
+    (block,) = setting.ledger.blocks.of_segment("air", segment)
+    torn = log.read(segment)[: block.info.handle.offset + 50]
+    log.write_atomically(segment, torn)
+    for _ in range(2):  # Neither life writes a block, so both find it.
+        with setting.running():
+            eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("log_damages", 0) > 0)
+    (event,) = setting.events(EventKind.LOG_DAMAGED)
+    assert (event["segment"], event["offset"], event["lost"]) == (segment, block.info.handle.offset, "flights-0[0, 1)")
+    assert log.read(segment) == torn

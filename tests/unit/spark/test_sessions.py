@@ -1,4 +1,4 @@
-""""""
+"""Spark sessions: settings, tokens, and what is refused, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""How a process ends by itself, by SIGTERM, and with the process that it depends on."""
 
 from __future__ import annotations
 

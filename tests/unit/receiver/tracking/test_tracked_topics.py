@@ -1,20 +1,37 @@
-"""Topics come, grow, go and fail: the tracker with a real ledger and receivers in threads."""
+"""Topics that come, grow, go and fail; the files by which a job is seen, and stopped, without its ledger."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.memory_storage import MemoryStorage
 from tests.unit.receiver.tracking.setting import MakeStream, Setting
 from tests.unit.receiver.waiting import eventually
 
+from headrace.batch.recover import RecoveryRefusedError, recover_if_lost
 from headrace.kafka.errors import KafkaNotAskedError
 from headrace.kafka.topics import SeenTopic
-from headrace.ledger import EventKind, PartitionState
+from headrace.ledger import EventKind, Ledger, PartitionState
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.tables import JobLease
+from headrace.receiver import tracker
 from headrace.receiver.partitioning import Discovery, Partitioning, check_key_versions
 from headrace.receiver.receiver import KeyVersionsError
+from headrace.receiver.tracker import (
+    STOP_REQUEST_PATH,
+    TrackerEnd,
+    TrackerReport,
+    find_sign,
+    find_stop_request,
+    write_stop_request,
+)
 from headrace.stream import ElasticsearchOutput, KeyIds
 from headrace.stream_context import StreamContext
+from headrace.wal.storage import open_storage
 
 KEYED = ElasticsearchOutput(hosts="http://nowhere:9200", index="air", document_ids=KeyIds())
 VERSIONED = KEYED.model_copy(update={"document_ids": KeyIds(version_from="changed_at")})
@@ -224,3 +241,108 @@ def test_a_topic_counts_as_deleted_when_three_discoveries_in_a_row_do_not_have_i
     active, ended = PartitionState.ACTIVE, PartitionState.ENDED
     assert [state_after(each) for each in (seen, missing, missing, seen)] == [active] * 4
     assert [state_after(each) for each in (missing, missing, missing)] == [active, active, ended]
+
+
+def short_lease(job: JobLease) -> JobLease:
+    return replace(job, lease_ms=300)
+
+
+def test_an_idle_job_renews_its_sign_and_deletes_it_when_it_stops(setting: Setting) -> None:
+    setting.job = short_lease(setting.job)
+    folder = open_storage(setting.stream.folder_url)
+    started_ms = setting.ledger.now_ms()
+    setting.begin()
+    eventually(lambda: find_sign(folder) is not None)
+    first = find_sign(folder)
+    assert first is not None and first.lease_ms == 300 and first.written_ms >= started_ms
+    eventually(lambda: (sign := find_sign(folder)) is not None and sign.written_ms > first.written_ms)
+    assert setting.end().end is TrackerEnd.STOPPED
+    assert find_sign(folder) is None
+
+
+def test_a_task_with_a_wrong_empty_ledger_begins_no_job_beside_an_idle_one(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.batch.recover.LEASE_MS", 1_500)
+    setting.job = short_lease(setting.job)
+    setting.kafka.produce("flights", 0, b"once")
+    setting.begin()
+    eventually(lambda: setting.positions() == 1)
+    stream = setting.stream.model_copy(update={"recover": "automatic"})
+    with Ledger.open(f"sqlite:///{tmp_path}/wrong.db") as wrong:
+        context = StreamContext(stream, wrong)
+        with pytest.raises(RecoveryRefusedError, match="it has another ledger"):
+            recover_if_lost(context)
+        assert wrong.streams.all() == []
+        assert setting.end().end is TrackerEnd.STOPPED
+        waits: list[float] = []
+        assert recover_if_lost(context, wait=waits.append) is not None
+        assert waits == [], "the job had received nothing for long, and has stopped"
+
+
+def test_a_job_that_was_cut_off_leaves_its_sign(setting: Setting) -> None:
+    folder = open_storage(setting.stream.folder_url)
+    setting.begin()
+    eventually(lambda: find_sign(folder) is not None)
+    setting.ledger.jobs.release(setting.job)
+    setting.ledger.jobs.acquire("air", holder="another", lease_ms=60_000)
+    eventually(lambda: setting.report is not None)
+    assert setting.report is not None and setting.report.end is TrackerEnd.LOST
+    assert find_sign(folder) is not None, "it is the next job's"
+
+
+def test_the_sign_is_not_renewed_while_the_ledger_does_not_answer(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting.job = short_lease(setting.job)
+    folder = open_storage(setting.stream.folder_url)
+    asked = []
+
+    def away(*_: Any, **__: Any) -> None:
+        asked.append(find_sign(folder))
+        raise LedgerUnavailableError("it does not answer")
+
+    setting.begin()
+    eventually(lambda: find_sign(folder) is not None)
+    monkeypatch.setattr(setting.ledger.jobs, "renew", away)
+    eventually(lambda: len(asked) == 3)
+    assert asked[1] == asked[2]
+
+
+@pytest.fixture
+def lost(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Setting:
+    """A job that receives, and whose ledger has just gone away."""
+
+    def away(*_: Any, **__: Any) -> None:
+        raise LedgerUnavailableError("it does not answer")
+
+    monkeypatch.setattr(tracker, "_STOP_POLL_SECONDS", 0.0)
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    monkeypatch.setattr(setting.ledger.jobs, "renew", away)
+    monkeypatch.setattr(setting.ledger.receivers, "heartbeat", away)
+    return setting
+
+
+def test_a_job_without_its_ledger_ends_when_it_is_asked_to(lost: Setting) -> None:
+    folder = open_storage(lost.stream.folder_url)
+    write_stop_request(folder, "the ledger is lost", requested_ms=lost.ledger.now_ms() + 1)
+    eventually(lambda: lost.report is not None)
+    assert lost.report == TrackerReport(TrackerEnd.WITHOUT_LEDGER, "the ledger is lost")
+    assert all(handle.stop.is_set() for handles in lost.launcher.handles.values() for handle in handles)
+
+
+def test_a_request_from_before_the_ledger_last_answered_ends_nothing(lost: Setting) -> None:
+    folder = open_storage(lost.stream.folder_url)
+    write_stop_request(folder, "long ago", requested_ms=lost.job.lease_until_ms - lost.job.lease_ms)
+    over = time.monotonic() + 1.5
+    eventually(lambda: time.monotonic() > over)
+    assert lost.report is None
+
+
+def test_a_request_that_cannot_be_read_is_none() -> None:
+    folder = MemoryStorage()
+    assert find_stop_request(folder, since_ms=0) is None
+    for content in (b"{", b"[]", b'{"reason": "x"}', b'{"reason": "x", "requested_ms": "soon"}'):
+        folder.write_atomically(STOP_REQUEST_PATH, content)
+        assert find_stop_request(folder, since_ms=0) is None

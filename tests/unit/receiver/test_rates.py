@@ -1,4 +1,4 @@
-"""The rate estimate, by Spark's PIDRateEstimatorSuite."""
+"""The rate limiter, and the rate estimate by Spark's PIDRateEstimatorSuite."""
 
 from __future__ import annotations
 
@@ -7,9 +7,83 @@ import random
 
 import pytest
 
-from headrace.receiver.rates import PidRateEstimator
+from headrace.clock import ManualClock
+from headrace.receiver.rates import PidRateEstimator, RateLimiter
 from headrace.stream.model import StreamDefinitionError
 from headrace.stream.settings import Backpressure, Limits
+
+
+class TestRateLimiter:
+    def test_initializes_even_without_a_max_rate(self) -> None:
+        limiter = RateLimiter(None, ManualClock())
+        assert limiter.grant(5_000) == 5_000
+        assert limiter.delay() == 0
+        limiter.update(105)
+        assert limiter.rate == 105
+
+    def test_updates_when_below_the_max_rate(self) -> None:
+        limiter = RateLimiter(110, ManualClock())
+        limiter.update(105)
+        assert limiter.rate == 105
+        limiter.update(-1)
+        limiter.update(0)
+        assert limiter.rate == 105, "what is no rate changes nothing"
+        limiter.update(None)
+        assert limiter.rate == 110
+
+    def test_stays_below_the_max_rate_despite_large_updates(self) -> None:
+        limiter = RateLimiter(100, ManualClock())
+        limiter.update(105)
+        assert limiter.rate == 100
+
+    def test_begins_with_the_initial_rate_below_the_max_rate(self) -> None:
+        assert RateLimiter(None, ManualClock(), initial_rate=70).rate == 70
+        assert RateLimiter(50, ManualClock(), initial_rate=70).rate == 50
+        limiter = RateLimiter(100, ManualClock(), initial_rate=70)
+        limiter.update(90)
+        assert limiter.rate == 90
+        limiter.update(None)
+        assert limiter.rate == 70, "there is no estimate"
+        with pytest.raises(ValueError, match="positive"):
+            RateLimiter(None, ManualClock(), initial_rate=0)
+
+    def test_a_rate_that_is_set_counts_from_then_on(self) -> None:
+        clock = ManualClock()
+        limiter = RateLimiter(None, clock)
+        limiter.spend(1_000_000)
+        limiter.update(100)
+        taken = 0
+        for _ in range(100):
+            clock.advance(100)
+            granted = limiter.grant(10_000)
+            limiter.spend(granted)
+            taken += granted
+        assert taken == pytest.approx(1_000, rel=0.01)
+        limiter.update(None)
+        assert limiter.grant(5_000) == 5_000
+
+    def test_the_rate_holds_over_time_with_small_bursts(self) -> None:
+        clock = ManualClock()
+        limiter = RateLimiter(1_000, clock)
+        taken = 0
+        for _ in range(100):
+            clock.advance(100)
+            granted = limiter.grant(10_000)
+            limiter.spend(granted)
+            taken += granted
+        assert taken == pytest.approx(10_000, rel=0.01)
+        clock.advance(60_000)
+        assert limiter.grant(10_000) == 200
+
+    def test_an_overdraft_is_paid_back(self) -> None:
+        clock = ManualClock()
+        limiter = RateLimiter(100, clock)
+        limiter.spend(101)
+        assert limiter.grant(1) == 0
+        assert limiter.delay() == pytest.approx(1.01)
+        clock.advance(1_100)
+        assert limiter.grant(1) == 1
+
 
 TICKS = 40
 # As Spark's: a tick a second with its records, and how long each batch took.

@@ -1,4 +1,4 @@
-"""What Kafka tells of some of an input's topics and partitions, and not of others."""
+"""Which receiver gets which partition, and what is known if Kafka answers for some partitions only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,44 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.kafka.offsets import EARLIEST
-from headrace.receiver.partitioning import AtStart, KafkaDiscoverer, Known
+from headrace.receiver.partitioning import AtStart, KafkaDiscoverer, Known, assign
 from headrace.stream import KafkaInput
+
+
+class TestAssignment:
+    def test_even_and_interleaved(self) -> None:
+        assert assign([("a", 0), ("a", 1), ("a", 2), ("a", 3)], [0, 1], {}) == {
+            ("a", 0): 0,
+            ("a", 1): 1,
+            ("a", 2): 0,
+            ("a", 3): 1,
+        }
+
+    def test_without_receivers_nothing(self) -> None:
+        assert assign([1, 2], [], {}) == {}
+
+    @given(
+        st.sets(st.integers(0, 60)),
+        st.sets(st.integers(0, 6), min_size=1),
+        st.dictionaries(st.integers(0, 60), st.integers(0, 8)),
+    )
+    def test_even_and_with_fewest_moves(
+        self, partitions: set[int], receivers: set[int], current: dict[int, int]
+    ) -> None:
+        result = assign(partitions, receivers, current)
+        assert set(result) == partitions
+        counts = sorted(list(result.values()).count(receiver) for receiver in receivers)
+        assert counts[-1] - counts[0] <= 1
+        stayed = sum(current.get(partition) == owner for partition, owner in result.items())
+        held = sorted((sum(current.get(p) == r for p in partitions) for r in receivers), reverse=True)
+        least, more = divmod(len(partitions), len(receivers))
+        best = sum(min(count, least + (rank < more)) for rank, count in enumerate(held))
+        assert stayed == best
+        assert assign(partitions, receivers, result) == result
 
 
 def answered(value: Any) -> Future[Any]:
