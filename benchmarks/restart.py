@@ -25,7 +25,7 @@ from examples.demo.elasticsearch_side import ElasticsearchSide
 from examples.demo.producing import create_topic
 
 from headrace.devstack.stack import Stack, StackOptions
-from headrace.devstack.stack_processes import processes_of_stack
+from headrace.devstack.state import processes_of_stack
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import SchemaError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from headrace.devstack.stack_processes import processes_of_stack
+from headrace.devstack.state import processes_of_stack
 
 
 def keep_evidence(data: Path, log: Path, ledger_url: str | None, stack_id: str) -> Path:

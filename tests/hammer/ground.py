@@ -32,7 +32,7 @@ from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.server import Server
 from headrace.devstack.stack import Stack, StackOptions
-from headrace.devstack.stack_processes import end_stack_processes
+from headrace.devstack.state import end_stack_processes
 
 _DISK_BYTES = 384 << 20
 # Twice the receiver job's need: a batch that finds no job to connect to is submitted, beside the next receiver job.

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from tests.hammer.kinds import Target
 
-from headrace.devstack.stack_processes import living_processes, processes_of_stack
+from headrace.devstack.state import living_processes, processes_of_stack
 
 Group = list[psutil.Process]
 """Processes that are hit together, the one that counts first."""

@@ -17,7 +17,7 @@ from tests.system.orders import DAG_FILE, TRANSFORM_FILE, Orders
 
 from headrace.devstack.postgres import PostgresServer
 from headrace.devstack.stack import Stack, StackOptions
-from headrace.devstack.stack_processes import STACK_VARIABLE, end_stack_processes
+from headrace.devstack.state import STACK_VARIABLE, end_stack_processes
 from headrace.ledger import Ledger
 
 

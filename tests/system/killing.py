@@ -7,7 +7,7 @@ import signal
 
 import psutil
 
-from headrace.devstack.stack_processes import living_processes
+from headrace.devstack.state import living_processes
 
 
 def kill_session(pid: int) -> None:

@@ -25,7 +25,7 @@ from sqlalchemy import create_engine, text
 
 from headrace.devstack.airflow_api import AirflowApi, AirflowApiError
 from headrace.devstack.stack import Stack
-from headrace.devstack.stack_processes import processes_of_stack
+from headrace.devstack.state import processes_of_stack
 from headrace.errors import HeadraceError
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.tables import JobRow

@@ -16,8 +16,7 @@ import psutil
 import pytest
 from tests.system.orders import wait_until
 
-from headrace.devstack.stack_processes import processes_of_stack
-from headrace.devstack.state import Phase, read_state
+from headrace.devstack.state import Phase, processes_of_stack, read_state
 
 pytestmark = pytest.mark.timeout(1200)
 

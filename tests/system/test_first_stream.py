@@ -21,8 +21,7 @@ from elasticsearch import Elasticsearch, NotFoundError
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.guarded_process import child_environment
 from headrace.devstack.postgres import PostgresServer
-from headrace.devstack.stack_processes import STACK_VARIABLE, end_stack_processes
-from headrace.devstack.state import Phase, StackState, read_state
+from headrace.devstack.state import STACK_VARIABLE, Phase, StackState, end_stack_processes, read_state
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = (ROOT / "docs" / "first-stream.md").read_text()

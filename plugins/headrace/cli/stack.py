@@ -27,8 +27,7 @@ from headrace.cli.output import echo
 from headrace.connections import CONNECTION_PREFIX, variable_name
 from headrace.devstack.errors import LocalStackError, StackRunningError
 from headrace.devstack.stack import LEDGER_CONNECTION, SERVICES, StackOptions
-from headrace.devstack.stack_processes import end_stack_processes
-from headrace.devstack.state import Phase, StackState, read_state, write_state
+from headrace.devstack.state import Phase, StackState, end_stack_processes, read_state, write_state
 from headrace.devstack.supervisor import RESTART_SIGNAL, supervise
 
 _STOP_SECONDS = 120

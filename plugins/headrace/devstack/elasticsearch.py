@@ -7,8 +7,7 @@ import urllib.request
 from pathlib import Path
 
 from headrace.devstack.guarded_process import ProcessSpec, child_environment
-from headrace.devstack.jars import ELASTICSEARCH_VERSION, bundle_jars
-from headrace.devstack.java import find_java
+from headrace.devstack.jars import ELASTICSEARCH_VERSION, bundle_jars, find_java
 from headrace.devstack.server import LOOPBACK, Server, free_port
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from headrace.devstack.errors import LocalStackError
 from headrace.devstack.guarded_process import ProcessSpec, child_environment
-from headrace.devstack.jars import bundle_jars
-from headrace.devstack.java import find_java
+from headrace.devstack.jars import bundle_jars, find_java
 from headrace.devstack.server import LOOPBACK, Server, free_port
 
 

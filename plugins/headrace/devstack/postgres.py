@@ -22,7 +22,7 @@ from headrace.devstack.errors import LocalStackError
 from headrace.devstack.guarded_process import ProcessSpec, child_environment
 from headrace.devstack.jars import bundle_jars, cache_dir, postgres_bundle
 from headrace.devstack.server import LOOPBACK, Server, free_port
-from headrace.devstack.shared_files import exclusive, write_atomically
+from headrace.devstack.state import exclusive, write_atomically
 
 if TYPE_CHECKING:
     from psycopg import sql

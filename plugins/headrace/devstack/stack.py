@@ -18,10 +18,11 @@ from headrace.devstack.errors import LocalStackError
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.postgres import PostgresServer
 from headrace.devstack.server import LOOPBACK, Server, free_port, is_free
-from headrace.devstack.stack_processes import STACK_VARIABLE, ProcessRef
 from headrace.devstack.state import (
+    STACK_VARIABLE,
     Login,
     Phase,
+    ProcessRef,
     ServiceState,
     StackState,
     read_state,

@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from headrace.devstack.errors import StackRunningError
-from headrace.devstack.shared_files import exclusive
 from headrace.devstack.stack import Stack, StackOptions
-from headrace.devstack.stack_processes import end_stack_processes
-from headrace.devstack.state import StackState, read_state
+from headrace.devstack.state import StackState, end_stack_processes, exclusive, read_state
 from headrace.errors import HeadraceError
 
 LOCK_FILE = "lock"

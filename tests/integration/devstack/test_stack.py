@@ -21,8 +21,7 @@ from tests.support.living_process import is_alive
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.guarded_process import child_environment
 from headrace.devstack.postgres import USER, PostgresServer
-from headrace.devstack.stack_processes import processes_of_stack
-from headrace.devstack.state import Phase, StackState
+from headrace.devstack.state import Phase, StackState, processes_of_stack
 
 _POSTGRES_ALONE = ["--without", "airflow", "--without", "kafka", "--without", "elasticsearch"]
 

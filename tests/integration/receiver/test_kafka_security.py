@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
 )
 
 from headrace.connections import variable_name
-from headrace.devstack.java import find_java
+from headrace.devstack.jars import find_java
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.server import LOOPBACK, free_port
 from headrace.ledger import PartitionState

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from headrace.devstack.stack_processes import living_processes
+from headrace.devstack.state import living_processes
 
 
 def executors(application: Any) -> dict[str, dict[str, Any]]:

@@ -15,8 +15,7 @@ from headrace.cli import stack
 from headrace.cli.main import app
 from headrace.cli.stack import login_line
 from headrace.connections import resolve
-from headrace.devstack.stack_processes import ProcessRef
-from headrace.devstack.state import Login, Phase, ServiceState, StackState, write_state
+from headrace.devstack.state import Login, Phase, ProcessRef, ServiceState, StackState, write_state
 
 
 def test_the_status_of_a_folder_without_a_stack_is_an_error_with_the_exit_code_of_a_stack_that_does_not_run(

@@ -12,10 +12,19 @@ import pytest
 
 from headrace.devstack.errors import LocalStackError
 from headrace.devstack.server import free_port, is_free
-from headrace.devstack.shared_files import exclusive
 from headrace.devstack.stack import StackOptions
-from headrace.devstack.stack_processes import STACK_VARIABLE, ProcessRef, end_stack_processes, processes_of_stack
-from headrace.devstack.state import Phase, ServiceState, StackState, read_state, write_state
+from headrace.devstack.state import (
+    STACK_VARIABLE,
+    Phase,
+    ProcessRef,
+    ServiceState,
+    StackState,
+    end_stack_processes,
+    exclusive,
+    processes_of_stack,
+    read_state,
+    write_state,
+)
 
 
 def test_a_state_comes_back_as_it_was_written(tmp_path: Path) -> None:

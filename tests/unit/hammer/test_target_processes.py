@@ -14,7 +14,7 @@ import pytest
 from tests.hammer.kinds import Target
 from tests.hammer.target_processes import TargetProcesses
 
-from headrace.devstack.stack_processes import STACK_VARIABLE
+from headrace.devstack.state import STACK_VARIABLE
 
 Start = Callable[..., int]
 SLEEP = "import time; print(flush=True); time.sleep(600)"

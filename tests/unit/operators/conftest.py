@@ -14,7 +14,7 @@ from tests.support.records import TOPIC_ID, make_block
 from tests.unit.operators import toy_micro_batch
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
-from headrace.devstack.stack_processes import living_processes
+from headrace.devstack.state import living_processes
 from headrace.hooks.ledger import register
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.ledger import Ledger
