@@ -365,12 +365,12 @@ def run_each(receiving: Receiving, *, seconds: float, batches: int = 6) -> None:
 
 def test_runs_that_are_longer_than_the_interval_are_reported_with_remedies(receiving: Receiving) -> None:
     run_each(receiving, seconds=25)
-    found = slow_runs(receiving.ledger, "shop", coalesces=True)
-    assert found is not None
-    assert (found.run_ms, found.interval_ms) == (25_000, 10_000)
-    assert "runs take 25.0 s and the batch interval is 10 s" in str(found)
-    assert "longer batch_interval" in str(found)
-    assert "single_task=True" in str(found)
+    report = slow_runs(receiving.ledger, "shop", coalesces=True)
+    assert report is not None
+    assert (report.run_ms, report.interval_ms) == (25_000, 10_000)
+    assert "runs take 25.0 s and the batch interval is 10 s" in str(report)
+    assert "longer batch_interval" in str(report)
+    assert "single_task=True" in str(report)
 
 
 @pytest.mark.parametrize(("seconds", "batches"), [(25, 4), (10, 6)], ids=["too few batches", "in time"])

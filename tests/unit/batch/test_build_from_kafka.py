@@ -35,7 +35,7 @@ class FakeOffsets:
     left a hole; offsets below ``low[p]`` are gone."""
 
     def __init__(self, times: Mapping[int, list[int | None]], topic_id: str = "id-1") -> None:
-        self.times = {partition: list(each) for partition, each in times.items()}
+        self.times = {partition: list(timestamps) for partition, timestamps in times.items()}
         self.low = dict.fromkeys(self.times, 0)
         self.topic_id = topic_id
         self.missing: list[str] = []
@@ -52,16 +52,16 @@ class FakeOffsets:
 
     def first_at(self, untils: Mapping[TopicPartition, int], timestamp_ms: int) -> Mapping[TopicPartition, int]:
         return {
-            each: next((at for at, time in self._records(each, until) if time >= timestamp_ms), until)
-            for each, until in untils.items()
+            partition: next((at for at, time in self._records(partition, until) if time >= timestamp_ms), until)
+            for partition, until in untils.items()
         }
 
     def kept(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Kept | None]:
-        found = {}
-        for each in partitions:
-            low, end = self.low[each.partition], len(self.times[each.partition])
-            found[each] = Kept(low, end, self.timestamp_of_first(each, low, end))
-        return found
+        kept_offsets = {}
+        for partition in partitions:
+            low, end = self.low[partition.partition], len(self.times[partition.partition])
+            kept_offsets[partition] = Kept(low, end, self.timestamp_of_first(partition, low, end))
+        return kept_offsets
 
     def timestamp_of_first(self, partition: TopicPartition, begin: int, until: int) -> int | None:
         return next((time for at, time in self._records(partition, until) if at >= begin), None)
@@ -103,7 +103,10 @@ class Building:
         self.ledger.positions.ensure_all(
             self.job,
             "clicks",
-            {TopicPartition("clicks", topic_id, each, seen.incarnation): offset for each, offset in starting.items()},
+            {
+                TopicPartition("clicks", topic_id, number, seen.incarnation): offset
+                for number, offset in starting.items()
+            },
         )
         return self
 
@@ -126,9 +129,9 @@ class Building:
         ranges = manifest.ranges("clicks")
         assert [
             RecordedRange(row.partition, row.from_offset, row.until_offset, None) for row in allocation.inputs
-        ] == sorted(ranges, key=lambda each: each.partition)
+        ] == sorted(ranges, key=lambda covered: covered.partition)
         assert (batch.blocks, batch.records) == (0, manifest.records)
-        return {each.partition.partition: (each.from_offset, each.until_offset) for each in ranges}
+        return {covered.partition.partition: (covered.from_offset, covered.until_offset) for covered in ranges}
 
 
 @pytest.fixture(scope="module")
@@ -173,15 +176,15 @@ def test_built_batches_are_the_running_maximum_and_neither_overlap_nor_leave_hol
     }
     starting = {number: min(begin, len(times[number])) for number, (_, begin) in enumerate(partitions)}
     building = Building(folder, ledger, FakeOffsets(times)).begin(starting)
-    found = {ago(each): building.built(ago(each)) for each in order}
+    built = {ago(seconds): building.built(ago(seconds)) for seconds in order}
     for number, shifts in times.items():
         maxima = itertools.accumulate((time for time in shifts if time is not None), max)
         wanted: dict[int, list[int]] = {}
         for at, maximum in enumerate(maxima):
             if at < starting[number]:
                 wanted.setdefault((maximum // INTERVAL_MS + 1) * INTERVAL_MS, []).append(at)
-        taken = {time: list(range(*ranges[number])) for time, ranges in found.items() if number in ranges}
-        assert taken == {time: offsets for time, offsets in wanted.items() if time in found}
+        taken = {time: list(range(*ranges[number])) for time, ranges in built.items() if number in ranges}
+        assert taken == {time: offsets for time, offsets in wanted.items() if time in built}
 
 
 def test_neighbours_meet_also_after_compaction_took_the_records_by_which_they_were_found(
@@ -299,7 +302,7 @@ def test_a_topic_that_is_gone_or_another_is_refused(folder: Path, ledger: Ledger
 
 
 def test_a_lost_manifest_of_ranges_is_written_again(folder: Path, ledger: Ledger) -> None:
-    times: list[int | None] = [ZERO_MS - 5_000 + each for each in range(4)]
+    times: list[int | None] = [ZERO_MS - 5_000 + number for number in range(4)]
     building = Building(folder, ledger, FakeOffsets({0: times, 1: times})).begin({0: 4, 1: 3})
     first = building.built(ZERO_MS)
     batch = building.build(ZERO_MS).batch

@@ -66,10 +66,10 @@ def break_block(receiving: Receiving, number: int) -> None:
 
 def gaps(ledger: Ledger) -> list[tuple[int, int]]:
     """Each has its event too."""
-    found = [(gap.from_offset, gap.until_offset) for gap in ledger.gaps.page("shop")]
+    lost = [(gap.from_offset, gap.until_offset) for gap in ledger.gaps.page("shop")]
     events = ledger.events.latest("shop", kinds=[EventKind.GAP])
-    assert [(event.payload["from_offset"], event.payload["until_offset"]) for event in events] == found
-    return found
+    assert [(event.payload["from_offset"], event.payload["until_offset"]) for event in events] == lost
+    return lost
 
 
 def position(ledger: Ledger) -> int:

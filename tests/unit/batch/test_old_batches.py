@@ -238,7 +238,7 @@ def test_an_old_batch_that_was_repeated_without_success_does_not_stop_the_remova
     run(receiving, range(6, 9))
     row = receiving.ledger.batches.get("shop", START_MS + 2 * INTERVAL_MS)
     assert row.state is {"failed": BatchState.FAILED, "killed": BatchState.RUNNING}[ending]
-    assert row.batch_time_ms not in [each.batch_time_ms for each in receiving.ledger.history.unfiled("shop")]
+    assert row.batch_time_ms not in [batch.batch_time_ms for batch in receiving.ledger.history.unfiled("shop")]
     assert findings(receiving.ledger) == []
     assert rebuilt_times(receiving, tmp_path) == times(receiving.ledger)
     run(receiving, range(9, 16))
@@ -446,9 +446,9 @@ def test_a_history_that_is_shorter_than_what_the_log_keeps_is_refused(tmp_path: 
         )
 
 
-def without_topics(found: list[Any]) -> list[Any]:
+def without_topics(findings: list[Any]) -> list[Any]:
     """Without what is said of topics that the life makes anew while their partitions are read."""
-    return [finding for finding in found if getattr(finding, "problem", None) is not Problem.TOPIC_WRONG]
+    return [finding for finding in findings if getattr(finding, "problem", None) is not Problem.TOPIC_WRONG]
 
 
 KINDS: dict[str, dict[str, Any]] = {

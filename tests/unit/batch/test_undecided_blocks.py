@@ -50,9 +50,9 @@ def decide(
         saved = SimpleNamespace(positions=rows, receivers=(receiver,), gaps=())
     positions = {("clicks", partition): [offset] for partition, offset in (opened or {}).items()}
     contents = SimpleNamespace(frames=frames, saved=saved, manifests={}, positions=positions, lost=())
-    found = accepted_blocks(cast(FolderContents, cast(Any, contents)))
-    epochs = sorted(info.epoch for info in found.blocks), sorted(info.epoch for info in found.undecided)
-    return *epochs, found.refused
+    decided = accepted_blocks(cast(FolderContents, cast(Any, contents)))
+    epochs = sorted(info.epoch for info in decided.blocks), sorted(info.epoch for info in decided.undecided)
+    return *epochs, decided.refused
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -40,7 +40,7 @@ class Unsynced(Receiving):
             self.receiver,
             self.lease.epoch,
             clock=self.clock,
-            accepted=lambda segment: [each.info for each in self.ledger.blocks.of_segment("shop", segment)],
+            accepted=lambda segment: [block.info for block in self.ledger.blocks.of_segment("shop", segment)],
             segment_bytes=SEGMENT_BYTES,
             sync_blocks=False,
         )

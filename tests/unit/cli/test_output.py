@@ -81,7 +81,7 @@ def test_text_of_others_does_not_control_the_terminal(capsys: pytest.CaptureFixt
     print_table(["error"], [[bad]])
     printed = capsys.readouterr()
     for text in (printed.out, printed.err):
-        assert not [each for each in text if not each.isprintable() and each != "\n"]
+        assert not [character for character in text if not character.isprintable() and character != "\n"]
         assert r"a\x1b]0;title\x07b\x9b2Jc\u202ed" in text
 
 

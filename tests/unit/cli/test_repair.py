@@ -85,7 +85,7 @@ def test_a_refused_recovery_is_explained_in_a_sentence(stream: Stream, tmp_path:
 def test_a_definition_in_a_module_of_the_current_folder_is_found(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
     monkeypatch.chdir(tmp_path)
     text = f"from headrace.stream import Stream\nstream = Stream.from_json({stream.to_json()!r})\n"
     Path("shop_of_this_folder.py").write_text(text)
@@ -109,11 +109,11 @@ def forge(stream: Stream, **changed: object) -> Stream:
     """A checkpoint of somebody who can write into the stream's folder: another definition, newer than any DAG's."""
     folder = open_storage(stream.storage.url).below("shop")
     forged = stream.model_copy(update=changed)
-    found = read_newest(folder)
-    row = found.state["stream"] | {"definition": forged.to_json(), "declared_at_ms": 9_000_000_000_000}
-    revisions = [{**each, "definition": forged.to_json()} for each in found.state["revisions"]]
-    written_at_ms, state = found.written_at_ms + 1, {**found.state, "stream": row, "revisions": revisions}
-    replace(found, written_at_ms=written_at_ms, state=state).write(folder)
+    newest = read_newest(folder)
+    row = newest.state["stream"] | {"definition": forged.to_json(), "declared_at_ms": 9_000_000_000_000}
+    revisions = [{**revision, "definition": forged.to_json()} for revision in newest.state["revisions"]]
+    written_at_ms, state = newest.written_at_ms + 1, {**newest.state, "stream": row, "revisions": revisions}
+    replace(newest, written_at_ms=written_at_ms, state=state).write(folder)
     return forged
 
 
@@ -148,10 +148,10 @@ def test_code_that_the_folder_names_is_shown_and_asked_for(stream: Stream, monke
     storage = ("--storage", stream.storage.url)
     tried = run(stream, *storage, "--dry-run")
     assert tried.exit_code == 0, tried.output
-    assert all(each in tried.stdout for each in named)
+    assert all(text in tried.stdout for text in named)
     refused = run(stream, *storage)
     assert refused.exit_code == 1
-    assert all(each in refused.stderr for each in named)
+    assert all(text in refused.stderr for text in named)
     assert "--accept-code" in refused.stderr
     with Ledger.open(stream.ledger, create=False) as ledger:
         assert ledger.streams.all() == []

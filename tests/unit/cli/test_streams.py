@@ -73,7 +73,7 @@ def test_the_commands_say_what_the_page_says(stream: Stream) -> None:
         judged = summarize(ledger, ledger.streams.get("shop"), default_place("shop", stream.ledger), {})
     assert judged.state == "failing"
     reason = " ".join(judged.reason.split())
-    listed, shown = (run(stream, *each).stdout for each in (("streams", "list"), ("streams", "show", "shop")))
+    listed, shown = (run(stream, *arguments).stdout for arguments in (("streams", "list"), ("streams", "show", "shop")))
     assert f"shop is failing: {reason} What to do: {judged.remedy}\n" in listed
     assert (
         f"Stream shop is failing since {time_text(judged.since_ms)}: {reason}\nWhat to do: {judged.remedy}\n" in shown
@@ -92,8 +92,11 @@ def test_a_listener_that_loses_events_is_shown(stream: Stream) -> None:
     shown = run(stream, "streams", "show", "shop").stdout
     assert "Listener slow: 1,234 events dropped\n" in shown
     assert "quick" not in shown
-    found = answer(stream, "streams", "show", "shop")
-    assert [(each["name"], each["dropped"]) for each in found["listeners"]] == [("quick", 0), ("slow", 1234)]  # type: ignore[index]
+    detail = answer(stream, "streams", "show", "shop")
+    assert [(listener["name"], listener["dropped"]) for listener in detail["listeners"]] == [
+        ("quick", 0),
+        ("slow", 1234),
+    ]  # type: ignore[index]
 
 
 def test_a_stream_by_timestamp_shows_its_watermarks(stream: Stream) -> None:
@@ -148,8 +151,8 @@ def test_a_receiver_is_shown_with_its_pause_and_its_numbers(stream: Stream) -> N
             assert ("Receiver shop/clicks/0 is paused: the disk is full." in shown) is (reason is not None)
             assert "4,321" in shown
             assert time_text(1_700_000_000_000) in shown
-            found = answer(stream, "streams", "show", "shop")
-            assert found["receivers"][0]["paused_reason"] == reason  # type: ignore[index]
+            detail = answer(stream, "streams", "show", "shop")
+            assert detail["receivers"][0]["paused_reason"] == reason  # type: ignore[index]
 
 
 def test_a_receivers_last_error_is_shown_with_its_time_and_its_executor(stream: Stream) -> None:
@@ -248,7 +251,7 @@ def test_batches_are_listed_and_shown_by_their_time(stream: Stream) -> None:
 
 def test_events_are_listed_newest_first(stream: Stream) -> None:
     listed: Any = answer(stream, "events", "list", "shop")
-    assert [each["kind"] for each in listed] == ["batch_allocated", "job_started", "stream_registered"]
+    assert [event["kind"] for event in listed] == ["batch_allocated", "job_started", "stream_registered"]
     lines = run(stream, "events", "list", "shop", "--limit", "1").stdout.splitlines()
     assert next(line.split()[0] for line in lines if line.strip()) == "at"
     assert "batch_allocated" in "".join(lines)
@@ -307,8 +310,8 @@ def test_check_finds_a_transform_where_a_batch_would(stream: Stream, tmp_path: P
     fields = {**json.loads(stream.to_json()), "spark": {"py_files": [str(tmp_path / "checked_by_the_command.py")]}}
     definition = tmp_path / "with_transform.json"
     definition.write_text(json.dumps({**fields, "transform": "checked_by_the_command:rows"}))
-    found = CliRunner().invoke(app, ["streams", "check", str(definition)])
-    assert found.exit_code == 0, found.output
+    answered = CliRunner().invoke(app, ["streams", "check", str(definition)])
+    assert answered.exit_code == 0, answered.output
     definition.write_text(json.dumps({**fields, "transform": "checked_by_the_command:misfit"}))
     refused = CliRunner().invoke(app, ["streams", "check", str(definition)])
     assert refused.exit_code == 1
@@ -335,7 +338,7 @@ def test_stop_without_a_ledger_leaves_a_request_in_the_streams_folder(tmp_path: 
 
 @pytest.mark.parametrize("arguments", [["--storage", "{folder}"], []], ids=["another folder", "neither"])
 def test_stop_asks_for_the_ledger_or_the_storage(tmp_path: Path, arguments: list[str]) -> None:
-    given = [each.format(folder=tmp_path) for each in arguments]
+    given = [argument.format(folder=tmp_path) for argument in arguments]
     refused = CliRunner().invoke(app, ["streams", "stop", "shop", *given], env={"HEADRACE_LEDGER": None})
     assert refused.exit_code == 2
     assert "storage" in refused.output

@@ -156,8 +156,8 @@ def test_a_java_that_fails_is_quoted(tmp_path: Path) -> None:
 )
 def test_java_home_wins_and_its_version_is_read(tmp_path: Path, text: str, version: int) -> None:
     java = _fake_java(tmp_path, text)
-    found = find_java({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin"})
-    assert (found.executable, found.version) == (java, version)
+    installation = find_java({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin"})
+    assert (installation.executable, installation.version) == (java, version)
 
 
 def test_advice_fits_the_platform() -> None:

@@ -44,11 +44,11 @@ def test_no_state_is_none_and_a_foreign_file_an_error(tmp_path: Path) -> None:
 def test_a_running_stack_without_supervisor_is_shown_as_stopped() -> None:
     services = {"kafka": ServiceState(name="kafka", phase=Phase.RUNNING)}
     dead = ProcessRef(pid=os.getpid(), started=1.0)
-    found = StackState(id="a", phase=Phase.RUNNING, supervisor=dead, services=services).as_found()
-    assert found.phase is Phase.STOPPED
-    assert found.services["kafka"].phase is Phase.STOPPED
-    assert found.error is not None
-    assert "headrace stack down" in found.error
+    state = StackState(id="a", phase=Phase.RUNNING, supervisor=dead, services=services).as_found()
+    assert state.phase is Phase.STOPPED
+    assert state.services["kafka"].phase is Phase.STOPPED
+    assert state.error is not None
+    assert "headrace stack down" in state.error
 
 
 def test_a_server_that_has_just_died_is_shown_as_failed() -> None:
@@ -57,8 +57,8 @@ def test_a_server_that_has_just_died_is_shown_as_failed() -> None:
         "kafka": ServiceState(name="kafka", phase=Phase.RUNNING, process=ProcessRef(pid=os.getpid(), started=1.0)),
         "postgres": ServiceState(name="postgres", phase=Phase.RUNNING, process=own),
     }
-    found = StackState(id="a", phase=Phase.RUNNING, supervisor=own, services=services).as_found()
-    assert {name: service.phase for name, service in found.services.items()} == {
+    state = StackState(id="a", phase=Phase.RUNNING, supervisor=own, services=services).as_found()
+    assert {name: service.phase for name, service in state.services.items()} == {
         "kafka": Phase.FAILED,
         "postgres": Phase.RUNNING,
     }

@@ -201,8 +201,8 @@ class Shop:
     def copy_row(self, table: str, where: str, **changes: object) -> None:
         """Add a row that is like another one."""
         with closing(sqlite3.connect(self.ledger_file)) as connection, connection:
-            found = connection.execute(f"SELECT * FROM {table} WHERE {where}")
-            row = dict(zip((column[0] for column in found.description), found.fetchone(), strict=True)) | changes
+            rows = connection.execute(f"SELECT * FROM {table} WHERE {where}")
+            row = dict(zip((column[0] for column in rows.description), rows.fetchone(), strict=True)) | changes
             names, marks = ", ".join(row), ", ".join("?" * len(row))
             connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values()))
 

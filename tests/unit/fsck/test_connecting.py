@@ -143,8 +143,8 @@ def test_outputs_of_the_same_ids_and_one_index_by_two_names_are_found(
         ElasticsearchOutput(id="two", hosts=f"http://localhost:{port}", index="sales", document_ids=ids),
         ElasticsearchOutput(id="away", hosts=f"http://{CLOSED}", index="shop"),
     )
-    found = list(check_shared_indices(make(tmp_path, outputs=outputs)))
-    assert [(each.name, "Output one writes into the same index" in (each.error or "")) for each in found] == [
+    checks = list(check_shared_indices(make(tmp_path, outputs=outputs)))
+    assert [(check.name, "Output one writes into the same index" in (check.error or "")) for check in checks] == [
         ("output two", True)
     ] * wrong
 
@@ -215,6 +215,6 @@ def test_the_command_lists_every_check_and_fails_where_one_does(
     assert "ok     storage" in reported.stdout
     answer = CliRunner().invoke(app, ["streams", "check", str(definition), "--connect", "--json"])
     assert answer.exit_code == 1
-    checks = {each["name"]: each["error"] for each in json.loads(answer.stdout)["checks"]}
+    checks = {check["name"]: check["error"] for check in json.loads(answer.stdout)["checks"]}
     assert [name for name, error in checks.items() if error] == ["input records"]
     assert CliRunner().invoke(app, ["streams", "check", str(definition)]).exit_code == 0

@@ -152,18 +152,18 @@ BY_SQL: dict[str, tuple[str, list[tuple[str, str]]]] = {
 def test_a_ledger_that_was_changed_is_noticed(shop: Shop, harm: str) -> None:
     statement, expected = BY_SQL[harm]
     shop.sql(statement)
-    found = shop.found()
+    problems = shop.found()
     for problem, subject in expected:
-        assert any(reported == problem and subject in of for reported, of in found), found
+        assert any(reported == problem and subject in of for reported, of in problems), problems
 
 
 def test_a_block_that_is_there_twice_is_noticed(shop: Shop) -> None:
     shop.copy_row("blocks", "block_id = 5", block_id=99, sequence=90, frame_offset=100_000)
-    found = shop.found()
-    assert ("offsets_twice", f"{CLICKS_0} at 13") in found
-    assert ("offsets_twice", f"{CLICKS_1} at 6") in found
-    assert ("block_wrong", "block 99") in found
-    assert ("unclaimed_wrong", T4) in found
+    problems = shop.found()
+    assert ("offsets_twice", f"{CLICKS_0} at 13") in problems
+    assert ("offsets_twice", f"{CLICKS_1} at 6") in problems
+    assert ("block_wrong", "block 99") in problems
+    assert ("unclaimed_wrong", T4) in problems
 
 
 def test_two_current_topics_of_a_name_are_noticed(shop: Shop) -> None:
@@ -298,10 +298,10 @@ def test_a_ledger_that_was_set_back_is_noticed(shop: Shop) -> None:
     shop.run(TIMES[3])
     ledger.close()
     file.write_bytes(old)
-    found = shop.found()
-    assert ("ledger_set_back", CLICKS_0) in found
-    assert ("ledger_set_back", T4) in found
-    assert any(problem == "block_unknown" for problem, _ in found)
+    problems = shop.found()
+    assert ("ledger_set_back", CLICKS_0) in problems
+    assert ("ledger_set_back", T4) in problems
+    assert any(problem == "block_unknown" for problem, _ in problems)
 
 
 def test_a_frame_that_was_never_accepted_is_no_finding(shop: Shop) -> None:

@@ -92,12 +92,12 @@ class Setting:
 
     def stored(self) -> list[tuple[int, int, bytes]]:
         """(partition, offset, value) of every accepted block, read back from the log."""
-        found = []
-        for each in self.ledger.blocks.unclaimed("air"):
-            for block in self.ledger.allocations.blocks_of("air", each.batch_time_ms):
+        values = []
+        for unclaimed in self.ledger.blocks.unclaimed("air"):
+            for block in self.ledger.allocations.blocks_of("air", unclaimed.batch_time_ms):
                 _, batch = read_block(self.storage.below("log"), block.info.handle)
-                found += [(row["partition"], row["offset"], row["value"]) for row in batch.to_pylist()]
-        return sorted(found)
+                values += [(row["partition"], row["offset"], row["value"]) for row in batch.to_pylist()]
+        return sorted(values)
 
     def receiver(self) -> ReceiverRow:
         (row,) = self.ledger.receivers.all("air")

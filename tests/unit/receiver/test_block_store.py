@@ -182,8 +182,8 @@ def handles(setting: Setting) -> list[BlockHandle]:
     blocks = setting.ledger.allocations.blocks_of
     return [
         block.info.handle
-        for each in setting.ledger.blocks.unclaimed("air")
-        for block in blocks("air", each.batch_time_ms)
+        for unclaimed in setting.ledger.blocks.unclaimed("air")
+        for block in blocks("air", unclaimed.batch_time_ms)
     ]
 
 
@@ -206,7 +206,7 @@ def test_each_stored_block_is_copied_and_read_from_the_copy(setting: Setting) ->
     assert [block.batch.column("value")[0].as_py() for block in read] == [b"0", b"1", b"2"]
     assert (copies.counts.hits, copies.counts.misses) == (3, 0)
     stats = setting.receiver().stats
-    assert (stats["copied_bytes"], stats["copy_failures"]) == (sum(each.length for each in stored), 0)
+    assert (stats["copied_bytes"], stats["copy_failures"]) == (sum(handle.length for handle in stored), 0)
 
 
 def test_a_block_that_the_ledger_has_not_accepted_is_not_copied(

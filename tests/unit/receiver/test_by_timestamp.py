@@ -35,22 +35,22 @@ class Timed:
         return self.zero + int(seconds * SECOND)
 
     def produce(self, partition: int, *seconds: float) -> None:
-        entries = [FakeEntry(b"%g" % each, timestamp_ms=self.at(each)) for each in seconds]
+        entries = [FakeEntry(b"%g" % second, timestamp_ms=self.at(second)) for second in seconds]
         self.kafka.produce("flights", partition, *entries)
 
     def blocks(self) -> list[StoredBlock]:
         unclaimed = self.ledger.blocks.unclaimed("air")
-        return [block for each in unclaimed for block in self.ledger.allocations.blocks_of("air", each.batch_time_ms)]
+        return [block for row in unclaimed for block in self.ledger.allocations.blocks_of("air", row.batch_time_ms)]
 
     def batches(self) -> dict[float, list[tuple[int, float]]]:
         """By batch time: partition and timestamp of its records in order."""
-        found: dict[float, list[tuple[int, float]]] = {}
+        batches: dict[float, list[tuple[int, float]]] = {}
         for block in self.blocks():
             header, batch = read_block(self.storage.below("log"), block.info.handle)
             assert header.event_time_ms == block.info.event_time_ms
             rows = [(row["partition"], float(row["value"])) for row in batch.to_pylist()]
-            found.setdefault((block.batch_time_ms - self.zero) / SECOND, []).extend(rows)
-        return {each: sorted(rows) for each, rows in found.items()}
+            batches.setdefault((block.batch_time_ms - self.zero) / SECOND, []).extend(rows)
+        return {batch: sorted(rows) for batch, rows in batches.items()}
 
     def drained(self) -> list[int]:
         rows = {row.partition: row.drained_ms for row in self.ledger.positions.all("air")}

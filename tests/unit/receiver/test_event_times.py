@@ -35,8 +35,8 @@ def chunk(rows: Sequence[Row], ranges: Sequence[OffsetRange]) -> RecordChunk:
         "topic": [tp.topic for tp, _, _ in rows],
         "partition": [tp.partition for tp, _, _ in rows],
         "offset": [offset for _, offset, _ in rows],
-        "timestamp": [-1 if each is None else each for _, _, each in rows],
-        "timestampType": [-1 if each is None else 0 for _, _, each in rows],
+        "timestamp": [-1 if timestamp is None else timestamp for _, _, timestamp in rows],
+        "timestampType": [-1 if timestamp is None else 0 for _, _, timestamp in rows],
         "headers": [None] * len(rows),
         "incarnation": [tp.incarnation for tp, _, _ in rows],
     }
@@ -45,7 +45,7 @@ def chunk(rows: Sequence[Row], ranges: Sequence[OffsetRange]) -> RecordChunk:
 
 
 def of_one(times: Sequence[int | None], *, until: int | None = None, first: int = 0) -> RecordChunk:
-    rows = [(A0, first + number, each) for number, each in enumerate(times)]
+    rows = [(A0, first + number, timestamp) for number, timestamp in enumerate(times)]
     end = first + len(rows) if until is None else until
     return chunk(rows, [OffsetRange(A0, first, end, len(rows))])
 
@@ -58,7 +58,7 @@ def reported(parts: Sequence[RecordChunk]) -> list[tuple[int | None, int, int, i
 def split(*chunks: RecordChunk, watermark_ms: int | None = None, now_ms: int = NOW) -> list[RecordChunk]:
     times = EventTimes(INTERVAL, lambda: now_ms)
     times.begin(A0, watermark_ms)
-    return [part for each in chunks for part in times.split(each)]
+    return [part for one_chunk in chunks for part in times.split(one_chunk)]
 
 
 def test_what_lies_in_one_interval_stays_one_chunk() -> None:
@@ -181,9 +181,9 @@ class Reading:
         """Cut what was read and store it as blocks."""
         for group in by_event_time(self.filling):
             batch, ranges = combine(group)
-            for each in ranges:
-                assert each.from_offset == self.stored[each.partition], "a hole or an overlap"
-                self.stored[each.partition] = each.until_offset
+            for covered in ranges:
+                assert covered.from_offset == self.stored[covered.partition], "a hole or an overlap"
+                self.stored[covered.partition] = covered.until_offset
             if batch is not None:
                 self._stored(batch, ranges, group[0].event_time_ms)
         assert self.stored == self.at
@@ -191,13 +191,13 @@ class Reading:
 
     def _stored(self, batch: pa.RecordBatch, ranges: Sequence[OffsetRange], event_time_ms: int | None) -> None:
         assert event_time_ms is not None
-        of = {(each.partition.topic, each.partition.partition): each for each in ranges}
+        of = {(covered.partition.topic, covered.partition.partition): covered for covered in ranges}
         for row in batch.to_pylist():
-            each = of[row["topic"], row["partition"]]
-            assert each.from_offset <= row["offset"] < each.until_offset
-            self.found[each.partition, row["offset"]] = event_time_ms // INTERVAL
-        for each in ranges:
-            self.watermarks[each.partition] = max(self.watermarks.get(each.partition, 0), event_time_ms)
+            covered = of[row["topic"], row["partition"]]
+            assert covered.from_offset <= row["offset"] < covered.until_offset
+            self.found[covered.partition, row["offset"]] = event_time_ms // INTERVAL
+        for covered in ranges:
+            self.watermarks[covered.partition] = max(self.watermarks.get(covered.partition, 0), event_time_ms)
 
 
 ENTRY = st.one_of(st.integers(0, 600), st.sampled_from([None, HOLE, 10_000]))

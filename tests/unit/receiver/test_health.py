@@ -197,22 +197,22 @@ RECEIVED: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("change", RECEIVED)
 def test_what_receivers_read_is_a_difference(tmp_path: Path, change: str) -> None:
     changes, expected = RECEIVED[change]
-    found = list(receiving_differences(shop(tmp_path), shop(tmp_path, **changes)))
-    assert found == [text.format(folder=tmp_path) for text in expected]
+    differences = list(receiving_differences(shop(tmp_path), shop(tmp_path, **changes)))
+    assert differences == [text.format(folder=tmp_path) for text in expected]
 
 
 def test_another_connection_of_a_listener_is_a_difference(tmp_path: Path) -> None:
     before, after = (
         shop(tmp_path, listeners=[Listener(reference="mine:Mine", connection=connection)]) for connection in (None, "a")
     )
-    (found,) = receiving_differences(before, after)
-    assert found == "listeners was mine:Mine (mine:Mine {}) and is mine:Mine (mine:Mine {}, connection a)"
+    (difference,) = receiving_differences(before, after)
+    assert difference == "listeners was mine:Mine (mine:Mine {}) and is mine:Mine (mine:Mine {}, connection a)"
 
 
 def test_an_output_that_stops_the_stream_when_a_topic_grows_is_one_too(tmp_path: Path) -> None:
     output = {"kind": "elasticsearch", "hosts": "http://127.0.0.1:1", "index": "clicks", "document_ids": KeyIds()}
-    (found,) = receiving_differences(shop(tmp_path), shop(tmp_path, outputs=output))
-    assert found == "outputs versioned by offsets was none and is elasticsearch"
+    (difference,) = receiving_differences(shop(tmp_path), shop(tmp_path, outputs=output))
+    assert difference == "outputs versioned by offsets was none and is elasticsearch"
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,8 @@ def test_the_lag_is_not_0_unless_kafka_has_reported_it(
     receiver: KafkaReceiver, lags: list[int | None], connected: bool | None, total: int | None, unknown: int
 ) -> None:
     receiver.connected = connected
-    found = {TopicPartition("t", "id", number): Lag(records, None) for number, records in enumerate(lags)}
-    watch: Any = SimpleNamespace(lags=lambda _: found, unreadable_topics=lambda *_: [])
+    lag_of = {TopicPartition("t", "id", number): Lag(records, None) for number, records in enumerate(lags)}
+    watch: Any = SimpleNamespace(lags=lambda _: lag_of, unreadable_topics=lambda *_: [])
     pausing: Any = SimpleNamespace(disk=None, pauses=0, paused_seconds=0.0)
     recovery: Any = SimpleNamespace(torn_tails=[], damage=[])
     stats = ReceiverStats(

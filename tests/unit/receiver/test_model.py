@@ -139,7 +139,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.ledger.positions.assign(
-            self.job, "records", {each: number % RECEIVERS for number, each in enumerate(self.partitions)}
+            self.job, "records", {partition: number % RECEIVERS for number, partition in enumerate(self.partitions)}
         )
         for index in range(RECEIVERS):
             self.restart(index)
@@ -238,28 +238,28 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         at = dict.fromkeys(self.partitions, 0)
         last_batch = dict.fromkeys(self.partitions, 0)
         for block in self._blocks():
-            for each in block.info.ranges:
-                assert each.from_offset >= at[each.partition], "an overlap"
-                missed = self._entries(each.partition)[at[each.partition] : each.from_offset]
+            for covered in block.info.ranges:
+                assert covered.from_offset >= at[covered.partition], "an overlap"
+                missed = self._entries(covered.partition)[at[covered.partition] : covered.from_offset]
                 assert all(entry.kind == "control" for entry in missed), "a hole with records in it"
-                at[each.partition] = each.until_offset
-                assert block.batch_time_ms >= last_batch[each.partition]
-                last_batch[each.partition] = block.batch_time_ms
+                at[covered.partition] = covered.until_offset
+                assert block.batch_time_ms >= last_batch[covered.partition]
+                last_batch[covered.partition] = block.batch_time_ms
         for row in self.ledger.positions.all("air"):
             assert row.next_offset >= at[row.partition]
 
     def everything_is_there(self) -> None:
-        found: dict[TopicPartition, list[tuple[int, bytes]]] = {each: [] for each in self.partitions}
+        records: dict[TopicPartition, list[tuple[int, bytes]]] = {partition: [] for partition in self.partitions}
         for block in self._blocks():
             header, batch = read_block(self.storage.below("log"), block.info.handle)
             assert header.ranges == block.info.ranges
             for row in batch.to_pylist():
-                found[self.partitions[row["partition"]]].append((row["offset"], row["value"]))
+                records[self.partitions[row["partition"]]].append((row["offset"], row["value"]))
         for partition in self.partitions:
             expected = [
                 (offset, entry.value) for offset, entry in enumerate(self._entries(partition)) if entry.kind == "data"
             ]
-            assert found[partition] == expected
+            assert records[partition] == expected
 
     def records_are_in_the_interval_of_the_running_maximum(self) -> None:
         starts: dict[tuple[TopicPartition, int], int] = {}
@@ -277,7 +277,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _blocks(self) -> list[Any]:
-        times = [each.batch_time_ms for each in self.ledger.blocks.unclaimed("air", limit=10_000)]
+        times = [unclaimed.batch_time_ms for unclaimed in self.ledger.blocks.unclaimed("air", limit=10_000)]
         blocks = [block for time_ms in times for block in self.ledger.allocations.blocks_of("air", time_ms)]
         return sorted(blocks, key=lambda block: block.block_id)
 

@@ -104,6 +104,6 @@ def test_without_an_answer_nothing_is_counted() -> None:
 @given(st.sets(st.integers(0, 40)), st.integers(0, 5))
 def test_holes_are_all_offsets_that_are_missing(offsets: set[int], beyond: int) -> None:
     until = max(offsets, default=0) + 1 + beyond
-    found = holes_between(np.array(sorted(offsets), dtype=np.int64), 0, until)
-    assert {each for begin, end in found for each in range(begin, end)} == set(range(until)) - offsets
-    assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
+    holes = holes_between(np.array(sorted(offsets), dtype=np.int64), 0, until)
+    assert {offset for begin, end in holes for offset in range(begin, end)} == set(range(until)) - offsets
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(holes))

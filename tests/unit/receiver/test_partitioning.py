@@ -68,8 +68,8 @@ class Admin:
         return {topic: answered(self._topics[topic]) for topic in topics.topic_names}
 
     def list_offsets(self, wanted: dict[Any, Any], **_: object) -> dict[Any, Future[Any]]:
-        self.asked |= {(each.topic, each.partition): spec for each, spec in wanted.items()}
-        return {each: answered(self._offsets[each.topic, each.partition]) for each in wanted}
+        self.asked |= {(partition.topic, partition.partition): spec for partition, spec in wanted.items()}
+        return {partition: answered(self._offsets[partition.topic, partition.partition]) for partition in wanted}
 
     def list_groups(self, group: str, **_: object) -> list[SimpleNamespace]:
         member = SimpleNamespace(client_id="rogue", client_host="/10.0.0.1")
@@ -90,20 +90,20 @@ def at(offset: int) -> SimpleNamespace:
 def test_a_partition_without_a_leader_keeps_no_other_from_beginning(wish: Any, offset: int) -> None:
     source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a",), starting_offsets=wish)
     admin = Admin({"a": topic("a", 2)}, {("a", 0): at(5), ("a", 1): KafkaError.LEADER_NOT_AVAILABLE})
-    found = KafkaDiscoverer(source, "group", admin).discover(Known())
-    assert found.starting == {("a", "id-a", 0): offset}
-    assert found.foreign == ("rogue at /10.0.0.1",)
-    (problem,) = found.problems
+    discovery = KafkaDiscoverer(source, "group", admin).discover(Known())
+    assert discovery.starting == {("a", "id-a", 0): offset}
+    assert discovery.foreign == ("rogue at /10.0.0.1",)
+    (problem,) = discovery.problems
     assert problem.startswith("where to begin in a-1 is not known yet")
 
 
 def test_a_topic_that_may_not_be_described_keeps_no_other_from_beginning() -> None:
     source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a", "b", "c"))
     topics = {"a": topic("a", 1), "b": KafkaError.TOPIC_AUTHORIZATION_FAILED, "c": KafkaError.UNKNOWN_TOPIC_OR_PART}
-    found = KafkaDiscoverer(source, "group", Admin(topics, {("a", 0): at(5)})).discover(Known())
-    assert found.starting == {("a", "id-a", 0): 5}
-    assert (set(found.refused), found.missing) == ({"b"}, ("c",))
-    (problem,) = found.problems
+    discovery = KafkaDiscoverer(source, "group", Admin(topics, {("a", 0): at(5)})).discover(Known())
+    assert discovery.starting == {("a", "id-a", 0): 5}
+    assert (set(discovery.refused), discovery.missing) == ({"b"}, ("c",))
+    (problem,) = discovery.problems
     assert "b may not be described" in problem
 
 
@@ -112,7 +112,7 @@ def test_latest_is_that_of_the_streams_beginning_for_a_partition_that_answers_la
     admin = Admin({"a": topic("a", 3)}, {("a", 1): at(70), ("a", 2): at(0)})
     began_ms = 1_700_000_000_000
     known = Known(frozenset({("a", "id-a", 0)}), {("a", "id-a"): AtStart(2, began_ms)}, began=True)
-    found = KafkaDiscoverer(source, "group", admin).discover(known)
-    assert found.starting == {("a", "id-a", 1): 70, ("a", "id-a", 2): 0}
+    discovery = KafkaDiscoverer(source, "group", admin).discover(known)
+    assert discovery.starting == {("a", "id-a", 1): 70, ("a", "id-a", 2): 0}
     assert began_ms - 60_000 <= admin.asked["a", 1]._value < began_ms
     assert admin.asked["a", 2] is EARLIEST, "the topic has grown"

@@ -335,13 +335,13 @@ def test_a_quarter_of_the_reserve_is_kept_whatever_waits(
     free: float, only_receiving_helps: bool, pauses: bool, has_paused: bool
 ) -> None:
     space, clock = SimpleNamespace(free=0 if has_paused else TOTAL), ManualClock(1_000)
-    found = DiskReserve(lambda: (space.free, TOTAL), clock)
-    assert (found.poll() is not None) is has_paused
+    disk_reserve = DiskReserve(lambda: (space.free, TOTAL), clock)
+    assert (disk_reserve.poll() is not None) is has_paused
     clock.advance(1_000)
     space.free = int(free * MIB)
     # Once paused it goes on with half as much again, or where nothing else helps.
     expected = pauses or (has_paused and not only_receiving_helps)
-    assert (found.poll(lambda: only_receiving_helps) is not None) is expected
+    assert (disk_reserve.poll(lambda: only_receiving_helps) is not None) is expected
 
 
 @pytest.mark.parametrize(
@@ -361,9 +361,9 @@ def test_what_waits_is_asked_of_the_ledger(
     )
     lease: Any = SimpleNamespace(receiver_id=SimpleNamespace(stream="air"))
     monkeypatch.setattr(pausing, "space_of", lambda _: (RESERVE * MIB // 2, TOTAL))
-    found = pausing.Pausing(StreamContext(make_stream(batch_by=batch_by), ledger, clock=ManualClock(1_000)), lease)
-    found.poll()
-    assert (found.reason is not None) is pauses
+    made = pausing.Pausing(StreamContext(make_stream(batch_by=batch_by), ledger, clock=ManualClock(1_000)), lease)
+    made.poll()
+    assert (made.reason is not None) is pauses
 
 
 def test_some_of_a_disk_is_left_to_others() -> None:
@@ -371,11 +371,11 @@ def test_some_of_a_disk_is_left_to_others() -> None:
     clock = ManualClock(1_000)
     for total, reserve in ((1_000 * MIB, 50), (1_000_000 * MIB, 256)):
         space = SimpleNamespace(free=0)
-        found = DiskReserve(lambda space=space, total=total: (space.free, total), clock)  # type: ignore[misc]
+        disk_reserve = DiskReserve(lambda space=space, total=total: (space.free, total), clock)  # type: ignore[misc]
         for free, pauses in ((reserve + 1, False), (reserve - 1, True), (1.4 * reserve, True), (1.6 * reserve, False)):
             space.free = int(free * MIB)
             clock.advance(1_000)
-            reason = found.poll()
+            reason = disk_reserve.poll()
             assert (reason is not None) is pauses, (total, free)
             assert reason is None or f"{reserve:.1f} MiB are reserved" in reason
 
@@ -421,7 +421,7 @@ class BatchRuns:
 
     def records(self) -> int:
         """The records of all batches so far."""
-        return sum(each.records for each in self.setting.ledger.batches.page("air", 1_000))
+        return sum(batch.records for batch in self.setting.ledger.batches.page("air", 1_000))
 
     def run(self) -> None:
         """Run the oldest batch that is due, if there is one, and clean up."""
@@ -467,7 +467,7 @@ def test_a_backlog_pauses_receiving_at_the_budget_and_nothing_needed_is_deleted(
             time.sleep(0.05)
         assert running.report is None
     paused, resumed = (setting.events(kind) for kind in (EventKind.RECEIVING_PAUSED, EventKind.RECEIVING_RESUMED))
-    assert {each["cause"] for each in paused} == {"log_budget"}
+    assert {event["cause"] for event in paused} == {"log_budget"}
     assert len(resumed) == len(paused) >= 1
     assert runs.records() == RECORDS
     assert setting.ledger.gaps.page("air") == []
@@ -493,36 +493,36 @@ def budget(stream: Stream) -> tuple[LogBudget, Segments, ManualClock]:
 
 
 def test_receiving_goes_on_well_below_the_budget_and_not_just_below(make_stream: MakeStream) -> None:
-    found, segments, clock = budget(make_stream())
+    log_budget, segments, clock = budget(make_stream())
     for size, pauses in ((999, False), (1_000, True), (950, True), (901, True), (899, False), (950, False)):
         segments.bytes = size
         clock.advance(1_000)
-        assert (found.poll() is not None) is pauses, size
+        assert (log_budget.poll() is not None) is pauses, size
 
 
 def test_what_a_receiver_stores_itself_counts_before_the_ledger_is_asked_again(make_stream: MakeStream) -> None:
-    found, segments, _ = budget(make_stream())
+    log_budget, segments, _ = budget(make_stream())
     segments.bytes = 400
-    assert found.poll() is None
+    assert log_budget.poll() is None
     segments.bytes = 900
-    found.stored(500)
-    assert found.poll() is None
+    log_budget.stored(500)
+    assert log_budget.poll() is None
     assert segments.asked == 1
     segments.bytes = 1_000
-    found.stored(100)
-    assert found.poll() is not None
+    log_budget.stored(100)
+    assert log_budget.poll() is not None
     assert segments.asked == 2
 
 
 def test_a_ledger_that_does_not_answer_changes_nothing(make_stream: MakeStream) -> None:
-    found, segments, clock = budget(make_stream())
+    log_budget, segments, clock = budget(make_stream())
     segments.bytes = 1_000
-    assert found.poll() is not None
+    assert log_budget.poll() is not None
     segments.away = True
     clock.advance(5_000)
-    assert found.poll() is not None
-    found.stored(5_000)
-    assert found.poll() is not None
+    assert log_budget.poll() is not None
+    log_budget.stored(5_000)
+    assert log_budget.poll() is not None
 
 
 @pytest.mark.parametrize(
@@ -546,8 +546,8 @@ def test_receiving_goes_on_only_where_nothing_else_can_make_room(
         batches=SimpleNamespace(page=lambda *_: held[0], next_unclaimed=lambda _: held[1]),
         positions=SimpleNamespace(unpassed=lambda *_: held[2]),
     )
-    found = LogBudget(StreamContext(make_stream(batch_by=batch_by), ledger, clock=ManualClock(1_000)), 1_000)
-    assert (found.poll() is not None) is pauses
+    log_budget = LogBudget(StreamContext(make_stream(batch_by=batch_by), ledger, clock=ManualClock(1_000)), 1_000)
+    assert (log_budget.poll() is not None) is pauses
 
 
 def test_by_timestamp_a_batch_that_waits_for_its_records_gets_them(

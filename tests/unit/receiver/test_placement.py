@@ -26,8 +26,8 @@ def receiver(index: int) -> ReceiverId:
     return ReceiverId("air", "records", index)
 
 
-def executors(hosts: int, each: int = 1) -> list[Executor]:
-    return [Executor(f"host{host}", str(number)) for host in range(hosts) for number in range(each)]
+def executors(hosts: int, per_host: int = 1) -> list[Executor]:
+    return [Executor(f"host{host}", str(number)) for host in range(hosts) for number in range(per_host)]
 
 
 ONE, TWO, THREE, FOUR, FIVE = (Executor(f"host{number}", str(number)) for number in range(1, 6))
@@ -159,16 +159,16 @@ def test_preferred_hosts_are_one_for_all_or_one_for_each(make_stream: Callable[.
     executors = [ONE, TWO, Executor("host2", "4")]
     for hosts, wanted in ((("host2",), {"host2"}), (("host2", "host1"), {"host1", "host2"})):
         placement = ReceiverPlacement(make_stream(receivers=2, preferred_hosts=hosts))
-        found = [placement.candidates(each, executors, lambda: {})[0] for each in (FIRST, SECOND)]
-        assert {each.host for each in found if isinstance(each, Executor)} == wanted
-        assert len(set(found)) == 2
+        candidates = [placement.candidates(receiver_id, executors, lambda: {})[0] for receiver_id in (FIRST, SECOND)]
+        assert {candidate.host for candidate in candidates if isinstance(candidate, Executor)} == wanted
+        assert len(set(candidates)) == 2
 
 
 def test_a_preferred_host_is_a_candidate_whatever_else_is(make_stream: Callable[..., Stream]) -> None:
     placement = ReceiverPlacement(make_stream(receivers=1, preferred_hosts=("elsewhere",)))
     for _ in range(2):
-        found = placement.candidates(FIRST, [ONE], lambda: {})
-        assert "elsewhere" in found
+        candidates = placement.candidates(FIRST, [ONE], lambda: {})
+        assert "elsewhere" in candidates
 
 
 def test_without_executors_nowhere_in_particular(make_stream: Callable[..., Stream]) -> None:
@@ -216,9 +216,9 @@ def test_the_ratio_of_processing_time_to_interval_decides(processing_ms: int, ne
 
 def test_the_users_ratios_decide() -> None:
     ours = policy(scaling_up_ratio=0.5, scaling_down_ratio=0.45)
-    found = [ours.new_executors(ratio_of(ours, each)) for each in (1_999, 2_000)]
-    assert found == [0, 1]
-    assert [ours.may_release(ratio_of(ours, each)) for each in (1_800, 1_801)] == [True, False]
+    requested = [ours.new_executors(ratio_of(ours, processing_ms)) for processing_ms in (1_999, 2_000)]
+    assert requested == [0, 1]
+    assert [ours.may_release(ratio_of(ours, processing_ms)) for processing_ms in (1_800, 1_801)] == [True, False]
 
 
 def test_the_average_of_one_scaling_interval_counts() -> None:

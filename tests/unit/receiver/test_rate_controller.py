@@ -50,9 +50,9 @@ class Batches:
         self.ids = [ReceiverId("air", "records", index) for index in range(2)]
         self.leases = [
             self.ledger.receivers.register(
-                self.ledger.receivers.schedule(self.job, each), host="here", lease_ms=3_600_000
+                self.ledger.receivers.schedule(self.job, receiver_id), host="here", lease_ms=3_600_000
             )
-            for each in self.ids
+            for receiver_id in self.ids
         ]
         self.sequence = 0
         self.next_offsets = [0, 0]
@@ -101,7 +101,7 @@ class Batches:
 
     def rates(self) -> list[float | None]:
         rates = {row.receiver_id: row.max_rate for row in self.ledger.receivers.all("air")}
-        return [rates[each] for each in self.ids]
+        return [rates[receiver_id] for receiver_id in self.ids]
 
 
 @pytest.fixture
@@ -115,8 +115,8 @@ def make_batches(make_stream: Callable[..., Stream]) -> Iterator[Callable[..., B
         return made[-1]
 
     yield make
-    for each in made:
-        each.ledger.close()
+    for batches in made:
+        batches.ledger.close()
 
 
 def test_rates_are_published_when_batches_have_completed(make_batches: Callable[..., Batches]) -> None:
@@ -332,8 +332,10 @@ def test_the_next_tracker_goes_on_from_the_ledgers_rates(make_batches: Callable[
     batches.ledger.jobs.release(batches.job)
     job = batches.ledger.jobs.acquire("air", holder="next", lease_ms=3_600_000)
     batches.leases = [
-        batches.ledger.receivers.register(batches.ledger.receivers.schedule(job, each), host="here", lease_ms=3_600_000)
-        for each in batches.ids
+        batches.ledger.receivers.register(
+            batches.ledger.receivers.schedule(job, receiver_id), host="here", lease_ms=3_600_000
+        )
+        for receiver_id in batches.ids
     ]
     second = batches.controller(job=job)
     second.follow()

@@ -183,9 +183,9 @@ def test_an_estimate_is_never_less_than_the_min_rate() -> None:
     pid = estimator(min_rate=5.0, integral=1.0, derivative=1.0)
     chance = random.Random(5)
     # Never more than 5 records in a second, and waited for long.
-    found = [compute(pid, time_ms, chance.randint(1, 5), 1_000, 20 * 5) for time_ms in TIMES_MS]
-    assert found[0] is None
-    assert set(found[1:]) == {5.0}
+    rates = [compute(pid, time_ms, chance.randint(1, 5), 1_000, 20 * 5) for time_ms in TIMES_MS]
+    assert rates[0] is None
+    assert set(rates[1:]) == {5.0}
 
 
 def test_a_change_of_the_error_counts_by_the_derivative() -> None:
@@ -202,17 +202,17 @@ def test_with_nothing_accumulated_and_a_positive_error_it_follows_the_speed_of_p
     pid = estimator(integral=1.0)
     # More records each second, each processed in half a tick.
     records = [(tick + 1) * 100 for tick in range(TICKS)]
-    found = [compute(pid, time_ms, count, 500, 0) for time_ms, count in zip(TIMES_MS, records, strict=True)]
-    assert found == [None, *(count * 2.0 for count in records[1:])]
+    rates = [compute(pid, time_ms, count, 500, 0) for time_ms, count in zip(TIMES_MS, records, strict=True)]
+    assert rates == [None, *(count * 2.0 for count in records[1:])]
 
 
 def test_with_nothing_accumulated_and_some_error_it_follows_the_speed_of_processing() -> None:
     """What was wanted last was too much: it comes down to what is processed at once."""
     pid = estimator(integral=1.0)
     records = [(TICKS - tick) * 100 for tick in range(TICKS)]
-    found = [compute(pid, time_ms, count, 500, 0) for time_ms, count in zip(TIMES_MS, records, strict=True)]
-    assert found == [None, *(count * 2.0 for count in records[1:])]
-    assert all(after < before for before, after in itertools.pairwise(found[1:]))  # type: ignore[operator]
+    rates = [compute(pid, time_ms, count, 500, 0) for time_ms, count in zip(TIMES_MS, records, strict=True)]
+    assert rates == [None, *(count * 2.0 for count in records[1:])]
+    assert all(after < before for before, after in itertools.pairwise(rates[1:]))  # type: ignore[operator]
 
 
 def test_with_something_accumulated_and_some_error_it_stays_below_the_speed_of_processing() -> None:
@@ -220,12 +220,12 @@ def test_with_something_accumulated_and_some_error_it_stays_below_the_speed_of_p
     chance = random.Random(7)
     records = [chance.randint(1_000, 10_000) for _ in range(TICKS)]
     waited_ms = [chance.randint(10, 50) for _ in range(TICKS)]
-    found = [
+    rates = [
         compute(pid, time_ms, count, 500, waited)
         for time_ms, count, waited in zip(TIMES_MS, records, waited_ms, strict=True)
     ]
-    assert found[0] is None
-    assert all(rate < count * 2 for rate, count in zip(found[1:], records[1:], strict=True))  # type: ignore[operator]
+    assert rates[0] is None
+    assert all(rate < count * 2 for rate, count in zip(rates[1:], records[1:], strict=True))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(("interval_ms", "rate"), [(500, 600.0), (1_000, 800.0), (10_000, 980.0)])

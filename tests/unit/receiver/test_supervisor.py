@@ -228,7 +228,7 @@ def test_a_receiver_keeps_to_its_rate(
     # 1,000 records at 500 a second, less the burst of a fifth of a second.
     assert time.monotonic() - begun > 1.5
     # On a slow machine that is true of any receiver.
-    assert fetched == [each for each in granted if each]
+    assert fetched == [number for number in granted if number]
     assert max(granted) <= 100
     assert sum(spent) == 1_000
 
@@ -278,11 +278,11 @@ def test_a_set_up_that_takes_longer_than_the_lease_keeps_it(setting: Setting, mo
             return getattr(self.scan, name)
 
         def __iter__(self) -> Any:
-            for each in self.scan:
+            for frame in self.scan:
                 time.sleep(0.45)
                 (row,) = setting.ledger.receivers.all("air")
                 looked.append(row.alive(setting.ledger.now_ms()))
-                yield each
+                yield frame
 
     scan_segment = recovery.scan_segment
     monkeypatch.setattr(recovery, "scan_segment", lambda *given, **options: Slow(scan_segment(*given, **options)))
@@ -386,7 +386,7 @@ def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
     assert report.error is not None
     assert "did not answer" in report.error
     assert setting.positions() == [2, 0]
-    assert [each.accepted for each in scan_log(setting.storage.below("log")).settled()] == [True, None]
+    assert [settled.accepted for settled in scan_log(setting.storage.below("log")).settled()] == [True, None]
 
 
 def test_a_block_keeps_the_leader_epoch_of_each_range_in_the_log_and_the_ledger(setting: Setting) -> None:
@@ -400,8 +400,8 @@ def test_a_block_keeps_the_leader_epoch_of_each_range_in_the_log_and_the_ledger(
         setting.kafka.produce("flights", 0, b"c")
         eventually(lambda: setting.positions() == [3, 0])
     ends = {}
-    for each in setting.ledger.blocks.unclaimed("air"):
-        for block in setting.ledger.allocations.blocks_of("air", each.batch_time_ms):
+    for unclaimed in setting.ledger.blocks.unclaimed("air"):
+        for block in setting.ledger.allocations.blocks_of("air", unclaimed.batch_time_ms):
             header, _ = read_block(setting.storage.below("log"), block.info.handle)
             assert header.ranges == block.info.ranges
             ends |= {(of.partition.partition, of.until_offset): of.leader_epoch for of in block.info.ranges}

@@ -127,7 +127,10 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> Writers:
 def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, writers: Writers) -> Iterator[Rig]:
     def with_spark(*given: Any) -> AttemptPlan:
         plan = plan_attempt(*given)
-        outputs = tuple(OutputPlan(each.output, each.origins, each.fresh, needs_spark=True) for each in plan.outputs)
+        outputs = tuple(
+            OutputPlan(output_plan.output, output_plan.origins, output_plan.fresh, needs_spark=True)
+            for output_plan in plan.outputs
+        )
         return AttemptPlan(plan.own, plan.leaving, outputs)
 
     monkeypatch.setattr(attempt, "BatchInputs", Inputs)

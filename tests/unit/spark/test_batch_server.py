@@ -81,9 +81,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 STARTED = "open(arguments[-1], 'w').write(str(os.getpid()))\n"
 
 
-def until(what: str, found: Callable[[], Any], seconds: float = 60.0) -> Any:
+def until(what: str, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
-    while not (result := found()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, f"no {what} after {seconds} s"
         time.sleep(0.02)
     return result
@@ -432,8 +432,8 @@ def test_only_a_folder_of_this_user_alone_is_its_own(tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(folder)
     (tmp_path / "file").touch(0o600)
-    found = [is_own_folder(tmp_path / name) for name in ("folder", "link", "file", "none")]
-    assert found == [True, False, False, False]
+    own = [is_own_folder(tmp_path / name) for name in ("folder", "link", "file", "none")]
+    assert own == [True, False, False, False]
 
 
 def test_what_is_not_a_request_is_passed_over(place: Place) -> None:

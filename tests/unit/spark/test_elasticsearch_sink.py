@@ -82,8 +82,8 @@ def records(values: list[bytes | None], first_offset: int) -> pa.RecordBatch:
 
 def documents(elasticsearch: FakeElasticsearch) -> dict[str, int]:
     """The versions of what is there."""
-    found = elasticsearch.indices["shop"].items()
-    return {key: stored.version for key, stored in found if stored.document is not None}
+    indexed = elasticsearch.indices["shop"].items()
+    return {key: stored.version for key, stored in indexed if stored.document is not None}
 
 
 @pytest.mark.parametrize(("keys", "jobs"), [(5, 1), (MOST_KEPT_BYTES // 20, 2)], ids=["returned", "read again"])

@@ -47,7 +47,7 @@ class Context:
         self._conf = conf
         self.calls: list[tuple[Any, ...]] = []
         backend = SimpleNamespace(
-            isExecutorActive=lambda each: each != "2",
+            isExecutorActive=lambda executor_id: executor_id != "2",
             decommissionExecutor=lambda *what: self._note("decommission", what[0], *what[2:]),
         )
         scala = SimpleNamespace(
@@ -207,8 +207,8 @@ def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     monkeypatch.setattr(executor_allocation, "request_total_executors", request)
     monkeypatch.setattr(executor_allocation, "release_executor", release)
     yield make
-    for each in made:
-        each.ledger.close()
+    for cluster in made:
+        cluster.ledger.close()
 
 
 def test_executors_follow_the_batches(make_cluster: Callable[..., Cluster]) -> None:
@@ -279,8 +279,8 @@ def test_batches_that_run_at_one_time_share_the_executors(make_cluster: Callable
     cluster.clock.advance(10 * INTERVAL_MS)
     both = [cluster.begin(), cluster.begin()]
     cluster.clock.advance(4_000)
-    for each in both:
-        cluster.end(each)
+    for attempt in both:
+        cluster.end(attempt)
     assert cluster.scale() == ["request 4"]
 
 

@@ -141,8 +141,8 @@ def test_a_killed_worker_is_named_and_not_sparks_advice() -> None:
         "'spark.sql.execution.pyspark.udf.faulthandler.enabled' or'spark.python.worker.faulthandler.enabled' "
         "configuration to 'true' for the better Python traceback.\n\tat org.apache.spark.api.python.PythonRunner"
     )
-    for found in (task_cause(text), first_cause(RuntimeError(text))):
-        assert found.startswith("the task's Python process was killed or has crashed")
+    for cause in (task_cause(text), first_cause(RuntimeError(text))):
+        assert cause.startswith("the task's Python process was killed or has crashed")
 
 
 def test_the_cause_of_a_task_is_its_python_error_or_its_first_line() -> None:

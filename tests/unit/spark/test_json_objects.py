@@ -24,9 +24,9 @@ AT = datetime(2026, 1, 2, 3, 4, 5, 123456, UTC)
 
 
 def decode(kind: pa.DataType, *values: bytes | None, zone: str = "UTC") -> tuple[list[Any], dict[int, str]]:
-    found, refused = JsonObjects(pa.struct([("v", kind)]), zone, "v").decode(pa.array(values, pa.binary()))
-    found.validate(full=True)
-    return [row and row["v"] for row in found.to_pylist()], refused
+    decoded, refused = JsonObjects(pa.struct([("v", kind)]), zone, "v").decode(pa.array(values, pa.binary()))
+    decoded.validate(full=True)
+    return [row and row["v"] for row in decoded.to_pylist()], refused
 
 
 REFUSED = "refused"
@@ -108,8 +108,8 @@ LOCAL_TIME = pa.timestamp("us")
     ],
 )
 def test_a_value_is_converted_exactly_or_refused(kind: pa.DataType, text: str, expected: Any) -> None:
-    (found,), refused = decode(kind, b'{"v":%b}' % text.encode())
-    assert (found, bool(refused)) == (None if expected == REFUSED else expected, expected == REFUSED)
+    (value,), refused = decode(kind, b'{"v":%b}' % text.encode())
+    assert (value, bool(refused)) == (None if expected == REFUSED else expected, expected == REFUSED)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_a_value_is_converted_exactly_or_refused(kind: pa.DataType, text: str, e
     ],
 )
 def test_what_is_not_one_json_object_is_refused(text: bytes) -> None:
-    found, refused = decode(pa.int32(), b'{"v":1}', text, None, b' {"v":3}\r\n')
-    assert (found, list(refused)) == ([1, None, None, 3], [1])
+    values, refused = decode(pa.int32(), b'{"v":1}', text, None, b' {"v":3}\r\n')
+    assert (values, list(refused)) == ([1, None, None, 3], [1])
 
 
 def test_the_reason_names_the_fields_the_value_and_the_place() -> None:
@@ -158,9 +158,9 @@ def test_only_the_column_that_does_not_fit_is_searched(monkeypatch: pytest.Monke
     texts = [b'{"p":{"n":1,"d":1.239},"t":1}'] * 64
     texts[3] = b'{"p":{"n":3,"d":1.23},"t":1700000000000}'
     texts[5:9] = [b'{"p":null}', b'{"p":{"n":9223372036854775808,"d":1.239}}', b'{"p":{"n":7}}', b"{}"]
-    found, refused = JsonObjects(kind).decode(pa.array(texts, pa.binary()))
+    decoded, refused = JsonObjects(kind).decode(pa.array(texts, pa.binary()))
     assert [row for row in range(64) if row not in refused] == [5, 7, 8]
-    assert found.take(pa.array([3, 5, 6, 7, 8])).to_pylist() == [
+    assert decoded.take(pa.array([3, 5, 6, 7, 8])).to_pylist() == [
         None,
         {"p": None, "t": None},
         None,
@@ -172,8 +172,8 @@ def test_only_the_column_that_does_not_fit_is_searched(monkeypatch: pytest.Monke
 
 
 def test_of_a_name_given_twice_the_last_counts_and_each_must_fit() -> None:
-    found, refused = decode(pa.int32(), b'{"v":1,"v":2}', b'{"v":"x","v":2}')
-    assert (found, list(refused)) == ([2, None], [1])
+    values, refused = decode(pa.int32(), b'{"v":1,"v":2}', b'{"v":"x","v":2}')
+    assert (values, list(refused)) == ([2, None], [1])
 
 
 def test_times_without_an_offset_are_in_the_given_zone() -> None:
@@ -194,8 +194,8 @@ def test_a_session_whose_time_zone_is_not_known_is_refused() -> None:
 
 
 def test_bytes_that_are_not_utf8_are_refused_as_text() -> None:
-    found, refused = Utf8Texts.decode(pa.array([b"a", b"\xc0\x80", None], pa.binary()))
-    assert found.to_pylist() == ["a", None, None]
+    values, refused = Utf8Texts.decode(pa.array([b"a", b"\xc0\x80", None], pa.binary()))
+    assert values.to_pylist() == ["a", None, None]
     assert refused == {1: "not UTF-8: invalid start byte at byte 0"}
 
 
@@ -205,10 +205,10 @@ def strict(text: bytes) -> Any:
     def no_constant(name: str) -> Any:
         raise ValueError(name)
 
-    found = json.loads(text.decode(), parse_constant=no_constant, parse_float=Decimal)
+    parsed = json.loads(text.decode(), parse_constant=no_constant, parse_float=Decimal)
     # A lone surrogate is no Unicode text.
-    json.dumps(found, ensure_ascii=False, default=str).encode()
-    return found
+    json.dumps(parsed, ensure_ascii=False, default=str).encode()
+    return parsed
 
 
 JSON = st.recursive(
@@ -226,20 +226,20 @@ OBJECTS = st.dictionaries(st.sampled_from(["i", "x", "s", "d", "z"]), JSON).map(
 KIND = pa.struct([("i", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("d", pa.decimal128(38, 6))])
 
 
-def exact(name: str, value: Any, found: Any) -> bool:
+def exact(name: str, value: Any, decoded: Any) -> bool:
     """Whether ``found`` is what the table of conversions says for ``value``; None: refused."""
     if value is None:
-        return found is None
+        return decoded is None
     is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
     if name == "i":
-        return isinstance(value, int) and not isinstance(value, bool) and found == value
+        return isinstance(value, int) and not isinstance(value, bool) and decoded == value
     if name == "x":
-        return is_number and found == float(value)
+        return is_number and decoded == float(value)
     if name == "d":
-        return is_number and found == Decimal(value)
+        return is_number and decoded == Decimal(value)
     if isinstance(value, str):
-        return bool(found == value)
-    return isinstance(found, str) and json.loads(found, parse_float=Decimal) == value
+        return bool(decoded == value)
+    return isinstance(decoded, str) and json.loads(decoded, parse_float=Decimal) == value
 
 
 @settings(max_examples=150, deadline=None)
@@ -253,7 +253,7 @@ def exact(name: str, value: Any, found: Any) -> bool:
 @example(b'{"x":1e400}')
 def test_a_record_is_taken_if_it_is_one_object_and_each_value_is_exact(text: bytes) -> None:
     array, refused = JsonObjects(KIND).decode(pa.array([text], pa.binary()))
-    (found,) = array.to_pylist()
+    (decoded,) = array.to_pylist()
     try:
         value = strict(text)
     except (ValueError, RecursionError):
@@ -261,9 +261,9 @@ def test_a_record_is_taken_if_it_is_one_object_and_each_value_is_exact(text: byt
     if not isinstance(value, dict):
         assert refused
         return
-    if found is not None:
+    if decoded is not None:
         assert not refused
-        assert all(exact(name, value.get(name), found[name]) for name in found)
+        assert all(exact(name, value.get(name), decoded[name]) for name in decoded)
         return
     assert any(not fits(name, value[name]) for name in value) or len(set(_names(text))) < len(_names(text))
 

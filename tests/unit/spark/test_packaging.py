@@ -93,7 +93,7 @@ def test_all_that_executors_run_is_in_the_zip(tmp_path: Path) -> None:
     unpacked = tmp_path / "files"
     zipfile.ZipFile(package_zip(tmp_path)).extractall(unpacked / "headrace")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(unpacked), *libraries])}
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-S", "-c", textwrap.dedent(code)],
         env=environment,
         capture_output=True,
@@ -101,7 +101,7 @@ def test_all_that_executors_run_is_in_the_zip(tmp_path: Path) -> None:
         check=False,
         cwd=tmp_path,
     )
-    assert found.stdout.startswith(str(unpacked)), found.stderr
+    assert done.stdout.startswith(str(unpacked)), done.stderr
 
 
 def test_a_package_that_is_no_folder_is_refused(tmp_path: Path) -> None:

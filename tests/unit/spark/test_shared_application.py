@@ -35,11 +35,11 @@ def stream(name: str, *, receivers: int = 1, connection: str | None = None, **sp
 @pytest.fixture
 def slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """How many slots the application has; sockets are in a folder of the test."""
-    found = SimpleNamespace(count=6, master="spark://host:7077")
-    monkeypatch.setattr(receiver_job, "task_slots", lambda _: found.count)
-    monkeypatch.setattr("headrace.spark.receiver_launcher.task_slots", lambda _: found.count)
+    free = SimpleNamespace(count=6, master="spark://host:7077")
+    monkeypatch.setattr(receiver_job, "task_slots", lambda _: free.count)
+    monkeypatch.setattr("headrace.spark.receiver_launcher.task_slots", lambda _: free.count)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return found
+    return free
 
 
 def application(slots: SimpleNamespace) -> SharedApplication:

@@ -156,9 +156,9 @@ def test_other_files_beside_a_py_file_replace_no_installed_module(
         (tmp_path / name).write_text("def transform(df):\n    return df\n")
     own = SparkSettings(py_files=(str(tmp_path / "unit_transform_of_a_file.py"),))
     assert load_transform(stream(tmp_path, transform="unit_transform_of_a_file:transform", spark=own)) is not None
-    found = importlib.machinery.PathFinder.find_spec("elasticsearch")
-    assert found is not None
-    assert not str(found.origin).startswith(str(tmp_path))
+    spec = importlib.machinery.PathFinder.find_spec("elasticsearch")
+    assert spec is not None
+    assert not str(spec.origin).startswith(str(tmp_path))
 
 
 def test_missing_py_files_are_refused(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_the_function_of_a_foreach_batch_output_is_checked(tmp_path: Path, funct
     output = ForeachBatchOutput(function=f"{__name__}:{function}")
     with pytest.raises(HeadraceError, match=reported):
         check_transform(stream(tmp_path).model_copy(update={"outputs": (output,)}))
-    found = output.model_copy(update={"function": f"{__name__}:write_somewhere"})
-    check_transform(stream(tmp_path).model_copy(update={"outputs": (found,)}))
+    changed = output.model_copy(update={"function": f"{__name__}:write_somewhere"})
+    check_transform(stream(tmp_path).model_copy(update={"outputs": (changed,)}))
 
 
 def write_somewhere(frame: Any, batch: Any) -> None:

@@ -122,8 +122,8 @@ def test_a_task_reports_what_it_read_from_copies(
     numbers = [pa.record_batch([pa.array(cut, pa.int64())], names=["id"]) for cut in cuts]
     read = [offset for batch in copied.read(iter(numbers)) for offset in batch.column("offset").to_pylist()]
     assert read == list(range(sum(RECORDS)))
-    found = f"1 blocks ({len(copy)} bytes) read from local copies; from the log {len(RECORDS) - 1} without a copy"
-    assert capfd.readouterr().err.count(found) == 1
+    report = f"1 blocks ({len(copy)} bytes) read from local copies; from the log {len(RECORDS) - 1} without a copy"
+    assert capfd.readouterr().err.count(report) == 1
 
 
 def test_an_input_without_blocks_has_no_records(blocks: LogBlocks) -> None:

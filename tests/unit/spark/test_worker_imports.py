@@ -46,4 +46,4 @@ def imported_by(module: str) -> list[str]:
 
 
 def heavy(imported: list[str], modules: tuple[str, ...]) -> list[str]:
-    return [name for name in imported if name in modules or name.startswith(tuple(f"{each}." for each in modules))]
+    return [name for name in imported if name in modules or name.startswith(tuple(f"{module}." for module in modules))]

@@ -50,20 +50,20 @@ class CustomSetting:
 
     def receiver_of(self, index: int) -> Numbers:
         """The receiver with this index, once it has started."""
-        eventually(lambda: any(each.started.is_set() and each.index == index for each in Numbers.made))
-        return next(each for each in Numbers.made if each.started.is_set() and each.index == index)
+        eventually(lambda: any(numbers.started.is_set() and numbers.index == index for numbers in Numbers.made))
+        return next(numbers for numbers in Numbers.made if numbers.started.is_set() and numbers.index == index)
 
     def stored(self) -> list[tuple[int, int, bytes]]:
         """(partition, offset, value) of every accepted block, read back from the log."""
         return [(row["partition"], row["offset"], row["value"]) for row in self.rows()]
 
     def rows(self) -> list[dict[str, Any]]:
-        found = []
-        for each in self.ledger.blocks.unclaimed("air"):
-            for block in self.ledger.allocations.blocks_of("air", each.batch_time_ms):
+        rows = []
+        for unclaimed in self.ledger.blocks.unclaimed("air"):
+            for block in self.ledger.allocations.blocks_of("air", unclaimed.batch_time_ms):
                 _, batch = read_block(self.context.storage.below("log"), block.info.handle)
-                found += batch.to_pylist()
-        return sorted(found, key=lambda row: (row["partition"], row["offset"]))
+                rows += batch.to_pylist()
+        return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
 
     def values(self) -> list[bytes]:
         return [value for _, _, value in self.stored()]

@@ -27,8 +27,8 @@ class Numbers(Receiver):
         self.started.set()
 
     def on_stop(self) -> None:
-        for each in self.last_words:
-            self.store(each)
+        for record in self.last_words:
+            self.store(record)
         self.stopped.set()
 
 
@@ -46,7 +46,7 @@ class Counter(Receiver):
         while number < self.until and not self.is_stopped:
             block = range(number, min(number + self.step, self.until))
             number = block.stop
-            self.store([str(each) for each in block], position=number, wait=True)
+            self.store([str(value) for value in block], position=number, wait=True)
 
 
 not_a_class = 3

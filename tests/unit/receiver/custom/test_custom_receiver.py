@@ -61,7 +61,7 @@ def test_a_record_keeps_its_key_headers_and_timestamp(make_custom: MakeCustom) -
     first, second = setting.rows()
     assert (first["topic"], first["key"], first["value"], first["timestampType"]) == ("lines", b"k", b"v", 0)
     assert int(first["timestamp"].timestamp() * 1000) == 1_700_000_000_000
-    assert [(each["key"], each["value"]) for each in first["headers"]] == headers
+    assert [(header["key"], header["value"]) for header in first["headers"]] == headers
     assert (second["key"], second["value"], second["headers"], second["timestampType"]) == (None, None, None, 1)
     assert abs(second["timestamp"].timestamp() - time.time()) < 60
 
@@ -114,7 +114,9 @@ def test_an_error_in_on_start_is_reported_and_the_receiver_starts_again(
     eventually(lambda: setting.errors() != [])
     running.end()
     # The same error again and again is one event.
-    assert [each["error"] for each in setting.errors()] == ["The receiver could not be started: OSError: no such host"]
+    assert [event["error"] for event in setting.errors()] == [
+        "The receiver could not be started: OSError: no such host"
+    ]
 
 
 def test_a_thread_that_fails_restarts_its_receiver(make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,8 +574,8 @@ def test_two_receivers_number_their_records_by_themselves(make_custom: MakeCusto
     first.store(["a", "b"], position="first")
     second.store("c", position="second")
     eventually(lambda: len(setting.stored()) == 3)
-    for each in running:
-        each.end()
+    for receiver in running:
+        receiver.end()
     assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b"), (1, 0, b"c")]
     positions = {row.partition.partition: row.source_position for row in setting.ledger.positions.all("air")}
     assert positions == {0: '"first"', 1: '"second"'}
@@ -608,6 +610,6 @@ def test_a_traced_record_is_found_in_the_log_and_never_sought_in_kafka(make_cust
     running = setting.start()
     setting.receiver().store(["a", "b"], wait=True)
     running.end()
-    found = trace_record(setting.context, Coordinates("lines", 0, 1))
-    assert found.record is not None
-    assert (found.record.value, found.record.read_from) == (b"b", "log")
+    traced = trace_record(setting.context, Coordinates("lines", 0, 1))
+    assert traced.record is not None
+    assert (traced.record.value, traced.record.read_from) == (b"b", "log")

@@ -63,7 +63,7 @@ def test_the_documented_test_of_the_receiver_holds(tmp_path: Path, orders_receiv
     with sqlite3.connect(tmp_path / "shop.db") as shop:
         shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer TEXT, text TEXT)")
         shop.executemany("INSERT INTO orders (customer, text) VALUES ('ann', ?)", [("tea",), ("milk",)])
-    (code,) = [each for each in documented() if "run_receiver" in each]
+    (code,) = [code for code in documented() if "run_receiver" in code]
     namespace = {"orders_receiver": orders_receiver}
     exec(compile(code, str(PAGE), "exec"), namespace)  # noqa: S102 - our own documentation
     test: Any = namespace["test_a_restart_goes_on_after_the_last_stored_row"]
@@ -72,7 +72,7 @@ def test_the_documented_test_of_the_receiver_holds(tmp_path: Path, orders_receiv
 
 def test_the_documented_stream_is_a_dag_file(tmp_path: Path) -> None:
     pytest.importorskip("airflow")
-    (code,) = [each for each in documented() if "stream_dags" in each]
+    (code,) = [code for code in documented() if "stream_dags" in code]
     namespace = {"__file__": str(tmp_path / "dags" / "shop.py"), "__name__": "shop"}
     exec(compile(code, str(PAGE), "exec"), namespace)  # noqa: S102 - our own documentation
     assert [namespace[name].dag_id for name in ("receiver", "batches")] == ["shop_receiver", "shop_batches"]  # type: ignore[attr-defined]

@@ -40,21 +40,21 @@ class Setting:
         return self.consumers[-1]
 
     def fetch(self) -> list[RecordChunk | Gap]:
-        found: list[RecordChunk | Gap] = []
+        events: list[RecordChunk | Gap] = []
         for _ in range(5):
-            found += self.receiver.fetch(0)
-        return found
+            events += self.receiver.fetch(0)
+        return events
 
     def ranges(self) -> list[OffsetRange]:
-        return [each for event in self.fetch() if isinstance(event, RecordChunk) for each in event.ranges]
+        return [covered for event in self.fetch() if isinstance(event, RecordChunk) for covered in event.ranges]
 
     def state(self, partition: TopicPartition) -> FetchState:
-        return next(each.state for each in self.receiver.status() if each.partition == partition)
+        return next(status.state for status in self.receiver.status() if status.partition == partition)
 
 
 def reported(events: list[RecordChunk | Gap]) -> list[tuple[str, int, int]]:
     return [
-        ("gap" if isinstance(event, Gap) else "records", each.from_offset, each.until_offset)
+        ("gap" if isinstance(event, Gap) else "records", covered.from_offset, covered.until_offset)
         for event in events
-        for each in ([event] if isinstance(event, Gap) else event.ranges)
+        for covered in ([event] if isinstance(event, Gap) else event.ranges)
     ]

@@ -129,7 +129,7 @@ def test_an_offset_out_of_range_beside_damage_is_the_clients_confusion(order: tu
         KafkaError(KafkaError._BAD_MSG, "failed CRC32C check"),
         KafkaError(KafkaError._AUTO_OFFSET_RESET, "requested offset not available"),
     ]
-    setting.consumers[0].events = [Message(topic="a", partition=0, offset=4, error=errors[each]) for each in order]
+    setting.consumers[0].events = [Message(topic="a", partition=0, offset=4, error=errors[name]) for name in order]
     setting.receiver.fetch(0)
     assert setting.state(setting.p0) is FetchState.BACKING_OFF
     setting.clock.advance(1_000)
@@ -179,7 +179,7 @@ def test_lost_offsets_fail_their_partition_and_no_other() -> None:
     setting.receiver.assign(setting.p0, 2)
     setting.receiver.assign(setting.p1, 0)
     assert setting.ranges() == [OffsetRange(setting.p1, 0, 10, 10)]
-    (status,) = [each for each in setting.receiver.status() if each.state is FetchState.FAILED]
+    (status,) = [status for status in setting.receiver.status() if status.state is FetchState.FAILED]
     assert status.partition == setting.p0
     assert "[2, 6) are gone" in (status.error or "")
 
@@ -324,7 +324,11 @@ def test_elections_that_took_nothing_back_are_no_trouble() -> None:
     assert setting.ranges() == [OffsetRange(setting.p0, 10, 11, 1)]
     assert setting.receiver.below_position == 0
     ends = setting.receiver.leader_epochs
-    assert [ends.end_at(setting.p0, each) for each in (8, 10, 11)] == [EpochEnd(2, 8), EpochEnd(2, 8), EpochEnd(3, 11)]
+    assert [ends.end_at(setting.p0, epoch) for epoch in (8, 10, 11)] == [
+        EpochEnd(2, 8),
+        EpochEnd(2, 8),
+        EpochEnd(3, 11),
+    ]
     setting.kafka.elect("a", 0)
     setting.receiver.listen()
     assert setting.fetch() == []

@@ -111,9 +111,9 @@ def test_batches_go_on_when_the_stream_is_by_timestamp_and_its_job_by_arrival(se
     )
 
     def ready(batch_time_ms: int) -> bool:
-        found = blocks_ready(setting.ledger, "air", batch_time_ms=batch_time_ms, grace_ms=60_000)
-        assert not found.ready or "still receives by arrival" in found.reason
-        return found.ready
+        readiness = blocks_ready(setting.ledger, "air", batch_time_ms=batch_time_ms, grace_ms=60_000)
+        assert not readiness.ready or "still receives by arrival" in readiness.reason
+        return readiness.ready
 
     for _ in range(2):
         at_ms = row.batch_time_after(setting.ledger.now_ms())
@@ -209,7 +209,7 @@ def test_a_receiver_that_hangs_is_replaced_and_fenced(make_stream: MakeStream, s
     eventually(hung.done)
     setting.kafka.produce("flights", 0, b"b")
     eventually(lambda: setting.positions() == 2)
-    assert sum(each.records for each in setting.ledger.blocks.unclaimed("air")) == 2
+    assert sum(unclaimed.records for unclaimed in setting.ledger.blocks.unclaimed("air")) == 2
     assert len(setting.launcher.handles[0]) == 2
 
 

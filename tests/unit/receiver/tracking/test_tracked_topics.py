@@ -157,11 +157,11 @@ def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_lat
     delays = SeenTopic("delays", "id-3", 1)
     partitioning.apply(Discovery((flights, weather, delays)))
     # The next job's too.
-    for each in (
+    for discovery in (
         partitioning,
         Partitioning(StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=1),
     ):
-        known = each.known()
+        known = discovery.known()
         assert known.appeared("flights", "id-1", 1), "it has grown"
         assert [known.appeared(seen.topic, seen.topic_id, 0) for seen in (weather, delays)] == [False, True]
         assert known.began_ms("weather", "id-2") is not None
@@ -239,8 +239,8 @@ def test_a_topic_counts_as_deleted_when_three_discoveries_in_a_row_do_not_have_i
         return row.state
 
     active, ended = PartitionState.ACTIVE, PartitionState.ENDED
-    assert [state_after(each) for each in (seen, missing, missing, seen)] == [active] * 4
-    assert [state_after(each) for each in (missing, missing, missing)] == [active, active, ended]
+    assert [state_after(seen_now) for seen_now in (seen, missing, missing, seen)] == [active] * 4
+    assert [state_after(seen_now) for seen_now in (missing, missing, missing)] == [active, active, ended]
 
 
 def short_lease(job: JobLease) -> JobLease:

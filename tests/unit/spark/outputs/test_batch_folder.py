@@ -30,12 +30,12 @@ def put(claim: Claim, name: str, text: str = "rows") -> WrittenFile:
 
 
 def published(claim: Claim) -> dict[str, str]:
-    return {each.name: each.read_text() for each in claim.published.glob("*.parquet")}
+    return {file.name: file.read_text() for file in claim.published.glob("*.parquet")}
 
 
 def hidden(claim: Claim) -> list[str]:
     """What attempts left, without the replaced files that readers may still list."""
-    names = [each.name for each in (Path(claim.path) / batch_folder.HIDDEN).iterdir()]
+    names = [path.name for path in (Path(claim.path) / batch_folder.HIDDEN).iterdir()]
     return sorted(name for name in names if not name.startswith("trash."))
 
 
@@ -48,7 +48,7 @@ def test_files_appear_together_and_nothing_else_is_left(claim: Claim) -> None:
     assert published(claim) == {"a.parquet": "rows", "b.parquet": "more"}
     record = json.loads((claim.published / batch_folder.RECORD).read_text())
     assert (record["attempt"], record["rows"], len(record["files"])) == (1, 8, 2)
-    assert sorted(each.name for each in Path(claim.path).iterdir()) == [batch_folder.HIDDEN, "batch_time=1000"]
+    assert sorted(path.name for path in Path(claim.path).iterdir()) == [batch_folder.HIDDEN, "batch_time=1000"]
     assert hidden(claim) == []
 
 
@@ -116,16 +116,16 @@ def test_two_attempts_at_once_publish_once(claim: Claim) -> None:
         outcomes: dict[int, str] = {}
         barrier = threading.Barrier(2)
 
-        def run(each: Claim, outcomes: dict[int, str] = outcomes, barrier: threading.Barrier = barrier) -> None:
+        def run(attempt: Claim, outcomes: dict[int, str] = outcomes, barrier: threading.Barrier = barrier) -> None:
             barrier.wait()
             try:
-                each.take()
-                each.publish([put(each, f"{each.attempt}.parquet")])
-                outcomes[each.attempt] = "published"
+                attempt.take()
+                attempt.publish([put(attempt, f"{attempt.attempt}.parquet")])
+                outcomes[attempt.attempt] = "published"
             except (AttemptReplacedError, FileNotFoundError):
-                outcomes[each.attempt] = "refused"
+                outcomes[attempt.attempt] = "refused"
 
-        threads = [threading.Thread(target=run, args=(each,)) for each in attempts]
+        threads = [threading.Thread(target=run, args=(attempt,)) for attempt in attempts]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -175,7 +175,7 @@ def test_replaced_files_go_with_the_next_batch_after_a_minute(claim: Claim, monk
         again.take()
         again.publish([put(again, f"{attempt}.parquet")])
     (trash,) = (Path(claim.path) / batch_folder.HIDDEN).iterdir()
-    assert [each.name for each in trash.rglob("*.parquet")] == ["1.parquet"]
+    assert [file.name for file in trash.rglob("*.parquet")] == ["1.parquet"]
     now = time.time()
     for later in (50, 70):
         monkeypatch.setattr(time, "time", lambda later=later: now + later)

@@ -135,10 +135,10 @@ def test_replays_of_different_names_to_one_topic_do_not_hide_each_other(options:
 
 
 def test_a_topic_that_was_created_again_has_its_own_sent_record(options: Any) -> None:
-    found = records(options())
-    found.write(Sent("first", 1, 5, 50))
-    found.write(Sent("second", 2, 6, 60))
-    assert [found.find(topic_id).attempt for topic_id in ("first", "second")] == [1, 2]  # type: ignore[union-attr]
+    sent = records(options())
+    sent.write(Sent("first", 1, 5, 50))
+    sent.write(Sent("second", 2, 6, 60))
+    assert [sent.find(topic_id).attempt for topic_id in ("first", "second")] == [1, 2]  # type: ignore[union-attr]
 
 
 def test_transactions_of_different_outputs_and_replays_have_different_names(options: Any) -> None:

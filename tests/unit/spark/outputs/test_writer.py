@@ -51,7 +51,7 @@ def test_warnings_of_many_tasks_are_one_line_now_and_then(batch: Any, monkeypatc
 
 def take_none_left(uri: str) -> bool:
     folder, _, name = uri.rpartition("/")
-    return not [each for each in Path(folder).glob(f"{name}.warning-*")]
+    return not [file for file in Path(folder).glob(f"{name}.warning-*")]
 
 
 def test_a_place_that_cannot_be_written_fails_no_write(tmp_path: Path) -> None:

@@ -217,8 +217,8 @@ class Windowed:
         self.ledger.batches.abandon("words", self.time_ms(batch), "never")
 
     def leaving(self, batch: int) -> list[int]:
-        found = evicted_batches(StreamContext(self.stream, self.ledger), self.time_ms(batch))
-        return [(origin.batch_time_ms - FIRST_MS) // INTERVAL_MS for origin in found]
+        evicted = evicted_batches(StreamContext(self.stream, self.ledger), self.time_ms(batch))
+        return [(origin.batch_time_ms - FIRST_MS) // INTERVAL_MS for origin in evicted]
 
     def _begin(self, batch: int) -> Attempt:
         self.ledger.allocations.allocate("words", self.time_ms(batch), manifest_uri="m", manifest_sha256="0")
