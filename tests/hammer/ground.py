@@ -25,9 +25,9 @@ from tests.hammer.pipeline import (
     TOPIC,
     TRANSFORM_FILE,
 )
+from tests.support.spark_cluster import SparkCluster
 
 from headrace.devstack.airflow import Airflow
-from headrace.devstack.cluster import SparkCluster
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.server import Server

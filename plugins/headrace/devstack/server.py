@@ -1,4 +1,4 @@
-"""The base class of the embedded stack's servers (Kafka, Elasticsearch, Postgres, Spark and Airflow's components), and
+"""The base class of the embedded stack's servers (Kafka, Elasticsearch, Postgres and Airflow's components), and
 the search for their ports."""
 
 from __future__ import annotations

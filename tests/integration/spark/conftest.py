@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.integration.spark.application import Application, new_application
+from tests.support.spark_cluster import SparkCluster
 
 from headrace.batch.allocation import allocate
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.receiving_tables import ReceiverLease

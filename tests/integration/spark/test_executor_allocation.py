@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.integration.spark.executors import executors, running
+from tests.support.spark_cluster import SparkCluster
 
-from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import EventKind
 from headrace.stream import ConsoleOutput, ExecutorAllocation, SparkSettings
 

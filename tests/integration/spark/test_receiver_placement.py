@@ -16,8 +16,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 from tests.integration.spark.executors import process_of, running
+from tests.support.spark_cluster import SparkCluster
 
-from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import EventKind
 from headrace.ledger.receiving_tables import ReceiverRow
 from headrace.receiver.placement import Executor

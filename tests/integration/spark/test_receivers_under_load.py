@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.spark.executors import process_of, running
+from tests.support.spark_cluster import SparkCluster
 
-from headrace.devstack.cluster import SparkCluster
 from headrace.stream import KafkaInput, SparkSettings
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.spark.executors import executors, process_of
+from tests.support.spark_cluster import SparkCluster
 
-from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import JobState, ReceiverState
 from headrace.stream import ConsoleOutput, DeadLetterLimit, ElasticsearchOutput, KafkaInput, SparkSettings
 
