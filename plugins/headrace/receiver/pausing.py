@@ -44,14 +44,14 @@ Space = tuple[int, int]
 
 
 class DiskReserve:
-    """Checks about once a second. Used by one thread. ``found`` is the space at the last check, None if unknown."""
+    """Checks about once a second. Used by one thread. ``measured`` is the space at the last check, None if unknown."""
 
     def __init__(self, space: Callable[[], Space | None], clock: Clock) -> None:
         self._space = space
         self._clock = clock
         self._next_poll = 0.0
         self._reason: str | None = None
-        self.found: Space | None = None
+        self.measured: Space | None = None
 
     def poll(self, only_receiving_helps: Callable[[], bool] = lambda: False) -> str | None:
         """Return why receiving has to pause; None while there is enough room.
@@ -62,8 +62,8 @@ class DiskReserve:
         now = self._clock.monotonic()
         if now >= self._next_poll:
             self._next_poll = now + _POLL_SECONDS
-            self.found = self._space()
-            self._reason = self._judge(self.found, only_receiving_helps)
+            self.measured = self._space()
+            self._reason = self._judge(self.measured, only_receiving_helps)
         return self._reason
 
     def _judge(self, space: Space | None, only_receiving_helps: Callable[[], bool]) -> str | None:
@@ -242,7 +242,7 @@ class Pausing:
     @property
     def disk(self) -> Space | None:
         """The space of the log's disk at the last `poll`; None if unknown."""
-        return self._reserve.found
+        return self._reserve.measured
 
     def disk_is_full(self, error: BaseException) -> None:
         """Pause: a write found no room."""

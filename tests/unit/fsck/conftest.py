@@ -216,7 +216,7 @@ class Shop:
             f"{f.problem}: {f.subject}: {f.detail}" for f in [*check_coverage(snapshot)[0], *check_ledger(snapshot)]
         ]
 
-    def found(self) -> list[tuple[str, str]]:
+    def problems(self) -> list[tuple[str, str]]:
         """The problems and their subjects."""
         return [(finding.problem.value, finding.subject) for finding in self.check().findings]
 

@@ -152,14 +152,14 @@ BY_SQL: dict[str, tuple[str, list[tuple[str, str]]]] = {
 def test_a_ledger_that_was_changed_is_noticed(shop: Shop, harm: str) -> None:
     statement, expected = BY_SQL[harm]
     shop.sql(statement)
-    problems = shop.found()
+    problems = shop.problems()
     for problem, subject in expected:
         assert any(reported == problem and subject in of for reported, of in problems), problems
 
 
 def test_a_block_that_is_there_twice_is_noticed(shop: Shop) -> None:
     shop.copy_row("blocks", "block_id = 5", block_id=99, sequence=90, frame_offset=100_000)
-    problems = shop.found()
+    problems = shop.problems()
     assert ("offsets_twice", f"{CLICKS_0} at 13") in problems
     assert ("offsets_twice", f"{CLICKS_1} at 6") in problems
     assert ("block_wrong", "block 99") in problems
@@ -168,25 +168,25 @@ def test_a_block_that_is_there_twice_is_noticed(shop: Shop) -> None:
 
 def test_two_current_topics_of_a_name_are_noticed(shop: Shop) -> None:
     shop.copy_row("topics", "topic_id = 'id-1'", topic_id="id-9", incarnation=9)
-    assert shop.found() == [("topic_wrong", "clicks/clicks")]
+    assert shop.problems() == [("topic_wrong", "clicks/clicks")]
 
 
 def test_two_attempts_at_an_output_are_noticed(shop: Shop) -> None:
     shop.begin(TIMES[2])
     shop.copy_row("batch_attempts", f"batch_time_ms = {TIMES[2]}", number=7)
-    assert ("lease_wrong", f"batch {T3}") in shop.found()
+    assert ("lease_wrong", f"batch {T3}") in shop.problems()
 
 
 def test_more_batches_than_slots_are_noticed(shop: Shop) -> None:
     shop.begin(TIMES[2])
-    assert shop.found() == []
+    assert shop.problems() == []
     shop.sql(f"UPDATE batch_attempts SET state = 'running', lease_until_ms = {TIMES[50]}")
-    assert ("slots_exceeded", STREAM) in shop.found()
+    assert ("slots_exceeded", STREAM) in shop.problems()
 
 
 def test_an_attempt_at_a_batch_that_is_over_is_noticed(shop: Shop) -> None:
     shop.sql(f"UPDATE batch_attempts SET state = 'running' WHERE batch_time_ms = {TIMES[0]}")
-    assert ("batch_state_wrong", T1) in shop.found()
+    assert ("batch_state_wrong", T1) in shop.problems()
 
 
 def test_a_batch_out_of_turn_is_noticed(make_shop: Callable[..., Shop]) -> None:
@@ -201,7 +201,7 @@ def test_a_batch_out_of_turn_is_noticed(make_shop: Callable[..., Shop]) -> None:
     shop.sql("UPDATE streams SET ordered = 0")
     shop.complete(TIMES[2])
     shop.sql("UPDATE streams SET ordered = 1")
-    assert shop.found() == [("out_of_turn", T2)]
+    assert shop.problems() == [("out_of_turn", T2)]
 
 
 def test_an_earlier_time_without_a_batch_is_out_of_turn_too(make_shop: Callable[..., Shop]) -> None:
@@ -212,21 +212,21 @@ def test_an_earlier_time_without_a_batch_is_out_of_turn_too(make_shop: Callable[
     shop.sql("UPDATE streams SET ordered = 0")
     shop.run(TIMES[1])
     shop.sql("UPDATE streams SET ordered = 1")
-    assert shop.found() == [("out_of_turn", T1)]
+    assert shop.problems() == [("out_of_turn", T1)]
 
 
 def test_a_batch_built_over_what_was_received_is_noticed(shop: Shop) -> None:
     shop.clock.advance(INTERVAL_MS)
     shop.allocate(TIMES[3])
     shop.sql(f"UPDATE batches SET built = 1, blocks = 0 WHERE batch_time_ms = {TIMES[3]}")
-    assert ("offsets_twice", f"{CLICKS_0} at 13") in shop.found()
+    assert ("offsets_twice", f"{CLICKS_0} at 13") in shop.problems()
 
 
 def test_a_replay_that_has_not_written_is_noticed(shop: Shop) -> None:
     shop.replay(TIMES[0])
-    assert shop.found() == []
+    assert shop.problems() == []
     shop.sql("DELETE FROM batch_outputs WHERE target = 'copy'")
-    assert shop.found() == [("replay_state_wrong", f"copy {T1}")]
+    assert shop.problems() == [("replay_state_wrong", f"copy {T1}")]
 
 
 def test_offsets_that_nothing_accounts_for_are_a_note_that_only_kafka_can_answer(shop: Shop) -> None:
@@ -268,7 +268,7 @@ def test_damage_where_no_block_stands_is_noticed(shop: Shop) -> None:
     data = bytearray(file.read_bytes())
     data[50] ^= 1
     file.write_bytes(data)
-    assert ("log_damaged", f"{path}:0") in shop.found()
+    assert ("log_damaged", f"{path}:0") in shop.problems()
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_ledger_that_was_set_back_is_noticed(shop: Shop) -> None:
     shop.run(TIMES[3])
     ledger.close()
     file.write_bytes(old)
-    problems = shop.found()
+    problems = shop.problems()
     assert ("ledger_set_back", CLICKS_0) in problems
     assert ("ledger_set_back", T4) in problems
     assert any(problem == "block_unknown" for problem, _ in problems)
@@ -306,10 +306,10 @@ def test_a_ledger_that_was_set_back_is_noticed(shop: Shop) -> None:
 
 def test_a_frame_that_was_never_accepted_is_no_finding(shop: Shop) -> None:
     shop.write({0: 3})
-    assert shop.found() == []
+    assert shop.problems() == []
     shop.new_epoch()
     shop.store()
-    assert shop.found() == []
+    assert shop.problems() == []
 
 
 def test_a_file_that_came_back_is_noticed(shop: Shop) -> None:
@@ -319,23 +319,23 @@ def test_a_file_that_came_back_is_noticed(shop: Shop) -> None:
     data = shop.log_path(path).read_bytes()
     shop.clock.advance(10 * INTERVAL_MS)
     assert shop.clean().segments == 1
-    assert shop.found() == []
+    assert shop.problems() == []
     shop.log_path(path).write_bytes(data)
-    assert shop.found() == [("segment_returned", path)]
+    assert shop.problems() == [("segment_returned", path)]
 
 
 def test_a_manifest_that_is_gone_or_damaged_is_noticed(shop: Shop) -> None:
     path = f"manifests/{TIMES[2]}.json"
     data = shop.folder.read(path)
     shop.folder.write_atomically(path, data.replace(b'"version"', b'"Version"'))
-    assert shop.found() == [("manifest_damaged", T3)]
+    assert shop.problems() == [("manifest_damaged", T3)]
     # Whole, and not the one that the ledger names.
     shop.folder.write_atomically(path, encode_document(decode_document(data) | {"more": 1}))
-    assert shop.found() == [("manifest_damaged", T3)]
+    assert shop.problems() == [("manifest_damaged", T3)]
     shop.folder.delete(path)
-    assert shop.found() == [("manifest_missing", T3)]
+    assert shop.problems() == [("manifest_missing", T3)]
     shop.allocate(TIMES[2])
-    assert shop.found() == []
+    assert shop.problems() == []
 
 
 def test_a_checkpoint_that_is_damaged_or_gone_is_noticed(shop: Shop) -> None:
@@ -345,11 +345,11 @@ def test_a_checkpoint_that_is_damaged_or_gone_is_noticed(shop: Shop) -> None:
     old, new = shop.folder.paths("checkpoints")
     data = shop.folder.read(new)
     shop.folder.write_atomically(new, data[:-20])
-    assert shop.found() == [("checkpoint_unreadable", new), ("checkpoint_behind", T2)][: len(shop.found())]
-    assert shop.found()[0] == ("checkpoint_unreadable", new)
+    assert shop.problems() == [("checkpoint_unreadable", new), ("checkpoint_behind", T2)][: len(shop.problems())]
+    assert shop.problems()[0] == ("checkpoint_unreadable", new)
     shop.folder.delete(new)
     shop.folder.delete(old)
-    assert shop.found() == [("checkpoint_unreadable", "checkpoints")]
+    assert shop.problems() == [("checkpoint_unreadable", "checkpoints")]
 
 
 def test_a_file_of_the_history_that_is_gone_damaged_or_another_is_noticed(
@@ -358,20 +358,20 @@ def test_a_file_of_the_history_that_is_gone_damaged_or_another_is_noticed(
     monkeypatch.setattr(history_files, "FILED", 1)
     shop.checkpoint(TIMES[1])
     (path,) = shop.folder.paths("history")
-    assert shop.found() == []
+    assert shop.problems() == []
     data = shop.folder.read(path)
     for harmed in (data[:-5], encode_document(decode_document(data) | {"batches": []})):
         shop.folder.write_atomically(path, harmed)
-        assert shop.found() == [("checkpoint_unreadable", path)]
+        assert shop.problems() == [("checkpoint_unreadable", path)]
     shop.folder.delete(path)
-    assert shop.found() == [("checkpoint_unreadable", path)]
+    assert shop.problems() == [("checkpoint_unreadable", path)]
 
 
 def test_a_batch_that_the_checkpoint_does_not_hold_is_noticed(shop: Shop) -> None:
     shop.complete(TIMES[1])
     shop.sql(f"UPDATE batches SET checkpointed_at_ms = 1, checkpoint_uri = 'x' WHERE batch_time_ms = {TIMES[1]}")
     # The checkpoint holds it as it was then: failed.
-    assert shop.found() == [("checkpoint_behind", T2)]
+    assert shop.problems() == [("checkpoint_behind", T2)]
 
 
 def test_a_batch_replayed_since_its_filing_is_behind_only_if_its_file_is_gone(
@@ -381,9 +381,9 @@ def test_a_batch_replayed_since_its_filing_is_behind_only_if_its_file_is_gone(
     shop.checkpoint(TIMES[1])
     (path,) = shop.folder.paths("history")
     shop.replay(TIMES[0])
-    assert shop.found() == []
+    assert shop.problems() == []
     shop.folder.delete(path)
-    assert shop.found() == [("checkpoint_behind", time_text(TIMES[0]))]
+    assert shop.problems() == [("checkpoint_behind", time_text(TIMES[0]))]
 
 
 def test_storage_that_cannot_be_read_is_not_a_clean_bill(shop: Shop) -> None:

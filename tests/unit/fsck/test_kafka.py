@@ -60,43 +60,43 @@ def read(make_shop: Callable[..., Shop], broker: Broker, monkeypatch: pytest.Mon
     return make_shop(inputs=source)
 
 
-def found(shop: Shop) -> list[tuple[Problem, str]]:
+def problems(shop: Shop) -> list[tuple[Problem, str]]:
     report = shop.check(kafka=True)
     assert report.unchecked == []
     return [(finding.problem, finding.subject) for finding in report.findings]
 
 
 def test_what_is_received_and_what_is_still_to_come_is_no_finding(read: Shop) -> None:
-    assert found(read) == []
+    assert problems(read) == []
     read.store({0: 10, 1: 4})
-    assert found(read) == []
+    assert problems(read) == []
 
 
 def test_a_position_beyond_kafkas_end_is_reported(read: Shop) -> None:
     read.store({0: 11, 1: 10})
-    assert found(read) == [(Problem.KAFKA_LOG_CUT, CLICKS_0)]
+    assert problems(read) == [(Problem.KAFKA_LOG_CUT, CLICKS_0)]
 
 
 def test_a_commit_beyond_the_position_is_reported(read: Shop, broker: Broker) -> None:
     read.store({0: 5})
     group = read.stream.inputs[0].group or ""
     broker.commit(group, 5)
-    assert found(read) == []
+    assert problems(read) == []
     broker.commit(group, 6)
-    assert found(read) == [(Problem.COMMITTED_TOO_FAR, CLICKS_0)]
+    assert problems(read) == [(Problem.COMMITTED_TOO_FAR, CLICKS_0)]
 
 
 def test_records_that_were_passed_over_are_reported(read: Shop) -> None:
     read.store({0: 3})
     read.advance(0, 2)
     read.store({0: 3})
-    assert found(read) == [(Problem.OFFSETS_MISSING, f"{CLICKS_0} [3, 5)")]
+    assert problems(read) == [(Problem.OFFSETS_MISSING, f"{CLICKS_0} [3, 5)")]
 
 
 def test_another_topic_of_the_name_is_reported(read: Shop) -> None:
     read.sql("UPDATE topics SET topic_id = 'another'")
     read.sql("UPDATE positions SET topic_id = 'another'")
-    assert found(read) == [(Problem.KAFKA_TOPIC_REPLACED, CLICKS_0), (Problem.KAFKA_TOPIC_REPLACED, CLICKS_1)]
+    assert problems(read) == [(Problem.KAFKA_TOPIC_REPLACED, CLICKS_0), (Problem.KAFKA_TOPIC_REPLACED, CLICKS_1)]
 
 
 def test_a_topic_that_is_gone_is_noted_and_so_are_its_holes(read: Shop) -> None:

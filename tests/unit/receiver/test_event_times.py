@@ -144,7 +144,7 @@ class Reading:
         self.logs = logs
         self.now_ms = 500
         self.stored = dict.fromkeys(PARTITIONS, 0)
-        self.found: dict[tuple[TopicPartition, int], int] = {}
+        self.batch_of: dict[tuple[TopicPartition, int], int] = {}
         self.expected: dict[tuple[TopicPartition, int], int] = {}
         self.watermarks: dict[TopicPartition, int] = {}
         self.stored_maxima: dict[TopicPartition, int] = {}
@@ -195,7 +195,7 @@ class Reading:
         for row in batch.to_pylist():
             covered = of[row["topic"], row["partition"]]
             assert covered.from_offset <= row["offset"] < covered.until_offset
-            self.found[covered.partition, row["offset"]] = event_time_ms // INTERVAL
+            self.batch_of[covered.partition, row["offset"]] = event_time_ms // INTERVAL
         for covered in ranges:
             self.watermarks[covered.partition] = max(self.watermarks.get(covered.partition, 0), event_time_ms)
 
@@ -220,7 +220,7 @@ def test_batches_are_those_of_the_running_maximum(
             reading.store() if step == "store" else reading.restart()
     reading.store()
     done = {key: number for key, number in reading.expected.items() if key[1] < reading.stored[key[0]]}
-    assert reading.found == done
+    assert reading.batch_of == done
 
 
 @pytest.mark.parametrize("rows", [20_000])
