@@ -1,10 +1,10 @@
-"""Times and durations as text."""
+"""Times and durations as text, and the estimate of the ledger's clock."""
 
 from __future__ import annotations
 
 import pytest
 
-from headrace.clock import readable_seconds
+from headrace.clock import LedgerClock, ManualClock, readable_seconds
 
 
 @pytest.mark.parametrize(
@@ -13,3 +13,54 @@ from headrace.clock import readable_seconds
 )
 def test_lengths_of_time_are_readable(seconds: float, text: str) -> None:
     assert readable_seconds(seconds) == text
+
+
+class TestLedgerClock:
+    def test_the_ledgers_clock_is_asked_once_and_estimated_from_then_on(self) -> None:
+        clock = ManualClock(1_000)
+        asked = []
+        ledger = LedgerClock(lambda: asked.append(1) or 50_000, clock)
+        with pytest.raises(RuntimeError):
+            ledger.now_ms()
+        ledger.sample()
+        clock.advance(250)
+        assert ledger.now_ms() == 50_250
+        assert len(asked) == 1
+
+    def test_the_answer_counts_for_the_middle_of_its_round_trip(self) -> None:
+        clock = ManualClock(0)
+
+        def slow() -> int:
+            clock.advance(100)
+            return 50_000
+
+        ledger = LedgerClock(slow, clock)
+        ledger.sample()
+        assert ledger.now_ms() == 50_050
+
+    def test_the_best_round_trip_wins_and_time_never_goes_back(self) -> None:
+        clock = ManualClock(0)
+        answers = iter([(100, 52_000), (2, 50_100)])
+
+        def read() -> int:
+            took, answer = next(answers)
+            clock.advance(took)
+            return answer
+
+        ledger = LedgerClock(read, clock)
+        ledger.sample()
+        first = ledger.now_ms()
+        ledger.sample()
+        assert ledger.now_ms() == first
+        clock.advance(20_000)
+        assert ledger.now_ms() == 50_100 + 1 + 20_000
+
+    def test_it_follows_a_clock_that_was_ahead(self) -> None:
+        clock, ahead_ms = ManualClock(0), [600_000]
+        ledger = LedgerClock(lambda: 50_000 + ahead_ms[0], clock)
+        ledger.sample()
+        assert ledger.now_ms() == 650_000
+        ahead_ms[0] = 0
+        for _ in range(16):
+            ledger.sample()
+        assert ledger.now_ms() == 50_000

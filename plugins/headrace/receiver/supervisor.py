@@ -26,6 +26,7 @@ from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
+from headrace.clock import LedgerClock
 from headrace.kafka.client import admin_config, consumer_config, isolation_level
 from headrace.kafka.range_reader import RangeClients
 from headrace.kafka.records import RecordChunk
@@ -42,14 +43,13 @@ from headrace.receiver.heartbeat import (
     HEARTBEAT_SECONDS,
     LEASE_MS,
     Heartbeat,
-    LedgerClock,
+    LagWatch,
     PartitionOrders,
     ReceiverStats,
     collector_off,
 )
 from headrace.receiver.kafka_errors import UnauthorizedTopics, kafka_offset_gaps
 from headrace.receiver.kafka_source import KafkaReceiver
-from headrace.receiver.lag import LagWatch
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.rates import RateLimiter
 from headrace.receiver.receiver import GeneratorStateError

@@ -1,4 +1,4 @@
-"""When a heartbeat is sent, what it reports, and the estimate of the ledger's clock."""
+"""When a heartbeat is sent, what it reports, and how far a receiver is behind."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headrace.clock import ManualClock
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.receiving_tables import ReceiverLease, ReceiverOrders
 from headrace.receiver.block_store import StoreCounts
-from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat, LedgerClock, ReceiverStats
+from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat, Lag, LagWatch, ReceiverStats
 from headrace.receiver.kafka_source import KafkaReceiver
-from headrace.receiver.lag import Lag
 from headrace.receiver.record_source import FetchState, PartitionStatus, SourceError
+from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka
 
 PARTITION = TopicPartition("flights", "topic-id", 0)
 
@@ -175,52 +175,83 @@ def test_the_lag_is_not_0_unless_kafka_has_reported_it(
     assert (reported["total_lag"], reported["lag_unknown"]) == (total, unknown)
 
 
-class TestLedgerClock:
-    def test_the_ledgers_clock_is_asked_once_and_estimated_from_then_on(self) -> None:
-        clock = ManualClock(1_000)
-        asked = []
-        ledger = LedgerClock(lambda: asked.append(1) or 50_000, clock)
-        with pytest.raises(RuntimeError):
-            ledger.now_ms()
-        ledger.sample()
-        clock.advance(250)
-        assert ledger.now_ms() == 50_250
-        assert len(asked) == 1
+T = 1_700_000_000_000
+P = TopicPartition("flights", "id", 0)
 
-    def test_the_answer_counts_for_the_middle_of_its_round_trip(self) -> None:
-        clock = ManualClock(0)
 
-        def slow() -> int:
-            clock.advance(100)
-            return 50_000
+class Watched:
+    def __init__(self) -> None:
+        self.kafka, self.clock = FakeKafka(), ManualClock(T)
+        self.kafka.create("flights", 1)
+        self.ends = FakeEndOffsets(self.kafka)
+        self.watch = LagWatch(self.ends, lambda: [P], self.clock.now_ms, self.clock)
 
-        ledger = LedgerClock(slow, clock)
-        ledger.sample()
-        assert ledger.now_ms() == 50_050
+    def ask(self) -> None:
+        """A question and its answer; then the next one is due."""
+        self.watch.poll()
+        self.watch.poll()
+        self.clock.advance(2_000)
 
-    def test_the_best_round_trip_wins_and_time_never_goes_back(self) -> None:
-        clock = ManualClock(0)
-        answers = iter([(100, 52_000), (2, 50_100)])
+    def lag(self, position: int) -> Lag:
+        return self.watch.lags({P: position})[P]
 
-        def read() -> int:
-            took, answer = next(answers)
-            clock.advance(took)
-            return answer
+    def unreadable_topics(
+        self, position: int, state: FetchState = FetchState.FETCHING, error: str | None = None
+    ) -> list[dict]:
+        lags = self.watch.lags({P: position})
+        return self.watch.unreadable_topics(lags, [PartitionStatus(P, position, state, error)], None)
 
-        ledger = LedgerClock(read, clock)
-        ledger.sample()
-        first = ledger.now_ms()
-        ledger.sample()
-        assert ledger.now_ms() == first
-        clock.advance(20_000)
-        assert ledger.now_ms() == 50_100 + 1 + 20_000
 
-    def test_it_follows_a_clock_that_was_ahead(self) -> None:
-        clock, ahead_ms = ManualClock(0), [600_000]
-        ledger = LedgerClock(lambda: 50_000 + ahead_ms[0], clock)
-        ledger.sample()
-        assert ledger.now_ms() == 650_000
-        ahead_ms[0] = 0
-        for _ in range(16):
-            ledger.sample()
-        assert ledger.now_ms() == 50_000
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_nothing_is_known_before_the_first_answer(watched: Watched) -> None:
+    assert watched.lag(0) == Lag(None, None)
+    assert watched.unreadable_topics(0) == []
+
+
+def test_the_lag_is_what_is_not_stored_and_says_since_when(watched: Watched) -> None:
+    watched.kafka.produce("flights", 0, b"a", b"b", b"c")
+    watched.ask()
+    assert watched.lag(1) == Lag(2, None), "it was never seen to be up to date"
+    assert watched.lag(3) == Lag(0, T)
+    watched.kafka.produce("flights", 0, b"d")
+    watched.ask()
+    assert watched.lag(3) == Lag(1, T)
+    watched.ask()
+    assert watched.lag(4) == Lag(0, T + 4_000)
+
+
+def test_a_topic_that_may_not_be_described_has_no_lag_of_0(watched: Watched) -> None:
+    watched.ask()
+    assert watched.lag(0).records == 0
+    watched.ends.refused.add("flights")
+    watched.ask()
+    watched.ask()
+    assert watched.lag(0).records is None
+    assert watched.unreadable_topics(0) == [
+        {
+            "topic": "flights",
+            "asked_ms": T,
+            "error": "partition 0 cannot be asked about (TOPIC_AUTHORIZATION_FAILED: from the fake)",
+        }
+    ]
+    watched.ends.refused.clear()
+    watched.ask()
+    assert watched.unreadable_topics(0) == []
+
+
+def test_a_partition_that_cannot_be_read_is_one_as_long_as_there_is_something_to_read(watched: Watched) -> None:
+    watched.ask()
+    assert watched.unreadable_topics(0, error="no access") == []
+    watched.kafka.produce("flights", 0, b"a")
+    watched.ask()
+    assert watched.unreadable_topics(0, error="no access") == [
+        {"topic": "flights", "asked_ms": T + 4_000, "error": "partition 0 cannot be read (no access)"}
+    ]
+    watched.clock.advance(10_000)
+    assert watched.unreadable_topics(0, error="no access")[0]["asked_ms"] == T + 4_000
+    assert watched.unreadable_topics(1) == []
+    assert watched.unreadable_topics(0, FetchState.FAILED, "gone") == [], "that is its state in the ledger"
