@@ -8,6 +8,11 @@ import threading
 from headrace.ledger import ReceiverState
 from headrace.receiver.supervisor import ReceiverTask, run_receiver
 
+# Forked from a process that has imported what a receiver needs: each would take two seconds of CPU to import it. That
+# process has no thread and no client, as Spark's daemon of Python workers.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["headrace.receiver.supervisor"])
+
 
 class ThreadHandle:
     """A receiver in a thread of this process."""
@@ -52,8 +57,7 @@ class ProcessHandle:
     """A receiver in its own process, which a test can kill."""
 
     def __init__(self, task: ReceiverTask) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=_run_and_exit, args=(task,), daemon=True, name=str(task.receiver_id))
+        self.process = _PROCESSES.Process(target=_run_and_exit, args=(task,), daemon=True, name=str(task.receiver_id))
         self.process.start()
 
     def done(self) -> bool:
