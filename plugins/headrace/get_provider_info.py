@@ -158,8 +158,8 @@ def _options() -> dict[str, Any]:
         },
         "poll_interval": {
             "description": (
-                "Seconds between two looks into the ledger of an operator, sensor or trigger that waits, where it was "
-                "given no interval of its own. Not set: 1 s; 0.2 s for a batch's blocks; 5 s for a batch's turn."
+                "Default poll interval, in seconds, of operators, sensors and triggers that wait for the ledger. Not "
+                "set: 1 s; 0.2 s for a batch's blocks; 5 s for a batch's turn."
             ),
             "version_added": "0.1.0",
             "type": "float",

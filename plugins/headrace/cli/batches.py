@@ -333,7 +333,7 @@ def _attempt(attempt: Attempt) -> tuple[object, ...]:
         attempt.way,
         attempt.state,
         seconds_text(attempt.duration),
-        f"{attempt.holder} (repair)" if attempt.taken_up else attempt.holder,
+        f"{attempt.holder} (repair)" if attempt.by_repair else attempt.holder,
         attempt.error,
     )
 

@@ -105,16 +105,16 @@ class Declaration:
     @classmethod
     def of(cls, file: str, stream: Stream, kind: str) -> Self:
         """The declaration of a file that is being parsed now."""
-        found = Path(file).stat()
-        return cls(file, found.st_mtime_ns, found.st_size, kind, stream.digest, time.time())
+        stat = Path(file).stat()
+        return cls(file, stat.st_mtime_ns, stat.st_size, kind, stream.digest, time.time())
 
     def holds(self) -> bool:
         """Whether the file still declares the stream, as far as can be determined without parsing it."""
         try:
-            found = Path(self.file).stat()
+            stat = Path(self.file).stat()
         except OSError:
             return False
-        unchanged = (found.st_mtime_ns, found.st_size) == (self.modified_ns, self.size)
+        unchanged = (stat.st_mtime_ns, stat.st_size) == (self.modified_ns, self.size)
         return unchanged or time.time() - self.parsed_at < _CHANGED_FOR_SECONDS
 
     def excludes(self, other: Self) -> bool:
@@ -139,15 +139,15 @@ def declare_once(stream: Stream, kind: str) -> None:
     notes = _notes(stream.name)
     mine = Declaration.of(file, stream, kind)
     known = _read(notes)
-    for each in known:
-        if each.excludes(mine) and each.holds():
+    for other in known:
+        if other.excludes(mine) and other.holds():
             raise StreamDefinitionError(
-                f"Stream {stream.name!r} is declared by another DAG file, {each.file}: two files with one stream name "
+                f"Stream {stream.name!r} is declared by another DAG file, {other.file}: two files with one stream name "
                 "would register their definitions in turns, and run each other's batches.",
                 remedy="Give this stream another name and another storage, or delete one of the two files.",
             )
-    kept = [each for each in known if (each.file, each.kind) != (mine.file, mine.kind) and each.holds()]
-    before = [each for each in known if (each.file, each.kind) == (mine.file, mine.kind)]
+    kept = [other for other in known if (other.file, other.kind) != (mine.file, mine.kind) and other.holds()]
+    before = [other for other in known if (other.file, other.kind) == (mine.file, mine.kind)]
     if len(before) + len(kept) == len(known) and before and _is_fresh(before[0], mine):
         return
     with suppress(OSError):
@@ -196,7 +196,7 @@ def _write(notes: Path, declarations: list[Declaration]) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=notes.parent, prefix=f".{notes.name}-")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump([asdict(each) for each in declarations], file)
+            json.dump([asdict(declaration) for declaration in declarations], file)
         Path(temporary).replace(notes)
     finally:
         Path(temporary).unlink(missing_ok=True)

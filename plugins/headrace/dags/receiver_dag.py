@@ -42,7 +42,7 @@ def receiver_dag(stream: Stream, *, dag_id: str | None = None, **options: Any) -
     # schedule begins the next run.
     default_args = {
         "retries": 5,
-        # No backoff: the start itself takes 15 s, and a run's tries are counted over months.
+        # No backoff: the start itself takes 15 s, and a run that lasts months may have many tries.
         "retry_delay": timedelta(seconds=1),
         **options.pop("default_args", {}),
     }

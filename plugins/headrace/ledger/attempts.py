@@ -49,7 +49,7 @@ from headrace.ledger.batch_tables import (
 from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import (
     AlreadyCompletedError,
-    BatchAttendedError,
+    BatchRunningError,
     BatchStateError,
     NotItsTurnError,
     OutputsMissingError,
@@ -76,7 +76,7 @@ class Attempts(Repository):
         lease_ms: int,
         outputs: Sequence[str] | None = None,
         force: bool = False,
-        unattended: bool = False,
+        unless_running: bool = False,
         attributes: Mapping[str, Any] | None = None,
         revision: int | None = None,
     ) -> Attempt:
@@ -89,7 +89,7 @@ class Attempts(Repository):
             way: how the batch is run, "connect" or "submit".
             outputs: ids of the stream's steps; None means all. Steps with a record of success are left out.
             force: also run completed steps again. They have no record of success until they complete again.
-            unattended: begin only if no live attempt runs one of the outputs.
+            unless_running: begin only if no live attempt runs one of the outputs.
             revision: the definition's revision; by default the stream's newest. The attempt keeps it and uses that
                 definition's steps, even if the stream gets another definition.
 
@@ -97,7 +97,7 @@ class Attempts(Repository):
             BatchNotFoundError: the batch was not allocated.
             AlreadyCompletedError: none of the outputs is left to run, and not ``force``.
             StepsLostError: so it is, and what the batch still needs is no longer in the definition.
-            BatchAttendedError: ``unattended``, and a live attempt runs one of the outputs.
+            BatchRunningError: ``unless_running``, and a live attempt runs one of the outputs.
             BatchStateError: the batch was abandoned or absorbed into a later one, or the stream has no such output.
             SlotBusyError: other batches hold all the stream's slots with live leases.
             NotItsTurnError: the stream is ordered, and an earlier batch has not completed or was not claimed; or the
@@ -118,8 +118,8 @@ class Attempts(Repository):
                 raise AlreadyCompletedError(batch)
             taken = [step for step in asked if force or step not in recorded]
             if taken or not asked:
-                if unattended:
-                    _check_unattended(connection, locked, batch, taken)
+                if unless_running:
+                    _check_not_running(connection, locked, batch, taken)
                 _check_state_step(locked, batch, taken, recorded)
                 check_order(connection, locked, batch)
                 check_slots(connection, locked, batch)
@@ -327,11 +327,11 @@ class Attempts(Repository):
                 )
                 for row in connection.execute(query.order_by(batch_outputs.c.batch_time_ms, batch_outputs.c.attempt)):
                     newest[row.batch_time_ms, row.output_id] = row
-        found: dict[int, dict[str, RecordedOutput]] = {time_ms: {} for time_ms in times}
+        recorded: dict[int, dict[str, RecordedOutput]] = {time_ms: {} for time_ms in times}
         for (time_ms, output_id), row in newest.items():
             if row.state is AttemptState.COMPLETED:
-                found[time_ms][output_id] = RecordedOutput(row.counts, row.revision)
-        return found
+                recorded[time_ms][output_id] = RecordedOutput(row.counts, row.revision)
+        return recorded
 
 
 def check_runnable(batch: BatchRow) -> None:
@@ -365,10 +365,10 @@ def _asked(locked: LockedStream, outputs: Sequence[str] | None) -> tuple[str, ..
     return tuple(step for step in steps if step in outputs)
 
 
-def _check_unattended(connection: Connection, locked: LockedStream, batch: BatchRow, taken: Sequence[str]) -> None:
+def _check_not_running(connection: Connection, locked: LockedStream, batch: BatchRow, taken: Sequence[str]) -> None:
     for row in live_attempts(connection, batch.stream, locked.now_ms):
         if row.batch_time_ms == batch.batch_time_ms and not row.target and not set(taken).isdisjoint(row.outputs):
-            raise BatchAttendedError(
+            raise BatchRunningError(
                 f"Batch {time_text(batch.batch_time_ms)} is being run by {row.holder}, attempt {row.number}."
             )
 

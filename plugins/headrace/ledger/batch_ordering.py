@@ -29,7 +29,7 @@ def earlier_unfinished(
 ) -> list[EarlierBatch]:
     """`Batches.earlier_unfinished` within a transaction."""
     alive = {row.batch_time_ms for row in live_attempts(connection, stream, now_ms) if not row.target}
-    found = []
+    earlier = []
     for state in UNFINISHED:
         # One query per state uses the index; one query for all states would read and sort all their rows.
         query = (
@@ -44,15 +44,15 @@ def earlier_unfinished(
             .limit(limit)
         )
         for row in connection.execute(query):
-            found.append(EarlierBatch(row.batch_time_ms, state, row.error, row.batch_time_ms in alive))
+            earlier.append(EarlierBatch(row.batch_time_ms, state, row.error, row.batch_time_ms in alive))
     query = (
         select(unclaimed_times.c.batch_time_ms)
         .where(unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms < batch_time_ms)
         .order_by(unclaimed_times.c.batch_time_ms)
         .limit(limit)
     )
-    found += [EarlierBatch(time_ms, None, None, False) for time_ms in connection.execute(query).scalars()]
-    return sorted(found, key=lambda batch: batch.batch_time_ms)[:limit]
+    earlier += [EarlierBatch(time_ms, None, None, False) for time_ms in connection.execute(query).scalars()]
+    return sorted(earlier, key=lambda batch: batch.batch_time_ms)[:limit]
 
 
 def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -> None:

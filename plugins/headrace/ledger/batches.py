@@ -196,8 +196,8 @@ class Batches(Repository):
             rows: list[BatchRow] = []
             for part in chunks(wanted):
                 query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
-                found = map(BatchRow.from_row, connection.execute(query.order_by(batches.c.batch_time_ms)))
-                rows += [row for row in found if row.state not in left_out]
+                part_rows = map(BatchRow.from_row, connection.execute(query.order_by(batches.c.batch_time_ms)))
+                rows += [row for row in part_rows if row.state not in left_out]
             return origins_of(connection, rows)
 
     def mark_checkpointed(self, stream: str, batch_time_ms: int, uri: str) -> BatchRow:
@@ -306,7 +306,7 @@ class Batches(Repository):
             _check_step_abandonable(connection, locked, batch, step)
             changed = replace(batch, abandoned_steps={**batch.abandoned_steps, step: reason})
             if batch.steps is None and not changed.needs(locked.steps):
-                left = [each for each in locked.steps if each not in changed.abandoned_steps]
+                left = [needed for needed in locked.steps if needed not in changed.abandoned_steps]
                 if not left:
                     raise BatchStateError(
                         f"Batch {time_text(batch_time_ms)} needs no other output than {step!r}, and the stream has "
@@ -330,7 +330,7 @@ def _check_step_abandonable(connection: Connection, locked: LockedStream, batch:
             f"The state of stream {batch.stream!r} needs every batch, also {at}.", remedy="Abandon the batch."
         )
     newest = newest_outputs(connection, batch.stream, batch.batch_time_ms)
-    left = [each for each in batch.needs(locked.steps) if not is_recorded(newest.get(each))]
+    left = [needed for needed in batch.needs(locked.steps) if not is_recorded(newest.get(needed))]
     if step not in left:
         raise BatchStateError(
             f"Batch {at} does not wait for an output {step!r}, but for {', '.join(left) or 'none'}.",
@@ -414,11 +414,11 @@ class RunBatchTimes(Repository):
         Raises:
             StreamNotFoundError: there is no such stream.
         """
-        with self._database.write_stream(stream) as (connection, found):
+        with self._database.write_stream(stream) as (connection, stream_now):
             known = _known(connection, stream, run_id)
             if known is not None:
                 return known
-            locked = _on_time(connection, found, host_ms)
+            locked = _on_time(connection, stream_now, host_ms)
             batch_time_ms = _unassigned(connection, locked)
             return _keep(connection, locked, run_id, _ended(locked) if batch_time_ms is None else batch_time_ms)
 
@@ -451,11 +451,11 @@ class RunBatchTimes(Repository):
         """
         if (before := self.find(stream, run_id)) is not None:
             return before
-        with self._database.write_stream(stream) as (connection, found):
+        with self._database.write_stream(stream) as (connection, stream_now):
             known = _known(connection, stream, run_id)
             if known is not None:
                 return known
-            locked = _on_time(connection, found, host_ms)
+            locked = _on_time(connection, stream_now, host_ms)
             if keeps_date and date_ms is not None and find_batch(connection, stream, date_ms) is not None:
                 return _keep(connection, locked, run_id, date_ms)
             until_ms = _ended(locked)
@@ -542,9 +542,9 @@ def _keep(connection: Connection, locked: LockedStream, run_id: str, batch_time_
     return batch_time_ms
 
 
-def _on_time(connection: Connection, found: LockedStream, host_ms: int | None) -> LockedStream:
+def _on_time(connection: Connection, locked: LockedStream, host_ms: int | None) -> LockedStream:
     """The stream with the time that counts for a run, after a clock that was ahead is corrected."""
-    locked, _ = take_back(connection, found)
+    locked, _ = take_back(connection, locked)
     if host_ms is None or abs(locked.now_ms - host_ms) < CLOCKS_DIFFER_MS:
         return locked
     return replace(locked, now_ms=min(locked.now_ms, host_ms))

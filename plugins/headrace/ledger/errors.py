@@ -228,8 +228,8 @@ class OutputRenamedError(LedgerError):
     failure = Failure.FINAL
 
 
-class BatchAttendedError(LedgerError):
-    """A live attempt runs the batch, and the caller asked for ``unattended`` outputs only."""
+class BatchRunningError(LedgerError):
+    """A live attempt runs the batch, and the caller wanted to begin another only if none does."""
 
 
 class SlotBusyError(LedgerError):

@@ -116,55 +116,55 @@ class Overviews(Repository):
         """Return an overview of each stream in the order of ``rows``, with ``points`` recent batches and samples."""
         with self._database.snapshot() as connection:
             now_ms = self._database.now_ms(connection)
-            found = {row.name: StreamOverview(row, now_ms) for row in rows}
-            _read_batches(connection, found, now_ms, points)
-            _read_attempts(connection, found)
-            _read_receiving(connection, found)
-            _read_failed_positions(connection, found)
-            _read_dead_letters(connection, found)
-            return list(found.values())
+            overviews = {row.name: StreamOverview(row, now_ms) for row in rows}
+            _read_batches(connection, overviews, now_ms, points)
+            _read_attempts(connection, overviews)
+            _read_receiving(connection, overviews)
+            _read_failed_positions(connection, overviews)
+            _read_dead_letters(connection, overviews)
+            return list(overviews.values())
 
     def numbers(self) -> list[StreamNumbers]:
         """Return the numbers of each stream, by name, as of one moment."""
         with self._database.snapshot() as connection:
             now_ms = self._database.now_ms(connection)
-            found = {
+            numbers_of = {
                 row.name: StreamNumbers(StreamRow.from_row(row), now_ms)
                 for row in connection.execute(select(streams).order_by(streams.c.name))
             }
-            _count_batches(connection, found)
-            _read_receiving(connection, found)
+            _count_batches(connection, numbers_of)
+            _read_receiving(connection, numbers_of)
             for stream, numbers in _partitions(connection):
-                found[stream].partitions.append(numbers)
+                numbers_of[stream].partitions.append(numbers)
             for row in connection.execute(select(totals)):
-                found[row.stream].totals[row.output_id][row.name] = row.value
-            return list(found.values())
+                numbers_of[row.stream].totals[row.output_id][row.name] = row.value
+            return list(numbers_of.values())
 
 
-def _read_batches(connection: Connection, found: Mapping[str, StreamOverview], now_ms: int, points: int) -> None:
+def _read_batches(connection: Connection, overviews: Mapping[str, StreamOverview], now_ms: int, points: int) -> None:
     time = batches.c.batch_time_ms
     wanted: list[Any] = []
     last: dict[str, int | None] = {}
     oldest: dict[str, int | None] = {}
     backfilled: dict[str, int | None] = {}
     sampled: list[Any] = []
-    parameters = {"streams": list(found), "now_ms": now_ms, "offset": points - 1}
+    parameters = {"streams": list(overviews), "now_ms": now_ms, "offset": points - 1}
     for row in connection.execute(_EDGES, parameters):
-        found[row.name].waiting_ms = row.first_waiting
-        found[row.name].failed = row.failed
+        overviews[row.name].waiting_ms = row.first_waiting
+        overviews[row.name].failed = row.failed
         last[row.name] = row.last_completed
         unfinished = (getattr(row, f"first_{state}") for state in UNFINISHED)
-        oldest[row.name] = min((each for each in unfinished if each is not None), default=None)
+        oldest[row.name] = min((time_ms for time_ms in unfinished if time_ms is not None), default=None)
         backfilled[row.name] = row.first_backfilled
         since_ms = row.recent_since or 0
         of_stream = batches.c.stream == row.name
         wanted.append(and_(of_stream, time >= since_ms, batches.c.state != BatchState.ABSORBED))
-        for each in {last[row.name], oldest[row.name], backfilled[row.name]}:
-            if each is not None and each < since_ms:
-                wanted.append(and_(of_stream, time == each))
+        for time_ms in {last[row.name], oldest[row.name], backfilled[row.name]}:
+            if time_ms is not None and time_ms < since_ms:
+                wanted.append(and_(of_stream, time == time_ms))
         sampled.append(and_(samples.c.stream == row.name, samples.c.at_ms >= (row.sampled_since or 0)))
     for row in any_of(connection, select(batches), wanted):
-        batch, overview = BatchRow.from_row(row), found[row.stream]
+        batch, overview = BatchRow.from_row(row), overviews[row.stream]
         overview.recent.append(batch)
         if batch.batch_time_ms == last[row.stream]:
             overview.last_completed = batch
@@ -173,31 +173,31 @@ def _read_batches(connection: Connection, found: Mapping[str, StreamOverview], n
         if batch.batch_time_ms == backfilled[row.stream]:
             overview.backfilled = batch
     for row in any_of(connection, select(samples), sampled):
-        found[row.stream].samples.append(SampleRow.from_row(row))
-    for overview in found.values():
-        overview.recent = sorted(overview.recent, key=lambda each: -each.batch_time_ms)[:points]
-        overview.samples.sort(key=lambda each: each.at_ms)
+        overviews[row.stream].samples.append(SampleRow.from_row(row))
+    for overview in overviews.values():
+        overview.recent = sorted(overview.recent, key=lambda batch: -batch.batch_time_ms)[:points]
+        overview.samples.sort(key=lambda sample: sample.at_ms)
 
 
-def _read_attempts(connection: Connection, found: Mapping[str, StreamOverview]) -> None:
-    backfilled = [each.backfilled for each in found.values() if each.backfilled is not None]
-    unfinished = [each.unfinished for each in found.values() if each.unfinished is not None]
-    failed = [batch for each in found.values() for batch in each.recent if batch.state is BatchState.FAILED]
+def _read_attempts(connection: Connection, overviews: Mapping[str, StreamOverview]) -> None:
+    backfilled = [overview.backfilled for overview in overviews.values() if overview.backfilled is not None]
+    unfinished = [overview.unfinished for overview in overviews.values() if overview.unfinished is not None]
+    failed = [batch for overview in overviews.values() for batch in overview.recent if batch.state is BatchState.FAILED]
     wanted = {(batch.stream, batch.batch_time_ms): batch for batch in [*unfinished, *backfilled, *failed]}
     attempted = [_of_batch(batch_attempts, batch) for batch in wanted.values()]
     tried = any_of(connection, select_attempts(), attempted)
     for row in sorted(tried, key=lambda row: (row.batch_time_ms, row.number)):
-        found[row.stream].attempts.append(AttemptRow.from_row(row))
+        overviews[row.stream].attempts.append(AttemptRow.from_row(row))
     happened = any_of(connection, select(events), [_of_batch(events, batch) for batch in backfilled])
     for row in sorted(happened, key=lambda row: row.event_id):
-        found[row.stream].events.append(EventRow.from_row(row))
+        overviews[row.stream].events.append(EventRow.from_row(row))
 
 
-def _read_dead_letters(connection: Connection, found: Mapping[str, StreamOverview]) -> None:
+def _read_dead_letters(connection: Connection, overviews: Mapping[str, StreamOverview]) -> None:
     table = batch_outputs.c
     written = [
         and_(table.stream == name, table.batch_time_ms >= overview.recent[-1].batch_time_ms)
-        for name, overview in found.items()
+        for name, overview in overviews.items()
         if overview.recent
     ]
     columns = select(table.stream, table.batch_time_ms, table.output_id, table.attempt, table.counts)
@@ -206,33 +206,33 @@ def _read_dead_letters(connection: Connection, found: Mapping[str, StreamOvervie
         newest[row.stream, row.batch_time_ms, row.output_id] = row.counts
     for (stream, _, _), counts in newest.items():
         number = counts.get("dead_lettered")
-        found[stream].dead_letters += number if isinstance(number, int) else 0
+        overviews[stream].dead_letters += number if isinstance(number, int) else 0
 
 
 def _of_batch(table: Any, batch: BatchRow) -> Any:
     return and_(table.c.stream == batch.stream, table.c.batch_time_ms == batch.batch_time_ms)
 
 
-def _read_receiving(connection: Connection, found: Mapping[str, StreamNow]) -> None:
+def _read_receiving(connection: Connection, states: Mapping[str, StreamNow]) -> None:
     jobs = [
-        and_(receiver_jobs.c.stream == name, receiver_jobs.c.epoch >= each.stream.job_epoch - 1)
-        for name, each in found.items()
+        and_(receiver_jobs.c.stream == name, receiver_jobs.c.epoch >= state.stream.job_epoch - 1)
+        for name, state in states.items()
     ]
     for row in any_of(connection, select(receiver_jobs), jobs):
-        stream_now, job = found[row.stream], JobRow.from_row(row)
+        stream_now, job = states[row.stream], JobRow.from_row(row)
         if job.epoch == stream_now.stream.job_epoch:
             stream_now.job = job
         else:
             stream_now.job_before = job
-    for row in connection.execute(_RECEIVERS, {"streams": list(found)}):
-        found[row.stream].receivers.append(ReceiverRow.from_row(row))
+    for row in connection.execute(_RECEIVERS, {"streams": list(states)}):
+        states[row.stream].receivers.append(ReceiverRow.from_row(row))
 
 
-def _read_failed_positions(connection: Connection, found: Mapping[str, StreamOverview]) -> None:
+def _read_failed_positions(connection: Connection, overviews: Mapping[str, StreamOverview]) -> None:
     """There may be many positions, so they are read only if a receiver reports failed partitions."""
-    failing = [name for name, each in found.items() if any(row.stats.get("failed") for row in each.receivers)]
+    failing = [name for name, now in overviews.items() if any(row.stats.get("failed") for row in now.receivers)]
     for row in connection.execute(_FAILED_POSITIONS, {"streams": failing}) if failing else ():
-        found[row.stream].failed_positions.append(PositionRow.from_row(row))
+        overviews[row.stream].failed_positions.append(PositionRow.from_row(row))
 
 
 def _edges_query() -> Any:
@@ -255,8 +255,8 @@ def _edges_query() -> Any:
         _edge(func.max, batches, batches.c.state == BatchState.COMPLETED).label("last_completed"),
         _failed_query().label("failed"),
         *(
-            _edge(func.min, batches, batches.c.state == each, *_scheduled(batches)).label(f"first_{each}")
-            for each in UNFINISHED
+            _edge(func.min, batches, batches.c.state == state, *_scheduled(batches)).label(f"first_{state}")
+            for state in UNFINISHED
         ),
         _edge(func.min, batches, *_backfilled(batches), _begun_ms(batches) == first_begun_ms).label("first_backfilled"),
     ]
@@ -313,28 +313,29 @@ def _partitions(connection: Connection) -> Iterable[tuple[str, PartitionNumbers]
         yield row.stream, PartitionNumbers(row.input_id, row.topic, row.partition, bool(row.failed), *counted)
 
 
-def _count_batches(connection: Connection, found: Mapping[str, StreamNumbers]) -> None:
+def _count_batches(connection: Connection, numbers_of: Mapping[str, StreamNumbers]) -> None:
     last: dict[str, int] = {}
     for row in connection.execute(_NUMBERS):
-        numbers = found[row.name]
+        numbers = numbers_of[row.name]
         numbers.log_bytes = int(row.log_bytes)
         numbers.unclaimed_times = row.unclaimed
         numbers.unfinished = {state: getattr(row, f"count_{state}") for state in UNFINISHED}
         times = [row.first_unclaimed, *(getattr(row, f"first_{state}") for state in UNFINISHED)]
-        numbers.oldest_unfinished_ms = min((each for each in times if each is not None), default=None)
+        numbers.oldest_unfinished_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
         if row.last_completed is not None:
             last[row.name] = row.last_completed
     for row in _rows_of(connection, batches, batches.c.batch_time_ms, last):
-        found[row.stream].last_completed = BatchRow.from_row(row)
-    _count_failures(connection, found)
+        numbers_of[row.stream].last_completed = BatchRow.from_row(row)
+    _count_failures(connection, numbers_of)
 
 
-def _count_failures(connection: Connection, found: Mapping[str, StreamNumbers]) -> None:
+def _count_failures(connection: Connection, numbers_of: Mapping[str, StreamNumbers]) -> None:
     """Count the failed attempts at the oldest unfinished batches."""
-    oldest = {name: each.oldest_unfinished_ms for name, each in found.items() if each.oldest_unfinished_ms is not None}
+    times = {name: numbers.oldest_unfinished_ms for name, numbers in numbers_of.items()}
+    oldest = {name: time_ms for name, time_ms in times.items() if time_ms is not None}
     failed = (batch_attempts.c.state == AttemptState.FAILED, batch_attempts.c.target == "")
     for row in _rows_of(connection, batch_attempts, batch_attempts.c.batch_time_ms, oldest, *failed):
-        found[row.stream].oldest_failures += 1
+        numbers_of[row.stream].oldest_failures += 1
 
 
 def _rows_of(

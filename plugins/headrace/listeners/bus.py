@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 CAPACITY = 10_000
 """Events that wait for one listener; as spark.scheduler.listenerbus.eventqueue.capacity."""
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 # How often a queue is checked for room while events wait in the ledger for it. Nothing is read before that.
 _BEHIND_SECONDS = 0.1
 # The time for which a crash of the job lets events come again.
@@ -63,7 +63,7 @@ class ListenerBus:
         problems: Mapping[str, str] | None = None,
         new_after_id: int | None = None,
         capacity: int = CAPACITY,
-        look_seconds: float = LOOK_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
         save_seconds: float = SAVE_SECONDS,
     ) -> None:
         self._context = context
@@ -75,7 +75,7 @@ class ListenerBus:
         self._failure: str | None = None
         self._capacity = capacity
         self._page = min(_PAGE, capacity)
-        self._look_seconds = look_seconds
+        self._poll_seconds = poll_seconds
         self._save_seconds = save_seconds
         self._subscriptions: list[Subscription] = []
         # The newest event at the start, or after the ledger was away: up to it, events wait for room.
@@ -133,7 +133,7 @@ class ListenerBus:
         try:
             while not self._stopping.is_set():
                 behind = self._read_new()
-                self._pause(behind, time.monotonic() + self._look_seconds, self._stopping.wait)
+                self._pause(behind, time.monotonic() + self._poll_seconds, self._stopping.wait)
                 if time.monotonic() >= self._next_save:
                     self._save()
             self._finish()
@@ -215,7 +215,7 @@ class ListenerBus:
                 self._ledger.jobs.note(self._lease.stream, self._lease.epoch, {STATUS: self.status()})
                 return
             except LedgerUnavailableError:
-                if self._stopping.wait(self._look_seconds):
+                if self._stopping.wait(self._poll_seconds):
                     return
             except Exception:
                 logger.exception("The failure of the bus is not in the receiver job's attributes")

@@ -118,11 +118,11 @@ def _report_taken_over(run: BatchRun, batch: BatchRow, log: Any) -> None:
         )  # fmt: skip
     ledger, name = run.ledger, run.stream.name
     open_ms = ledger.streams.get(name).batch_time_after(ledger.now_ms())
-    left = [each for each in ledger.blocks.unclaimed(name) if each.batch_time_ms < open_ms]
+    left = [pending for pending in ledger.blocks.unclaimed(name) if pending.batch_time_ms < open_ms]
     if left:
         log.info(
             "%d more batch time(s) with %d records wait for the next run (limits.max_coalesced_records and _bytes).",
-            len(left), sum(each.records for each in left),
+            len(left), sum(pending.records for pending in left),
         )  # fmt: skip
 
 
@@ -211,21 +211,21 @@ def _warn_of_steps_left(run: BatchRun, log: Any) -> None:
     if batch is None or batch.state not in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
         return
     now_ms = run.ledger.now_ms()
-    seen_to = {
+    covered = {
         row.output_id
         for row in run.ledger.attempts.outputs(batch.stream, batch.batch_time_ms)
         if row.state is AttemptState.COMPLETED
     }
     for attempt in attempts_without_replays(run.ledger, batch):
         if attempt.alive(now_ms):
-            seen_to.update(attempt.outputs)
-    left = [step for step in batch.needs(run.stream.steps) if step not in seen_to]
+            covered.update(attempt.outputs)
+    left = [step for step in batch.needs(run.stream.steps) if step not in covered]
     if left and not set(left) & set(run.stream.steps):
         log.warning("%s", StepsLostError(batch, left))
     elif left:
         log.warning(
-            "Batch %s is not complete, %s left to do: %s. Clear what failed of this run. What it did not ask for is "
-            "done by a run without `outputs`, with any other date from %s until %s.",
+            "Batch %s is not complete, %s left to do: %s. Clear what failed of this run. To run outputs "
+            "that it did not ask for, trigger a run without `outputs` and with another logical date from %s to %s.",
             time_text(batch.batch_time_ms), "one step is" if len(left) == 1 else f"{len(left)} steps are",
             ", ".join(left), time_text(batch.batch_time_ms - batch.interval_ms), time_text(batch.batch_time_ms),
         )  # fmt: skip

@@ -344,7 +344,7 @@ class KafkaReceiverOperator(BaseOperator):
         )
         if self.deferrable:
             self.defer(trigger=trigger, method_name="wanted")
-        trigger.look_until_it_fires(ledger)
+        trigger.poll_until_it_fires(ledger)
         return self.execute(context)
 
     def wanted(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature

@@ -15,7 +15,7 @@ from headrace.triggers.ledger import (
     TurnTrigger,
     check_began,
     check_turn,
-    report_what_was_found,
+    report_readiness,
 )
 
 if TYPE_CHECKING:
@@ -59,15 +59,15 @@ class MicroBatchOperator(WalSparkSubmitOperator):
             if awaited is not None and self.deferrable:
                 self.defer(trigger=awaited, method_name="receiver_began")
             if awaited is not None:
-                check_began(awaited.look_until_it_fires(ledger), self.stream)
+                check_began(awaited.poll_until_it_fires(ledger), self.stream)
             run = self._begin(context, stream_context)
             trigger = BlocksReadyTrigger.of(
                 self.stream, run.batch_time_ms, waiting_since_ms=ledger.now_ms(), grace=self.grace
             )
-            found = trigger.poll_before_deferring(ledger)
-            if found is None and self.deferrable:
+            readiness = trigger.poll_before_deferring(ledger)
+            if readiness is None and self.deferrable:
                 self.defer(trigger=trigger, method_name="blocks_are_ready")
-            return self._with_blocks(run, found or trigger.look_until_it_fires(ledger))
+            return self._with_blocks(run, readiness or trigger.poll_until_it_fires(ledger))
 
     def receiver_began(self, context: Context, event: dict[str, Any]) -> Any:
         """Called after the deferral: the stream's first receiver has begun, or the wait for it timed out."""
@@ -95,14 +95,14 @@ class MicroBatchOperator(WalSparkSubmitOperator):
         except NothingToRun as nothing:
             raise nothing.skip(context, self, itself=True) from None
 
-    def _with_blocks(self, run: BatchRun, found: dict[str, Any]) -> Any:
-        report_what_was_found(found, self.stream, self.log)
+    def _with_blocks(self, run: BatchRun, readiness: dict[str, Any]) -> Any:
+        report_readiness(readiness, self.stream, self.log)
         awaited = TurnTrigger.awaited(run)
         if awaited is None:
             return self._in_turn(run, {"turn": True})
         if self.deferrable:
             self.defer(trigger=awaited, method_name="turn_has_come")
-        return self._in_turn(run, awaited.look_until_it_fires(run.ledger))
+        return self._in_turn(run, awaited.poll_until_it_fires(run.ledger))
 
     def _in_turn(self, run: BatchRun, turn: dict[str, Any]) -> Any:
         try:

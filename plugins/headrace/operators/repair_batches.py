@@ -110,7 +110,7 @@ class RepairBatchesOperator(SparkAttemptOperator):
             ledger,
             self.stream.name,
             held_back=lambda last: is_held_back(self.stream, last),
-            attended=lambda batch: self._own_run_waits(context, ledger, batch),
+            has_own_run=lambda batch: self._own_run_waits(context, ledger, batch),
             at_once=at_once,
         )
         return next((one for one in due if one.batch.batch_time_ms not in tried), None)
@@ -139,7 +139,7 @@ class RepairBatchesOperator(SparkAttemptOperator):
 
     def _try(self, context: Context, ledger: Ledger, due: DueBatch) -> bool:
         """Run the due steps of a batch. Returns whether an attempt was made."""
-        from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError, SlotBusyError
+        from headrace.ledger.errors import AlreadyCompletedError, BatchRunningError, SlotBusyError
 
         batch, at = due.batch, time_text(due.batch.batch_time_ms)
         if not due.steps:
@@ -151,7 +151,7 @@ class RepairBatchesOperator(SparkAttemptOperator):
         self.log.info("Batch %s was %s, and is tried again: %s.", at, batch.state.value, batch.error or "never begun")
         try:
             attempt = self._begin(context, ledger, due)
-        except (AlreadyCompletedError, BatchAttendedError, SlotBusyError) as error:
+        except (AlreadyCompletedError, BatchRunningError, SlotBusyError) as error:
             self.log.info("%s", error)
             return False
         self.run_attempt(ledger, attempt, batch, context)
@@ -176,7 +176,9 @@ class RepairBatchesOperator(SparkAttemptOperator):
         }
         while True:
             try:
-                return self.begin(ledger, due.batch, context, steps=due.steps, attributes=attributes, unattended=True)
+                return self.begin(
+                    ledger, due.batch, context, steps=due.steps, attributes=attributes, unless_running=True
+                )
             except NotItsTurnError:
                 raise
             except SlotBusyError:

@@ -246,7 +246,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         steps: Sequence[str],
         attributes: Mapping[str, Any],
         force: bool = False,
-        unattended: bool = False,
+        unless_running: bool = False,
     ) -> Attempt:
         """Begin an attempt at these steps of the batch, in the way that is usable now.
 
@@ -261,7 +261,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             lease_ms=FIRST_LEASE_MS[way],
             outputs=steps,
             force=force,
-            unattended=unattended,
+            unless_running=unless_running,
             attributes={**attributes, TRY_NUMBER: context["ti"].try_number},
             revision=self.revision,
         )
@@ -448,7 +448,7 @@ class SubmitArgumentError(HeadraceError):
 def provider_arguments() -> frozenset[str]:
     """The names that the installed SparkSubmitOperator takes, without those of BaseOperator."""
     parameters = inspect.signature(SparkSubmitOperator.__init__).parameters.values()
-    return frozenset(each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY)
+    return frozenset(parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
 
 
 def submit_options(given: Mapping[str, Any], *, way: str) -> dict[str, Any]:
@@ -508,28 +508,28 @@ def _send(ledger: Ledger, attempt: Attempt) -> None:
     from headrace.ledger.states import AttemptState, BatchState, EventKind
 
     stream, batch_time_ms = attempt.stream, attempt.batch_time_ms
-    attempts = [each for each in ledger.attempts.of_batch(stream, batch_time_ms) if not each.target]
-    row = next(each for each in attempts if each.number == attempt.number)
+    attempts = [tried for tried in ledger.attempts.of_batch(stream, batch_time_ms) if not tried.target]
+    row = next(tried for tried in attempts if tried.number == attempt.number)
     if row.state is AttemptState.FENCED:
         # The attempt that replaced it sends its own numbers.
         return
     _count("batch.attempts", 1, stream=stream, state=row.state.value)
-    found = ledger.attempts.outputs(stream, batch_time_ms)
-    for output in found:
+    outputs = ledger.attempts.outputs(stream, batch_time_ms)
+    for output in outputs:
         if output.attempt == attempt.number:
             # One that failed because of its dead letters has written them.
             letters = {name: output.counts[name] for name in ("dead_lettered",) if name in output.counts}
             _send_output(stream, output.output_id, output.counts if output.error is None else letters)
-    outputs = [each for each in found if each.error is None]
     for event in ledger.events.of_batch(stream, batch_time_ms):
         if event.kind == EventKind.BATCH_FAILED and event.payload["ended_attempt"] == attempt.number:
             _count("batch.failed", 1, stream=stream)
     batch = ledger.batches.get(stream, batch_time_ms)
-    last = max(outputs, key=lambda output: (output.recorded_at_ms, output.attempt), default=None)
+    written = [output for output in outputs if output.error is None]
+    last = max(written, key=lambda output: (output.recorded_at_ms, output.attempt), default=None)
     if batch.state is not BatchState.COMPLETED or last is None or last.attempt != attempt.number:
         return
-    earlier = [each for each in attempts if each.number < attempt.number and each.state is AttemptState.COMPLETED]
-    if not any(set(each.outputs) & set(attempt.outputs) for each in earlier):
+    earlier = [tried for tried in attempts if tried.number < attempt.number and tried.state is AttemptState.COMPLETED]
+    if not any(set(tried.outputs) & set(attempt.outputs) for tried in earlier):
         # A batch that is run again a year later is not a year late.
         _send_batch(batch, ledger.streams.get(stream).zero_time_ms)
 

@@ -207,9 +207,9 @@ def connections_in_environment(stream: Stream) -> Iterator[None]:
     Raises AirflowNotFoundException if a connection is not defined.
     """
     names = {variable_name(source.connection): source.connection for source in stream.kafka_inputs if source.connection}
-    found = {name: connection_json(conn_id) for name, conn_id in names.items()}
-    before = {name: os.environ.get(name) for name in found}
-    os.environ.update(found)
+    variables = {name: connection_json(conn_id) for name, conn_id in names.items()}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

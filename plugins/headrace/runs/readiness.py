@@ -114,26 +114,26 @@ def blocks_ready(
     row = ledger.streams.get(stream)
     job = newest_job(ledger, stream)
     receivers = ledger.receivers.all(stream)
-    live = [each for each in receivers if each.alive(now_ms)]
+    live = [receiver for receiver in receivers if receiver.alive(now_ms)]
     batch_by, otherwise = _received_by(job, row, live)
     problems = [] if row.desired_state.value == "stopped" else input_problems(job, receivers, now_ms)
     is_starting = job is not None and job.alive(now_ms) and job.state.value == "starting"
     # A starting job has its own time limit, so this wait has not begun yet.
     since_ms = now_ms if is_starting else max(batch_time_ms, waiting_since_ms)
     if batch_by == "timestamp":
-        found = _passed(ledger, row, live, batch_time_ms, now_ms)
-        if not found.ready:
-            found = _not_received(found.reason, problems, row, since_ms=since_ms, now_ms=now_ms)
+        readiness = _passed(ledger, row, live, batch_time_ms, now_ms)
+        if not readiness.ready:
+            readiness = _not_received(readiness.reason, problems, row, since_ms=since_ms, now_ms=now_ms)
     else:
-        unknown = [each for each in problems if each.asked_ms <= batch_time_ms - row.batch_interval_ms]
+        unknown = [problem for problem in problems if problem.asked_ms <= batch_time_ms - row.batch_interval_ms]
         if unknown and batch_time_ms > row.zero_time_ms and not _has_records(ledger, row, batch_time_ms):
-            found = _not_received("nothing is known of this batch", unknown, row, since_ms=since_ms, now_ms=now_ms)
+            readiness = _not_received("nothing is known of this batch", unknown, row, since_ms=since_ms, now_ms=now_ms)
         else:
-            found = _sealed(ledger, stream, live, batch_time_ms, grace_ms=grace_ms, now_ms=now_ms)
-    missed = [each for each in problems if each.asked_ms < batch_time_ms and batch_time_ms > row.zero_time_ms]
-    if found.ready and missed:
-        found = replace(found, reason=f"{found.reason}; but {_reported(missed)}", complete=False)
-    return replace(found, reason=found.reason + otherwise)
+            readiness = _sealed(ledger, stream, live, batch_time_ms, grace_ms=grace_ms, now_ms=now_ms)
+    missed = [problem for problem in problems if problem.asked_ms < batch_time_ms and batch_time_ms > row.zero_time_ms]
+    if readiness.ready and missed:
+        readiness = replace(readiness, reason=f"{readiness.reason}; but {_reported(missed)}", complete=False)
+    return replace(readiness, reason=readiness.reason + otherwise)
 
 
 def _has_records(ledger: Ledger, row: StreamRow, batch_time_ms: int) -> bool:
@@ -149,7 +149,7 @@ def _not_received(
     if not problems:
         return Readiness(False, reason)
     wait_ms = input_wait_ms(row.batch_interval_ms)
-    left_ms = min(max(since_ms, each.asked_ms) for each in problems) + wait_ms - now_ms
+    left_ms = min(max(since_ms, problem.asked_ms) for problem in problems) + wait_ms - now_ms
     reported = f"{reason}: {_reported(problems)}"
     if left_ms <= 0:
         return Readiness(False, f"{reported}; waited {_seconds(wait_ms)} for it", inputs_missing=True, failed=True)
@@ -160,7 +160,7 @@ def _not_received(
 
 def _reported(problems: Sequence[InputProblem]) -> str:
     more = f" and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
-    return ", ".join(str(each) for each in problems[:_MOST_NAMED]) + more
+    return ", ".join(str(problem) for problem in problems[:_MOST_NAMED]) + more
 
 
 def _received_by(job: JobRow | None, row: StreamRow, live: Sequence[ReceiverRow]) -> tuple[str, str]:
@@ -170,7 +170,7 @@ def _received_by(job: JobRow | None, row: StreamRow, live: Sequence[ReceiverRow]
     with. By arrival no partition ever passes a batch time; by timestamp a receiver may still have older records to
     store, whatever is sealed.
     """
-    if job is None or not any(each.job_epoch == job.epoch for each in live):
+    if job is None or not any(receiver.job_epoch == job.epoch for receiver in live):
         return row.batch_by, ""
     batch_by = str(job.attributes.get("batch_by", row.batch_by))
     if batch_by == row.batch_by:
@@ -208,13 +208,13 @@ def _passed(ledger: Ledger, row: StreamRow, live: Sequence[ReceiverRow], batch_t
         # it would make them late.
         return Readiness(False, "waiting for the receiver job: it has not found any partition yet")
     owners: dict[tuple[str, int | None], ReceiverRow] = {
-        (each.receiver_id.input_id, each.receiver_id.index): each for each in live
+        (receiver.receiver_id.input_id, receiver.receiver_id.index): receiver for receiver in live
     }
-    named = [
-        f"{each.partition.topic}-{each.partition.partition} "
-        f"({_awaited(row, each, batch_time_ms, now_ms, owner=owners.get((each.input_id, each.receiver_index)))})"
-        for each in behind[:_MOST_NAMED]
-    ]
+    named = []
+    for position in behind[:_MOST_NAMED]:
+        owner = owners.get((position.input_id, position.receiver_index))
+        awaited = _awaited(row, position, batch_time_ms, now_ms, owner=owner)
+        named.append(f"{position.partition.topic}-{position.partition.partition} ({awaited})")
     more = f" and {len(behind) - len(named)} more" if len(behind) > len(named) else ""
     return Readiness(False, f"waiting for {', '.join(named)}{more}")
 
@@ -223,9 +223,11 @@ def _declared(row: StreamRow, positions: list[PositionRow]) -> list[PositionRow]
     """The positions of inputs and topics that the stream still declares; nobody reads the others any more."""
     if not positions:
         return positions
-    inputs = {each.id: each for each in Stream.from_json(row.definition).inputs}
+    inputs = {source.id: source for source in Stream.from_json(row.definition).inputs}
     return [
-        each for each in positions if each.input_id in inputs and inputs[each.input_id].matches(each.partition.topic)
+        position
+        for position in positions
+        if position.input_id in inputs and inputs[position.input_id].matches(position.partition.topic)
     ]
 
 

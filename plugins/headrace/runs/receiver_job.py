@@ -83,14 +83,14 @@ class JobWatch:
         if job.epoch > self.epoch:
             return JobOutcome.SUPERSEDED
         self._follow(ledger, job)
-        found = outcome(job, ledger.now_ms())
+        ended = outcome(job, ledger.now_ms())
         now = self._monotonic()
         was_away, self._looked_at = now - self._looked_at > _AWAY_SECONDS, now
-        if found is not JobOutcome.LOST:
+        if ended is not JobOutcome.LOST:
             self._renewal_due = None
         elif self._renewal_due is None:
             self._renewal_due = now + (job.lease_ms / 1000 if was_away else 0.0)
-        return None if self._renewal_due is not None and now < self._renewal_due else found
+        return None if self._renewal_due is not None and now < self._renewal_due else ended
 
     def _follow(self, ledger: Ledger, job: JobRow) -> None:
         from headrace.receiver.health import input_problems
@@ -103,7 +103,7 @@ class JobWatch:
             if value := job.attributes.get(key):
                 self._report_once(key, f"{label}: {value}")
         receivers = ledger.receivers.all(self.stream)
-        problems = [each for each in input_problems(job, receivers, ledger.now_ms()) if not each.starting]
+        problems = [problem for problem in input_problems(job, receivers, ledger.now_ms()) if not problem.starting]
         self._warn_of([*map(str, problems), *(job.attributes.get("troubles") or ())])
         for receiver in receivers:
             if receiver.job_epoch == job.epoch:
@@ -385,7 +385,7 @@ def connections_of_others(ledger: Ledger, stream: Stream) -> Mapping[str, str]:
     """
     from headrace.stream.model import StreamDefinitionError
 
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for row in ledger.streams.all():
         try:
             other = Stream.from_json(row.definition)
@@ -395,7 +395,7 @@ def connections_of_others(ledger: Ledger, stream: Stream) -> Mapping[str, str]:
             continue
         for conn_id in other.connection_ids:
             try:
-                found[variable_name(conn_id)] = connection_json(conn_id)
+                variables[variable_name(conn_id)] = connection_json(conn_id)
             except (AirflowException, AirflowRuntimeError, PermissionError):
                 continue
-    return found
+    return variables

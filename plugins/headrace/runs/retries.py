@@ -98,7 +98,7 @@ def due_batches(
     stream_name: str,
     *,
     held_back: Callable[[AttemptRow], bool],
-    attended: Callable[[BatchRow], bool],
+    has_own_run: Callable[[BatchRow], bool],
     at_once: bool = False,
     most: int = 1_000,
 ) -> Iterator[DueBatch]:
@@ -108,7 +108,7 @@ def due_batches(
 
     Args:
         held_back: whether another attempt would fail as this one did.
-        attended: whether a batch that was never begun is about to be begun by a run of its own.
+        has_own_run: whether a batch that was never begun is about to be begun by a run of its own.
         at_once: without a pause, and what is held back too.
         most: how many unfinished batches to look at.
 
@@ -121,9 +121,9 @@ def due_batches(
         return
     judge = _Judge(ledger, stream, held_back=held_back, at_once=at_once)
     for earlier in unfinished:
-        found = None if earlier.state is None or earlier.alive else judge.due(earlier)
-        if found is not None and (found.batch.started_at_ms is not None or not attended(found.batch)):
-            yield found
+        due = None if earlier.state is None or earlier.alive else judge.due(earlier)
+        if due is not None and (due.batch.started_at_ms is not None or not has_own_run(due.batch)):
+            yield due
 
 
 class _Judge:

@@ -23,7 +23,7 @@ from headrace.triggers.ledger import (
     check_turn,
     in_triggerer,
     poll_seconds,
-    report_what_was_found,
+    report_readiness,
 )
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class BlocksReadySensor(LedgerSensor):
         if awaited is not None and self.deferrable:
             self.defer(trigger=awaited, method_name="receiver_began")
         if awaited is not None:
-            check_began(awaited.look_until_it_fires(stream_context.ledger), self.stream)
+            check_began(awaited.poll_until_it_fires(stream_context.ledger), self.stream)
         try:
             return super().wait(context, stream_context)
         except NothingToRun as nothing:
@@ -168,9 +168,9 @@ class BlocksReadySensor(LedgerSensor):
     def found(self, context: Context, event: dict[str, Any]) -> None:
         """Called with the trigger's payload. Waits for the batch's turn if the stream is ordered.
 
-        Raises what `report_what_was_found` and `check_turn` raise.
+        Raises what `report_readiness` and `check_turn` raise.
         """
-        report_what_was_found(event, self.stream, self.log)
+        report_readiness(event, self.stream, self.log)
         if not self.stream.is_ordered:
             return
         with self._run(context) as run:
@@ -179,7 +179,7 @@ class BlocksReadySensor(LedgerSensor):
                 return
             if self.deferrable:
                 self.defer(trigger=awaited, method_name="turn_has_come")
-            self._check_turn(awaited.look_until_it_fires(run.ledger), run)
+            self._check_turn(awaited.poll_until_it_fires(run.ledger), run)
 
     def turn_has_come(self, context: Context, event: dict[str, Any]) -> None:
         """Called after the deferral: it is the turn of the batch of an ordered stream, or the wait timed out."""

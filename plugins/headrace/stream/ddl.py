@@ -93,7 +93,7 @@ class _NoColumnsError(Exception):
 
 class _Parser:
     def __init__(self, text: str) -> None:
-        self._tokens = [(found[1], found.start() + 1) for found in _TOKEN.finditer(text) if found[1] is not None]
+        self._tokens = [(match[1], match.start() + 1) for match in _TOKEN.finditer(text) if match[1] is not None]
         self._next = 0
 
     def columns(self) -> tuple[Column, ...]:
@@ -194,10 +194,10 @@ class _Parser:
             )
 
     def _columns(self) -> tuple[Column, ...]:
-        found = [self._column()]
+        columns = [self._column()]
         while self._taken(","):
-            found.append(self._column())
-        return tuple(found)
+            columns.append(self._column())
+        return tuple(columns)
 
     def _name(self) -> str:
         token = self._here()
@@ -228,9 +228,9 @@ class _Parser:
             raise self._unexpected(f"{token.upper()!r}")
 
     def _taken(self, token: str) -> bool:
-        found = self._peek(token)
-        self._next += found
-        return found
+        taken = self._peek(token)
+        self._next += taken
+        return taken
 
     def _peek(self, token: str, ahead: int = 0) -> bool:
         place = self._next + ahead

@@ -111,7 +111,7 @@ class StreamFields(Part):
     @classmethod
     def _listeners_by_their_references(cls, value: object) -> object:
         several = value if isinstance(value, (list, tuple)) else (value,)
-        return tuple({"reference": each} if isinstance(each, str) else each for each in several)
+        return tuple({"reference": listener} if isinstance(listener, str) else listener for listener in several)
 
     @field_validator("storage", mode="before")
     @classmethod

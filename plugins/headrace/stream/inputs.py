@@ -295,7 +295,7 @@ class KafkaInput(_ReceivedInput):
         """Whether it reads from the cluster of this connection or of these servers, as far as a definition shows it."""
         if self.connection is not None:
             return self.connection == connection
-        ours, theirs = (set((each or "").split(",")) - {""} for each in (self.bootstrap_servers, bootstrap_servers))
+        ours, theirs = (set((text or "").split(",")) - {""} for text in (self.bootstrap_servers, bootstrap_servers))
         return not ours.isdisjoint(theirs)
 
 

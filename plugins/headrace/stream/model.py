@@ -178,7 +178,7 @@ def validate_part(
     if isinstance(value, base) and not isinstance(value, tuple(built_in)):
         return value
     kind = value.get("kind") if isinstance(value, dict) else None
-    own = {each.model_fields["kind"].default for each in built_in}
+    own = {part.model_fields["kind"].default for part in built_in}
     if not isinstance(kind, str) or kind in own:
         return handler(value)
     return _class_of_kind(base, kind, group, tuple(sorted(own))).model_validate(value)
@@ -197,26 +197,26 @@ def _class_of_kind(base: type[Part], kind: str, group: str, own: tuple[str, ...]
         )
     where = f"the entry point {kind!r} in the group {group}, {named[0].value}"
     try:
-        found = named[0].load()
+        loaded = named[0].load()
     except Exception as error:
         raise ValueError(f"has the kind {kind!r}, and {where}, cannot be loaded: {error}") from error
-    if not isinstance(found, type) or not issubclass(found, base):
+    if not isinstance(loaded, type) or not issubclass(loaded, base):
         raise ValueError(f"has the kind {kind!r}, and {where}, is no class that extends {base.__name__}")
-    return found
+    return loaded
 
 
 def references_in(value: JsonValue, name: str = "") -> Iterator[str]:
     """Yields each text in ``value`` that has the form of a reference, as "outputs.0.transform: module:function"."""
     if isinstance(value, dict):
-        inside = [(f"{name}.{key}" if name else key, each) for key, each in value.items()]
+        inside = [(f"{name}.{key}" if name else key, child) for key, child in value.items()]
     elif isinstance(value, list):
-        inside = [(f"{name}.{index}", each) for index, each in enumerate(value)]
+        inside = [(f"{name}.{index}", child) for index, child in enumerate(value)]
     else:
         if isinstance(value, str) and is_reference(value):
             yield f"{name}: {value}"
         return
-    for path, each in inside:
-        yield from references_in(each, path)
+    for path, child in inside:
+        yield from references_in(child, path)
 
 
 def load_reference(reference: str, what: str) -> object:

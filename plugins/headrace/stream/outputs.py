@@ -44,13 +44,13 @@ _SUFFIX = "-dead-letters"
 
 def check_index_name(name: str) -> str:
     """Return the name if it is valid. Raises ValueError, which the definition's error repeats."""
-    found = sorted(set(name) & set(_FORBIDDEN))
+    forbidden = sorted(set(name) & set(_FORBIDDEN))
     if not name:
         raise ValueError("is empty; name an index")
     if name != name.lower():
         raise ValueError("is no name for an index: it has capital letters")
-    if found or not name.isprintable():
-        shown = ", ".join("blanks" if character == " " else character for character in found)
+    if forbidden or not name.isprintable():
+        shown = ", ".join("blanks" if character == " " else character for character in forbidden)
         raise ValueError(f"is no name for an index: it has {shown or 'characters that cannot be printed'}")
     if name[0] in _FORBIDDEN_FIRST:
         raise ValueError(f"is no name for an index: it begins with {name[0]}")

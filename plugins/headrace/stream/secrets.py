@@ -88,21 +88,21 @@ def values_with_secrets(value: JsonValue, name: str = "") -> list[str]:
     """The paths of the texts that have a secret's name or form, or are a URL with a login, such as
     "headers.authorization"."""
     if isinstance(value, dict):
-        inside = [(f"{name}.{key}" if name else key, each) for key, each in value.items()]
+        inside = [(f"{name}.{key}" if name else key, child) for key, child in value.items()]
     elif isinstance(value, list):
-        inside = [(f"{name}.{index}", each) for index, each in enumerate(value)]
+        inside = [(f"{name}.{index}", child) for index, child in enumerate(value)]
     elif isinstance(value, str) and value:
         return [name] if _names_secret(name.rpartition(".")[2], value) or _is_secret(value) else []
     else:
         return []
-    return [found for path, each in inside for found in values_with_secrets(each, path)]
+    return [path_of_secret for path, child in inside for path_of_secret in values_with_secrets(child, path)]
 
 
 def _names_secret(name: str, value: str) -> bool:
-    found = _NAME.search(name)
+    match = _NAME.search(name)
     # Google's libraries take the path of a file in GOOGLE_APPLICATION_CREDENTIALS.
-    is_path = found is not None and found[0].lower().startswith("credential") and _CREDENTIALS_FILE.fullmatch(value)
-    return found is not None and not is_path
+    is_path = match is not None and match[0].lower().startswith("credential") and _CREDENTIALS_FILE.fullmatch(value)
+    return match is not None and not is_path
 
 
 def _is_secret(value: str) -> bool:

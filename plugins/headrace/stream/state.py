@@ -139,7 +139,7 @@ class State(Part):
                 "another name"
             )
         for name, kind in columns.items():
-            within = {each.name for each in kind.all()}
+            within = {field.name for field in kind.all()}
             if within & _NOT_STORED:
                 raise ValueError(f"fields has {name} {kind.name.upper()}, of which Spark makes no table; take STRING")
             if name in self.keys and within & _NOT_COMPARED:

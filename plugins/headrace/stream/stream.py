@@ -32,9 +32,9 @@ class Stream(StreamFields):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        found = list(problems(self))
-        if found:
-            raise ValueError("; ".join(found))
+        texts = list(problems(self))
+        if texts:
+            raise ValueError("; ".join(texts))
         return self
 
     def load_transform(self, output: Output | None = None) -> Callable[..., Any] | None:
@@ -89,10 +89,10 @@ class Stream(StreamFields):
             StreamDefinitionError: there is none, or it is not valid.
         """
         if is_reference(source):
-            found = load_reference(source, "stream")
-            if not isinstance(found, cls):
-                raise StreamDefinitionError(f"{source} is a {type(found).__name__}, not a Stream.")
-            return found
+            loaded = load_reference(source, "stream")
+            if not isinstance(loaded, cls):
+                raise StreamDefinitionError(f"{source} is a {type(loaded).__name__}, not a Stream.")
+            return loaded
         try:
             return cls.from_json(Path(source).read_text(encoding="utf-8"))
         except OSError as error:

@@ -118,7 +118,7 @@ class LedgerTrigger(BaseTrigger):
             time.sleep(_FIRST_POLL_EVERY)
         return payload
 
-    def look_until_it_fires(self, ledger: Ledger) -> dict[str, Any]:
+    def poll_until_it_fires(self, ledger: Ledger) -> dict[str, Any]:
         """Call `poll` in this thread, for a task that does not defer. Returns its payload."""
         while (payload := self.poll(ledger)) is None:
             time.sleep(self.poll_interval)
@@ -128,7 +128,7 @@ class LedgerTrigger(BaseTrigger):
         """Poll until there is an event, and yield it."""
         ledger = await self._opened()
         try:
-            yield TriggerEvent(await self._looked(ledger))  # type: ignore[no-untyped-call]
+            yield TriggerEvent(await self._polled(ledger))  # type: ignore[no-untyped-call]
         finally:
             await in_thread(self.ledger, ledger.close)
 
@@ -144,7 +144,7 @@ class LedgerTrigger(BaseTrigger):
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    async def _looked(self, ledger: Ledger) -> dict[str, Any]:
+    async def _polled(self, ledger: Ledger) -> dict[str, Any]:
         """Call `poll` until it returns a payload, and return it."""
         from headrace.ledger.errors import LedgerUnavailableError
 
@@ -185,7 +185,7 @@ class LedgerWatcher(LedgerTrigger, BaseEventTrigger):
         ledger = await self._opened()
         try:
             while True:
-                payload = await self._looked(ledger)
+                payload = await self._polled(ledger)
                 await self.remember()
                 yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
         finally:
@@ -255,17 +255,18 @@ class BlocksReadyTrigger(LedgerTrigger):
         )
 
     def poll(self, ledger: Ledger) -> dict[str, Any] | None:
-        found = blocks_ready(ledger, self.stream, **self.parameters)
-        if found.ready or found.failed:
-            return {"reason": found.reason, "complete": found.complete, "failed": found.failed}
-        if time.monotonic() >= self._report_at or found.inputs_missing != self._reported_missing:
-            self._reported_missing = found.inputs_missing
-            self._report_at = time.monotonic() + (_WARN_SECONDS if found.inputs_missing else _REPORT_SECONDS)
-            self.log.log(logging.WARNING if found.inputs_missing else logging.INFO, "Not ready: %s.", found.reason)
+        readiness = blocks_ready(ledger, self.stream, **self.parameters)
+        if readiness.ready or readiness.failed:
+            return {"reason": readiness.reason, "complete": readiness.complete, "failed": readiness.failed}
+        if time.monotonic() >= self._report_at or readiness.inputs_missing != self._reported_missing:
+            self._reported_missing = readiness.inputs_missing
+            self._report_at = time.monotonic() + (_WARN_SECONDS if readiness.inputs_missing else _REPORT_SECONDS)
+            level = logging.WARNING if readiness.inputs_missing else logging.INFO
+            self.log.log(level, "Not ready: %s.", readiness.reason)
         return None
 
 
-def report_what_was_found(event: dict[str, Any], stream: Stream, log: Any) -> None:
+def report_readiness(event: dict[str, Any], stream: Stream, log: Any) -> None:
     """Log the result of the trigger's `poll`.
 
     Raises:
@@ -508,8 +509,8 @@ class ReceiversReceivingTrigger(LedgerTrigger):
         if outdated is not None and str(outdated) != self._warned:
             self._warned = str(outdated)
             self.log.warning("%s", self._warned)
-        found = receiving(ledger, self.stream, **self.parameters)
-        if found.reason != self._reported:
-            self._reported = found.reason
-            self.log.info("%s", found.reason)
-        return {"reason": found.reason} if found.ok else None
+        receiving_now = receiving(ledger, self.stream, **self.parameters)
+        if receiving_now.reason != self._reported:
+            self._reported = receiving_now.reason
+            self.log.info("%s", receiving_now.reason)
+        return {"reason": receiving_now.reason} if receiving_now.ok else None

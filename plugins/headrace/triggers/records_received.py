@@ -89,8 +89,8 @@ class RecordsReceivedTrigger(LedgerWatcher):
         """Return the payload for a due batch that was not fired for yet, or None."""
         now_ms = ledger.now_ms()
         waiting = ledger.blocks.waiting(self.stream, now_ms)
-        found = due(waiting, now_ms, **self._limits)
-        if waiting is None or found is None:
+        batch = due(waiting, now_ms, **self._limits)
+        if waiting is None or batch is None:
             return None
         awaited = waiting.first_ms <= self._fired.through_ms
         if awaited and now_ms < self._fired.at_ms + self._repeat_after_ms:
@@ -100,13 +100,13 @@ class RecordsReceivedTrigger(LedgerWatcher):
                 "No run has claimed what was waiting %d s ago, so the event is repeated.",
                 (now_ms - self._fired.at_ms) // 1000,
             )
-        self._fired = Fired(found.through_ms, now_ms)
+        self._fired = Fired(batch.through_ms, now_ms)
         return {
             "stream": self.stream,
-            "reason": found.reason,
-            "records": found.records,
-            "batch_times": found.batch_times,
-            "through_ms": found.through_ms,
+            "reason": batch.reason,
+            "records": batch.records,
+            "batch_times": batch.batch_times,
+            "through_ms": batch.through_ms,
         }
 
     async def recall(self) -> None:

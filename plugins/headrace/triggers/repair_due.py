@@ -54,7 +54,7 @@ class RepairDueTrigger(LedgerWatcher):
             return None
         repeats = now_ms >= self._fired_ms + _REPEAT_MS
         try:
-            due = self._first_due(ledger, now_ms, looks_at_code=repeats)
+            due = self._first_due(ledger, now_ms, checks_code=repeats)
         except StreamNotFoundError:
             # No task of the stream has run yet.
             return None
@@ -69,19 +69,19 @@ class RepairDueTrigger(LedgerWatcher):
         error = next((row.error for row in reversed(attempts) if row.error), None)
         return {"stream": self.stream, "batch_time_ms": batch.batch_time_ms, "steps": list(due.steps), "error": error}
 
-    def _first_due(self, ledger: Ledger, now_ms: int, *, looks_at_code: bool) -> DueBatch | None:
+    def _first_due(self, ledger: Ledger, now_ms: int, *, checks_code: bool) -> DueBatch | None:
         stream = ledger.streams.get(self.stream)
         # In an ordered stream the next run waits for this batch. The repair asks Airflow whether it has a run.
         left_ms = stream.batch_interval_ms if stream.ordered else max(self._retry_for_ms, _LEFT_MS)
 
         def held_back(last: AttemptRow) -> bool:
             by_code = last.attributes.get(FAILURE, Failure.PASSING) != Failure.PASSING
-            return by_code and not looks_at_code and last.revision == stream.revision
+            return by_code and not checks_code and last.revision == stream.revision
 
-        def attended(batch: BatchRow) -> bool:
+        def has_own_run(batch: BatchRow) -> bool:
             return now_ms < batch.allocated_at_ms + left_ms
 
-        due = due_batches(ledger, self.stream, held_back=held_back, attended=attended, most=_MOST)
+        due = due_batches(ledger, self.stream, held_back=held_back, has_own_run=has_own_run, most=_MOST)
         return next(due, None)
 
 

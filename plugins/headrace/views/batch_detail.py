@@ -81,9 +81,9 @@ class Attempt(View):
     code_version: str | None
     revision: int | None
     links: Links | None = None
-    # Airflow's run: the batch's own, unless ``taken_up``, when it is the run of a repair.
+    # Airflow's run: the batch's own, unless ``by_repair``, when it is the run of a repair.
     run_id: Annotated[str | None, UNPUBLISHED]
-    taken_up: Annotated[bool, UNPUBLISHED]
+    by_repair: Annotated[bool, UNPUBLISHED]
     spark_ui: Annotated[str | None, UNPUBLISHED]
 
 
@@ -169,20 +169,20 @@ def batch_detail(ledger: Ledger, stream_name: str, batch_time_ms: int) -> BatchD
         ranges=tuple(map(_range, rows.inputs)),
         blocks=tuple(
             Block(
-                id=each.block_id,
-                input=each.info.receiver.input_id,
-                receiver=each.info.receiver.index,
-                epoch=each.info.epoch,
-                sequence=each.info.sequence,
-                cut_at_ms=each.info.cut_time_ms,
-                records=each.info.records,
-                bytes=each.info.payload_bytes,
-                segment=each.info.handle.segment,
+                id=block.block_id,
+                input=block.info.receiver.input_id,
+                receiver=block.info.receiver.index,
+                epoch=block.info.epoch,
+                sequence=block.info.sequence,
+                cut_at_ms=block.info.cut_time_ms,
+                records=block.info.records,
+                bytes=block.info.payload_bytes,
+                segment=block.info.handle.segment,
             )
-            for each in blocks[:BLOCKS]
+            for block in blocks[:BLOCKS]
         ),
         block_count=len(blocks),
-        all_attempts=tuple(_attempt(each, row.id_of_step) for each in attempts),
+        all_attempts=tuple(_attempt(attempt, row.id_of_step) for attempt in attempts),
         outputs=_outputs(ledger, row, rows),
         code_version=batch.code_version,
         revision=batch.revision,
@@ -201,16 +201,16 @@ def became(batch: BatchRow, attempts: Sequence[AttemptRow]) -> str | None:
 
     The run that failed stays failed in Airflow, which does not know of the other one.
     """
-    own = [each for each in attempts if not each.target]
-    failed = [each for each in own if each.state is AttemptState.FAILED]
+    own = [attempt for attempt in attempts if not attempt.target]
+    failed = [attempt for attempt in own if attempt.state is AttemptState.FAILED]
     done = max(
-        (each for each in own if each.state is AttemptState.COMPLETED),
-        key=lambda each: each.ended_at_ms or 0,
+        (attempt for attempt in own if attempt.state is AttemptState.COMPLETED),
+        key=lambda attempt: attempt.ended_at_ms or 0,
         default=None,
     )
     if batch.state is not BatchState.COMPLETED or not failed or done is None or failed[-1].number > done.number:
         return None
-    first, second = (each.attributes.get("run_id") or each.holder for each in (failed[-1], done))
+    first, second = (attempt.attributes.get("run_id") or attempt.holder for attempt in (failed[-1], done))
     if first == second:
         return None
     at, then = time_text(failed[-1].ended_at_ms), time_text(done.ended_at_ms)
@@ -222,8 +222,8 @@ def became(batch: BatchRow, attempts: Sequence[AttemptRow]) -> str | None:
 def run_ids(ledger: Ledger, batch: BatchRow, attempts: Sequence[AttemptRow]) -> tuple[str, ...]:
     """The Airflow runs whose own batch it is: to which the ledger assigned it, or that made an attempt at it."""
     assigned = ledger.runs.of_batch(batch.stream, batch.batch_time_ms)
-    own = [each for each in attempts if not each.target and not each.attributes.get(REPAIR)]
-    tried = [each.attributes["run_id"] for each in reversed(own) if each.attributes.get("run_id")]
+    own = [attempt for attempt in attempts if not attempt.target and not attempt.attributes.get(REPAIR)]
+    tried = [attempt.attributes["run_id"] for attempt in reversed(own) if attempt.attributes.get("run_id")]
     return tuple(dict.fromkeys([*assigned, *tried]))
 
 
@@ -256,7 +256,7 @@ def _attempt(row: AttemptRow, ids: Mapping[str, str]) -> Attempt:
         code_version=row.code_version,
         revision=row.revision,
         run_id=row.attributes.get("run_id"),
-        taken_up=bool(row.attributes.get(REPAIR)),
+        by_repair=bool(row.attributes.get(REPAIR)),
         spark_ui=row.attributes.get("ui_url"),
     )
 
@@ -264,12 +264,12 @@ def _attempt(row: AttemptRow, ids: Mapping[str, str]) -> Attempt:
 def _outputs(ledger: Ledger, row: StreamRow, rows: BatchRows) -> tuple[OutputResult, ...]:
     kinds, ids, batch = _kinds(row.definition), row.id_of_step, rows.batch
     outputs: list[OutputResult] = []
-    for target in dict.fromkeys(["", *(each.target for each in rows.attempts)]):
+    for target in dict.fromkeys(["", *(attempt.target for attempt in rows.attempts)]):
         recorded = ledger.attempts.outputs(batch.stream, batch.batch_time_ms, target=target) if target else rows.outputs
-        results = {each.output_id: each for each in recorded}
+        results = {result.output_id: result for result in recorded}
         given_up = {} if target else batch.abandoned_steps
         for step in dict.fromkeys([*(() if target else batch.needs(row.outputs)), *results, *given_up]):
-            tries = [each for each in rows.attempts if each.target == target and step in each.outputs]
+            tries = [attempt for attempt in rows.attempts if attempt.target == target and step in attempt.outputs]
             output = _output(ids.get(step, step), kinds, results.get(step), tries, target or None)
             if step in given_up and output.state in ("failed", "not written"):
                 output = output.model_copy(update={"state": "abandoned", "error": given_up[step]})
@@ -297,11 +297,11 @@ def _output(
         error=result.error,
         recorded_at_ms=result.recorded_at_ms,
         attempt=result.attempt,
-        revision=next((each.revision for each in tries if each.number == result.attempt), None),
+        revision=next((attempt.revision for attempt in tries if attempt.number == result.attempt), None),
         code_version=result.code_version,
     )
 
 
 def _kinds(definition: str) -> dict[str, str]:
     outputs = json.loads(definition).get("outputs") or ()
-    return {each["id"]: each.get("kind", "") for each in outputs if "id" in each}
+    return {output["id"]: output.get("kind", "") for output in outputs if "id" in output}

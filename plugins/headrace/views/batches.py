@@ -165,7 +165,7 @@ class Unfinished:
     @property
     def failed(self) -> list[AttemptRow]:
         """The attempts that have an error."""
-        return [each for each in self.attempts if each.error]
+        return [attempt for attempt in self.attempts if attempt.error]
 
     @property
     def warning(self) -> str | None:
@@ -179,30 +179,30 @@ class Unfinished:
         return (None if self.batch is None else self.batch.error) or _error_of(self.attempts)
 
 
-def unfinished_of(found: StreamOverview) -> Iterator[Unfinished]:
+def unfinished_of(overview: StreamOverview) -> Iterator[Unfinished]:
     """Yield the first batch time without a batch, the oldest unfinished batch, and the oldest backfilled one, as far as
     there are such."""
-    if found.waiting_ms is not None:
-        yield Unfinished(found.waiting_ms, found.waiting_ms)
-    if found.unfinished is not None:
-        time_ms = found.unfinished.batch_time_ms
-        yield Unfinished(time_ms, time_ms, found.unfinished, _attempts(found.unfinished, found.attempts))
-    if found.backfilled is not None:
-        begun_ms = _begun_again_ms(found.backfilled, found.events)
+    if overview.waiting_ms is not None:
+        yield Unfinished(overview.waiting_ms, overview.waiting_ms)
+    if overview.unfinished is not None:
+        time_ms = overview.unfinished.batch_time_ms
+        yield Unfinished(time_ms, time_ms, overview.unfinished, _attempts(overview.unfinished, overview.attempts))
+    if overview.backfilled is not None:
+        begun_ms = _begun_again_ms(overview.backfilled, overview.events)
         yield Unfinished(
-            batch_time_ms=found.backfilled.batch_time_ms,
-            due_ms=found.backfilled.allocated_at_ms if begun_ms is None else begun_ms,
-            batch=found.backfilled,
-            attempts=_attempts(found.backfilled, found.attempts, begun_ms),
+            batch_time_ms=overview.backfilled.batch_time_ms,
+            due_ms=overview.backfilled.allocated_at_ms if begun_ms is None else begun_ms,
+            batch=overview.backfilled,
+            attempts=_attempts(overview.backfilled, overview.attempts, begun_ms),
         )
 
 
-def failed_of(found: StreamOverview) -> Iterator[Unfinished]:
+def failed_of(overview: StreamOverview) -> Iterator[Unfinished]:
     """Yield the newest failed batches, but for backfilled ones, newest first."""
-    for batch in found.recent:
-        if batch.state is BatchState.FAILED and batch.steps is None and batch.batch_time_ms > found.stream.zero_time_ms:
-            time_ms = batch.batch_time_ms
-            yield Unfinished(time_ms, time_ms, batch, _attempts(batch, found.attempts))
+    for batch in overview.recent:
+        time_ms = batch.batch_time_ms
+        if batch.state is BatchState.FAILED and batch.steps is None and time_ms > overview.stream.zero_time_ms:
+            yield Unfinished(time_ms, time_ms, batch, _attempts(batch, overview.attempts))
 
 
 def last_error(ledger: Ledger, batch: BatchRow) -> str | None:
@@ -215,18 +215,18 @@ def last_error(ledger: Ledger, batch: BatchRow) -> str | None:
 
 
 def _error_of(attempts: Sequence[AttemptRow]) -> str | None:
-    errors = [each.error or each.attributes.get(WARNING) for each in attempts]
+    errors = [attempt.error or attempt.attributes.get(WARNING) for attempt in attempts]
     return next((error for error in reversed(errors) if error), None)
 
 
 def _attempts(batch: BatchRow, rows: Sequence[AttemptRow], since_ms: int | None = None) -> list[AttemptRow]:
     """Those of the attempts that are at the batch itself, from ``since_ms`` on."""
     return [
-        each
-        for each in rows
-        if each.batch_time_ms == batch.batch_time_ms
-        and not each.target
-        and (since_ms is None or each.started_at_ms >= since_ms)
+        row
+        for row in rows
+        if row.batch_time_ms == batch.batch_time_ms
+        and not row.target
+        and (since_ms is None or row.started_at_ms >= since_ms)
     ]
 
 

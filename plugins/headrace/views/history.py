@@ -180,16 +180,16 @@ def timeline(
     interval_ms = ledger.streams.get(stream_name).batch_interval_ms
     until_ms = ledger.now_ms() + 1 if until_ms is None else until_ms
     from_ms = until_ms - points * interval_ms if from_ms is None else from_ms
-    found = ledger.batch_pages.points(stream_name, from_ms, until_ms, points=points)
+    timeline_rows = ledger.batch_pages.points(stream_name, from_ms, until_ms, points=points)
     return Timeline(
         batch_interval=interval_ms / 1000,
         from_ms=from_ms,
         until_ms=until_ms,
-        thinned=found.whole is not None,
-        batches=tuple(map(batch_line, found.rows)),
+        thinned=timeline_rows.whole is not None,
+        batches=tuple(map(batch_line, timeline_rows.rows)),
         samples=tuple(
             Sample.model_validate(row) for row in ledger.samples.between(stream_name, from_ms, until_ms, points=points)
         ),
-        parts=tuple(map(TimelinePart.model_validate, found.parts)),
-        whole=None if found.whole is None else TimelinePart.model_validate(found.whole),
+        parts=tuple(map(TimelinePart.model_validate, timeline_rows.parts)),
+        whole=None if timeline_rows.whole is None else TimelinePart.model_validate(timeline_rows.whole),
     )

@@ -245,7 +245,7 @@ def render(
             families.add("headrace_ledger_up", (labels[url],), 1)
             families.add("headrace_ledger_scrape_seconds", (labels[url],), time.monotonic() - began)
         shown += readable
-    for url, reading in sorted(shown, key=lambda each: (each[0], each[1].stream.name) not in declared):
+    for url, reading in sorted(shown, key=lambda pair: (pair[0], pair[1].stream.name) not in declared):
         name = reading.stream.name
         if name in seen:
             logger.warning("Stream %s of ledger %s has the name of another ledger's stream.", name, url)
@@ -258,11 +258,11 @@ def render(
 
 def _labels(ledgers: Iterable[str]) -> dict[str, str]:
     """Each ledger's label. One that another ledger has gets its number: two samples of one label are an error."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for number, reference in enumerate(dict.fromkeys(ledgers)):
         label = _without_login(reference)
-        found[reference] = f"{label} {number}" if label in found.values() else label
-    return found
+        labels[reference] = f"{label} {number}" if label in labels.values() else label
+    return labels
 
 
 def _without_login(reference: str) -> str:
@@ -439,11 +439,11 @@ def summed_totals(receiver: ReceiverRow) -> dict[str, float]:
 
 def _add_partitions(families: Families, reading: StreamNumbers) -> None:
     name = reading.stream.name
-    for each in reading.partitions:
-        labels = (name, each.input_id, each.topic, each.partition)
-        families.add("headrace_partition_failed", labels, each.failed)
-        families.add("headrace_received_records_total", labels, each.received_records)
-        families.add("headrace_received_offsets_total", labels, each.received_offsets)
+    for partition in reading.partitions:
+        labels = (name, partition.input_id, partition.topic, partition.partition)
+        families.add("headrace_partition_failed", labels, partition.failed)
+        families.add("headrace_received_records_total", labels, partition.received_records)
+        families.add("headrace_received_offsets_total", labels, partition.received_offsets)
 
 
 def _add_lag(families: Families, reading: StreamNumbers) -> None:
@@ -453,13 +453,13 @@ def _add_lag(families: Families, reading: StreamNumbers) -> None:
     # A partition that changes its receiver is for a moment in the stats of both, and a sample may appear only once.
     listed: dict[tuple[object, ...], tuple[float, float | None]] = {}
     for input_id, receivers in by_input.items():
-        labels, found = (reading.stream.name, input_id), numbers(receivers, reading.now_ms)
-        if found.lag is None:
+        labels, now = (reading.stream.name, input_id), numbers(receivers, reading.now_ms)
+        if now.lag is None:
             continue
-        families.add("headrace_lag_records", labels, found.lag)
-        families.add("headrace_lag_unknown_partitions", labels, found.lag_unknown)
-        families.add("headrace_lag_seconds", labels, found.lag_seconds)
-        for stats in (each.stats for each in receivers if each.alive(reading.now_ms)):
+        families.add("headrace_lag_records", labels, now.lag)
+        families.add("headrace_lag_unknown_partitions", labels, now.lag_unknown)
+        families.add("headrace_lag_seconds", labels, now.lag_seconds)
+        for stats in (receiver.stats for receiver in receivers if receiver.alive(reading.now_ms)):
             for topic, partitions in stats.get("lag", {}).items():
                 for partition, (lag, age) in partitions.items():
                     if lag is not None:

@@ -109,12 +109,12 @@ class Evidence:
     @property
     def oldest(self) -> Unfinished | None:
         """What is due longest."""
-        return min(self.unfinished, key=lambda each: each.due_ms, default=None)
+        return min(self.unfinished, key=lambda unfinished: unfinished.due_ms, default=None)
 
     @property
     def has_paused_receivers(self) -> bool:
         """Whether a live receiver is paused."""
-        return any(each.paused_reason and each.alive(self.now_ms) for each in self.receivers)
+        return any(receiver.paused_reason and receiver.alive(self.now_ms) for receiver in self.receivers)
 
     def late_seconds(self, since_ms: int) -> float:
         """The seconds from ``since_ms`` until now."""
@@ -175,47 +175,48 @@ def headline(error: str) -> tuple[str, str | None]:
 # -- failing -----------------------------------------------------------------------------------------------------------
 
 
-def _unwritable(found: Evidence) -> Iterator[Finding]:
-    if found.write_refusal is not None:
+def _unwritable(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.write_refusal is not None:
         # No heartbeat could be written either, so what is older than this is not known to be true any more.
         yield Finding(
             State.FAILING,
-            f"The ledger cannot be written: {found.write_refusal}",
+            f"The ledger cannot be written: {evidence.write_refusal}",
             "End what holds its lock, such as an open transaction in a database shell, or a backup. Receivers and "
             "batches then go on by themselves.",
-            None if found.job is None else found.job.heartbeat_ms,
-            newest_ms=found.now_ms,
+            None if evidence.job is None else evidence.job.heartbeat_ms,
+            newest_ms=evidence.now_ms,
         )
 
 
-def _failing(found: Evidence) -> Iterator[Finding]:
+def _failing(evidence: Evidence) -> Iterator[Finding]:
     groups: dict[str, list[Unfinished]] = {}
-    listed = {each.batch_time_ms for each in found.unfinished}
-    for unfinished in [*found.unfinished, *(each for each in found.failed if each.batch_time_ms not in listed)]:
+    listed = {batch.batch_time_ms for batch in evidence.unfinished}
+    others = [batch for batch in evidence.failed if batch.batch_time_ms not in listed]
+    for unfinished in [*evidence.unfinished, *others]:
         if (error := _error(unfinished)) is not None:
-            groups.setdefault(_cause(found, unfinished, error), []).append(unfinished)
+            groups.setdefault(_cause(evidence, unfinished, error), []).append(unfinished)
     for group in groups.values():
         # Of the failed batches between the oldest and the newest ones only the number is known.
-        more = max(found.number_failed - sum(map(len, groups.values())), 0) if len(groups) == 1 else 0
-        yield _failing_batches(found, sorted(group, key=lambda each: each.batch_time_ms), more)
-    for each in found.failed_positions:
-        partition = f"{each.partition.topic}-{each.partition.partition}"
+        more = max(evidence.number_failed - sum(map(len, groups.values())), 0) if len(groups) == 1 else 0
+        yield _failing_batches(evidence, sorted(group, key=lambda unfinished: unfinished.batch_time_ms), more)
+    for position in evidence.failed_positions:
+        partition = f"{position.partition.topic}-{position.partition.partition}"
         yield Finding(
             State.FAILING,
-            f"Partition {partition} is stopped since {time_text(each.updated_at_ms)}: {each.error}",
+            f"Partition {partition} is stopped since {time_text(position.updated_at_ms)}: {position.error}",
             "Correct the cause that the error names; the receiver then has to be started again (stop and start the "
             "stream). Other partitions go on.",
-            each.updated_at_ms,
-            newest_ms=each.updated_at_ms,
+            position.updated_at_ms,
+            newest_ms=position.updated_at_ms,
         )
 
 
-def _cause(found: Evidence, unfinished: Unfinished, error: str) -> str:
+def _cause(evidence: Evidence, unfinished: Unfinished, error: str) -> str:
     """What batches that failed for the same reason have in common: the error without numbers and ids, and its kind."""
-    job = _died_with(found, unfinished)
+    job = _died_with(evidence, unfinished)
     if job is not None:
         return f"job {job.epoch}"
-    passed = _passed(found, unfinished)
+    passed = _passed(evidence, unfinished)
     return f"{unfinished.completed_before} {passed} {re.sub(r'[0-9]+', '0', headline(error)[0])}"
 
 
@@ -228,53 +229,54 @@ def _error(unfinished: Unfinished) -> str | None:
 def _failed_ms(unfinished: Unfinished) -> int:
     """When it failed last."""
     allocated_ms = 0 if unfinished.batch is None else unfinished.batch.allocated_at_ms
-    times = [each.ended_at_ms or each.started_at_ms for each in unfinished.failed]
+    times = [attempt.ended_at_ms or attempt.started_at_ms for attempt in unfinished.failed]
     return max(times, default=max(allocated_ms, unfinished.due_ms))
 
 
-def _died_with(found: Evidence, unfinished: Unfinished) -> JobRow | None:
+def _died_with(evidence: Evidence, unfinished: Unfinished) -> JobRow | None:
     """The receiver job whose application ran the batch's last attempt, if the attempt failed since the job ended."""
     if not unfinished.failed:
         return None
-    attempt, job = unfinished.failed[-1], found.job
+    attempt, job = unfinished.failed[-1], evidence.job
     if attempt.way != "connect" or attempt.attributes.get(FAILURE, Failure.PASSING) != Failure.PASSING or job is None:
         return None
     before = attempt.started_at_ms < job.acquired_at_ms
-    died = found.job_before if before else job
-    if died is None or (died is job and job.alive(found.now_ms)):
+    died = evidence.job_before if before else job
+    if died is None or (died is job and job.alive(evidence.now_ms)):
         return None
-    return died if (attempt.ended_at_ms or found.now_ms) >= died.heartbeat_ms else None
+    return died if (attempt.ended_at_ms or evidence.now_ms) >= died.heartbeat_ms else None
 
 
-def _passed(found: Evidence, unfinished: Unfinished) -> bool:
+def _passed(evidence: Evidence, unfinished: Unfinished) -> bool:
     """Whether batches have completed since it failed, so that the repair will most likely complete it too.
 
     After an error of the user's code that takes another definition or other code: its records may be the only ones
     that fail.
     """
-    last, failed = found.last_completed, unfinished.failed
+    last, failed = evidence.last_completed, unfinished.failed
     if unfinished.completed_before or last is None or (last.completed_at_ms or 0) <= _failed_ms(unfinished):
         return False
     kind = failed[-1].attributes.get(FAILURE) if failed else None
     if kind not in (Failure.CODE, Failure.FINAL):
         return True
     before = [
-        batch for batch in found.recent if batch.completed_at_ms and batch.completed_at_ms < _failed_ms(unfinished)
+        batch for batch in evidence.recent if batch.completed_at_ms and batch.completed_at_ms < _failed_ms(unfinished)
     ]
     return (failed[-1].revision or last.revision) < last.revision or (
         bool(before) and before[0].code_version != last.code_version
     )
 
 
-def _failing_batches(found: Evidence, group: Sequence[Unfinished], more: int) -> Finding:
+def _failing_batches(evidence: Evidence, group: Sequence[Unfinished], more: int) -> Finding:
     """One finding for batches that failed for the same reason, ``more`` of which were not read."""
     first, newest = group[0], max(group, key=_failed_ms)
-    since_ms = min((each.ended_at_ms or each.started_at_ms for each in first.failed), default=_failed_ms(first))
+    ends_ms = [attempt.ended_at_ms or attempt.started_at_ms for attempt in first.failed]
+    since_ms = min(ends_ms, default=_failed_ms(first))
     batch = f"Batch {time_text(first.batch_time_ms)}"
     others = len(group) - 1 + more
     batches = f"{batch} and {others:,} more" if others else batch
     error, details = headline(_error(newest) or "")
-    job = _died_with(found, first)
+    job = _died_with(evidence, first)
     if job is not None:
         died = headline(job.error)[0] if job.error else f"it last renewed its lease at {time_text(job.heartbeat_ms)}"
         return Finding(
@@ -285,7 +287,7 @@ def _failing_batches(found: Evidence, group: Sequence[Unfinished], more: int) ->
             details or error,
             _failed_ms(newest),
         )
-    if _passed(found, first):
+    if _passed(evidence, first):
         return Finding(
             State.FALLING_BEHIND,
             f"{batches} failed, last at {time_text(_failed_ms(newest))}. Later batches have completed since, so the "
@@ -325,11 +327,11 @@ def _remedy_of(failed: Sequence[AttemptRow]) -> str:
     )
 
 
-def _delayed(found: Evidence) -> Iterator[Finding]:
-    for unfinished in found.unfinished:
+def _delayed(evidence: Evidence) -> Iterator[Finding]:
+    for unfinished in evidence.unfinished:
         if unfinished.warning is not None and not unfinished.failed:
             yield Finding(
-                State.STALLED if is_standing_still(found) else State.FALLING_BEHIND,
+                State.STALLED if is_standing_still(evidence) else State.FALLING_BEHIND,
                 f"Batch {time_text(unfinished.batch_time_ms)} is delayed: {unfinished.warning.rstrip('.')}.",
                 "Correct the cause that this names. The batch tries again by itself, and fails if it has no success.",
                 unfinished.due_ms,
@@ -339,19 +341,19 @@ def _delayed(found: Evidence) -> Iterator[Finding]:
 # -- stalled -----------------------------------------------------------------------------------------------------------
 
 
-def _stalled_batches(found: Evidence) -> Iterator[Finding]:
-    dag = found.facts.get(found.batch_dag_id)
-    since_ms = _last_activity(found)
-    oldest = found.oldest
+def _stalled_batches(evidence: Evidence) -> Iterator[Finding]:
+    dag = evidence.facts.get(evidence.batch_dag_id)
+    since_ms = _last_activity(evidence)
+    oldest = evidence.oldest
     if dag is not None and dag.paused:
-        if not found.stopped or oldest is not None:
-            waiting = [each.batch_time_ms for each in found.unfinished if not each.completed_before]
+        if not evidence.stopped or oldest is not None:
+            waiting = [batch.batch_time_ms for batch in evidence.unfinished if not batch.completed_before]
             left = f"; records wait since batch time {time_text(min(waiting))}" if waiting else ""
             yield Finding(
                 State.STALLED,
                 f"The DAG {dag.dag_id} is paused in Airflow, so no batch is run{left}.",
                 f"Unpause {dag.dag_id}. Its next run takes over the batch times that were missed."
-                if found.coalesces
+                if evidence.coalesces
                 else f"Unpause {dag.dag_id}.",
                 since_ms,
             )
@@ -363,41 +365,43 @@ def _stalled_batches(found: Evidence) -> Iterator[Finding]:
             "Correct the file. Airflow's list of DAGs shows the whole import error.",
             since_ms,
         )
-    if oldest is not None and is_standing_still(found):
-        completed_ms = None if found.last_completed is None else found.last_completed.completed_at_ms
-        yield _nothing_completes(found, dag, oldest, completed_ms)
+    if oldest is not None and is_standing_still(evidence):
+        completed_ms = None if evidence.last_completed is None else evidence.last_completed.completed_at_ms
+        yield _nothing_completes(evidence, dag, oldest, completed_ms)
 
 
-def _sealed_ahead(found: Evidence) -> Iterator[Finding]:
-    ahead_ms = found.row.sealed_until_ms - found.now_ms
-    if ahead_ms / 1000 > found.limit_seconds:
+def _sealed_ahead(evidence: Evidence) -> Iterator[Finding]:
+    ahead_ms = evidence.row.sealed_until_ms - evidence.now_ms
+    if ahead_ms / 1000 > evidence.limit_seconds:
         yield Finding(
             State.STALLED,
-            f"Batch {time_text(found.row.sealed_until_ms)} was allocated while the ledger's clock was ahead: records "
-            f"wait for the batch after it, for {readable_seconds(ahead_ms / 1000)}.",
+            f"Batch {time_text(evidence.row.sealed_until_ms)} was allocated while the ledger's clock was ahead: "
+            f"records wait for the batch after it, for {readable_seconds(ahead_ms / 1000)}.",
             "Nothing is lost, and it continues by itself then. Keep the clock of the ledger's database synchronized.",
         )
 
 
-def is_standing_still(found: Evidence) -> bool:
+def is_standing_still(evidence: Evidence) -> bool:
     """Whether a batch is late, and none has completed for as long."""
-    oldest = found.oldest
-    if oldest is None or found.late_seconds(oldest.due_ms) <= found.limit_seconds:
+    oldest = evidence.oldest
+    if oldest is None or evidence.late_seconds(oldest.due_ms) <= evidence.limit_seconds:
         return False
-    completed_ms = None if found.last_completed is None else found.last_completed.completed_at_ms
-    return completed_ms is None or found.late_seconds(completed_ms) > found.limit_seconds
+    completed_ms = None if evidence.last_completed is None else evidence.last_completed.completed_at_ms
+    return completed_ms is None or evidence.late_seconds(completed_ms) > evidence.limit_seconds
 
 
-def _nothing_completes(found: Evidence, dag: DagFacts | None, oldest: Unfinished, completed_ms: int | None) -> Finding:
+def _nothing_completes(
+    evidence: Evidence, dag: DagFacts | None, oldest: Unfinished, completed_ms: int | None
+) -> Finding:
     completed = (
         "No batch has completed yet"
         if completed_ms is None
         else f"No batch has completed since {time_text(completed_ms)}"
     )
-    late = readable_seconds(found.late_seconds(oldest.due_ms))
+    late = readable_seconds(evidence.late_seconds(oldest.due_ms))
     reason = f"{completed}; batch {time_text(oldest.batch_time_ms)} is {oldest.state} for {late}."
     if dag is None:
-        remedy = _look_at("batch DAG", found.batch_dag_id)
+        remedy = _look_at("batch DAG", evidence.batch_dag_id)
     elif dag.running:
         remedy = f"A run of {dag.dag_id} is running: its newest task's log says what it waits for."
     elif dag.queued:
@@ -414,25 +418,25 @@ def _look_at(what: str, dag_id: str) -> str:
     )
 
 
-def _last_activity(found: Evidence) -> int | None:
-    return found.recent[0].allocated_at_ms if found.recent else None
+def _last_activity(evidence: Evidence) -> int | None:
+    return evidence.recent[0].allocated_at_ms if evidence.recent else None
 
 
 # -- receiving ---------------------------------------------------------------------------------------------------------
 
 
-def _receiving(found: Evidence) -> Iterator[Finding]:
-    if found.stopped:
+def _receiving(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.stopped:
         return
-    dag = found.facts.get(found.receiver_dag_id)
-    troubles = input_problems(found.job, found.receivers, found.now_ms)
-    alive = found.job is not None and found.job.alive(found.now_ms)
+    dag = evidence.facts.get(evidence.receiver_dag_id)
+    troubles = input_problems(evidence.job, evidence.receivers, evidence.now_ms)
+    alive = evidence.job is not None and evidence.job.alive(evidence.now_ms)
     for trouble in troubles:
-        if (trouble.starting and not _overdue(found, trouble)) or _just_begun(found, trouble, dag):
-            since_ms = found.row.created_at_ms if found.job is None else found.job.acquired_at_ms
+        if (trouble.starting and not _overdue(evidence, trouble)) or _just_begun(evidence, trouble, dag):
+            since_ms = evidence.row.created_at_ms if evidence.job is None else evidence.job.acquired_at_ms
             yield Finding(State.STARTING, f"The receiver job starts: {trouble.error}.", None, since_ms)
         else:
-            remedy = _NO_RECEIVER if _overdue(found, trouble) else _restart(found, dag, trouble, alive=alive)
+            remedy = _NO_RECEIVER if _overdue(evidence, trouble) else _restart(evidence, dag, trouble, alive=alive)
             yield Finding(State.STALLED, _not_received(trouble), remedy, trouble.asked_ms or None)
     if alive and dag is not None and dag.paused:
         yield Finding(
@@ -440,30 +444,30 @@ def _receiving(found: Evidence) -> Iterator[Finding]:
             f"The DAG {dag.dag_id} is paused: if the receiver job ends, no other is started.",
             f"Unpause {dag.dag_id}.",
         )
-    if alive and found.job is not None:
-        for text in found.job.attributes.get("troubles") or ():
+    if alive and evidence.job is not None:
+        for text in evidence.job.attributes.get("troubles") or ():
             yield Finding(State.WELL, str(text))
 
 
-def _just_begun(found: Evidence, trouble: InputProblem, dag: DagFacts | None) -> bool:
+def _just_begun(evidence: Evidence, trouble: InputProblem, dag: DagFacts | None) -> bool:
     """Whether there is no receiver job yet because the stream, or a run of its receiver DAG, has only just begun."""
-    if found.job is not None or trouble.input_id is not None or (dag is not None and dag.paused):
+    if evidence.job is not None or trouble.input_id is not None or (dag is not None and dag.paused):
         return False
-    return found.late_seconds(found.row.created_at_ms) * 1000 < _STARTING_MS
+    return evidence.late_seconds(evidence.row.created_at_ms) * 1000 < _STARTING_MS
 
 
-def _is_custom(found: Evidence, input_id: str | None) -> bool:
+def _is_custom(evidence: Evidence, input_id: str | None) -> bool:
     """Whether the input, or every input if it is None, has receivers of the user's."""
-    inputs = json.loads(found.row.definition).get("inputs") or []
-    kinds = [each.get("kind") for each in inputs if input_id in (None, each.get("id"))]
+    inputs = json.loads(evidence.row.definition).get("inputs") or []
+    kinds = [source.get("kind") for source in inputs if input_id in (None, source.get("id"))]
     return bool(kinds) and all(kind == "receiver" for kind in kinds)
 
 
-def _overdue(found: Evidence, trouble: InputProblem) -> bool:
+def _overdue(evidence: Evidence, trouble: InputProblem) -> bool:
     """Whether the receiver job had more than enough time to start its first receiver."""
-    if found.job is None or not trouble.starting or trouble.input_id is not None:
+    if evidence.job is None or not trouble.starting or trouble.input_id is not None:
         return False
-    return found.now_ms - found.job.acquired_at_ms > _STARTING_MS
+    return evidence.now_ms - evidence.job.acquired_at_ms > _STARTING_MS
 
 
 def _not_received(trouble: InputProblem) -> str:
@@ -471,14 +475,14 @@ def _not_received(trouble: InputProblem) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def _restart(found: Evidence, dag: DagFacts | None, trouble: InputProblem, *, alive: bool) -> str:
-    custom = _is_custom(found, trouble.input_id)
+def _restart(evidence: Evidence, dag: DagFacts | None, trouble: InputProblem, *, alive: bool) -> str:
+    custom = _is_custom(evidence, trouble.input_id)
     if alive and (custom or trouble.part is Part.RECEIVER):
         after_change = "; stop and start the stream after a change of their code" if custom else ""
         return (
-            f"The receivers' last errors say why, with their stacks in `headrace events list {found.row.name} --kind "
-            "receiver_error`. One that writes nothing has lost its executor, hangs, or cannot reach the ledger. They "
-            f"are started again until it is over{after_change}."
+            f"The receivers' last errors say why, with their stacks in `headrace events list {evidence.row.name} "
+            "--kind receiver_error`. One that writes nothing has lost its executor, hangs, or cannot reach the ledger. "
+            f"They are started again until it is over{after_change}."
         )
     if alive:
         return (
@@ -486,7 +490,8 @@ def _restart(found: Evidence, dag: DagFacts | None, trouble: InputProblem, *, al
             "continues by itself."
         )
     if dag is None:
-        return f"A run of the receiver DAG starts the receiver job. {_look_at('receiver DAG', found.receiver_dag_id)}"
+        look = _look_at("receiver DAG", evidence.receiver_dag_id)
+        return f"A run of the receiver DAG starts the receiver job. {look}"
     if dag.paused:
         return f"The DAG {dag.dag_id} is paused in Airflow. Unpause it: its run starts the receiver job."
     if dag.running:
@@ -497,30 +502,30 @@ def _restart(found: Evidence, dag: DagFacts | None, trouble: InputProblem, *, al
 # -- less severe -------------------------------------------------------------------------------------------------------
 
 
-def _behind(found: Evidence) -> Iterator[Finding]:
-    slow = slow_runs_of(found.recent, found.row.batch_interval_ms, coalesces=found.coalesces)
-    if slow is not None and found.recent[0].allocated_at_ms > found.now_ms - 1000 * 2 * found.limit_seconds:
+def _behind(evidence: Evidence) -> Iterator[Finding]:
+    slow = slow_runs_of(evidence.recent, evidence.row.batch_interval_ms, coalesces=evidence.coalesces)
+    if slow is not None and evidence.recent[0].allocated_at_ms > evidence.now_ms - 1000 * 2 * evidence.limit_seconds:
         text = str(slow)
         yield Finding(
             State.FALLING_BEHIND,
             f"{text[0].upper()}{text[1:].partition('. Give')[0]}.",
             "Give the stream a longer batch_interval, or its batch DAG single_task=True.",
-            found.now_ms - slow.late_ms,
+            evidence.now_ms - slow.late_ms,
         )
-    lag = found.lag_seconds
-    if lag is not None and lag > found.limit_seconds and not found.has_paused_receivers:
+    lag = evidence.lag_seconds
+    if lag is not None and lag > evidence.limit_seconds and not evidence.has_paused_receivers:
         yield Finding(
             State.FALLING_BEHIND,
             f"The receivers are {readable_seconds(lag)} behind Kafka.",
             "Give the input more receivers, or raise limits.max_rate if it is set. The list of partitions shows where "
             "the lag is.",
-            found.now_ms - int(lag * 1000),
+            evidence.now_ms - int(lag * 1000),
         )
-    oldest = found.oldest
-    if oldest is None or slow is not None or is_standing_still(found):
+    oldest = evidence.oldest
+    if oldest is None or slow is not None or is_standing_still(evidence):
         return
-    late_seconds = found.late_seconds(oldest.due_ms)
-    if late_seconds > found.limit_seconds:
+    late_seconds = evidence.late_seconds(oldest.due_ms)
+    if late_seconds > evidence.limit_seconds:
         late = readable_seconds(late_seconds)
         yield Finding(
             State.FALLING_BEHIND,
@@ -532,40 +537,40 @@ def _behind(found: Evidence) -> Iterator[Finding]:
         )
 
 
-def _paused(found: Evidence) -> Iterator[Finding]:
-    for each in found.receivers:
-        if each.paused_reason and each.alive(found.now_ms) and not found.stopped:
+def _paused(evidence: Evidence) -> Iterator[Finding]:
+    for receiver in evidence.receivers:
+        if receiver.paused_reason and receiver.alive(evidence.now_ms) and not evidence.stopped:
             yield Finding(
                 State.PAUSED,
-                f"Receiver {each.receiver_id} is paused: {each.paused_reason.rstrip('.')}.",
+                f"Receiver {receiver.receiver_id} is paused: {receiver.paused_reason.rstrip('.')}.",
                 "If its disk is full, make room in the stream's storage; if its log has reached max_log_bytes, see "
                 "what delays the batches. It then continues by itself. Kafka keeps the records until then: mind the "
                 "topic's retention.",
             )
 
 
-def _stopped(found: Evidence) -> Iterator[Finding]:
-    if not found.stopped:
+def _stopped(evidence: Evidence) -> Iterator[Finding]:
+    if not evidence.stopped:
         return
-    if found.job is not None and found.job.alive(found.now_ms):
+    if evidence.job is not None and evidence.job.alive(evidence.now_ms):
         yield Finding(
             State.STOPPED,
             "It was asked to stop: the receivers store what they have read, then they end.",
             None,
-            found.job.stop_requested_at_ms,
+            evidence.job.stop_requested_at_ms,
         )
         return
-    left = "" if found.oldest is None else " Batches go on until all records are written."
-    since_ms = found.row.updated_at_ms if found.job is None else found.job.ended_at_ms
+    left = "" if evidence.oldest is None else " Batches go on until all records are written."
+    since_ms = evidence.row.updated_at_ms if evidence.job is None else evidence.job.ended_at_ms
     yield Finding(
         State.STOPPED, f"A person has stopped it; nothing is received.{left}", "Start it to receive again.", since_ms
     )
 
 
-def _dead_letters(found: Evidence) -> Iterator[Finding]:
-    if found.dead_letters:
-        number = f"{found.dead_letters:,} dead letters" if found.dead_letters > 1 else "1 dead letter"
-        newest = f"the last {len(found.recent)} batches have" if len(found.recent) > 1 else "the last batch has"
+def _dead_letters(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.dead_letters:
+        number = f"{evidence.dead_letters:,} dead letters" if evidence.dead_letters > 1 else "1 dead letter"
+        newest = f"the last {len(evidence.recent)} batches have" if len(evidence.recent) > 1 else "the last batch has"
         yield Finding(
             State.WELL,
             f"{newest[0].upper()}{newest[1:]} {number}.",
@@ -574,10 +579,10 @@ def _dead_letters(found: Evidence) -> Iterator[Finding]:
         )
 
 
-def _well(found: Evidence) -> Finding:
-    last = found.last_completed
-    if last is None and found.oldest is not None:
-        time = time_text(found.oldest.batch_time_ms)
+def _well(evidence: Evidence) -> Finding:
+    last = evidence.last_completed
+    if last is None and evidence.oldest is not None:
+        time = time_text(evidence.oldest.batch_time_ms)
         return Finding(State.WELL, f"It receives; batch {time}, its first with records, is not completed yet.")
     if last is None:
         return Finding(State.WELL, "It receives, and waits for its first records.")

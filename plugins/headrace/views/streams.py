@@ -158,55 +158,55 @@ class StreamList(View):
 
 def summarize(ledger: Ledger, row: StreamRow, place: Placed, facts: Mapping[str, DagFacts]) -> StreamSummary:
     """Judge the stream by its ledger and by what Airflow says of its DAGs."""
-    (found,) = summaries(ledger, [(row, place)], facts)
-    return found
+    (summary,) = summaries(ledger, [(row, place)], facts)
+    return summary
 
 
 def summaries(
-    ledger: Ledger, found: Sequence[tuple[StreamRow, Placed]], facts: Mapping[str, DagFacts]
+    ledger: Ledger, placed: Sequence[tuple[StreamRow, Placed]], facts: Mapping[str, DagFacts]
 ) -> list[StreamSummary]:
     """Judge several streams of a ledger, with as many queries as for one."""
-    overviews = ledger.overviews.of([row for row, _ in found], POINTS)
-    refusals = [ledger.overviews.write_refusal(each.stream.name) if _is_silent(each) else None for each in overviews]
+    overviews = ledger.overviews.of([row for row, _ in placed], POINTS)
+    refusals = [ledger.overviews.write_refusal(now.stream.name) if _is_silent(now) else None for now in overviews]
     return [
         _summary(overview, place, facts, refusal)
-        for overview, (_, place), refusal in zip(overviews, found, refusals, strict=True)
+        for overview, (_, place), refusal in zip(overviews, placed, refusals, strict=True)
     ]
 
 
-def _is_silent(found: StreamOverview) -> bool:
+def _is_silent(overview: StreamOverview) -> bool:
     """Whether what should write to the ledger does not: its writer may be dead, or the ledger not be writable."""
-    job = found.job
-    return job is not None and not job.state.ended and not job.alive(found.now_ms)
+    job = overview.job
+    return job is not None and not job.state.ended and not job.alive(overview.now_ms)
 
 
 def _summary(
-    found: StreamOverview, place: Placed, facts: Mapping[str, DagFacts], write_refusal: str | None
+    overview: StreamOverview, place: Placed, facts: Mapping[str, DagFacts], write_refusal: str | None
 ) -> StreamSummary:
-    now = numbers(found.receivers, found.now_ms)
-    unfinished = [*unfinished_of(found)]
+    now = numbers(overview.receivers, overview.now_ms)
+    unfinished = [*unfinished_of(overview)]
     evidence = Evidence(
-        row=found.stream,
-        coalesces=_coalesces(found.stream),
-        now_ms=found.now_ms,
-        job=found.job,
-        receivers=found.receivers,
-        recent=found.recent,
-        last_completed=found.last_completed,
+        row=overview.stream,
+        coalesces=_coalesces(overview.stream),
+        now_ms=overview.now_ms,
+        job=overview.job,
+        receivers=overview.receivers,
+        recent=overview.recent,
+        last_completed=overview.last_completed,
         unfinished=unfinished,
-        failed=[*failed_of(found)],
-        number_failed=found.failed,
-        job_before=found.job_before,
+        failed=[*failed_of(overview)],
+        number_failed=overview.failed,
+        job_before=overview.job_before,
         write_refusal=write_refusal,
-        dead_letters=found.dead_letters,
-        failed_positions=found.failed_positions,
+        dead_letters=overview.dead_letters,
+        failed_positions=overview.failed_positions,
         lag_seconds=now.lag_seconds,
         batch_dag_id=place.batch_dag_id,
         receiver_dag_id=place.receiver_dag_id,
         facts=facts,
     )
     first, *others = judge(evidence)
-    completed = found.last_completed
+    completed = overview.last_completed
     return StreamSummary(
         **{field.name: getattr(place, field.name) for field in fields(Placed)},
         state=first.state,
@@ -214,16 +214,16 @@ def _summary(
         remedy=first.remedy,
         since_ms=first.since_ms,
         details=first.details,
-        also=tuple(each.reason for each in others),
-        desired_state=found.stream.desired_state.value,
-        batch_interval=found.stream.batch_interval_ms / 1000,
+        also=tuple(finding.reason for finding in others),
+        desired_state=overview.stream.desired_state.value,
+        batch_interval=overview.stream.batch_interval_ms / 1000,
         input_rate=now.input_rate,
         lag=now.lag,
         lag_unknown=now.lag_unknown,
         lag_seconds=now.lag_seconds,
         last_completed_batch=None if completed is None else completed_batch(completed),
         oldest_unfinished=_oldest(evidence),
-        sparklines=_sparklines(found.recent, found.samples),
+        sparklines=_sparklines(overview.recent, overview.samples),
         may=EVERYTHING,
     )
 
@@ -248,12 +248,12 @@ def _oldest(evidence: Evidence) -> OldestUnfinished | None:
     )
 
 
-def _sparklines(recent: Sequence[BatchRow], found: Sequence[SampleRow]) -> Sparklines:
+def _sparklines(recent: Sequence[BatchRow], samples: Sequence[SampleRow]) -> Sparklines:
     lines = [batch_line(row) for row in reversed(recent)]
     return Sparklines(
-        input_rate=tuple(each.input_rate for each in found or lines),
+        input_rate=tuple(point.input_rate for point in samples or lines),
         total_delay=tuple(line.total_delay for line in lines),
-        lag=tuple(each.lag for each in found),
+        lag=tuple(sample.lag for sample in samples),
     )
 
 
@@ -401,8 +401,8 @@ def stream_detail(ledger: Ledger, name: str, place: Placed, facts: Mapping[str, 
         troubles=() if job is None or not job.alive(now_ms) else tuple(job.attributes.get("troubles") or ()),
         receiver_job=None if job is None else _job(job, now_ms),
         listeners=tuple(map(ListenerStatus.model_validate, listener_statuses(job))),
-        receivers=tuple(_receiver(each, troubles, now_ms) for each in receivers),
-        partitions=tuple(_partition(each, receivers) for each in ledger.positions.all(name, live=True)),
+        receivers=tuple(_receiver(receiver, troubles, now_ms) for receiver in receivers),
+        partitions=tuple(_partition(position, receivers) for position in ledger.positions.all(name, live=True)),
         log=_log(ledger, row, definition, now_ms),
         counts=_counts(ledger, row, definition),
     )
@@ -469,7 +469,7 @@ def _receiver_state(row: ReceiverRow, troubles: Sequence[InputProblem], now_ms: 
 
 def _partition(row: PositionRow, receivers: Sequence[ReceiverRow]) -> Partition:
     owner = (row.input_id, -1 if row.receiver_index is None else row.receiver_index)
-    owners = {(each.receiver_id.input_id, each.receiver_id.index): each for each in receivers}
+    owners = {(receiver.receiver_id.input_id, receiver.receiver_id.index): receiver for receiver in receivers}
     lag = owners[owner].lag_of(row.partition) if owner in owners else None
     return Partition(
         input=row.input_id,
@@ -494,28 +494,28 @@ def _log(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any], now_ms: 
     kept_ms = remember_ms + row.batch_interval_ms  # each batch cleans up once
     waiting = [
         Holder(
-            batch_time_ms=each.batch_time_ms,
+            batch_time_ms=pending.batch_time_ms,
             state=NOT_ALLOCATED,
             reason="no batch has taken it yet",
-            bytes=each.payload_bytes,
+            bytes=pending.payload_bytes,
         )
-        for each in ledger.blocks.unclaimed(row.name, _HOLDERS)
-        if each.batch_time_ms <= now_ms
+        for pending in ledger.blocks.unclaimed(row.name, _HOLDERS)
+        if pending.batch_time_ms <= now_ms
     ]
     allocated = [
         Holder(
-            batch_time_ms=each.batch_time_ms,
-            state=each.state.value,
-            reason=_held(each, now_ms, kept_ms),
-            bytes=each.payload_bytes,
+            batch_time_ms=batch.batch_time_ms,
+            state=batch.state.value,
+            reason=_held(batch, now_ms, kept_ms),
+            bytes=batch.payload_bytes,
         )
-        for each in ledger.batches.uncleaned(row.name, _HOLDERS, with_built=False)
+        for batch in ledger.batches.uncleaned(row.name, _HOLDERS, with_built=False)
     ]
     return Log(
         bytes=ledger.segments.stored_bytes(row.name),
         limit_bytes=(definition.get("limits") or {}).get("max_log_bytes"),
         segments=ledger.segments.count(row.name),
-        held_by=tuple(sorted([*waiting, *allocated], key=lambda each: each.batch_time_ms)[:_HOLDERS]),
+        held_by=tuple(sorted([*waiting, *allocated], key=lambda holder: holder.batch_time_ms)[:_HOLDERS]),
     )
 
 
@@ -532,9 +532,9 @@ def _held(batch: BatchRow, now_ms: int, kept_ms: int) -> str:
 def _counts(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any]) -> Counts:
     newest = ledger.batch_pages.page(row.name, BatchRange((BatchState.COMPLETED,)), BatchOrder.NEWEST, POINTS).rows
     # Of the definition, not `row.outputs`: only Elasticsearch outputs have dead letters.
-    outputs = [each for each in definition.get("outputs") or () if each.get("kind") == "elasticsearch"]
-    letters: dict[str, int | None] = dict.fromkeys(each["id"] for each in outputs)
-    for recorded in ledger.attempts.recorded(row.name, [each.batch_time_ms for each in newest]).values():
+    outputs = [output for output in definition.get("outputs") or () if output.get("kind") == "elasticsearch"]
+    letters: dict[str, int | None] = dict.fromkeys(output["id"] for output in outputs)
+    for recorded in ledger.attempts.recorded(row.name, [batch.batch_time_ms for batch in newest]).values():
         for output, record in recorded.items():
             number = record.counts.get("dead_lettered")
             if output in letters and isinstance(number, int):

@@ -60,9 +60,9 @@ def trace_record(
         UnknownRecordError: the stream has not seen the topic or the partition.
         LedgerUnavailableError: the ledger does not answer.
     """
-    found = find_position(context, asked, input_id=input_id)
-    position = found.position
-    location = locate(context, position, found.row)
+    place = find_position(context, asked, input_id=input_id)
+    position = place.position
+    location = locate(context, position, place.row)
     record, problem = _read(context, position, location, environ)
     state, text = location.state, location.text
     if location.problem is not None:
@@ -70,7 +70,7 @@ def trace_record(
     if state is RecordState.IN_BATCH and record is None and problem is None:
         state = RecordState.NO_RECORD
         text += " There is no record at the offset: Kafka has a transaction marker, or an aborted or compacted record."
-    if asked.incarnation is None and found.is_of_earlier_incarnation:
+    if asked.incarnation is None and place.is_of_earlier_incarnation:
         text += (
             f" The offset is that of incarnation {position.partition.incarnation} of the topic, which was created "
             "again since: its present incarnation has not reached the offset."
@@ -92,7 +92,7 @@ def trace_record(
         batch=None if location.batch is None else _batch(context, location.batch),
         attempts=tuple(map(_attempt, attempts)),
         outputs=outputs,
-        elsewhere=found.elsewhere,
+        elsewhere=place.elsewhere,
     )
 
 

@@ -40,9 +40,9 @@ class Location:
 
 def locate(context: StreamContext, position: RecordPosition, row: PositionRow) -> Location:
     """Find the offset. ``row`` is its partition's position, read before."""
-    found = _in_batch(context, position) or _not_in_batch(context, position, row)
+    location = _in_batch(context, position) or _not_in_batch(context, position, row)
     # A batch may have been allocated between the two queries, and has taken the waiting block.
-    return found or _in_batch(context, position) or _passed_over(position, row)
+    return location or _in_batch(context, position) or _passed_over(position, row)
 
 
 def _in_batch(context: StreamContext, position: RecordPosition) -> Location | None:
@@ -167,16 +167,16 @@ def pages_of_waiting_times(context: StreamContext) -> Iterator[list[int]]:
     after_ms = 0
     while page := context.ledger.blocks.unclaimed(context.name, _TIMES_OF_A_PAGE, after_ms=after_ms):
         after_ms = page[-1].batch_time_ms
-        yield [each.batch_time_ms for each in page]
+        yield [waiting.batch_time_ms for waiting in page]
 
 
 def _waiting(context: StreamContext, position: RecordPosition) -> tuple[StoredBlock, OffsetRange] | None:
     for times in pages_of_waiting_times(context):
         for first in range(0, len(times), _TIMES_AT_ONCE):
             blocks = context.ledger.blocks.of_times(context.name, times[first : first + _TIMES_AT_ONCE])
-            found = _holding(blocks, position)
-            if found is not None:
-                return found
+            holding = _holding(blocks, position)
+            if holding is not None:
+                return holding
     return None
 
 
@@ -225,7 +225,7 @@ _RECORD_ID = re.compile(r"([a-zA-Z0-9._-]{1,249})\+(\d{1,10})\+(\d{1,19})(?:\+(\
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPosition:
+class KnownPosition:
     """The position that was asked for, its row in the ledger, and others with the same topic, partition and offset.
 
     ``is_of_earlier_incarnation``: the topic was created again since, and only this incarnation has the offset.
@@ -247,7 +247,7 @@ class Coordinates:
     incarnation: int | None = None
 
 
-def find_position(context: StreamContext, asked: Coordinates, *, input_id: str | None = None) -> FoundPosition:
+def find_position(context: StreamContext, asked: Coordinates, *, input_id: str | None = None) -> KnownPosition:
     """Find the partition in the ledger. Several inputs may have a topic of this name: the first is taken, by id.
 
     Raises:
@@ -261,27 +261,27 @@ def find_position(context: StreamContext, asked: Coordinates, *, input_id: str |
     if not topics:
         raise UnknownRecordError(_unknown_topic(context, asked, input_id))
     of_topic = {(row.input_id, row.topic_id): row for row in topics}
-    found = [
+    candidates = [
         (of_topic[row.input_id, row.partition.topic_id], row)
         for row in context.ledger.positions.all(context.name, input_id)
         if (row.input_id, row.partition.topic_id) in of_topic and row.partition.partition == asked.partition
         if row.partition.topic == asked.topic
     ]
-    if not found:
+    if not candidates:
         raise UnknownRecordError(
             f"Stream {context.name!r} does not read partition {asked.partition} of topic {asked.topic!r}, which had "
             f"{max(row.partitions for row in topics)} partition(s) when it was last seen."
         )
-    found.sort(key=_order)
+    candidates.sort(key=_order)
     # The current incarnation may not have reached the offset that an earlier one has received.
-    chosen = next((pair for pair in found if asked.offset < pair[1].next_offset), found[0])
+    chosen = next((pair for pair in candidates if asked.offset < pair[1].next_offset), candidates[0])
     others = tuple(
         RecordPosition(row.input_id, row.partition, asked.offset)
-        for _, row in found
+        for _, row in candidates
         if row is not chosen[1] and asked.offset < row.next_offset
     )
     topic, row = chosen
-    return FoundPosition(RecordPosition(row.input_id, row.partition, asked.offset), row, not topic.current, others)
+    return KnownPosition(RecordPosition(row.input_id, row.partition, asked.offset), row, not topic.current, others)
 
 
 def coordinates_of(context: StreamContext, document_id: str) -> Coordinates | None:

@@ -110,7 +110,7 @@ def _trace(
     document_id: str | None,
     environ: Mapping[str, str] | None,
 ) -> OutputTrace:
-    output = next((each for each in step.stream.outputs if each.step == step.name), None)
+    output = {output.step: output for output in step.stream.outputs}.get(step.name)
     kind = step.name if step.name == STATE_STEP else "unknown" if output is None else output.kind
     row = step.row
     known = OutputTrace(
@@ -434,9 +434,9 @@ def record_of_document(
         if document.version is None:
             tried.append(f"{output.index} has no document {document_id!r}")
             continue
-        found = _with_key(context, document_id.encode(), document.version, environ)
-        if found is not None:
-            return found
+        coordinates = _with_key(context, document_id.encode(), document.version, environ)
+        if coordinates is not None:
+            return coordinates
         tried.append(
             f"the document in {output.index} has version {document.version}, and no record with this offset and key "
             "can be read"

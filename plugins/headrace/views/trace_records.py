@@ -85,7 +85,7 @@ class RecordReader:
             NotInKafkaError: Kafka does not have the offset, or the stream has no such input any more.
             HeadraceError: Kafka does not answer, or its connection cannot be used.
         """
-        source = next((each for each in self._context.stream.inputs if each.id == position.input_id), None)
+        source = {source.id: source for source in self._context.stream.inputs}.get(position.input_id)
         if source is None:
             raise NotInKafkaError(f"The stream's definition has no input {position.input_id!r} any more.")
         if not isinstance(source, KafkaInput):
@@ -107,9 +107,9 @@ class RecordReader:
         run = RangeRun.of([RecordedRange(partition, position.offset, position.offset + 1, None)])
         with KafkaRangeReader(clients, stall_seconds=STALL_SECONDS, questions=questions) as reader:
             for records in reader.read([run]):
-                found = _record(records, position, "kafka")
-                if found is not None:
-                    return found
+                record = _record(records, position, "kafka")
+                if record is not None:
+                    return record
         return None
 
 
@@ -232,14 +232,14 @@ class _Search:
     def run(self) -> None:
         for part in self._parts():
             self._times.add(part.batch_time_ms)
-            found: list[KeyMatch] = []
+            matches: list[KeyMatch] = []
             try:
                 for records in part.read():
-                    found += self._matching(part, records)
+                    matches += self._matching(part, records)
                     self._records += records.num_rows
             except HeadraceError as error:
                 self._unreadable.append(str(error))
-            self._matches += sorted(found, key=lambda match: match.position.offset, reverse=True)
+            self._matches += sorted(matches, key=lambda match: match.position.offset, reverse=True)
             self._report(part.batch_time_ms)
             if len(self._matches) >= self._limit:
                 self._stopped = f"It ended at {self._limit} record(s): --limit finds more."
@@ -274,11 +274,11 @@ class _Search:
         rows = pc.indices_nonzero(pc.equal(records.column("key"), pa.scalar(self._key, pa.binary())))
         if not len(rows):
             return
-        found = records.select(["topic", "partition", "offset", "incarnation"]).take(rows).to_pylist()
+        places = records.select(["topic", "partition", "offset", "incarnation"]).take(rows).to_pylist()
         timestamps = pc.cast(records.column("timestamp").take(rows), pa.int64()).to_pylist()
         sizes = pc.binary_length(records.column("value").take(rows)).to_pylist()
         known = {(r.partition.topic, r.partition.partition, r.partition.incarnation): r.partition for r in part.ranges}
-        for row, timestamp, size in zip(found, timestamps, sizes, strict=True):
+        for row, timestamp, size in zip(places, timestamps, sizes, strict=True):
             named = (row["topic"], row["partition"], row["incarnation"])
             partition = known.get(named) or TopicPartition(named[0], "", named[1], named[2])
             position = RecordPosition(part.input_id, partition, row["offset"])
@@ -371,7 +371,7 @@ class _Search:
         ranges = tuple(OffsetRange(r.partition, r.from_offset, r.until_offset, 0) for r in recorded)
 
         def read() -> Iterator[pa.RecordBatch]:
-            source = next((each for each in self._context.stream.inputs if each.id == input_id), None)
+            source = {source.id: source for source in self._context.stream.inputs}.get(input_id)
             if not recorded:
                 return
             if source is None:

@@ -96,7 +96,7 @@ def start(context: StreamContext, world: World) -> Iterator[Callable[..., Listen
 
     def start(*, lease: Any = None, **options: Any) -> ListenerBus:
         listeners = {name: each for name, each in options.items() if isinstance(each, StreamListener)}
-        settings = {"look_seconds": 0.01, "save_seconds": 0.0}
+        settings = {"poll_seconds": 0.01, "save_seconds": 0.0}
         settings |= {name: value for name, value in options.items() if name not in listeners}
         bus = ListenerBus(context, lease or world.job, listeners, **settings)
         bus.start()

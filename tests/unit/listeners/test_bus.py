@@ -131,7 +131,7 @@ def test_nothing_is_read_more_often_while_a_listener_that_catches_up_hangs(
     monkeypatch.setattr(ListenerBus, "_must_wait", lambda *each: (checks.append(each), must_wait(*each))[1])
     monkeypatch.setattr(world.ledger.events, "page", lambda *each, **more: (pages.append(each), page(*each, **more))[1])
     # No look is due while this runs, except those for a listener whose queue has room.
-    bus = start(hanging=hanging, other=other, capacity=5, look_seconds=3600.0)
+    bus = start(hanging=hanging, other=other, capacity=5, poll_seconds=3600.0)
     wait_until(lambda: len(other.offsets) == 50 and len(hanging.offsets) == 1)
     wait_until(lambda: checks[-100:] == [(bus, checks[-1][1])] * 100)
     read, checked = len(pages), len(checks)

@@ -130,7 +130,7 @@ def test_a_sensor_that_does_not_defer_waits_in_place(after, stream, ledger, monk
         complete(opened, missed)
         return {"turn": True, "reason": ""}
 
-    monkeypatch.setattr("headrace.triggers.ledger.TurnTrigger.look_until_it_fires", completed_meanwhile)
+    monkeypatch.setattr("headrace.triggers.ledger.TurnTrigger.poll_until_it_fires", completed_meanwhile)
     BlocksReadySensor(task_id="await", stream=stream, deferrable=False).execute(task.context)
     assert len(looks) == 1
 

@@ -123,8 +123,8 @@ def preview_run(
 async def run(request: Request, stream: OperableDep, batch_time: BatchTime, body: RunBody) -> Done:
     """Clears its Airflow run; triggers one if it has none, or if only some outputs are to be written again."""
     batch_time_ms = time_ms(batch_time, "batch_time")
-    found = await run_in_threadpool(actions.checked_run, stream, batch_time_ms, body.outputs)
-    done = await actions.run_again(request, stream, batch_time_ms, found, body.model_dump())
+    batch = await run_in_threadpool(actions.checked_run, stream, batch_time_ms, body.outputs)
+    done = await actions.run_again(request, stream, batch_time_ms, batch, body.model_dump())
     await run_in_threadpool(
         actions.audit, stream, "run", batch_time_ms=batch_time_ms, reason=body.reason, outputs=body.outputs
     )

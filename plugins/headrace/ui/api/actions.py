@@ -31,13 +31,13 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A batch with its run. ``attended``: a live attempt runs it."""
+class _BatchNow:
+    """A batch with its run. ``running``: a live attempt runs it."""
 
     batch: BatchRow | None
     run: Run | None
     interval_ms: int
-    attended: bool
+    running: bool
     source: str | None
     removed: bool
 
@@ -115,66 +115,66 @@ def _wanted(ledger: Ledger, name: str) -> tuple[DesiredState, bool]:
 
 def run_intent(stream: KnownStream, batch_time_ms: int, outputs: tuple[str, ...] | None = None) -> Intent:
     """What `run_again` will do."""
-    return _run_intent(stream, batch_time_ms, _found(stream, batch_time_ms), outputs)
+    return _run_intent(stream, batch_time_ms, _batch_now(stream, batch_time_ms), outputs)
 
 
 async def run_again(
-    request: Request, stream: KnownStream, batch_time_ms: int, found: _Found, body: dict[str, Any]
+    request: Request, stream: KnownStream, batch_time_ms: int, now: _BatchNow, body: dict[str, Any]
 ) -> str:
     """Clear the batch's run, or trigger one if it has none or only some outputs are wanted."""
     dag_id, outputs, reason = stream.place.batch_dag_id, body.get("outputs"), body.get("reason")
-    if found.run is not None and not outputs:
-        await stream.airflow.clear(request, found.run, reason=reason)
-        return f"Run {found.run.run_id} of {dag_id} is cleared: Airflow runs batch {time_text(batch_time_ms)} again."
+    if now.run is not None and not outputs:
+        await stream.airflow.clear(request, now.run, reason=reason)
+        return f"Run {now.run.run_id} of {dag_id} is cleared: Airflow runs batch {time_text(batch_time_ms)} again."
     conf = {"reprocess": True, **({"outputs": list(outputs)} if outputs else {})}
-    run = await stream.airflow.trigger(request, dag_id, Interval(batch_time_ms, found.interval_ms), conf)
+    run = await stream.airflow.trigger(request, dag_id, Interval(batch_time_ms, now.interval_ms), conf)
     return f"Run {run.run_id} of {dag_id} is {run.state}: it runs batch {time_text(batch_time_ms)} again."
 
 
-def checked_run(stream: KnownStream, batch_time_ms: int, outputs: tuple[str, ...] | None) -> _Found:
+def checked_run(stream: KnownStream, batch_time_ms: int, outputs: tuple[str, ...] | None) -> _BatchNow:
     """Check that the batch can be run again, and return it; 409 if not."""
-    found = _found(stream, batch_time_ms)
-    refuse(_run_intent(stream, batch_time_ms, found, outputs))
-    return found
+    now = _batch_now(stream, batch_time_ms)
+    refuse(_run_intent(stream, batch_time_ms, now, outputs))
+    return now
 
 
-def _run_intent(stream: KnownStream, batch_time_ms: int, found: _Found, outputs: tuple[str, ...] | None) -> Intent:
-    batch, dag_id, time = found.batch, stream.place.batch_dag_id, time_text(batch_time_ms)
+def _run_intent(stream: KnownStream, batch_time_ms: int, now: _BatchNow, outputs: tuple[str, ...] | None) -> Intent:
+    batch, dag_id, time = now.batch, stream.place.batch_dag_id, time_text(batch_time_ms)
     what = f"outputs {', '.join(outputs)} of batch {time}" if outputs else f"batch {time}"
-    how = f"run {found.run.run_id} of {dag_id} is cleared" if found.run and not outputs else f"a run of {dag_id} starts"
+    how = f"run {now.run.run_id} of {dag_id} is cleared" if now.run and not outputs else f"a run of {dag_id} starts"
     will = f"{how[0].upper()}{how[1:]}, and {what} is run again"
     if batch is not None:
-        source = "Kafka, by its offset ranges" if found.source == "kafka" else "the log"
+        source = "Kafka, by its offset ranges" if now.source == "kafka" else "the log"
         will += f" with the same {batch.records:,} records, read from {source}"
     will += ". A document that is in the index already is not written twice."
     facts = stream.airflow.facts((dag_id,)).get(dag_id)
     if facts is not None and facts.paused:
         will += f" The DAG {dag_id} is paused in Airflow: nothing runs before it is unpaused."
-    return Intent(will, _not_again(found, batch_time_ms))
+    return Intent(will, _not_again(now, batch_time_ms))
 
 
-def _not_again(found: _Found, batch_time_ms: int) -> str | None:
+def _not_again(now: _BatchNow, batch_time_ms: int) -> str | None:
     """Why a batch cannot be run again or replayed now."""
-    batch, time = found.batch, time_text(batch_time_ms)
+    batch, time = now.batch, time_text(batch_time_ms)
     if batch is None:
         gone = f"Batch {time} was removed: the stream keeps its batches for limits.history."
         missing = f"There is no batch {time} yet: the next run of the batch DAG allocates it if there are records."
-        return gone if found.removed else missing
+        return gone if now.removed else missing
     if batch.state is BatchState.ABSORBED:
         return f"Batch {time_text(batch.absorbed_by_ms)} took it over: run that one."
     if batch.state is BatchState.ABANDONED:
         return f"Batch {time} was abandoned, which is final."
-    if found.attended:
+    if now.running:
         return f"Batch {time} is being run at this moment."
-    if found.run is not None and found.run.state in _ACTIVE:
-        return f"Its run {found.run.run_id} is {found.run.state}. Wait for it, or clear its tasks in Airflow."
+    if now.run is not None and now.run.state in _ACTIVE:
+        return f"Its run {now.run.run_id} is {now.run.state}. Wait for it, or clear its tasks in Airflow."
     return None
 
 
 def abandon_intent(stream: KnownStream, batch_time_ms: int, output: str | None = None) -> Intent:
     """What `abandon` will do."""
-    found = _found(stream, batch_time_ms)
-    batch, time = found.batch, time_text(batch_time_ms)
+    now = _batch_now(stream, batch_time_ms)
+    batch, time = now.batch, time_text(batch_time_ms)
     records = 0 if batch is None else batch.records
     will = (
         f"Batch {time} is abandoned for good. Its {records:,} records become a gap: they are not written, and their "
@@ -186,7 +186,7 @@ def abandon_intent(stream: KnownStream, batch_time_ms: int, output: str | None =
             "batch completes without it. This cannot be undone."
         )
     if batch is None:
-        return Intent(will, _not_again(found, batch_time_ms))
+        return Intent(will, _not_again(now, batch_time_ms))
     if batch.state in (BatchState.COMPLETED, BatchState.ABSORBED, BatchState.ABANDONED):
         return Intent(will, f"Batch {time} is {batch.state.value}.")
     if output is not None:
@@ -215,16 +215,16 @@ def abandon(stream: KnownStream, batch_time_ms: int, reason: str, output: str | 
 
 def replay_intent(stream: KnownStream, batch_time_ms: int, target: str) -> Intent:
     """What `replay` will do."""
-    found = _found(stream, batch_time_ms)
+    now = _batch_now(stream, batch_time_ms)
     will = (
         f"A run of {target} writes batch {time_text(batch_time_ms)} into the places of that replay, with the same "
-        f"{0 if found.batch is None else found.batch.records:,} records. The stream itself goes on unchanged. If the "
+        f"{0 if now.batch is None else now.batch.records:,} records. The stream itself goes on unchanged. If the "
         "replay has completed this batch before, nothing is written."
     )
     refused = _no_replay(stream, target)
-    if refused is None and found.batch is not None and found.batch.state is not BatchState.COMPLETED:
-        refused = f"Batch {time_text(batch_time_ms)} is {found.batch.state.value}: only a completed one is replayed."
-    return Intent(will, refused or (_not_again(found, batch_time_ms) if found.batch is None else None))
+    if refused is None and now.batch is not None and now.batch.state is not BatchState.COMPLETED:
+        refused = f"Batch {time_text(batch_time_ms)} is {now.batch.state.value}: only a completed one is replayed."
+    return Intent(will, refused or (_not_again(now, batch_time_ms) if now.batch is None else None))
 
 
 async def replay(request: Request, stream: KnownStream, batch_time_ms: int, target: str, interval_ms: int) -> str:
@@ -258,7 +258,7 @@ def audit(stream: KnownStream, action: str, *, batch_time_ms: int | None = None,
     )
 
 
-def _found(stream: KnownStream, batch_time_ms: int) -> _Found:
+def _batch_now(stream: KnownStream, batch_time_ms: int) -> _BatchNow:
     def read(ledger: Ledger) -> tuple[Any, ...]:
         row = ledger.streams.get(stream.name)
         batch = ledger.batches.find(stream.name, batch_time_ms)
@@ -271,11 +271,11 @@ def _found(stream: KnownStream, batch_time_ms: int) -> _Found:
             batch,
             run_ids(ledger, batch, attempts),
             row.batch_interval_ms,
-            any(each.alive(now_ms) and not each.target for each in attempts),
+            any(attempt.alive(now_ms) and not attempt.target for attempt in attempts),
             None if origin is None else origin.source,
             False,
         )
 
-    batch, known_runs, interval_ms, attended, source, removed = stream.ask(read)
+    batch, known_runs, interval_ms, running, source, removed = stream.ask(read)
     run = None if batch is None else own_run(stream, batch_time_ms, known_runs)
-    return _Found(batch, run, interval_ms, attended, source, removed)
+    return _BatchNow(batch, run, interval_ms, running, source, removed)

@@ -189,8 +189,8 @@ def _exists(dag_id: str) -> bool:
 def _run(dag_id: str, *conditions: Any) -> Run | None:
     query = select(DagRun.run_id, DagRun.state).where(DagRun.dag_id == dag_id, *conditions)
     with create_session() as session:
-        found = session.execute(query.order_by(DagRun.logical_date.desc()).limit(1)).first()
-    return None if found is None else Run(dag_id, found.run_id, str(found.state))
+        row = session.execute(query.order_by(DagRun.logical_date.desc()).limit(1)).first()
+    return None if row is None else Run(dag_id, row.run_id, str(row.state))
 
 
 def _reference(named: str) -> str:
@@ -279,7 +279,7 @@ class DeclaredStreams:
                 before = (dag_hash, None if model is None else declaration_in(dag_id, model.data or {}))
             known[dag_id] = before
         self._by_hash = known
-        return [replace(found, stale=found.dag_id in stale) for _, found in known.values() if found is not None]
+        return [replace(dag, stale=dag.dag_id in stale) for _, dag in known.values() if dag is not None]
 
 
 def of_same_file() -> ColumnElement[bool]:
@@ -296,8 +296,8 @@ def declaration_in(dag_id: str, data: Mapping[str, Any]) -> Declaration | None:
         if not isinstance(text, str):
             continue
         try:
-            found = json.loads(text)["headrace"]
-            return Declaration(dag_id, str(found["stream"]), str(found["ledger"]), str(found["kind"]))
+            declared = json.loads(text)["headrace"]
+            return Declaration(dag_id, str(declared["stream"]), str(declared["ledger"]), str(declared["kind"]))
         except (ValueError, KeyError, TypeError):
             # The user's own documentation of a task.
             continue
@@ -316,25 +316,25 @@ def combined(declarations: Iterable[Declaration]) -> Iterator[Placed]:
     """
     streams: dict[tuple[str, str], list[Declaration]] = {}
     of_name: dict[str, list[Declaration]] = {}
-    for each in declarations:
-        of_name.setdefault(each.stream, []).append(each)
-        if not each.stale:
-            streams.setdefault((each.stream, each.ledger), []).append(each)
-    for (name, ledger), found in sorted(streams.items()):
-        here, default = _dag_ids(found, "batches"), f"{name}_batches"
+    for declaration in declarations:
+        of_name.setdefault(declaration.stream, []).append(declaration)
+        if not declaration.stale:
+            streams.setdefault((declaration.stream, declaration.ledger), []).append(declaration)
+    for (name, ledger), declared in sorted(streams.items()):
+        here, default = _dag_ids(declared, "batches"), f"{name}_batches"
         claiming = (default,) if default in here else (*here, *_dag_ids(of_name[name], "batches"))
         batch_dag_id, *others = dict.fromkeys(claiming or (default,))
         yield Placed(
             name,
             ledger,
             batch_dag_id=batch_dag_id,
-            receiver_dag_id=next(iter(_dag_ids(found, "receiver")), f"{name}_receiver"),
-            replay_dag_ids=_dag_ids(found, "replay"),
+            receiver_dag_id=next(iter(_dag_ids(declared, "receiver")), f"{name}_receiver"),
+            replay_dag_ids=_dag_ids(declared, "replay"),
             other_batch_dag_ids=tuple(others),
         )
 
 
-def _dag_ids(found: Collection[Declaration], kind: str) -> tuple[str, ...]:
+def _dag_ids(declarations: Collection[Declaration], kind: str) -> tuple[str, ...]:
     """The DAGs of this kind, the default id first."""
-    ids = {(each.dag_id != f"{each.stream}_{kind}", each.dag_id) for each in found if each.kind == kind}
+    ids = {(dag.dag_id != f"{dag.stream}_{kind}", dag.dag_id) for dag in declarations if dag.kind == kind}
     return tuple(dag_id for _, dag_id in sorted(ids))

@@ -112,8 +112,8 @@ def _add_headers(app: FastAPI) -> None:
 @cache
 def examples() -> dict[str, Any]:
     """An example of each answer, by the name of its class."""
-    found: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
-    return found
+    answers: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
+    return answers
 
 
 def _add_examples(app: FastAPI) -> None:
@@ -124,10 +124,10 @@ def _add_examples(app: FastAPI) -> None:
     without: Callable[[], dict[str, Any]] = app.openapi
 
     def document() -> dict[str, Any]:
-        found = without()
+        described = without()
         for name, example in examples().items():
-            found["components"]["schemas"][name]["examples"] = [example]
-        return found
+            described["components"]["schemas"][name]["examples"] = [example]
+        return described
 
     app.openapi = document  # type: ignore[method-assign]
 
@@ -173,7 +173,7 @@ def render_metrics(airflow: AirflowSide, ledgers: OpenLedgers, caller: Caller | 
     """Return the exposition of the streams that the caller may read (None: of all), and its content type."""
     deadline = ledgers.deadline()
     declared = airflow.declared()
-    places = {(each.ledger, each.name): each for each in declared}
+    places = {(place.ledger, place.name): place for place in declared}
 
     def shown(ledger: str, stream_name: str) -> bool:
         if caller is None:
@@ -181,12 +181,14 @@ def render_metrics(airflow: AirflowSide, ledgers: OpenLedgers, caller: Caller | 
         place = places.get((ledger, stream_name)) or undeclared(stream_name, ledger, declared)
         return may_read(place, lambda dag_id: airflow.may(caller, "GET", dag_id))
 
-    references = list(dict.fromkeys([*(each.ledger for each in declared), *airflow.ledgers()]))
+    references = list(dict.fromkeys([*(place.ledger for place in declared), *airflow.ledgers()]))
     # All at the same time: one that is silent does not delay the others.
-    begun = {each: ledgers.submit(each, lambda ledger: ledger.overviews.numbers()) for each in references}
+    begun = {
+        reference: ledgers.submit(reference, lambda ledger: ledger.overviews.numbers()) for reference in references
+    }
     return render(
         references,
-        read=lambda each: ledgers.answer(each, begun[each], deadline),
+        read=lambda reference: ledgers.answer(reference, begun[reference], deadline),
         accept=accept,
         may_read=shown,
         declared=places,

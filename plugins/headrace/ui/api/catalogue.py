@@ -44,29 +44,34 @@ class Catalogue:
         """
         deadline = self._ledgers.deadline()
         declared = self._by_ledger()
-        flat = [each for named in declared.values() for each in named]
-        facts = self._airflow.facts({dag_id for each in flat for dag_id in (each.batch_dag_id, each.receiver_dag_id)})
+        flat = [place for named in declared.values() for place in named]
+        facts = self._airflow.facts(
+            {dag_id for place in flat for dag_id in (place.batch_dag_id, place.receiver_dag_id)}
+        )
 
         def of_ledger(reference: str, named: Collection[Placed]) -> Callable[[Ledger], list[StreamSummary]]:
             def of(ledger: Ledger) -> list[StreamSummary]:
-                places = {each.name: each for each in named}
+                places = {place.name: place for place in named}
                 rows = ledger.streams.all()
-                found = [(row, places.get(row.name) or undeclared(row.name, reference, flat)) for row in rows]
-                return summaries(ledger, [each for each in found if may_read(each[1], readable)], facts)
+                placed = [(row, places.get(row.name) or undeclared(row.name, reference, flat)) for row in rows]
+                return summaries(ledger, [(row, place) for row, place in placed if may_read(place, readable)], facts)
 
             return of
 
-        begun = {each: self._ledgers.submit(each, of_ledger(each, named)) for each, named in declared.items()}
+        begun = {
+            reference: self._ledgers.submit(reference, of_ledger(reference, named))
+            for reference, named in declared.items()
+        }
         read: list[StreamSummary] = []
         problems = list(several_batch_dags(flat, readable))
         for reference, future in begun.items():
-            shown = [each for each in declared[reference] if may_read(each, readable)]
+            shown = [place for place in declared[reference] if may_read(place, readable)]
             try:
-                found = self._ledgers.answer(reference, future, deadline)
+                answered = self._ledgers.answer(reference, future, deadline)
             except LedgerMissingError as error:
-                new = [each for each in shown if is_new(each, facts)]
-                problems += [not_registered(each, facts) for each in new]
-                left = [each for each in shown if each not in new]
+                new = [place for place in shown if is_new(place, facts)]
+                problems += [not_registered(place, facts) for place in new]
+                left = [place for place in shown if place not in new]
                 if left or not declared[reference]:
                     problems.append(refused(reference, left, error))
                 continue
@@ -74,18 +79,18 @@ class Catalogue:
                 if shown or not declared[reference]:
                     problems.append(refused(reference, shown, error))
                 continue
-            read += found
-            there = {each.name for each in found}
-            problems += [not_registered(each, facts) for each in shown if each.name not in there]
+            read += answered
+            there = {stream.name for stream in answered}
+            problems += [not_registered(place, facts) for place in shown if place.name not in there]
         streams: dict[str, StreamSummary] = {}
         # A stream that moved to another ledger has left a row in the first one, where no DAG declares it any more.
-        places = {(each.ledger, each.name) for each in flat}
-        for each in sorted(read, key=lambda each: (each.ledger, each.name) not in places):
-            if each.name in streams:
-                problems.append(same_name(each.place, streams[each.name].place))
+        places = {(place.ledger, place.name) for place in flat}
+        for stream in sorted(read, key=lambda stream: (stream.ledger, stream.name) not in places):
+            if stream.name in streams:
+                problems.append(same_name(stream.place, streams[stream.name].place))
             else:
-                streams[each.name] = each
-        return sorted(streams.values(), key=lambda each: each.name), problems
+                streams[stream.name] = stream
+        return sorted(streams.values(), key=lambda stream: stream.name), problems
 
     def find(self, name: str, readable: Callable[[str], bool]) -> Placed | None:
         """Return where a stream is whose batch DAGs are ``readable``; None if no DAG and no configured ledger has it.
@@ -96,9 +101,9 @@ class Catalogue:
             HeadraceError: it is in none of the ledgers that answer, and one does not answer.
         """
         declared = self._by_ledger()
-        named = [each for known in declared.values() for each in known if each.name == name]
+        named = [place for known in declared.values() for place in known if place.name == name]
         candidates = named or [undeclared(name, reference) for reference in declared]
-        places = [each for each in candidates if may_read(each, readable)]
+        places = [place for place in candidates if may_read(place, readable)]
         if named and len(places) < 2:
             return places[0] if places else None
         # The same stream under several references, or none: a ledger that has it is needed.
@@ -106,7 +111,8 @@ class Catalogue:
 
     def _first_that_has(self, name: str, places: Sequence[Placed]) -> Placed | None:
         deadline = self._ledgers.deadline()
-        begun = [(each, self._ledgers.submit(each.ledger, lambda ledger: ledger.streams.get(name))) for each in places]
+        submit = self._ledgers.submit
+        begun = [(place, submit(place.ledger, lambda ledger: ledger.streams.get(name))) for place in places]
         failure: HeadraceError | None = None
         for place, future in begun:
             try:
@@ -123,18 +129,18 @@ class Catalogue:
 
     def of_dag(self, dag_id: str) -> Placed | None:
         """Return the stream that a DAG belongs to."""
-        for each in self._airflow.declared():
-            if dag_id in (*each.batch_dag_ids, each.receiver_dag_id, *each.replay_dag_ids):
-                return each
+        for place in self._airflow.declared():
+            if dag_id in (*place.batch_dag_ids, place.receiver_dag_id, *place.replay_dag_ids):
+                return place
         return None
 
     def _by_ledger(self) -> dict[str, list[Placed]]:
-        found: dict[str, list[Placed]] = {}
-        for each in self._airflow.declared():
-            found.setdefault(each.ledger, []).append(each)
+        places: dict[str, list[Placed]] = {}
+        for place in self._airflow.declared():
+            places.setdefault(place.ledger, []).append(place)
         for reference in self._airflow.ledgers():
-            found.setdefault(reference, [])
-        return found
+            places.setdefault(reference, [])
+        return places
 
 
 def undeclared(name: str, ledger: str, declared: Iterable[Placed] = ()) -> Placed:
@@ -143,7 +149,7 @@ def undeclared(name: str, ledger: str, declared: Iterable[Placed] = ()) -> Place
     ``declared`` are streams of other ledgers. A reader needs the rights of those of the same name too: the same ledger
     can have two references.
     """
-    others = dict.fromkeys(dag_id for each in declared if each.name == name for dag_id in each.batch_dag_ids)
+    others = dict.fromkeys(dag_id for place in declared if place.name == name for dag_id in place.batch_dag_ids)
     place = default_place(name, ledger)
     others.pop(place.batch_dag_id, None)
     return replace(place, other_batch_dag_ids=tuple(others))
@@ -214,19 +220,19 @@ class OpenLedgers:
         """Close all ledgers."""
         with self._lock:
             closing, self._open = list(self._open.values()), OrderedDict()
-        for each in closing:
-            each.close()
+        for ledger in closing:
+            ledger.close()
 
     def _of(self, reference: str) -> _OpenLedger:
         with self._lock:
-            found = self._open.get(reference)
-            if found is None:
-                found = self._open[reference] = _OpenLedger(reference, self._environ)
+            ledger = self._open.get(reference)
+            if ledger is None:
+                ledger = self._open[reference] = _OpenLedger(reference, self._environ)
             self._open.move_to_end(reference)
             oldest = self._open.popitem(last=False)[1] if len(self._open) > self._max_open else None
         if oldest is not None:
             oldest.close()
-        return found
+        return ledger
 
 
 class _OpenLedger:
@@ -304,20 +310,20 @@ def refused(reference: str, streams: Collection[Placed], error: Exception) -> Pr
     # A URL that is refused may hold a password.
     hidden = isinstance(error, LedgerUrlError) and not reference.startswith(CONNECTION_PREFIX)
     shown = "invalid ledger" if hidden else reference
-    names = tuple(each.name for each in streams)
+    names = tuple(stream.name for stream in streams)
     return Problem(kind=ProblemKind.LEDGER_UNREADABLE, ledger=shown, error=what, remedy=remedy, streams=names)
 
 
 def several_batch_dags(declared: Iterable[Placed], readable: Callable[[str], bool]) -> Iterator[Problem]:
     """Yield each stream of which several DAGs declare themselves the batch DAG, naming those that are readable."""
     claimed: dict[str, Placed] = {}
-    for each in declared:
+    for stream in declared:
         # All references of a stream's ledger have the same DAGs.
-        if each.other_batch_dag_ids:
-            claimed.setdefault(each.name, each)
+        if stream.other_batch_dag_ids:
+            claimed.setdefault(stream.name, stream)
     for stream in claimed.values():
         dag_ids = stream.batch_dag_ids
-        shown = [each for each in dag_ids if readable(each)]
+        shown = [dag_id for dag_id in dag_ids if readable(dag_id)]
         hidden = len(dag_ids) - len(shown)
         more = f" and {hidden} that you may not read" if hidden else ""
         if shown:
@@ -339,7 +345,7 @@ def several_batch_dags(declared: Iterable[Placed], readable: Callable[[str], boo
 
 def is_new(stream: Placed, facts: Mapping[str, DagFacts]) -> bool:
     """Whether both DAGs of a stream that has no row in a ledger are paused, as Airflow adds them."""
-    return all((dag := facts.get(each)) and dag.paused for each in (stream.batch_dag_id, stream.receiver_dag_id))
+    return all((dag := facts.get(dag_id)) and dag.paused for dag_id in (stream.batch_dag_id, stream.receiver_dag_id))
 
 
 def not_registered(stream: Placed, facts: Mapping[str, DagFacts]) -> Problem:

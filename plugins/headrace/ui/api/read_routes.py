@@ -62,7 +62,8 @@ def list_streams(request: Request, caller: CallerDep) -> StreamList:
     summaries, problems = catalogue.summaries(readable)
     return StreamList(
         streams=tuple(
-            each.model_copy(update=_may(may_operate(airflow, caller, *each.place.batch_dag_ids))) for each in summaries
+            stream.model_copy(update=_may(may_operate(airflow, caller, *stream.place.batch_dag_ids)))
+            for stream in summaries
         ),
         problems=tuple(problems),
     )
@@ -101,11 +102,11 @@ def list_events(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> EventPage:
     """Newest first. Events of blocks are left out unless their kind is asked for."""
-    known = {each.value for each in EventKind}
+    known = {member.value for member in EventKind}
     unknown = sorted(set(kind or ()) - known)
     if unknown:
         raise HTTPException(422, f"There is no kind {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
-    kinds = [EventKind(each) for each in kind or ()]
+    kinds = [EventKind(name) for name in kind or ()]
     return stream.ask(lambda ledger: history.events(ledger, stream.name, kinds, before_id=before_id, limit=limit))
 
 
@@ -132,7 +133,7 @@ def stream_of_dag(
     declared = catalogue.of_dag(dag_id)
     if (
         declared is None
-        or not may_read(declared, lambda each: airflow.may(caller, "GET", each))
+        or not may_read(declared, lambda batch_dag_id: airflow.may(caller, "GET", batch_dag_id))
         or not airflow.may(caller, "GET", dag_id)
     ):
         raise HTTPException(404, f"The DAG {dag_id!r} is not of a stream, or you may not read it.")
@@ -188,7 +189,7 @@ def show_batch(request: Request, stream: StreamDep, batch_time: BatchTime) -> Ba
     batch_time_ms = time_ms(batch_time, "batch_time")
     batch = stream.ask(lambda ledger: batch_detail(ledger, stream.name, batch_time_ms))
     attempts = tuple(
-        each.model_copy(update={"links": _attempt_links(request, stream, each)}) for each in batch.all_attempts
+        attempt.model_copy(update={"links": _attempt_links(request, stream, attempt)}) for attempt in batch.all_attempts
     )
     return batch.model_copy(update={"links": _links(request, stream, batch), "all_attempts": attempts})
 
@@ -215,7 +216,7 @@ def own_run(stream: KnownStream, batch_time_ms: int, run_ids: Sequence[str]) -> 
 def _links(request: Request, stream: KnownStream, batch: BatchDetail) -> Links:
     """Of the newest attempt; without one, of the run whose interval ends at the batch time."""
     run = own_run(stream, batch.batch_time_ms, batch.run_ids)
-    own = [each for each in batch.all_attempts if each.target is None]
+    own = [attempt for attempt in batch.all_attempts if attempt.target is None]
     grid = f"{_root(request)}/dags/{quote(stream.place.batch_dag_id)}"
     if run is None:
         return Links(grid=grid, spark_ui=own[-1].spark_ui if own else None)
@@ -278,7 +279,7 @@ def show_trace(
     record.
     """
     coordinates = (topic, partition, offset)
-    given = [any(each is not None for each in coordinates), document_id is not None, key is not None]
+    given = [any(coordinate is not None for coordinate in coordinates), document_id is not None, key is not None]
     if sum(given) != 1:
         raise HTTPException(422, _ONE_OF)
     # The ledger is asked in this request's own thread: Kafka and Elasticsearch may take longer than a ledger may.
@@ -302,9 +303,9 @@ def show_trace(
 
 def _environ(stream: KnownStream, definition: Stream) -> Mapping[str, str] | None:
     """The stream's connections as Airflow has them; one that it does not have is left out, and the trace says so."""
-    found: dict[str, str] = {}
+    environ: dict[str, str] = {}
     for conn_id in definition.connection_ids:
         # Airflow raises errors of several kinds if it does not have a connection.
         with contextlib.suppress(Exception):
-            found |= stream.airflow.environ(f"{CONNECTION_PREFIX}{conn_id}") or {}
-    return found or None
+            environ |= stream.airflow.environ(f"{CONNECTION_PREFIX}{conn_id}") or {}
+    return environ or None

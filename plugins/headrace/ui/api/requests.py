@@ -172,12 +172,12 @@ def time_ms(text: str, name: str) -> int:
     """Epoch milliseconds of an ISO 8601 time (UTC if it names no zone) or of a number; 422 if it is neither, or far
     outside of the times of batches."""
     try:
-        found = int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else _of_iso(text)
+        parsed_ms = int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else _of_iso(text)
     except (ValueError, OverflowError):
         raise HTTPException(422, f"{name} is neither ISO 8601 nor epoch milliseconds: {text[:100]!r}.") from None
-    if not _FIRST_MS <= found <= _LAST_MS:
+    if not _FIRST_MS <= parsed_ms <= _LAST_MS:
         raise HTTPException(422, f"{name} is outside the years 1653 to 9998: {text!r}.")
-    return found
+    return parsed_ms
 
 
 def _of_iso(text: str) -> int:
