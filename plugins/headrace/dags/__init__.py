@@ -9,10 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from headrace.dags.batch_dag import batch_dag, received_schedule
-from headrace.dags.receiver_dag import receiver_dag
-from headrace.dags.repair_dag import repair_dag
-from headrace.dags.replay_dag import replay_dag
+from headrace.dags.factories import batch_dag, received_schedule, receiver_dag, repair_dag, replay_dag
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG

@@ -8,7 +8,7 @@ from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.simple import AssetTriggeredTimetable
 
-from headrace.dags.batch_dag import received_schedule
+from headrace.dags.factories import received_schedule
 from headrace.stream import ConsoleOutput, KafkaInput, Stream, StreamDefinitionError
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from headrace.dags.batch_dag import received_schedule
+from headrace.dags.factories import received_schedule
 from headrace.operators.kafka_receiver import KafkaReceiverOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.replay_batch import ReplayBatchOperator

@@ -71,14 +71,14 @@ def test_loading_the_plugin_is_cheap(started):
 def test_a_scheduler_has_imported_what_the_tasks_need_that_it_forks() -> None:
     started = start("scheduler")
     assert started["errors"] == {}
-    needed = {"headrace.dags.batch_dag", "headrace.batch.allocation", "headrace.batch.cleanup", "headrace.ledger"}
+    needed = {"headrace.dags.factories", "headrace.batch.allocation", "headrace.batch.cleanup", "headrace.ledger"}
     assert needed <= set(started["modules"])
     assert {"pyspark", "confluent_kafka", "elasticsearch"}.isdisjoint(started["modules"])
 
 
 def test_a_dag_processor_has_imported_what_dag_files_need() -> None:
     modules = set(start("dag-processor")["modules"])
-    assert "headrace.dags.batch_dag" in modules
+    assert "headrace.dags.factories" in modules
     assert "pyarrow" not in modules
 
 

@@ -1,7 +1,13 @@
-"""The factory of the DAG that runs a stream's batches, one run for each batch time; its schedule and its params."""
+"""The factories of a stream's DAGs: the receiver's, the batches', the repair's, and those of replays.
+
+In this order: what keeps the receiver job alive; what runs a batch for each batch time, its schedule and its params;
+what tries failed batches again; what replays batches into other places.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -9,23 +15,79 @@ from airflow.sdk import DAG, Asset, AssetOrTimeSchedule, AssetWatcher, Param, Ta
 
 from headrace.dags.declaration import START_DATE, declaration, declare_once, describe, tags
 from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOperator, CleanupOperator
+from headrace.operators.kafka_receiver import KafkaReceiverOperator
 from headrace.operators.micro_batch import MicroBatchOperator
+from headrace.operators.repair_batches import RepairBatchesOperator, RepairCheckpointOperator
+from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
-from headrace.runs.retries import batch_retries
+from headrace.runs.retries import batch_retries, replay_retries
 from headrace.sensors.blocks_ready import BlocksReadySensor
 from headrace.stream.model import StreamDefinitionError
 from headrace.stream.state import STATE_STEP
+from headrace.stream.stream import replayed
 from headrace.timetables.micro_batch import MicroBatchTimetable
+from headrace.triggers.ledger import poll_seconds
 from headrace.triggers.records_received import RecordsReceivedTrigger
+from headrace.triggers.repair_due import RepairDueTrigger
 
 if TYPE_CHECKING:
     from headrace.stream import Stream
 
 
+_RECEIVER_DOC = """\
+# {name}: receiver
+
+One run follows another; each keeps the stream's receiver job alive: a Spark application that reads Kafka and stores
+blocks in the write-ahead log. The job is a process of its own and outlives this task's crashes: the next run attaches
+to it by its lease in the ledger.
+
+Pausing this DAG leaves the job running. To stop it, run `headrace streams stop {name}`; `headrace streams start
+{name}` undoes that. Marking or clearing the task stops the job as well, but the next run starts another at once, unless
+this DAG is paused.
+
+{stream}
+"""
+
+
+def receiver_dag(stream: Stream, *, dag_id: str | None = None, **options: Any) -> DAG:
+    """The receiver DAG of a stream.
+
+    :param dag_id: by default ``<stream>_receiver``.
+    :param options: passed on to ``DAG``; ``default_args`` are merged.
+
+    Raises:
+        StreamDefinitionError: another DAG file declares a stream of this name.
+    """
+    declare_once(stream, "receiver")
+    # A retry restarts a job that died. A job that cannot start shows as a failed run after some minutes, and the
+    # schedule begins the next run.
+    default_args = {
+        "retries": 5,
+        # No backoff: the start itself takes 15 s, and a run that lasts months may have many tries.
+        "retry_delay": timedelta(seconds=1),
+        **options.pop("default_args", {}),
+    }
+    with DAG(
+        dag_id=dag_id or f"{stream.name}_receiver",
+        description=f"Keeps the receiver job of stream {stream.name} alive",
+        doc_md=_RECEIVER_DOC.format(name=stream.name, stream=describe(stream)),
+        schedule="@continuous",
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        dagrun_timeout=None,
+        default_args=default_args,
+        tags=[*tags(stream, "receiver"), *options.pop("tags", [])],
+        **options,
+    ) as dag:
+        KafkaReceiverOperator(task_id="receive", stream=stream, doc_json=declaration(stream, "receiver"))
+    return dag
+
+
 # Airflow takes about a second until a run's first task works: it looks for runs that are due once a second.
 _AHEAD = timedelta(seconds=1)
 
-_DOC = """\
+_BATCH_DOC = """\
 # {name}: batches
 
 A run for each batch time, which is the end of its data interval. {late} A batch's blocks are allocated once: however
@@ -72,7 +134,7 @@ def batch_dag(
     with DAG(
         dag_id=dag_id or f"{stream.name}_batches",
         description=f"Runs the batches of stream {stream.name}, {_when(stream)}",
-        doc_md=_DOC.format(name=stream.name, stream=describe(stream), late=_LATE if stream.coalesces else ""),
+        doc_md=_BATCH_DOC.format(name=stream.name, stream=describe(stream), late=_LATE if stream.coalesces else ""),
         schedule=_schedule(stream, catch_up),
         start_date=start_date or START_DATE,
         catchup=start_date is not None,
@@ -210,3 +272,134 @@ def received_schedule(stream: Stream, *, poll_interval: float | None = None) -> 
     )
     timetable: Any = MicroBatchTimetable(stream.batch_interval, automatic=False)
     return AssetOrTimeSchedule(assets=[asset], timetable=timetable)
+
+
+_REPAIR_DOC = """\
+# {name}: repair
+
+A run tries again the batches that their own runs left unfinished, the oldest first. It begins by itself when one is
+due: when its output is available again, or the definition or the code has changed. In a stream whose batches run in
+order, the first batch is tried again after a pause. A red run means that an attempt failed again; its log says why.
+
+Trigger a run to try all of them at once, also those that failed by the code or for good. While `{batches}` is paused,
+nothing is repaired by itself. A batch that can never succeed: `headrace batches abandon {name} TIME --reason WHY`.
+
+{stream}
+"""
+
+
+def repair_dag(stream: Stream, *, dag_id: str | None = None, batch_dag_id: str | None = None, **options: Any) -> DAG:
+    """The DAG that repairs a stream. It is not paused when Airflow first sees it.
+
+    A trigger in Airflow's triggerer polls the ledger, and starts a run when a batch is due to be tried again.
+
+    :param dag_id: by default ``<stream>_repair``.
+    :param batch_dag_id: the id of the stream's batch DAG; by default ``<stream>_batches``.
+    :param options: passed on to ``DAG``; ``default_args`` are merged.
+
+    Raises:
+        StreamDefinitionError: another DAG file declares a stream of this name.
+    """
+    declare_once(stream, "repair")
+    batches = batch_dag_id or f"{stream.name}_batches"
+    trigger = RepairDueTrigger(
+        ledger=stream.ledger,
+        stream=stream.name,
+        retry_for_ms=stream.retry_for_ms,
+        # Seldom more often than once an interval: a poll costs some milliseconds of a processor.
+        poll_interval=poll_seconds(otherwise=min(max(stream.batch_interval.total_seconds(), 5.0), 60.0)),
+    )
+    due = Asset(
+        uri=f"headrace://{stream.name}/repair",
+        group="headrace",
+        watchers=[AssetWatcher(name=f"{stream.name} repair", trigger=trigger)],
+    )
+    with DAG(
+        dag_id=dag_id or f"{stream.name}_repair",
+        description=f"Tries again what failed of stream {stream.name}",
+        doc_md=_REPAIR_DOC.format(name=stream.name, batches=batches, stream=describe(stream)),
+        schedule=[due],
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        dagrun_timeout=None,
+        # Nobody unpauses it by habit, and without it failed batches wait for a person.
+        is_paused_upon_creation=options.pop("is_paused_upon_creation", False),
+        # The next event is the retry.
+        default_args={"retries": 0, **options.pop("default_args", {})},
+        tags=[*tags(stream, "repair"), *options.pop("tags", [])],
+        **options,
+    ) as dag:
+        repair = RepairBatchesOperator(
+            task_id="repair", stream=stream, batch_dag_id=batches, doc_json=declaration(stream, "repair")
+        )
+        repair >> RepairCheckpointOperator(task_id="checkpoint", stream=stream).as_teardown()
+    return dag
+
+
+_REPLAY_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+_REPLAY_DOC = """\
+# {name}: replay {replay}
+
+Runs batches of the stream {name} once more, with the records that each was allocated, into other places, while the
+stream itself goes on. Nothing runs by itself: backfill this DAG over the time to be replayed, or trigger it for one
+batch time. Batch times that have no batch of their own are skipped.
+
+{stream}
+"""
+
+
+def replay_dag(
+    stream: Stream,
+    name: str,
+    *,
+    outputs: Mapping[str, Mapping[str, Any]],
+    transform: str | None = None,
+    dag_id: str | None = None,
+    **options: Any,
+) -> DAG:
+    """The DAG of a replay.
+
+    :param name: the replay's name, in the ledger too. A new name is a new replay, without completed batches.
+    :param outputs: the outputs to replay, with their changed fields: ``{"elasticsearch": {"index": "flights-v2"}}``.
+    :param transform: ``module:function`` that replaces the stream's transform and the outputs' own.
+    :param dag_id: by default ``<stream>_replay_<name>``.
+    :param options: passed on to ``DAG``; ``default_args`` are merged.
+
+    Raises:
+        StreamDefinitionError: an output is unknown or would write where the stream writes, the stream has state, or the
+            name is invalid.
+    """
+    if not _REPLAY_NAME.match(name):
+        raise StreamDefinitionError(f"{name!r} is no name for a replay: letters, digits, and _ . - between them.")
+    replay = replayed(stream, outputs, transform=transform)
+    default_args = {**replay_retries(), **options.pop("default_args", {})}
+    with (
+        DAG(
+            dag_id=dag_id or f"{stream.name}_replay_{name}",
+            description=f"Runs batches of stream {stream.name} again: {name}",
+            doc_md=_REPLAY_DOC.format(name=stream.name, replay=name, stream=describe(replay)),
+            schedule=MicroBatchTimetable(stream.batch_interval, automatic=False),
+            start_date=START_DATE,
+            catchup=False,
+            max_active_runs=options.pop("max_active_runs", stream.limits.max_concurrent_batches),
+            dagrun_timeout=None,
+            default_args=default_args,
+            params={"outputs": outputs_param(replay), **parameters_param(replay), **options.pop("params", {})},
+            tags=[*tags(stream, "replay"), *options.pop("tags", [])],
+            **options,
+        ) as dag,
+        TaskGroup("replay_batch"),
+    ):
+        for output in replay.outputs:
+            ReplayBatchOperator(
+                task_id=output.id,
+                stream=stream,
+                replay=replay,
+                target=name,
+                step=output.id,
+                # The ledger checks the order. So Airflow starts no run too early, and refuses a backfill backwards.
+                depends_on_past=output.deletes_by_key,
+                doc_json=declaration(stream, "replay"),
+            )
+    return dag
