@@ -22,7 +22,7 @@ from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
 from headrace import __version__
-from headrace.ui.api.action_routes import reads, writes
+from headrace.ui.api.actions import reads, writes
 from headrace.ui.api.airflow_side import AirflowSide, Caller
 from headrace.ui.api.catalogue import SECONDS, Catalogue, OpenLedgers, may_read, undeclared
 from headrace.ui.api.read_routes import batches, streams, traces
