@@ -263,8 +263,7 @@ class Attempts(Repository):
         query = select_attempts().where(
             batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms
         )
-        with self._database.read() as connection:
-            return [AttemptRow.from_row(row) for row in connection.execute(query.order_by(batch_attempts.c.number))]
+        return self._rows(AttemptRow, query.order_by(batch_attempts.c.number))
 
     def outputs(self, stream: str, batch_time_ms: int, *, target: str = "") -> list[BatchOutputRow]:
         """Return the newest record or failure of each output, sorted by id. An output being written has neither.
@@ -284,8 +283,7 @@ class Attempts(Repository):
         query = select_attempts().where(
             batch_attempts.c.stream == stream, batch_attempts.c.state == AttemptState.RUNNING
         )
-        with self._database.read() as connection:
-            return [AttemptRow.from_row(row) for row in connection.execute(query)]
+        return self._rows(AttemptRow, query)
 
     def output_history(self, stream: str, batch_time_ms: int) -> list[BatchOutputRow]:
         """Return what each attempt at the batch itself made of its outputs, the oldest attempt first; of one that still
@@ -295,9 +293,7 @@ class Attempts(Repository):
             batch_outputs.c.batch_time_ms == batch_time_ms,
             batch_outputs.c.target == "",
         )
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(batch_outputs.c.attempt))
-            return [BatchOutputRow.from_row(row) for row in rows]
+        return self._rows(BatchOutputRow, query.order_by(batch_outputs.c.attempt))
 
     def newest_outputs(self, stream: str, limit: int) -> list[BatchOutputRow]:
         """Return the ``limit`` rows of outputs that have the latest batch times, the latest first; also of attempts
@@ -308,8 +304,7 @@ class Attempts(Repository):
             .order_by(batch_outputs.c.batch_time_ms.desc(), batch_outputs.c.attempt.desc())
             .limit(limit)
         )
-        with self._database.read() as connection:
-            return [BatchOutputRow.from_row(row) for row in connection.execute(query)]
+        return self._rows(BatchOutputRow, query)
 
     def recorded(self, stream: str, times: Sequence[int]) -> dict[int, dict[str, RecordedOutput]]:
         """Return the records of successful outputs of many batches, by batch time and output id."""

@@ -57,10 +57,8 @@ class Run(NamedTuple):
 
 def find_batch(connection: Connection, stream: str, batch_time_ms: int) -> BatchRow | None:
     """Return the batch's row, or None if it was not allocated."""
-    row = connection.execute(
-        select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)
-    ).one_or_none()
-    return None if row is None else BatchRow.from_row(row)
+    query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)
+    return BatchRow.row(connection, query)
 
 
 def require_batch(connection: Connection, stream: str, batch_time_ms: int) -> BatchRow:
@@ -396,7 +394,7 @@ def running_attempts(
     )
     if revision is not None:
         query = query.where(batch_attempts.c.replay_revision == revision)
-    return [AttemptRow.from_row(row) for row in connection.execute(query)]
+    return AttemptRow.rows(connection, query)
 
 
 def live_attempts(connection: Connection, stream: str, now_ms: int) -> list[AttemptRow]:
@@ -406,7 +404,7 @@ def live_attempts(connection: Connection, stream: str, now_ms: int) -> list[Atte
         batch_attempts.c.state == AttemptState.RUNNING,
         batch_attempts.c.lease_until_ms > now_ms,
     )
-    return [AttemptRow.from_row(row) for row in connection.execute(query.order_by(batch_attempts.c.batch_time_ms))]
+    return AttemptRow.rows(connection, query.order_by(batch_attempts.c.batch_time_ms))
 
 
 def newest_outputs(

@@ -83,7 +83,7 @@ class Batches(Repository):
         rows: list[BatchRow] = []
         with self._database.read() as connection:
             for part in parts:
-                rows += [BatchRow.from_row(row) for row in connection.execute(part.order_by(order).limit(limit))]
+                rows += BatchRow.rows(connection, part.order_by(order).limit(limit))
         return sorted(rows, key=lambda row: row.batch_time_ms, reverse=not oldest_first)[:limit]
 
     def uncleaned(self, stream: str, limit: int | None = None, *, with_built: bool = True) -> list[BatchRow]:
@@ -97,11 +97,7 @@ class Batches(Repository):
         )
         if not with_built:
             query = query.where(batches.c.built.is_(False))
-        with self._database.read() as connection:
-            return [
-                BatchRow.from_row(row)
-                for row in connection.execute(query.order_by(batches.c.batch_time_ms).limit(limit))
-            ]
+        return self._rows(BatchRow, query.order_by(batches.c.batch_time_ms).limit(limit))
 
     def inputs(self, stream: str, batch_time_ms: int) -> list[BatchInputRow]:
         """Return the batch's offset range of every partition. They stay when its blocks are deleted."""
@@ -109,8 +105,7 @@ class Batches(Repository):
             batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms
         )
         order = (batch_inputs.c.input_id, batch_inputs.c.topic, batch_inputs.c.incarnation, batch_inputs.c.partition)
-        with self._database.read() as connection:
-            return [BatchInputRow.from_row(row) for row in connection.execute(query.order_by(*order))]
+        return self._rows(BatchInputRow, query.order_by(*order))
 
     def containing(self, stream: str, input_id: str, partition: TopicPartition, offset: int) -> BatchInputRow | None:
         """Return the batch input whose range holds the offset, or None."""
@@ -121,8 +116,8 @@ class Batches(Repository):
             batch_inputs.c.until_offset > offset,
         )
         with self._database.read() as connection:
-            row = connection.execute(query.order_by(batch_inputs.c.until_offset).limit(1)).one_or_none()
-        return BatchInputRow.from_row(row) if row is not None and row.from_offset <= offset else None
+            row = BatchInputRow.row(connection, query.order_by(batch_inputs.c.until_offset).limit(1))
+        return row if row is not None and row.from_offset <= offset else None
 
     def next_unclaimed(self, stream: str, *, after_ms: int = 0) -> int | None:
         """Return the earliest batch time after ``after_ms`` that has blocks and no batch, or None."""
@@ -196,8 +191,8 @@ class Batches(Repository):
             rows: list[BatchRow] = []
             for part in chunks(wanted):
                 query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
-                part_rows = map(BatchRow.from_row, connection.execute(query.order_by(batches.c.batch_time_ms)))
-                rows += [row for row in part_rows if row.state not in left_out]
+                rows += BatchRow.rows(connection, query.order_by(batches.c.batch_time_ms))
+            rows = [row for row in rows if row.state not in left_out]
             return origins_of(connection, rows)
 
     def mark_checkpointed(self, stream: str, batch_time_ms: int, uri: str) -> BatchRow:

@@ -190,9 +190,7 @@ class Blocks(Repository):
         query = select(unclaimed_times).where(
             unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms > after_ms
         )
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(limit))
-            return [UnclaimedTime.from_row(row) for row in rows]
+        return self._rows(UnclaimedTime, query.order_by(unclaimed_times.c.batch_time_ms).limit(limit))
 
     def waiting(self, stream: str, until_ms: int) -> WaitingTimes | None:
         """Summarize the batch times up to ``until_ms`` that have blocks and no batch; None if there are none."""
@@ -439,15 +437,12 @@ class Segments(Repository):
         """Return the segment with this path, or None if the ledger does not have it."""
         query = select(segments).where(segments.c.stream == stream, segments.c.path == path)
         with self._database.read() as connection:
-            row = connection.execute(query).one_or_none()
-            return None if row is None else SegmentRow.from_row(row)
+            return SegmentRow.row(connection, query)
 
     def page(self, stream: str, limit: int = 1000) -> list[SegmentRow]:
         """Return the oldest ``limit`` segments that have not been removed."""
         query = select(segments).where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None))
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(segments.c.segment_id).limit(limit))
-            return [SegmentRow.from_row(row) for row in rows]
+        return self._rows(SegmentRow, query.order_by(segments.c.segment_id).limit(limit))
 
     def count(self, stream: str) -> int:
         """Return the number of segments that have not been removed."""

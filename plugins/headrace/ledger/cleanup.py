@@ -66,7 +66,7 @@ class Cleanup(Repository):
             now_ms = self._database.now_ms(connection)
             # Each query uses its index: segments within the remember window, most of the log, are not read.
             begun = select(segments).where(segments.c.stream == stream, *_REMOVING).order_by(segments.c.segment_id)
-            rows = [SegmentRow.from_row(row) for row in connection.execute(begun.limit(limit))]
+            rows = SegmentRow.rows(connection, begun.limit(limit))
             done = (
                 select(segments)
                 .where(
@@ -80,7 +80,7 @@ class Cleanup(Repository):
                 .order_by(segments.c.last_batch_time_ms, segments.c.segment_id)
                 .limit(limit)
             )
-            rows += [SegmentRow.from_row(row) for row in connection.execute(done)]
+            rows += SegmentRow.rows(connection, done)
             return rows[:limit]
 
     def claim_removal(
@@ -104,7 +104,7 @@ class Cleanup(Repository):
                 segments.c.closed_at_ms.is_not(None),
                 or_(segments.c.removing_at_ms.is_not(None), ~_needed(before_ms, locked.now_ms)),
             )
-            claimed = [SegmentRow.from_row(row) for row in connection.execute(query.order_by(segments.c.segment_id))]
+            claimed = SegmentRow.rows(connection, query.order_by(segments.c.segment_id))
             connection.execute(
                 update(segments)
                 .where(
@@ -165,8 +165,7 @@ class Cleanup(Repository):
             .order_by(batches.c.batch_time_ms)
             .limit(limit)
         )
-        with self._database.read() as connection:
-            return [BatchRow.from_row(row) for row in connection.execute(query)]
+        return self._rows(BatchRow, query)
 
 
 def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: int) -> int:

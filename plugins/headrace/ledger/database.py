@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from sqlalchemy import (
@@ -28,6 +28,7 @@ from sqlalchemy import (
     Connection,
     CursorResult,
     Engine,
+    Executable,
     Row,
     Select,
     bindparam,
@@ -56,7 +57,7 @@ from headrace.ledger.errors import (
     SchemaError,
     StreamNotFoundError,
 )
-from headrace.ledger.tables import StreamRow, streams
+from headrace.ledger.tables import Model, StreamRow, streams
 
 # The number of values in one statement: far below the limits, 32,766 parameters in SQLite, 65,535 in Postgres.
 CHUNK = 1_000
@@ -172,11 +173,19 @@ class Database:
         return select(locked, _database_now().label("now_ms"))
 
 
+_Row = TypeVar("_Row", bound=Model)
+
+
 class Repository:
     """The ledger's calls for one noun, over the shared database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def _rows(self, model: type[_Row], query: Executable) -> list[_Row]:
+        """Return the values of all rows of the query, in a transaction of its own."""
+        with self._database.read() as connection:
+            return model.rows(connection, query)
 
 
 def chunks(values: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -51,35 +51,15 @@ def record_all(
 ) -> None:
     """Add events of one kind within the caller's transaction, which holds the stream's lock."""
     if payloads:
-        connection.execute(
-            _insert_event,
-            [
-                {
-                    "stream": stream,
-                    "at_ms": now_ms,
-                    "kind": kind.value,
-                    "batch_time_ms": batch_time_ms,
-                    "block_id": None,
-                    "payload": dict(payload),
-                }
-                for payload in payloads
-            ],
-        )
+        of_all = {"stream": stream, "at_ms": now_ms, "kind": kind.value, "batch_time_ms": batch_time_ms}
+        rows = [{**of_all, "block_id": None, "payload": dict(payload)} for payload in payloads]
+        connection.execute(_insert_event, rows)
 
 
 def record_block(connection: Connection, stream: str, now_ms: int, block_id: int, payload: Mapping[str, Any]) -> None:
     """Add a block's event. It is deleted with the block's row, and is not in the batches' timelines."""
-    connection.execute(
-        _insert_event,
-        {
-            "stream": stream,
-            "at_ms": now_ms,
-            "kind": EventKind.BLOCK_ADDED.value,
-            "batch_time_ms": None,
-            "block_id": block_id,
-            "payload": dict(payload),
-        },
-    )
+    of_block = {"stream": stream, "at_ms": now_ms, "kind": EventKind.BLOCK_ADDED.value, "batch_time_ms": None}
+    connection.execute(_insert_event, {**of_block, "block_id": block_id, "payload": dict(payload)})
 
 
 class Events(Repository):
@@ -140,8 +120,7 @@ class Events(Repository):
     def of_batch(self, stream: str, batch_time_ms: int) -> list[EventRow]:
         """Return the events of one batch, oldest first."""
         query = _selected().where(events.c.stream == stream, events.c.batch_time_ms == batch_time_ms)
-        with self._database.read() as connection:
-            return [EventRow.from_row(row) for row in connection.execute(query.order_by(events.c.event_id))]
+        return self._rows(EventRow, query.order_by(events.c.event_id))
 
     def prune(self, stream: str, before_ms: int, limit: int = 5000) -> int:
         """Delete up to ``limit`` of the oldest events, if older than ``before_ms``. Returns the number deleted.
@@ -166,11 +145,7 @@ class Events(Repository):
         # One query per kind uses the index; one query for all kinds would search or sort all events.
         parts = [query] if kinds is None else [query.where(events.c.kind == kind.value) for kind in kinds]
         with self._database.read() as connection:
-            rows = [
-                EventRow.from_row(row)
-                for part in parts
-                for row in connection.execute(part.order_by(order).limit(limit))
-            ]
+            rows = [row for part in parts for row in EventRow.rows(connection, part.order_by(order).limit(limit))]
         return sorted(rows, key=lambda row: row.event_id, reverse=newest_first)[:limit]
 
 
@@ -233,7 +208,7 @@ def remove_vanished(connection: Connection, stream: str, batch_time_ms: int) -> 
     partition, which stay in the total of lost offsets."""
     offsets: Counter[tuple[str, TopicPartition]] = Counter()
     vanished = (gaps.c.stream == stream, gaps.c.batch_time_ms == batch_time_ms, gaps.c.reason == VANISHED)
-    for row in map(GapRow.from_row, connection.execute(select(gaps).where(*vanished))):
+    for row in GapRow.rows(connection, select(gaps).where(*vanished)):
         offsets[row.input_id, row.partition] += row.until_offset - row.from_offset
     if offsets:
         connection.execute(delete(gaps).where(*vanished))
@@ -248,7 +223,7 @@ class Gaps(Repository):
         each range. An abandoned batch is left as it is."""
         with self._database.write_stream(stream) as (connection, locked):
             query = select(gaps).where(gaps.c.stream == stream, gaps.c.batch_time_ms == batch_time_ms)
-            rows = [GapRow.from_row(row) for row in connection.execute(query)]
+            rows = GapRow.rows(connection, query)
             if any(row.reason != VANISHED for row in rows):
                 # The batch is abandoned, so that its gaps contain those of its blocks. It may still be read for the
                 # stream's state.
@@ -275,9 +250,7 @@ class Gaps(Repository):
         query = select(gaps).where(gaps.c.stream == stream)
         if before_id is not None:
             query = query.where(gaps.c.gap_id < before_id)
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(gaps.c.gap_id.desc()).limit(limit))
-            return [GapRow.from_row(row) for row in rows]
+        return self._rows(GapRow, query.order_by(gaps.c.gap_id.desc()).limit(limit))
 
     def containing(self, stream: str, input_id: str, partition: TopicPartition, offset: int) -> GapRow | None:
         """Return the newest gap that holds the offset, or None."""
@@ -289,8 +262,7 @@ class Gaps(Repository):
             gaps.c.until_offset > offset,
         )
         with self._database.read() as connection:
-            row = connection.execute(query.order_by(gaps.c.from_offset.desc()).limit(1)).one_or_none()
-        return None if row is None else GapRow.from_row(row)
+            return GapRow.row(connection, query.order_by(gaps.c.from_offset.desc()).limit(1))
 
 
 # Delays of batches, in seconds: from the shortest useful batch interval to a stream that is an hour late.

@@ -62,8 +62,7 @@ class History(Repository):
     def unfiled(self, stream: str) -> list[BatchRow]:
         """Return the batches that no history file holds in their present state, oldest first."""
         query = select(batches).where(batches.c.stream == stream, batches.c.history <= 0)
-        with self._database.read() as connection:
-            return [BatchRow.from_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms))]
+        return self._rows(BatchRow, query.order_by(batches.c.batch_time_ms))
 
     def begin_filing(self, stream: str, count: int, *, after: int = 0) -> tuple[int, list[BatchRow]] | None:
         """Mark the oldest ``count`` unfiled batches that are settled (see `_settled`).
@@ -173,5 +172,4 @@ class History(Repository):
         """Return every definition with which a replay of the stream was begun."""
         query = select(replay_definitions).where(replay_definitions.c.stream == stream)
         order = (replay_definitions.c.target, replay_definitions.c.revision)
-        with self._database.read() as connection:
-            return [ReplayDefinitionRow.from_row(row) for row in connection.execute(query.order_by(*order))]
+        return self._rows(ReplayDefinitionRow, query.order_by(*order))

@@ -101,8 +101,7 @@ class Jobs(Repository):
         )
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)
-            rows = connection.execute(query.where(receiver_jobs.c.state == JobState.STARTING)).all()
-        jobs = [JobRow.from_row(row) for row in rows]
+            jobs = JobRow.rows(connection, query.where(receiver_jobs.c.state == JobState.STARTING))
         waiting = [job for job in jobs if job.attributes.get(REQUESTED_OF) == shared_job and job.alive(now_ms)]
         return sorted(waiting, key=lambda job: (job.acquired_at_ms, job.stream))
 
@@ -242,9 +241,7 @@ class Jobs(Repository):
     def page(self, stream: str, limit: int = 20) -> list[JobRow]:
         """Return the stream's newest ``limit`` jobs, newest first."""
         query = select(receiver_jobs).where(receiver_jobs.c.stream == stream)
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(receiver_jobs.c.epoch.desc()).limit(limit))
-            return [JobRow.from_row(row) for row in rows]
+        return self._rows(JobRow, query.order_by(receiver_jobs.c.epoch.desc()).limit(limit))
 
     def _touch(
         self, connection: Connection, lease: JobLease, values: dict[str, Any], attributes: Mapping[str, Any] | None
@@ -281,10 +278,8 @@ def job_of(connection: Connection, locked: LockedStream) -> JobRow | None:
 
 
 def _job(connection: Connection, stream: str, epoch: int) -> JobRow | None:
-    row = connection.execute(
-        select(receiver_jobs).where(receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch)
-    ).one_or_none()
-    return None if row is None else JobRow.from_row(row)
+    query = select(receiver_jobs).where(receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch)
+    return JobRow.row(connection, query)
 
 
 def _this(stream: str, epoch: int) -> Any:
@@ -426,8 +421,7 @@ class SharedJobs(Repository):
     def current(self, name: str) -> SharedJobRow | None:
         """Return the newest process of this name, live or ended; None before the first."""
         with self._database.read() as connection:
-            row = connection.execute(select(shared_jobs).where(_named(name))).one_or_none()
-            return None if row is None else SharedJobRow.from_row(row)
+            return SharedJobRow.row(connection, select(shared_jobs).where(_named(name)))
 
 
 def _named(name: str) -> Any:
@@ -439,8 +433,7 @@ def _shared(name: str) -> Any:
 
 
 def _locked(connection: Connection, name: str) -> SharedJobRow | None:
-    row = connection.execute(select(shared_jobs).where(_named(name)).with_for_update()).one_or_none()
-    return None if row is None else SharedJobRow.from_row(row)
+    return SharedJobRow.row(connection, select(shared_jobs).where(_named(name)).with_for_update())
 
 
 def _shared_held(row: SharedJobRow) -> LeaseHeldError:

@@ -238,7 +238,7 @@ class Positions(Repository):
                 positions.c.drained_ms < batch_time_ms + lateness_ms,
             )
             order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
-            return [PositionRow.from_row(row) for row in connection.execute(query.order_by(*order))]
+            return PositionRow.rows(connection, query.order_by(*order))
 
     def all(self, stream: str, input_id: str | None = None, *, live: bool = False) -> list[PositionRow]:
         """Return the positions of a stream, or of one input, sorted by input, topic, incarnation and partition.
@@ -252,8 +252,7 @@ class Positions(Repository):
         if input_id is not None:
             query = query.where(positions.c.input_id == input_id)
         order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
-        with self._database.read() as connection:
-            return [PositionRow.from_row(row) for row in connection.execute(query.order_by(*order))]
+        return self._rows(PositionRow, query.order_by(*order))
 
 
 def _row_of_owner(
@@ -334,7 +333,7 @@ def _rows(
     query = _of_input(stream, input_id)
     if len(wanted) == 1:
         query = query.where(*(positions.c[name] == value for name, value in partition_key(wanted[0]).items()))
-    known = {_identity(row.partition): row for row in map(PositionRow.from_row, connection.execute(query))}
+    known = {_identity(row.partition): row for row in PositionRow.rows(connection, query)}
     for partition in wanted:
         if _identity(partition) not in known:
             raise PositionNotFoundError(stream, input_id, partition)

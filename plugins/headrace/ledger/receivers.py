@@ -259,22 +259,18 @@ class Receivers(Repository):
     def all(self, stream: str) -> list[ReceiverRow]:
         """Return the stream's receivers, live or not, sorted by input and index."""
         order = (receivers.c.input_id, receivers.c.receiver_index)
-        with self._database.read() as connection:
-            rows = connection.execute(select(receivers).where(receivers.c.stream == stream).order_by(*order))
-            return [ReceiverRow.from_row(row) for row in rows]
+        return self._rows(ReceiverRow, select(receivers).where(receivers.c.stream == stream).order_by(*order))
 
     def unsealed(self, stream: str, batch_time_ms: int) -> list[ReceiverRow]:
         """Return the live receivers that may still add blocks cut before ``batch_time_ms``."""
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)
-            rows = connection.execute(
-                select(receivers).where(
-                    receivers.c.stream == stream,
-                    receivers.c.lease_until_ms > now_ms,
-                    receivers.c.sealed_through_ms < batch_time_ms,
-                )
+            query = select(receivers).where(
+                receivers.c.stream == stream,
+                receivers.c.lease_until_ms > now_ms,
+                receivers.c.sealed_through_ms < batch_time_ms,
             )
-            return [receiver for receiver in map(ReceiverRow.from_row, rows) if receiver.alive(now_ms)]
+            return [receiver for receiver in ReceiverRow.rows(connection, query) if receiver.alive(now_ms)]
 
 
 def _restarts(row: ReceiverRow | None, job: JobLease) -> int:
@@ -323,13 +319,8 @@ def _summed(row: ReceiverRow) -> dict[str, float]:
 
 def _owned(connection: Connection, receiver_id: ReceiverId) -> tuple[dict[Any, AssignedPartition], frozenset[Any]]:
     assigned, revoked = {}, set()
-    for row in connection.execute(
-        select(positions).where(
-            positions.c.stream == receiver_id.stream,
-            positions.c.input_id == receiver_id.input_id,
-            positions.c.receiver_index == receiver_id.index,
-        )
-    ):
+    own = [positions.c[name] == value for name, value in receiver_key(receiver_id).items()]
+    for row in connection.execute(select(positions).where(*own)):
         if row.wanted_receiver_index == receiver_id.index:
             known = None if row.leader_epoch is None else EpochEnd(row.leader_epoch, row.epoch_end_offset)
             assigned[partition_of(row)] = AssignedPartition(
@@ -342,7 +333,7 @@ def _owned(connection: Connection, receiver_id: ReceiverId) -> tuple[dict[Any, A
 
 def _drain(connection: Connection, receiver_id: ReceiverId, drained: Mapping[TopicPartition, int], now_ms: int) -> None:
     """Note until when partitions are drained. Partitions that the receiver no longer owns are skipped."""
-    owner = {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index}
+    owner = receiver_key(receiver_id)
     connection.execute(
         _DRAIN,
         [
@@ -454,19 +445,12 @@ def receiver_key(receiver_id: ReceiverId) -> dict[str, Any]:
 
 def update_receiver(receiver_id: ReceiverId) -> Any:
     """An update of the receiver's row, without its values."""
-    return update(receivers).where(
-        receivers.c.stream == receiver_id.stream,
-        receivers.c.input_id == receiver_id.input_id,
-        receivers.c.receiver_index == receiver_id.index,
-    )
+    return update(receivers).where(*_this(receiver_id))
+
+
+def _this(receiver_id: ReceiverId) -> list[Any]:
+    return [receivers.c[name] == value for name, value in receiver_key(receiver_id).items()]
 
 
 def find_receiver(connection: Connection, receiver_id: ReceiverId) -> ReceiverRow | None:
-    row = connection.execute(
-        select(receivers).where(
-            receivers.c.stream == receiver_id.stream,
-            receivers.c.input_id == receiver_id.input_id,
-            receivers.c.receiver_index == receiver_id.index,
-        )
-    ).one_or_none()
-    return None if row is None else ReceiverRow.from_row(row)
+    return ReceiverRow.row(connection, select(receivers).where(*_this(receiver_id)))

@@ -123,8 +123,7 @@ class Replays(Repository):
             replays.c.batch_time_ms >= from_ms,
             replays.c.batch_time_ms < until_ms,
         )
-        with self._database.read() as connection:
-            return [ReplayRow.from_row(row) for row in connection.execute(query.order_by(replays.c.batch_time_ms))]
+        return self._rows(ReplayRow, query.order_by(replays.c.batch_time_ms))
 
     def written_by(self, stream: str, target: str, output: str, from_ms: int, until_ms: int) -> dict[int, str]:
         """Return the replay's definition that last wrote the output, for each batch time of ``[from_ms, until_ms)``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 from sqlalchemy import Connection, func, select
 
@@ -17,10 +17,7 @@ from headrace.ledger.batch_tables import (
     BatchRow,
     ReplayRow,
     batch_attempts,
-    batch_inputs,
-    batch_outputs,
     batches,
-    replays,
 )
 from headrace.ledger.blocks import stored_block
 from headrace.ledger.database import Repository
@@ -33,14 +30,12 @@ from headrace.ledger.receiving_tables import (
     TopicRow,
     UnclaimedTime,
     blocks,
-    positions,
-    receivers,
     segments,
-    topics,
-    unclaimed_times,
 )
 from headrace.ledger.states import AttemptState
-from headrace.ledger.tables import GapRow, JobRow, StreamRow, gaps, receiver_jobs, streams
+from headrace.ledger.tables import GapRow, JobRow, Model, StreamRow, streams, table_of
+
+_Row = TypeVar("_Row", bound=Model)
 
 
 @dataclass(frozen=True)
@@ -118,12 +113,14 @@ class Snapshots(Repository):
 
 
 def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
-    row = connection.execute(select(streams).where(streams.c.name == stream)).one_or_none()
+    row = StreamRow.row(connection, select(streams).where(streams.c.name == stream))
     if row is None:
         raise StreamNotFoundError(stream)
 
-    def rows(table: Any, *order: Any) -> Any:
-        return connection.execute(select(table).where(table.c.stream == stream).order_by(*order))
+    def rows(model: type[_Row], *order: str) -> tuple[_Row, ...]:
+        columns = table_of(model).c
+        query = select(table_of(model)).where(columns.stream == stream)
+        return tuple(model.rows(connection, query.order_by(*(columns[name] for name in order))))
 
     stored = (
         select(blocks, segments.c.path)
@@ -131,7 +128,7 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
         .where(blocks.c.stream == stream)
         .order_by(blocks.c.block_id)
     )
-    along = (batch_inputs.c.input_id, batch_inputs.c.topic, batch_inputs.c.topic_id, batch_inputs.c.partition)
+    filed = select(batches.c.batch_time_ms, batches.c.history).where(batches.c.stream == stream, batches.c.history > 0)
     running = select_attempts().where(batch_attempts.c.stream == stream, batch_attempts.c.state == AttemptState.RUNNING)
     newest = (
         select(batch_attempts.c.batch_time_ms, func.max(batch_attempts.c.number))
@@ -139,37 +136,24 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
         .group_by(batch_attempts.c.batch_time_ms)
     )
     outputs: dict[tuple[int, str], dict[str, BatchOutputRow]] = defaultdict(dict)
-    for output in rows(batch_outputs, batch_outputs.c.batch_time_ms, batch_outputs.c.attempt):
-        outputs[output.batch_time_ms, output.target][output.output_id] = BatchOutputRow.from_row(output)
-    allocated = rows(batches, batches.c.batch_time_ms).all()
+    for output in rows(BatchOutputRow, "batch_time_ms", "attempt"):
+        outputs[output.batch_time_ms, output.target][output.output_id] = output
     return StreamSnapshot(
         now_ms=now_ms,
-        stream=StreamRow.from_row(row),
-        jobs=tuple(JobRow.from_row(job) for job in rows(receiver_jobs, receiver_jobs.c.epoch)),
-        receivers=tuple(
-            ReceiverRow.from_row(receiver)
-            for receiver in rows(receivers, receivers.c.input_id, receivers.c.receiver_index)
-        ),
-        topics=tuple(TopicRow.from_row(topic) for topic in rows(topics, topics.c.input_id, topics.c.topic)),
-        positions=tuple(
-            PositionRow.from_row(position) for position in rows(positions, positions.c.input_id, positions.c.topic)
-        ),
-        segments=tuple(SegmentRow.from_row(segment) for segment in rows(segments, segments.c.segment_id)),
-        blocks=tuple(stored_block(block) for block in connection.execute(stored)),
-        batches=tuple(BatchRow.from_row(batch) for batch in allocated),
-        filed={batch.batch_time_ms: batch.history for batch in allocated if batch.history > 0},
-        inputs=tuple(
-            BatchInputRow.from_row(batch_input)
-            for batch_input in rows(batch_inputs, *along, batch_inputs.c.until_offset)
-        ),
-        running=tuple(AttemptRow.from_row(attempt) for attempt in connection.execute(running)),
+        stream=row,
+        jobs=rows(JobRow, "epoch"),
+        receivers=rows(ReceiverRow, "input_id", "receiver_index"),
+        topics=rows(TopicRow, "input_id", "topic"),
+        positions=rows(PositionRow, "input_id", "topic"),
+        segments=rows(SegmentRow, "segment_id"),
+        blocks=tuple(map(stored_block, connection.execute(stored))),
+        batches=rows(BatchRow, "batch_time_ms"),
+        filed={time_ms: number for time_ms, number in connection.execute(filed)},
+        inputs=rows(BatchInputRow, "input_id", "topic", "topic_id", "partition", "until_offset"),
+        running=tuple(AttemptRow.rows(connection, running)),
         newest_attempts={time_ms: number for time_ms, number in connection.execute(newest)},
         outputs=dict(outputs),
-        replays=tuple(
-            ReplayRow.from_row(replay) for replay in rows(replays, replays.c.target, replays.c.batch_time_ms)
-        ),
-        gaps=tuple(GapRow.from_row(gap) for gap in rows(gaps, gaps.c.gap_id)),
-        unclaimed=tuple(
-            UnclaimedTime.from_row(time) for time in rows(unclaimed_times, unclaimed_times.c.batch_time_ms)
-        ),
+        replays=rows(ReplayRow, "target", "batch_time_ms"),
+        gaps=rows(GapRow, "gap_id"),
+        unclaimed=rows(UnclaimedTime, "batch_time_ms"),
     )

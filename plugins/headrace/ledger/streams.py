@@ -140,9 +140,9 @@ class Streams(Repository):
             OutputRenamedError: `register` would refuse it.
         """
         with self._database.read() as connection:
-            row = connection.execute(select(streams).where(streams.c.name == name)).one_or_none()
+            row = StreamRow.row(connection, select(streams).where(streams.c.name == name))
             if row is not None:
-                _check_renamed(connection, StreamRow.from_row(row), definition=definition)
+                _check_renamed(connection, row, definition=definition)
 
     def get(self, name: str) -> StreamRow:
         """Return the stream's row.
@@ -169,14 +169,11 @@ class Streams(Repository):
         query = select(stream_revisions).where(
             stream_revisions.c.stream == name, stream_revisions.c.revision.in_(numbers)
         )
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(stream_revisions.c.revision))
-            return [StreamRevision.from_row(row) for row in rows]
+        return self._rows(StreamRevision, query.order_by(stream_revisions.c.revision))
 
     def all(self) -> list[StreamRow]:
         """Return all streams, sorted by name."""
-        with self._database.read() as connection:
-            return [StreamRow.from_row(row) for row in connection.execute(select(streams).order_by(streams.c.name))]
+        return self._rows(StreamRow, select(streams).order_by(streams.c.name))
 
     def set_desired_state(
         self, name: str, state: DesiredState | str, *, by: str | None = None, reason: str | None = None
@@ -206,10 +203,10 @@ def _given(**values: str | None) -> dict[str, str]:
 
 
 def _get(connection: Connection, name: str) -> StreamRow:
-    row = connection.execute(select(streams).where(streams.c.name == name)).one_or_none()
+    row = StreamRow.row(connection, select(streams).where(streams.c.name == name))
     if row is None:
         raise StreamNotFoundError(name)
-    return StreamRow.from_row(row)
+    return row
 
 
 def _declared(
@@ -394,8 +391,7 @@ class Topics(Repository):
         query = select(topics).where(topics.c.stream == stream)
         if input_id is not None:
             query = query.where(topics.c.input_id == input_id)
-        with self._database.read() as connection:
-            return [TopicRow.from_row(row) for row in connection.execute(query.order_by(*order))]
+        return self._rows(TopicRow, query.order_by(*order))
 
 
 def _observe(
@@ -497,12 +493,10 @@ def _any(connection: Connection, stream: str, input_id: str) -> bool:
 
 
 def _find(connection: Connection, stream: str, input_id: str, topic: str, topic_id: str) -> TopicRow | None:
-    row = connection.execute(
-        select(topics).where(
-            topics.c.stream == stream,
-            topics.c.input_id == input_id,
-            topics.c.topic == topic,
-            topics.c.topic_id == topic_id,
-        )
-    ).one_or_none()
-    return None if row is None else TopicRow.from_row(row)
+    query = select(topics).where(
+        topics.c.stream == stream,
+        topics.c.input_id == input_id,
+        topics.c.topic == topic,
+        topics.c.topic_id == topic_id,
+    )
+    return TopicRow.row(connection, query)

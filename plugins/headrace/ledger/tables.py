@@ -28,8 +28,10 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
+    Connection,
     Dialect,
     Enum,
+    Executable,
     Float,
     ForeignKey,
     ForeignKeyConstraint,
@@ -201,6 +203,17 @@ class Model(MappedAsDataclass, DeclarativeBase):
         for name, kind, parts in composites:
             values[name] = kind(*[columns[part] for part in parts])
         return cast("Self", instance)
+
+    @classmethod
+    def rows(cls, connection: Connection, query: Executable) -> list[Self]:
+        """Return the values of all rows of the query."""
+        return [cls.from_row(row) for row in connection.execute(query)]
+
+    @classmethod
+    def row(cls, connection: Connection, query: Executable) -> Self | None:
+        """Return the value of the query's only row; None if it has none."""
+        row = connection.execute(query).one_or_none()
+        return None if row is None else cls.from_row(row)
 
     def to_columns(self) -> dict[str, Any]:
         """Return the values of the table's columns, except those that are no fields."""

@@ -130,13 +130,6 @@ class Points:
 class BatchPages(Repository):
     """Pages and points of a stream's batches."""
 
-    def newest(self, stream: str, limit: int) -> list[BatchRow]:
-        """Return the newest batches that are not absorbed, newest first."""
-        query = select(batches).where(batches.c.stream == stream, batches.c.state != BatchState.ABSORBED)
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(batches.c.batch_time_ms.desc()).limit(limit))
-            return [BatchRow.from_row(row) for row in rows]
-
     def page(self, stream: str, of: BatchRange, order: BatchOrder, limit: int, after: Place | None = None) -> Page:
         """Return the next ``limit`` batches after ``after``."""
         with self._database.read() as connection:
@@ -162,9 +155,9 @@ class BatchPages(Repository):
         )
         with self._database.read() as connection:
             every = select(batches).where(*of_range).order_by(time)
-            rows = connection.execute(every.limit(points + 1)).all()
+            rows = BatchRow.rows(connection, every.limit(points + 1))
             if len(rows) <= points:
-                return Points(tuple(map(BatchRow.from_row, rows)))
+                return Points(tuple(rows))
             narrow = select(time, *(batches.c[name] for name in _MEASURED)).where(*of_range).order_by(time)
             every_row = connection.execute(narrow).all()
             part_ms = -(-(until_ms - from_ms) // points)
@@ -175,7 +168,7 @@ class BatchPages(Repository):
             slowest = [max(group, key=_total_delay_ms).batch_time_ms for _, group in parts]
             thinned = select(batches).where(batches.c.stream == stream, time.in_(slowest)).order_by(time)
             return Points(
-                tuple(map(BatchRow.from_row, connection.execute(thinned))),
+                tuple(BatchRow.rows(connection, thinned)),
                 tuple(_part(group, start, min(start + part_ms, until_ms)) for start, group in parts),
                 _part(every_row, from_ms, until_ms),
             )
@@ -251,8 +244,7 @@ def _by_time(
         query = query.where(time < after.batch_time_ms if newest else time > after.batch_time_ms)
     rows: list[BatchRow] = []
     for part in _by_state(query, of.states):
-        page = connection.execute(part.order_by(time.desc() if newest else time.asc()).limit(limit))
-        rows += [BatchRow.from_row(row) for row in page]
+        rows += BatchRow.rows(connection, part.order_by(time.desc() if newest else time.asc()).limit(limit))
     return sorted(rows, key=lambda row: row.batch_time_ms, reverse=newest)[:limit]
 
 
@@ -290,12 +282,6 @@ class Samples(Repository):
             if connection.execute(select(samples.c.at_ms).where(*at)).first() is None:
                 connection.execute(insert(samples).values(**sample.to_columns()))
 
-    def latest(self, stream: str, limit: int = 30) -> list[SampleRow]:
-        """Return the newest samples, oldest first."""
-        query = select(samples).where(samples.c.stream == stream).order_by(samples.c.at_ms.desc()).limit(limit)
-        with self._database.read() as connection:
-            return [SampleRow.from_row(row) for row in connection.execute(query)][::-1]
-
     def between(self, stream: str, from_ms: int, until_ms: int, *, points: int) -> list[SampleRow]:
         """Return samples of ``[from_ms, until_ms)``, oldest first, at most ``points``.
 
@@ -305,9 +291,9 @@ class Samples(Repository):
         of_range = (samples.c.stream == stream, samples.c.at_ms >= from_ms, samples.c.at_ms < until_ms)
         query = select(samples).where(*of_range).order_by(samples.c.at_ms)
         with self._database.read() as connection:
-            rows = connection.execute(query.limit(points + 1)).all()
+            rows = SampleRow.rows(connection, query.limit(points + 1))
             if len(rows) <= points:
-                return [SampleRow.from_row(row) for row in rows]
+                return rows
             part_ms = -(-(until_ms - from_ms) // points)
             # ``//`` on integers, in SQLite and Postgres.
             part = (samples.c.at_ms - from_ms) // part_ms

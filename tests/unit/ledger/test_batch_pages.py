@@ -89,7 +89,6 @@ def test_points_leave_out_absorbed_batches_and_keep_the_longest_delay_of_each_pa
     assert (times(every.rows), every.whole) == ([T1, T2, T3, T4, T6], None)
     thinned = pages.batch_pages.points(STREAM, T1, T6 + 1_000, points=2)
     assert times(thinned.rows) == [T2, T4]
-    assert times(pages.batch_pages.newest(STREAM, 3)) == [T6, T4, T3]
 
 
 def test_thinned_points_have_the_numbers_of_all_batches(pages: Ledger) -> None:

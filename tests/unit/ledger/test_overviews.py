@@ -47,7 +47,7 @@ def _one_by_one(ledger: Ledger, found: StreamOverview, points: int) -> StreamOve
     every = ledger.batches.page(name, 1_000, UNFINISHED, oldest_first=True)
     unfinished = next((each for each in every if each.steps is None), None)
     backfilled = next((each for each in every if each.steps is not None), None)
-    recent = ledger.batch_pages.newest(name, points)
+    recent = [row for row in ledger.batches.page(name, 1_000) if row.state is not BatchState.ABSORBED][:points]
     failed = [each for each in recent if each.state is BatchState.FAILED]
     judged = {each.batch_time_ms for each in (unfinished, backfilled, *failed) if each is not None}
     attempts = [each for time_ms in judged for each in ledger.attempts.of_batch(name, time_ms)]
@@ -69,7 +69,7 @@ def _one_by_one(ledger: Ledger, found: StreamOverview, points: int) -> StreamOve
         events=[] if backfilled is None else ledger.events.of_batch(name, backfilled.batch_time_ms),
         waiting_ms=None if waiting is None else waiting.first_ms,
         failed_positions=[each for each in ledger.positions.all(name, live=True) if each.error],
-        samples=ledger.samples.latest(name, points),
+        samples=ledger.samples.between(name, 0, found.now_ms + 1, points=10_000)[-points:],
         dead_letters=sum(each.counts.get("dead_lettered", 0) for each in outputs),
     )
 

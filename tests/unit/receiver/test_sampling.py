@@ -42,7 +42,7 @@ class Sampled:
 
     @property
     def samples(self) -> list[SampleRow]:
-        return self.ledger.samples.latest("air")
+        return self.ledger.samples.between("air", 0, self.clock.now_ms() + 1, points=100)
 
 
 @pytest.fixture
