@@ -177,6 +177,12 @@ class AttemptRow(Model):
         """Whether it runs and its lease is live at ``now_ms``."""
         return self.state is AttemptState.RUNNING and self.lease_until_ms > now_ms
 
+    @property
+    def run_id(self) -> str | None:
+        """The Airflow run that made it; None if no run did."""
+        run_id: str | None = self.attributes.get("run_id")
+        return run_id
+
     def claim(self) -> Attempt:
         """Return the attempt's token, for another process of the same holder."""
         return Attempt(**{name: getattr(self, name) for name in Attempt.__dataclass_fields__})

@@ -148,7 +148,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         for row in attempts_without_replays(run.ledger, batch):
             if not row.alive(now_ms) or not set(row.outputs) & set(steps):
                 continue
-            if row.attributes.get("run_id") not in (None, run.request.run.run_id):
+            if row.run_id not in (None, run.request.run.run_id):
                 return Wait(f"Batch {at} is being run by {row.holder}, attempt {row.number}.", f"attempt {row.number}")
             if row.attributes.get(TRY_NUMBER, 0) > run.context["ti"].try_number:
                 raise AttemptFencedInSparkError(

@@ -210,7 +210,7 @@ def became(batch: BatchRow, attempts: Sequence[AttemptRow]) -> str | None:
     )
     if batch.state is not BatchState.COMPLETED or not failed or done is None or failed[-1].number > done.number:
         return None
-    first, second = (attempt.attributes.get("run_id") or attempt.holder for attempt in (failed[-1], done))
+    first, second = (attempt.run_id or attempt.holder for attempt in (failed[-1], done))
     if first == second:
         return None
     at, then = time_text(failed[-1].ended_at_ms), time_text(done.ended_at_ms)
@@ -223,7 +223,7 @@ def run_ids(ledger: Ledger, batch: BatchRow, attempts: Sequence[AttemptRow]) -> 
     """The Airflow runs whose own batch it is: to which the ledger assigned it, or that made an attempt at it."""
     assigned = ledger.runs.of_batch(batch.stream, batch.batch_time_ms)
     own = [attempt for attempt in attempts if not attempt.target and not attempt.attributes.get(REPAIR)]
-    tried = [attempt.attributes["run_id"] for attempt in reversed(own) if attempt.attributes.get("run_id")]
+    tried = [attempt.run_id for attempt in reversed(own) if attempt.run_id]
     return tuple(dict.fromkeys([*assigned, *tried]))
 
 
@@ -255,7 +255,7 @@ def _attempt(row: AttemptRow, ids: Mapping[str, str]) -> Attempt:
         warning=row.attributes.get(WARNING),
         code_version=row.code_version,
         revision=row.revision,
-        run_id=row.attributes.get("run_id"),
+        run_id=row.run_id,
         by_repair=bool(row.attributes.get(REPAIR)),
         spark_ui=row.attributes.get("ui_url"),
     )

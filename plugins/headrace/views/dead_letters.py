@@ -77,13 +77,12 @@ class DeadLettersOf:
 
     def __init__(self, stream: Stream, output_id: str | None, environ: Environ) -> None:
         """``output_id`` None: the stream's only Elasticsearch output. Raises NoSuchOutputError."""
-        candidates = list(stream.elasticsearch_outputs)
-        candidates = [output for output in candidates if output_id in (None, output.id)]
-        if len(candidates) != 1:
+        outputs = [output for output in stream.elasticsearch_outputs if output_id in (None, output.id)]
+        if len(outputs) != 1:
             names = ", ".join(f"{output.id} ({output.kind})" for output in stream.outputs)
             asked = "one Elasticsearch output" if output_id is None else f"an Elasticsearch output {output_id!r}"
             raise NoSuchOutputError(f"Stream {stream.name!r} does not have {asked}; its outputs are {names}.")
-        self.output = candidates[0]
+        self.output = outputs[0]
         self._environ = environ
         options = IndexingOptions.of(self.output, stream_name=stream.name, batch_time_ms=0)
         self._options = replace(options, max_retry_seconds=_RETRY_SECONDS)

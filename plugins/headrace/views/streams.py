@@ -458,9 +458,7 @@ def _last_error(row: ReceiverRow) -> LastError | None:
 
 
 def _receiver_state(row: ReceiverRow, troubles: Sequence[InputProblem], now_ms: int) -> str:
-    if row.state.ended:
-        return row.state.value
-    if row.state is ReceiverState.SCHEDULED:
+    if row.state.ended or row.state is ReceiverState.SCHEDULED:
         return row.state.value
     if not row.alive(now_ms):
         return LEASE_LOST

@@ -90,7 +90,7 @@ def trace_record(
         record_problem=problem,
         block=location.block,
         batch=None if location.batch is None else _batch(context, location.batch),
-        attempts=tuple(map(_attempt, attempts)),
+        attempts=tuple(map(TracedAttempt.model_validate, attempts)),
         outputs=outputs,
         elsewhere=place.elsewhere,
     )
@@ -143,23 +143,4 @@ def _batch(context: StreamContext, batch: BatchRow) -> TracedBatch:
         error=batch.error,
         manifest_uri=batch.manifest_uri,
         source=None if origin is None else origin.source,
-    )
-
-
-def _attempt(row: AttemptRow) -> TracedAttempt:
-    run_id = row.attributes.get("run_id")
-    return TracedAttempt(
-        number=row.number,
-        target=row.target,
-        state=row.state.value,
-        outputs=row.outputs,
-        way=row.way,
-        holder=row.holder,
-        source=row.source,
-        revision=row.revision,
-        code_version=row.code_version,
-        run_id=None if run_id is None else str(run_id),
-        started_at_ms=row.started_at_ms,
-        ended_at_ms=row.ended_at_ms,
-        error=row.error,
     )
