@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, PositiveInt, field_validator
 
 from headrace.connections import CONNECTION_PREFIX
 from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
-from headrace.stream.model import Duration, Identifier, Part, check_reference, milliseconds
+from headrace.stream.model import Duration, Identifier, Part, Reference, milliseconds
 from headrace.stream.outputs import ElasticsearchOutput, Output
 from headrace.stream.secrets import url_holds_secret, values_with_secrets
 from headrace.stream.settings import Limits, Listener, SparkSettings, Storage
@@ -44,7 +44,7 @@ class StreamFields(Part):
     name: Identifier
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
-    transform: str | None = Field(
+    transform: Reference | None = Field(
         default=None, description='"module:function": gets a DataFrame for each input, by its id; returns one.'
     )
     batch_interval: Duration
@@ -128,11 +128,6 @@ class StreamFields(Part):
                 "and let the transform read it from the environment of its process"
             )
         return value
-
-    @field_validator("transform")
-    @classmethod
-    def _transform_is_a_reference(cls, value: str | None) -> str | None:
-        return None if value is None else check_reference(value)
 
     @field_validator("ledger")
     @classmethod

@@ -20,8 +20,8 @@ from pydantic import (
 )
 
 from headrace.stream.ddl import ColumnsText, ColumnType, parse_columns
-from headrace.stream.model import CalledClass, Identifier, Part, check_reference, validate_part
-from headrace.stream.secrets import check_servers
+from headrace.stream.model import CalledClass, Identifier, Part, Texts, is_reference, validate_part
+from headrace.stream.secrets import Servers
 
 # The librdkafka settings that a stream may set. headrace sets those that affect offsets, assignment or delivery itself
 # (rules 1 to 3 of the design). Secrets and security settings belong in the connection.
@@ -200,8 +200,8 @@ class KafkaInput(_ReceivedInput):
     kind: Literal["kafka"] = "kafka"
     id: Identifier = "records"
     connection: str | None = None
-    bootstrap_servers: str | None = None
-    topics: tuple[str, ...] = ()
+    bootstrap_servers: Servers | None = None
+    topics: Texts = ()
     topic_pattern: str | None = None
     group: str | None = Field(
         default=None, description="A consumer group for lag tools only: the positions are in the ledger."
@@ -211,11 +211,6 @@ class KafkaInput(_ReceivedInput):
         default="fail", description="What happens to a partition whose next offset Kafka no longer has."
     )
     client: dict[str, str | int | float | bool] = Field(default_factory=dict)
-
-    @field_validator("topics", mode="before")
-    @classmethod
-    def _one_topic_is_a_list(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("topics")
     @classmethod
@@ -230,11 +225,6 @@ class KafkaInput(_ReceivedInput):
         if double:
             raise ValueError(f"names {', '.join(double)} twice")
         return value
-
-    @field_validator("bootstrap_servers")
-    @classmethod
-    def _servers_hold_no_secret(cls, value: str | None) -> str | None:
-        return check_servers(value)
 
     @field_validator("topic_pattern")
     @classmethod
@@ -313,10 +303,9 @@ class ReceiverInput(CalledClass, _ReceivedInput):
     @field_validator("receiver")
     @classmethod
     def _receiver_is_a_reference(cls, value: str) -> str:
-        try:
-            return check_reference(value)
-        except ValueError:
-            raise ValueError('must be "module:Class"') from None
+        if not is_reference(value):
+            raise ValueError('must be "module:Class"')
+        return value
 
     @property
     def topic_id(self) -> str:

@@ -24,7 +24,6 @@ from pydantic import (
     PlainSerializer,
     ValidationError,
     ValidatorFunctionWrapHandler,
-    field_validator,
 )
 
 from headrace.errors import Failure, HeadraceError
@@ -121,6 +120,9 @@ def milliseconds(value: timedelta) -> int:
 
 Identifier = Annotated[str, AfterValidator(_identifier)]
 
+Texts = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+"""The type of a field with several texts; a single one may be written without a list."""
+
 Duration = Annotated[
     timedelta,
     BeforeValidator(_parse_duration),
@@ -135,7 +137,7 @@ _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 class CalledClass(Part):
     """A part of a definition that names a class, with what the class is called with."""
 
-    arguments: dict[str, JsonValue] = Field(
+    arguments: Annotated[dict[str, JsonValue], AfterValidator(check_arguments)] = Field(
         default_factory=dict, description="What the class is called with, by name. They are stored in clear."
     )
     connection: str | None = Field(
@@ -143,11 +145,6 @@ class CalledClass(Part):
         description="The id of an Airflow connection. The class is called with this id as ``connection``, and "
         "``headrace.connections.resolve`` finds the connection.",
     )
-
-    @field_validator("arguments")
-    @classmethod
-    def _hold_no_secret(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        return check_arguments(value)
 
     @property
     def keywords(self) -> dict[str, JsonValue]:
@@ -160,11 +157,14 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.fullmatch(text) is not None
 
 
-def check_reference(text: str) -> str:
-    """Return the text if it is a reference. Raises ValueError, which the definition's error repeats."""
+def _check_reference(text: str) -> str:
     if not is_reference(text):
         raise ValueError('must be "module:function"')
     return text
+
+
+Reference = Annotated[str, AfterValidator(_check_reference)]
+"""The type of a field with a reference."""
 
 
 def validate_part(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -23,8 +24,8 @@ from pydantic import (
     model_validator,
 )
 
-from headrace.stream.model import Identifier, Part, check_reference, validate_part
-from headrace.stream.secrets import check_servers, url_holds_secret
+from headrace.stream.model import Identifier, Part, Reference, Texts, validate_part
+from headrace.stream.secrets import Servers, url_holds_secret
 from headrace.stream.settings import DeadLetterLimit, check_storage_url
 from headrace.stream.state import Window
 
@@ -60,6 +61,9 @@ def check_index_name(name: str) -> str:
     if size > MAX_NAME_BYTES:
         raise ValueError(f"is no name for an index: it has {size} bytes in UTF-8, more than {MAX_NAME_BYTES}")
     return name
+
+
+IndexName = Annotated[str, AfterValidator(check_index_name)]
 
 
 def dead_letters_of(index: str) -> str:
@@ -107,12 +111,7 @@ class RecordIds(Part):
     """
 
     kind: Literal["record"] = "record"
-    rows: tuple[str, ...] = ()
-
-    @field_validator("rows", mode="before")
-    @classmethod
-    def _one_column_is_a_list(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
+    rows: Texts = ()
 
 
 class KeyIds(Part):
@@ -194,7 +193,7 @@ class OutputDefinition(Part):
     writes_empty_batches: ClassVar[bool] = False
     """Whether a batch without rows is written without Spark too, such as a heading that is printed."""
 
-    transform: str | None = Field(
+    transform: Reference | None = Field(
         default=None, description='"module:function" of this output alone; by default the stream\'s transform.'
     )
     window: Window | None = Field(default=None, description="Also read the records of earlier batches.")
@@ -212,11 +211,6 @@ class OutputDefinition(Part):
         So the records of what was written stay with the place, and every definition, old or new, finds them.
         """
         return self.renamed_from or str(self.id)
-
-    @field_validator("transform")
-    @classmethod
-    def _transform_is_a_reference(cls, value: str | None) -> str | None:
-        return None if value is None else check_reference(value)
 
     @property
     def places(self) -> tuple[OutputPlace, ...]:
@@ -295,8 +289,8 @@ class ElasticsearchOutput(OutputDefinition):
     kind: Literal["elasticsearch"] = "elasticsearch"
     id: Identifier = "elasticsearch"
     connection: str | None = None
-    hosts: tuple[str, ...] = ()
-    index: str
+    hosts: Texts = ()
+    index: IndexName
     document_ids: DocumentIds = RecordIds()
     tombstones: Tombstones | None = Field(
         default=None, description='Records without a value; by default "delete" with key ids, else "dead_letter".'
@@ -307,7 +301,7 @@ class ElasticsearchOutput(OutputDefinition):
         "for example after the transform has changed. By default create; index for ids of columns without the batch "
         "time.",
     )
-    dead_letter_index: str | None = None
+    dead_letter_index: IndexName | None = None
     dead_letter_limit: DeadLetterLimit = DeadLetterLimit()
     bulk_bytes: int = Field(default=5 * 1024 * 1024, ge=1, le=100 * 1024 * 1024)
     bulk_actions: int = Field(default=5_000, ge=1, le=100_000)
@@ -315,16 +309,6 @@ class ElasticsearchOutput(OutputDefinition):
     request_timeout_seconds: PositiveFloat = 60.0
     max_retry_seconds: PositiveFloat = 30.0
     refresh: bool = False
-
-    @field_validator("hosts", mode="before")
-    @classmethod
-    def _one_host_is_a_list(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("index", "dead_letter_index")
-    @classmethod
-    def _index_name_is_legal(cls, value: str | None) -> str | None:
-        return None if value is None else check_index_name(value)
 
     @field_validator("hosts")
     @classmethod
@@ -563,14 +547,9 @@ class KafkaOutput(OutputDefinition):
     kind: Literal["kafka"] = "kafka"
     id: Identifier = "kafka"
     connection: str | None = None
-    bootstrap_servers: str | None = None
+    bootstrap_servers: Servers | None = None
     topic: str = Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")
     transaction_timeout_seconds: PositiveFloat = 60.0
-
-    @field_validator("bootstrap_servers")
-    @classmethod
-    def _servers_hold_no_secret(cls, value: str | None) -> str | None:
-        return check_servers(value)
 
     @model_validator(mode="after")
     def _says_where(self) -> Self:
@@ -617,12 +596,7 @@ class ForeachBatchOutput(OutputDefinition):
 
     kind: Literal["foreach_batch"] = "foreach_batch"
     id: Identifier = "foreach_batch"
-    function: str
-
-    @field_validator("function")
-    @classmethod
-    def _function_is_a_reference(cls, value: str) -> str:
-        return check_reference(value)
+    function: Reference
 
     @property
     def description(self) -> tuple[str, str]:

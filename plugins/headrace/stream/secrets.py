@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import JsonValue
+from pydantic import AfterValidator, JsonValue
 
 HIDDEN_NAMES = (
     r"secret|passw(?:or)?d|pass(?:phrase|code)|pwd$|(?:^|[._-])(?:pass|sig|sas)$|fs\.azure\.sas\.|credentials?$"
@@ -52,14 +53,16 @@ def url_holds_secret(url: str) -> bool:
         return "@" in url
 
 
-def check_servers(value: str | None) -> str | None:
-    """Return Kafka's bootstrap servers if they are addresses without a login. Raises ValueError, which the definition's
-    error repeats."""
-    if value is not None and "@" in value:
+def _check_servers(value: str) -> str:
+    if "@" in value:
         raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
-    if value is not None and not all(_SERVER.fullmatch(server.strip()) for server in value.split(",")):
+    if not all(_SERVER.fullmatch(server.strip()) for server in value.split(",")):
         raise ValueError("are not addresses; write host:9092, or several with commas")
     return value
+
+
+Servers = Annotated[str, AfterValidator(_check_servers)]
+"""The type of a field with Kafka's bootstrap servers: addresses without a login."""
 
 
 def settings_with_secrets(settings: dict[str, str]) -> list[str]:

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from headrace.stream.model import CalledClass, Duration, Identifier, Part, check_reference
+from headrace.stream.model import CalledClass, Duration, Identifier, Part, Reference
 from headrace.stream.secrets import settings_with_secrets, url_holds_secret
 
 MIB = 1024 * 1024
@@ -382,15 +382,10 @@ class Listener(CalledClass):
     ``reference`` is "module:Class", which is called with ``arguments``, or "module:instance", which has none.
     """
 
-    reference: str = Field(description='"module:Class" or "module:instance"')
+    reference: Reference = Field(description='"module:Class" or "module:instance"')
     name: str | None = Field(
         default=None, min_length=1, max_length=200, description="Names its cursor; by default the reference."
     )
-
-    @field_validator("reference")
-    @classmethod
-    def _is_a_reference(cls, value: str) -> str:
-        return check_reference(value)
 
     @property
     def id(self) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from headrace.stream.ddl import ColumnsText, parse_columns
-from headrace.stream.model import Duration, Part, check_reference, milliseconds
+from headrace.stream.model import Duration, Part, Reference, Texts, milliseconds
 
 
 class Window(Part):
@@ -92,16 +92,16 @@ class State(Part):
     ``changes``.
     """
 
-    update: str = Field(description='"module:function"')
+    update: Reference = Field(description='"module:function"')
     fields: ColumnsText = Field(description="The table's columns in Spark's DDL: \"word STRING, count BIGINT\".")
-    keys: tuple[str, ...] = Field(min_length=1)
+    keys: Texts = Field(min_length=1)
     returns: Literal["state", "changes"] = "state"
     timeout: Duration | None = None
     window: Duration | None = Field(default=None, description='The length of the window that "leaving" leaves.')
     snapshot_every: PositiveInt = Field(
         default=10, description="Versions from one full table to the next; those between hold only the changes."
     )
-    initial: str | None = Field(
+    initial: Reference | None = Field(
         default=None,
         description='"module:function" that is given the Spark session and returns the table before the first batch.',
     )
@@ -109,16 +109,6 @@ class State(Part):
         default=None,
         description="How far back a batch can be run again from its own state; by default the stream's remember.",
     )
-
-    @field_validator("keys", mode="before")
-    @classmethod
-    def _one_key_is_a_list(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("update", "initial")
-    @classmethod
-    def _is_a_reference(cls, value: str | None) -> str | None:
-        return None if value is None else check_reference(value)
 
     @model_validator(mode="after")
     def _has_its_keys_among_its_fields(self) -> Self:
