@@ -49,21 +49,20 @@ class LedgerHook(BaseHook):
         self.ledger_conn_id = ledger_conn_id
         self._ledger = ledger or f"{CONNECTION_PREFIX}{ledger_conn_id}"
 
-    def get_conn(self) -> Ledger:
-        """Open the ledger; create it in an empty database. The caller closes it.
+    def get_conn(self, *, create: bool = True) -> Ledger:
+        """Open the ledger. The caller closes it.
+
+        Args:
+            create: whether to create the ledger in an empty database; otherwise this raises a LedgerError there.
 
         Raises:
             SchemaError: it has another version's schema; ``headrace ledger migrate`` migrates an older one.
         """
         conn_id = self._connection_id()
-        return _open(self._ledger, _environ(self.get_connection(conn_id)) if conn_id else None)
+        return _open(self._ledger, _environ(self.get_connection(conn_id)) if conn_id else None, create=create)
 
     async def aget_conn(self, *, create: bool = True) -> Ledger:
-        """`get_conn` for an event loop, where a blocking look-up of the connection would deadlock.
-
-        Args:
-            create: whether to create the ledger in an empty database; otherwise this raises a LedgerError there.
-        """
+        """`get_conn` for an event loop, where a blocking look-up of the connection would deadlock."""
         conn_id = self._connection_id()
         environ = _environ(await self.aget_connection(conn_id)) if conn_id else None
         return await in_thread(self._ledger, _open, self._ledger, environ, create=create)
@@ -85,9 +84,7 @@ class LedgerHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Airflow's "Test" button: whether the ledger opens and answers. Creates neither a file nor a table."""
         try:
-            conn_id = self._connection_id()
-            environ = _environ(self.get_connection(conn_id)) if conn_id else None
-            with _open(self._ledger, environ, create=False) as ledger:
+            with self.get_conn(create=False) as ledger:
                 return True, f"The ledger holds {len(ledger.streams.all())} stream(s)."
         except Exception as error:  # the button shows any error
             return False, str(error)
@@ -137,7 +134,7 @@ def _dag_version_ms() -> int | None:
     return version.int >> 80 if isinstance(version, UUID) and version.version == 7 else None
 
 
-def _open(url: str, environ: Mapping[str, str] | None, *, create: bool = True) -> Ledger:
+def _open(url: str, environ: Mapping[str, str] | None, *, create: bool) -> Ledger:
     # Imported here so that parsing a DAG file does not load SQLAlchemy's engine and the migrations.
     from headrace.ledger import Ledger
 

@@ -50,15 +50,18 @@ def translate(row: EventRow) -> Call | None:
 _Common = dict[str, Any]
 
 
+_Make = Callable[[EventRow, _Common], StreamEvent | None]
+
+
+def _of(kind: type[StreamEvent], *names: str) -> _Make:
+    """What makes an event whose fields have these names in the payload too."""
+    return lambda row, common: kind(**common, **{name: row.payload[name] for name in names})
+
+
 def _streaming_started(row: EventRow, common: _Common) -> StreamingStarted | None:
     if row.payload["state"] != JobState.RUNNING:
         return None
     return StreamingStarted(**common, job_epoch=row.payload["epoch"])
-
-
-def _receiver_started(row: EventRow, common: _Common) -> ReceiverStarted:
-    names = ("receiver", "epoch", "host", "restarts")
-    return ReceiverStarted(**common, **{name: row.payload[name] for name in names})
 
 
 def _receiver_error(row: EventRow, common: _Common) -> ReceiverError:
@@ -70,11 +73,6 @@ def _receiver_error(row: EventRow, common: _Common) -> ReceiverError:
         error=payload["error"],
         stack=payload.get("stack"),
     )
-
-
-def _receiver_stopped(row: EventRow, common: _Common) -> ReceiverStopped:
-    payload = row.payload
-    return ReceiverStopped(**common, receiver=payload["receiver"], epoch=payload["epoch"], error=payload["error"])
 
 
 def _batch(row: EventRow, **more: Any) -> BatchInfo:
@@ -138,19 +136,9 @@ def _dead_letters(row: EventRow, common: _Common) -> DeadLetters:
     return DeadLetters(**common, **_output(row), **{name: row.payload[name] for name in names})
 
 
-def _block_added(row: EventRow, common: _Common) -> BlockAdded:
-    names = ("receiver", "batch_time_ms", "records", "payload_bytes")
-    return BlockAdded(**common, **{name: row.payload[name] for name in names})
-
-
 def _gap(row: EventRow, common: _Common) -> Gap:
     names = ("input_id", "topic", "topic_id", "partition", "from_offset", "until_offset", "reason")
     return Gap(**common, **{name: row.payload[name] for name in names}, batch_time_ms=row.batch_time_ms)
-
-
-def _paused(row: EventRow, common: _Common) -> ReceivingPaused:
-    names = ("receiver", "epoch", "cause", "reason")
-    return ReceivingPaused(**common, **{name: row.payload[name] for name in names})
 
 
 def _resumed(row: EventRow, common: _Common) -> ReceivingResumed:
@@ -166,13 +154,13 @@ def _batch_time_ms(row: EventRow) -> int:
     return row.batch_time_ms
 
 
-_TRANSLATIONS: dict[str, tuple[str, Callable[[EventRow, _Common], StreamEvent | None]]] = {
+_TRANSLATIONS: dict[str, tuple[str, _Make]] = {
     EventKind.JOB_STATE_CHANGED: ("on_streaming_started", _streaming_started),
     EventKind.RECEIVER_REFUSED: ("on_receiver_error", _receiver_error),
-    EventKind.RECEIVER_STARTED: ("on_receiver_started", _receiver_started),
+    EventKind.RECEIVER_STARTED: ("on_receiver_started", _of(ReceiverStarted, "receiver", "epoch", "host", "restarts")),
     EventKind.RECEIVER_ERROR: ("on_receiver_error", _receiver_error),
-    EventKind.RECEIVER_STOPPED: ("on_receiver_stopped", _receiver_stopped),
-    EventKind.RECEIVER_FAILED: ("on_receiver_stopped", _receiver_stopped),
+    EventKind.RECEIVER_STOPPED: ("on_receiver_stopped", _of(ReceiverStopped, "receiver", "epoch", "error")),
+    EventKind.RECEIVER_FAILED: ("on_receiver_stopped", _of(ReceiverStopped, "receiver", "epoch", "error")),
     EventKind.BATCH_ALLOCATED: ("on_batch_submitted", _batch_submitted),
     EventKind.BATCH_STARTED: ("on_batch_started", _batch_started),
     EventKind.BATCH_COMPLETED: ("on_batch_completed", _batch_completed),
@@ -181,9 +169,9 @@ _TRANSLATIONS: dict[str, tuple[str, Callable[[EventRow, _Common], StreamEvent | 
     EventKind.OUTPUT_COMPLETED: ("on_output_operation_completed", _output_completed),
     EventKind.OUTPUT_FAILED: ("on_output_operation_completed", _output_completed),
     EventKind.DEAD_LETTERS: ("on_dead_letters", _dead_letters),
-    EventKind.BLOCK_ADDED: ("on_block_added", _block_added),
+    EventKind.BLOCK_ADDED: ("on_block_added", _of(BlockAdded, "receiver", "batch_time_ms", "records", "payload_bytes")),
     EventKind.GAP: ("on_gap", _gap),
-    EventKind.RECEIVING_PAUSED: ("on_receiving_paused", _paused),
+    EventKind.RECEIVING_PAUSED: ("on_receiving_paused", _of(ReceivingPaused, "receiver", "epoch", "cause", "reason")),
     EventKind.RECEIVING_RESUMED: ("on_receiving_resumed", _resumed),
 }
 

@@ -75,20 +75,20 @@ class LedgerSensor(BaseSensorOperator):
         trigger, ledger = self.make_trigger(context, stream_context), stream_context.ledger
         payload = trigger.poll_before_deferring(ledger) if self.deferrable else trigger.poll(ledger)
         if payload is not None:
-            return self.found(context, payload)
+            return self.fired(context, payload)
         if not self.deferrable:
             return super().execute(context)
-        return self.defer(trigger=trigger, method_name="found", timeout=timedelta(seconds=self.timeout))
+        return self.defer(trigger=trigger, method_name="fired", timeout=timedelta(seconds=self.timeout))
 
     def poke(self, context: Context) -> bool:
         """Check the condition once, for a sensor that does not defer."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
             payload = self.make_trigger(context, StreamContext(self.stream, ledger)).poll(ledger)
         if payload is not None:
-            self.found(context, payload)
+            self.fired(context, payload)
         return payload is not None
 
-    def found(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
+    def fired(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
         """Called with the trigger's payload, in this task or after the deferral."""
         self.log.info("Done: %s.", event["reason"])
 
@@ -165,7 +165,7 @@ class BlocksReadySensor(LedgerSensor):
             poll_interval=self.trigger_poll_interval,
         )
 
-    def found(self, context: Context, event: dict[str, Any]) -> None:
+    def fired(self, context: Context, event: dict[str, Any]) -> None:
         """Called with the trigger's payload. Waits for the batch's turn if the stream is ordered.
 
         Raises what `report_readiness` and `check_turn` raise.

@@ -475,9 +475,6 @@ class ReceiverJobTrigger(LedgerTrigger):
 class StreamWantedTrigger(LedgerTrigger):
     """Fires when the stream's desired state is running: ``headrace streams start`` after ``stop``."""
 
-    def __init__(self, *, ledger: str, stream: str, poll_interval: float | None = None) -> None:
-        super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval)
-
     def poll(self, ledger: Ledger) -> dict[str, Any] | None:
         from headrace.ledger.states import DesiredState
 
