@@ -1,13 +1,19 @@
-"""What listeners get of a stream's life: batches, outputs, receivers, and what headrace adds to Spark's events."""
+"""What listeners get of a stream's life: batches, outputs, receivers, and what headrace adds to Spark's events.
+
+The ledger that tests and demos seed has batch events that listeners can get.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.seeded_ledger import SITUATIONS, seed
 from tests.unit.ledger.conftest import INTERVAL_MS, NOW_MS
 
+from headrace.ledger import Ledger
 from headrace.ledger.states import EventKind, JobState
 from headrace.ledger.tables import EventRow
 from headrace.listeners import BatchInfo, StreamEvent, StreamListener
@@ -317,3 +323,11 @@ def test_an_event_cannot_be_changed() -> None:
         event.event_id = 2  # type: ignore[misc]
     with pytest.raises(AttributeError):
         BatchInfo(1, 1, 1, 1, 1, 1, 1).attempt = 2  # type: ignore[misc]
+
+
+def test_every_seeded_event_of_a_batch_can_be_translated(tmp_path: Path) -> None:
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        names = seed(ledger, streams=len(SITUATIONS), batches=5)
+        rows = [row for name in names for row in ledger.events.page(name, limit=1000)]
+    calls = [call for row in rows if row.batch_time_ms is not None and (call := translate(row)) is not None]
+    assert {call.method for call in calls} >= {"on_batch_submitted", "on_batch_started", "on_batch_completed"}

@@ -1,4 +1,7 @@
-"""What Spark's StreamingContext refuses at start is refused at definition, with the field and the remedy."""
+"""What Spark's StreamingContext refuses at start is refused at definition, with the field and the remedy.
+
+What "module:attribute" may lead to, and how its absence is told.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ from headrace.stream import (
     Stream,
     StreamDefinitionError,
 )
+from headrace.stream.model import is_reference, load_reference
 from headrace.stream.settings import _NAMES_HERE
 
 
@@ -285,3 +289,21 @@ def test_at_least_once_needs_a_source_that_can_be_read_again() -> None:
     with pytest.raises(StreamDefinitionError, match="input lines is no Kafka input"):
         Stream(**fields(delivery="at_least_once", inputs=lines))
     assert Stream(**fields(delivery="at_most_once", inputs=lines)).delivery == "at_most_once"
+
+
+def test_a_reference_is_a_module_and_one_name() -> None:
+    assert is_reference("flights.clean:to_document")
+    assert not any(map(is_reference, ("flights", "flights:", ":f", "a b:c", "a:b.c", "a:b()", "../a:b")))
+
+
+def test_what_cannot_be_imported_is_reported_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raising_module.py").write_text("raise TypeError('no such option')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_reference("os.path:join", "transform")
+    for reference, reported in (
+        ("no_such_module:f", "No module named"),
+        ("raising_module:f", "its module raises TypeError: no such option"),
+        ("os.path:no_such_name", "has no 'no_such_name' to be the transform"),
+    ):
+        with pytest.raises(StreamDefinitionError, match=reported):
+            load_reference(reference, "transform")
