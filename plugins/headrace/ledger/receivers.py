@@ -6,7 +6,6 @@ A lease is valid while the epochs of the receiver and of its job are the current
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,7 +61,7 @@ class Receivers(Repository):
                 "last_accepted_sequence": -1,
                 "segment_id": None,
                 "stats": {},
-                "earlier_totals": {} if row is None else _summed(row),
+                "earlier_totals": {} if row is None else row.totals,
                 "restarts": _restarts(row, job),
                 "paused_reason": None,
             }
@@ -310,11 +309,6 @@ def _end(
     kind = EventKind.RECEIVER_STOPPED if state is ReceiverState.STOPPED else EventKind.RECEIVER_FAILED
     payload = {"receiver": str(receiver_id), "epoch": row.epoch, "error": values.get("last_error")}
     record(connection, receiver_id.stream, now_ms, kind, payload)
-
-
-def _summed(row: ReceiverRow) -> dict[str, float]:
-    """Return the totals of this instance and of those before it."""
-    return dict(Counter(row.earlier_totals) + Counter(row.stats.get("totals") or {}))
 
 
 def _owned(connection: Connection, receiver_id: ReceiverId) -> tuple[dict[Any, AssignedPartition], frozenset[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -137,6 +138,11 @@ class ReceiverRow(Model):
     def alive(self, now_ms: int) -> bool:
         """Whether its lease is live at ``now_ms`` and it has not ended."""
         return not self.state.ended and self.lease_until_ms > now_ms
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """The totals of this instance and of those before it."""
+        return dict(Counter(self.earlier_totals) + Counter(self.stats.get("totals") or {}))
 
     def lag_of(self, partition: TopicPartition) -> int | None:
         """The lag of a partition in offsets, in the last report; None if it is unknown."""

@@ -397,7 +397,7 @@ def _add_output(families: Families, labels: tuple[str, str], totals: Mapping[str
 def _add_receiver(families: Families, receiver: ReceiverRow, now_ms: int) -> None:
     identity = receiver.receiver_id
     labels = (identity.stream, identity.input_id, identity.index)
-    totals = summed_totals(receiver)
+    totals = receiver.totals
     for metric, total in _RECEIVER_TOTALS.items():
         families.add(metric, labels, totals.get(total, 0.0))
     families.add("headrace_receiver_starts_total", labels, receiver.epoch)
@@ -427,14 +427,6 @@ def _add_listener(families: Families, labels: tuple[str, str], listener: Listene
     # One that could not be made has an error and no failed call.
     failures = max(listener.failed, int(listener.error is not None))
     families.add("headrace_listener_failures_total", labels, failures)
-
-
-def summed_totals(receiver: ReceiverRow) -> dict[str, float]:
-    """Return the totals of all instances of a receiver."""
-    summed = dict(receiver.earlier_totals)
-    for name, value in (receiver.stats.get("totals") or {}).items():
-        summed[name] = summed.get(name, 0.0) + value
-    return summed
 
 
 def _add_partitions(families: Families, reading: StreamNumbers) -> None:
