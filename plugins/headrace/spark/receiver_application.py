@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,19 +23,17 @@ from headrace.spark.packaging import connections_conf, executors_path, send_code
 from headrace.spark.sessions import (
     CONNECT_PLUGIN,
     REPLACED_BY,
-    current_versions,
     default_conf,
     given_conf,
     is_local_master,
     prepare_environment,
-    remote_session,
 )
 from headrace.spark.termination import under_spark_submit
+from headrace.spark.warm_up import warm_up
 from headrace.stream.secrets import HIDDEN_NAMES
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from headrace.ledger.tables import JobLease, JobRow
     from headrace.stream import Stream
@@ -46,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the variable's name, not a token
 
-# As in Spark Streaming's dummy job, which ensures that executors are up before receivers are placed.
-_WARM_UP_TASKS = 50
 _STANDALONE = "spark://"
 _MASTER_SECONDS = 10.0
 SLOTS_SECONDS = 60.0
@@ -67,10 +63,6 @@ class MasterUnreachableError(HeadraceError):
 
 class NoClusterError(HeadraceError):
     """The stream allocates executors, and its master has none: driver and tasks are one process."""
-
-
-class ExecutorVersionError(HeadraceError):
-    """An executor has other versions than the driver, or lacks a library that headrace needs."""
 
 
 class PythonUnknownError(HeadraceError):
@@ -242,7 +234,7 @@ def _prepared(spark: SparkSession, stream: Stream, *, connect: bool) -> Receiver
         _check_python(spark)
     send_code(spark_context, stream)
     send_connections(spark_context)
-    _warm_up(spark)
+    warm_up(spark)
     slots = _await_task_slots(spark, receivers + 1)
     check_task_slots(slots, receivers)
     return ReceiverApplication(
@@ -256,21 +248,6 @@ def _prepared(spark: SparkSession, stream: Stream, *, connect: bool) -> Receiver
     )
 
 
-def _warm_up(spark: SparkSession) -> None:
-    """Run a small job on every executor and check the versions installed there; raises ExecutorVersionError."""
-    spark_context = spark.sparkContext
-    tasks = 2 * spark_context.defaultParallelism if is_local_master(str(spark_context.master)) else _WARM_UP_TASKS
-    ours = current_versions()
-    for host, theirs, problem in (
-        spark_context.parallelize(range(tasks), tasks).map(_executor_versions).distinct().collect()
-    ):
-        if problem or dict(theirs) != ours:
-            raise ExecutorVersionError(
-                f"The executor on {host} does not fit the driver: {problem or dict(theirs)} there, {ours} here.",
-                remedy="Install the same Python, pyspark and headrace's requirements there, and set PYSPARK_PYTHON.",
-            )
-
-
 def _check_python(spark: SparkSession) -> None:
     """Raise PythonUnknownError if PYSPARK_PYTHON is unset: the Connect server reads its workers' Python only there."""
     jvm: Any = spark._jvm
@@ -279,17 +256,6 @@ def _check_python(spark: SparkSession) -> None:
             "spark-submit was started without PYSPARK_PYTHON, so batches would run on the first python3 of the path.",
             remedy="Set PYSPARK_PYTHON in its environment to the Python that has headrace.",
         )
-
-
-def _executor_versions(_: int) -> tuple[str, tuple[tuple[str, str], ...], str]:
-    host = socket.gethostname()
-    try:
-        import confluent_kafka  # noqa: F401 - is it there?
-        import pyarrow  # noqa: F401 - is it there?
-        import sqlalchemy  # noqa: F401 - is it there?
-    except ImportError as error:
-        return host, (), str(error)
-    return host, tuple(sorted(current_versions().items())), ""
 
 
 def _await_task_slots(spark: SparkSession, wanted: int) -> int:
@@ -302,64 +268,6 @@ def _await_task_slots(spark: SparkSession, wanted: int) -> int:
         logger.info("waiting for executors: there are %d of %d task slots", slots, wanted)
         time.sleep(2.0)
     return slots
-
-
-def warm_up_connect(url: str, token: str, slots: int, stream: Stream) -> threading.Thread:
-    """Run what a batch runs over Spark Connect, in the background: the first such query takes 7 s, later ones 0.4 s.
-
-    Afterwards the classes are loaded, and the workers have imported what they need. A failure is only logged.
-    """
-    transforms = any(stream.transform_of(output) for output in stream.outputs)
-
-    def warm_up() -> None:
-        try:
-            spark = remote_session(url, token)
-            try:
-                numbers = spark.range(0, slots, 1, slots)
-                numbers.mapInArrow(_import_for_batches, "id LONG").toArrow()
-                if transforms:
-                    _make_documents(numbers)
-            finally:
-                spark.stop()
-        except Exception as error:
-            logger.info("the Spark Connect server was not warmed up: %s", error)
-
-    thread = threading.Thread(target=warm_up, name="headrace-warm-up", daemon=True)
-    thread.start()
-    return thread
-
-
-def _make_documents(numbers: DataFrame) -> None:
-    """Decode JSON values, filter them and make documents of them, as a batch with a transform does."""
-    decoded = numbers.mapInArrow(_decoded_values, "value STRUCT<a: STRING, b: BIGINT, c: DOUBLE>")
-    documents = decoded.where("value.b > 0").selectExpr("to_json(struct(value.*)) AS document")
-    documents.mapInArrow(_as_they_are, "document STRING").toArrow()
-
-
-def _import_for_batches(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import headrace.spark.decoding
-    import headrace.spark.elasticsearch_sink
-    import headrace.spark.json_objects
-    import headrace.spark.wal_source  # noqa: F401 - a worker keeps what it has imported
-
-    yield from rows
-    # So that no worker is free to take a second task before each slot has one.
-    time.sleep(0.5)
-
-
-def _decoded_values(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    from headrace.spark.json_objects import JsonObjects
-
-    objects = JsonObjects(pa.struct([("a", pa.string()), ("b", pa.int64()), ("c", pa.float64())]))
-    for batch in rows:
-        values, _ = objects.decode(pa.array([b'{"a": "x", "b": 1, "c": 0.5}'] * batch.num_rows, pa.binary()))
-        yield pa.record_batch([values], ["value"])
-
-
-def _as_they_are(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from rows
 
 
 def _connect_url(spark: SparkSession) -> str:

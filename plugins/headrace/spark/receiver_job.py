@@ -51,7 +51,6 @@ from headrace.spark.receiver_application import (
     ReceiverApplication,
     check_task_slots,
     start_application,
-    warm_up_connect,
 )
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.spark.sessions import (
@@ -76,6 +75,7 @@ from headrace.spark.termination import (
     under_spark_submit,
 )
 from headrace.spark.transforms import add_py_files
+from headrace.spark.warm_up import warm_up_connect
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 

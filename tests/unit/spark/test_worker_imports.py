@@ -15,6 +15,7 @@ WORKERS = [
     "headrace.spark.outputs.kafka",
     "headrace.spark.outputs.parquet",
     "headrace.spark.state.source",
+    "headrace.spark.warm_up",
 ]
 # What a worker has imported before it unpickles a data source of ours.
 PYSPARK = "pyspark.worker, pyspark.sql.worker.plan_data_source_read, pyspark.sql.worker.write_into_data_source"
