@@ -38,9 +38,7 @@ def warm_up(spark: SparkSession) -> None:
     spark_context = spark.sparkContext
     tasks = 2 * spark_context.defaultParallelism if is_local_master(str(spark_context.master)) else _WARM_UP_TASKS
     ours = current_versions()
-    for host, theirs, problem in (
-        spark_context.parallelize(range(tasks), tasks).map(_executor_versions).distinct().collect()
-    ):
+    for host, theirs, problem in set(spark_context.parallelize(range(tasks), tasks).map(_executor_versions).collect()):
         if problem or dict(theirs) != ours:
             raise ExecutorVersionError(
                 f"The executor on {host} does not fit the driver: {problem or dict(theirs)} there, {ours} here.",
