@@ -59,13 +59,14 @@ class LedgerHook(BaseHook):
             SchemaError: it has another version's schema; ``headrace ledger migrate`` migrates an older one.
         """
         conn_id = self._connection_id()
-        return _open(self._ledger, _environ(self.get_connection(conn_id)) if conn_id else None, create=create)
+        environ = _environ(self.get_connection(conn_id)) if conn_id else None
+        return _open(self._ledger, environ=environ, create=create)
 
     async def aget_conn(self, *, create: bool = True) -> Ledger:
         """`get_conn` for an event loop, where a blocking look-up of the connection would deadlock."""
         conn_id = self._connection_id()
         environ = _environ(await self.aget_connection(conn_id)) if conn_id else None
-        return await in_thread(self._ledger, _open, self._ledger, environ, create=create)
+        return await in_thread(self._ledger, _open, self._ledger, environ=environ, create=create)
 
     def _connection_id(self) -> str | None:
         if not self._ledger.startswith(CONNECTION_PREFIX):
@@ -134,7 +135,7 @@ def _dag_version_ms() -> int | None:
     return version.int >> 80 if isinstance(version, UUID) and version.version == 7 else None
 
 
-def _open(url: str, environ: Mapping[str, str] | None, *, create: bool) -> Ledger:
+def _open(url: str, *, environ: Mapping[str, str] | None, create: bool) -> Ledger:
     # Imported here so that parsing a DAG file does not load SQLAlchemy's engine and the migrations.
     from headrace.ledger import Ledger
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -25,7 +26,7 @@ def _defer_by_default(monkeypatch):
 @pytest.fixture(autouse=True)
 def _look_at_once_by_the_same_clock(monkeypatch, clock):
     """Sensors open the ledger themselves."""
-    monkeypatch.setattr(ledger_hook, "_open", lambda url, environ: Ledger.open(url, environ=environ, clock=clock))
+    monkeypatch.setattr(ledger_hook, "_open", partial(Ledger.open, clock=clock))
     monkeypatch.setattr(triggers, "FIRST_POLL_SECONDS", 0.0)
 
 

@@ -49,16 +49,16 @@ class TestBlocksReadySensor:
 
     def test_the_end_of_the_wait_is_logged(self, stream, ledger, capsys):
         sensor = BlocksReadySensor(task_id="await", stream=stream)
-        sensor.found({}, {"reason": "flights/records/1 did not seal", "complete": False})
+        sensor.fired({}, {"reason": "flights/records/1 did not seal", "complete": False})
         assert "Not waiting any longer: flights/records/1 did not seal" in capsys.readouterr().out
 
     def test_the_sensor_fails_for_good_and_by_timestamp_is_tried_again(self, stream, ledger):
         event = {"reason": "nothing is known of this batch", "complete": True, "failed": True}
         with pytest.raises(AirflowFailException, match="Nothing is known of this batch"):
-            BlocksReadySensor(task_id="await", stream=stream).found({}, event)
+            BlocksReadySensor(task_id="await", stream=stream).fired({}, event)
         timed = stream.model_copy(update={"batch_by": "timestamp"})
         with pytest.raises(InputsNotReceivedError):
-            BlocksReadySensor(task_id="await", stream=timed).found({}, event)
+            BlocksReadySensor(task_id="await", stream=timed).fired({}, event)
 
     def test_a_sensor_that_does_not_defer_fails_as_well(self, stream, ledger, clock):
         sensor = BlocksReadySensor(task_id="await", stream=stream, deferrable=False)
