@@ -26,9 +26,5 @@ def stream_dags(
     catch_up: bool | timedelta | None = None,
     single_task: bool = False,
 ) -> tuple[DAG, DAG]:
-    """The receiver DAG and the batch DAG of a stream; see ``batch_dag`` for the parameters.
-
-    Also makes the stream's repair DAG (``repair_dag``), which registers itself in the DAG file that is being parsed.
-    """
-    repair_dag(stream)
+    """The receiver DAG and the batch DAG of a stream, and with the latter its repair DAG; see ``batch_dag``."""
     return receiver_dag(stream), batch_dag(stream, start_date=start_date, catch_up=catch_up, single_task=single_task)

@@ -112,9 +112,10 @@ def batch_dag(
     start_date: datetime | None = None,
     catch_up: bool | timedelta | None = None,
     single_task: bool = False,
+    repair: bool = True,
     **options: Any,
 ) -> DAG:
-    """The batch DAG of a stream.
+    """The batch DAG of a stream. Also makes its repair DAG, which registers itself in the DAG file that is parsed.
 
     :param dag_id: by default ``<stream>_batches``.
     :param start_date: the first interval to run. By default it is the one in which the scheduler first sees the DAG:
@@ -124,6 +125,8 @@ def batch_dag(
         given (every interval since then gets a run), or if the stream has a ``trigger``.
     :param single_task: whether one task, ``micro_batch``, runs the whole batch (``MicroBatchOperator``). Otherwise each
         of its parts is a task, and each output a task ``generate_batch.<output id>``.
+    :param repair: whether to make the repair DAG with its defaults. To give it other options, pass False and call
+        ``repair_dag``; without one, a batch that failed waits for a person.
     :param options: passed on to ``DAG``; ``default_args`` are merged.
 
     Raises:
@@ -149,6 +152,8 @@ def batch_dag(
             MicroBatchOperator(task_id="micro_batch", stream=stream, doc_json=declaration(stream, "batches"))
         else:
             _tasks(stream)
+    if repair:
+        repair_dag(stream, batch_dag_id=dag.dag_id)
     return dag
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, BaseOperator
 
-from headrace.dags import batch_dag, receiver_dag, repair_dag, replay_dag
+from headrace.dags import batch_dag, receiver_dag, replay_dag
 from headrace.dags.declaration import START_DATE
 from headrace.hooks import spark_submit
 from headrace.operators.batch_events import batch_asset
@@ -52,7 +52,6 @@ end_date = datetime.fromisoformat(ends.read_text()) if ends.exists() else None
 
 clicks_receiver = receiver_dag(clicks)
 clicks_batches = batch_dag(clicks, single_task=True, end_date=end_date, default_args={"retries": 0})
-clicks_repair = repair_dag(clicks)
 clicks_replay = replay_dag(
     clicks, "v2", outputs={"search": {"index": "clicks-v2"}}, max_active_runs=2, default_args={"retries": 0}
 )

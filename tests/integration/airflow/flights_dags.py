@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from headrace.dags import batch_dag, receiver_dag, repair_dag
+from headrace.dags import batch_dag, receiver_dag
 from headrace.hooks import spark_submit
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 
@@ -37,4 +37,3 @@ stream = Stream(
 )
 receiver = receiver_dag(stream)
 batches = batch_dag(stream, default_args={"retries": 0})
-repair = repair_dag(stream)

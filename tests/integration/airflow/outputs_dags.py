@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from headrace.dags import batch_dag, receiver_dag, repair_dag
+from headrace.dags import batch_dag, receiver_dag
 from headrace.hooks import spark_submit
 from headrace.stream import ElasticsearchOutput, KafkaInput, ParquetOutput, State, Stream
 
@@ -40,7 +40,6 @@ flights = Stream(
 )
 flights_receiver = receiver_dag(flights)
 flights_batches = batch_dag(flights)
-flights_repair = repair_dag(flights)
 
 visits = Stream(
     name="visits",
@@ -52,4 +51,3 @@ visits = Stream(
 )
 visits_receiver = receiver_dag(visits)
 visits_batches = batch_dag(visits)
-visits_repair = repair_dag(visits)

@@ -64,6 +64,15 @@ def test_a_file_with_the_line_of_the_documentation_has_three_dags(files: Files) 
     assert files.dag_ids == ["shop_batches", "shop_receiver", "shop_repair"]
 
 
+def test_a_batch_dag_brings_its_repair_along_unless_it_is_asked_not_to(files: Files) -> None:
+    files.write("shop.py", factory="batch_dag", options=", dag_id='mine'")
+    assert files.parse("shop.py") == ""
+    assert files.dag_ids == ["mine", "shop_repair"]
+    files.write("shop.py", factory="batch_dag", options=", repair=False")
+    assert files.parse("shop.py") == ""
+    assert files.dag_ids == ["shop_batches"]
+
+
 def test_the_second_file_with_a_streams_name_has_an_import_error_until_the_first_is_gone(files: Files) -> None:
     files.write("a.py")
     files.write("b.py", topic="taps", factory="batch_dag", options=', dag_id="other"')
