@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# More than any ``spark.task.maxFailures``, which is 4 by default.
+_MOST_TRIES = 1_000
 DRIVER = "driver"
 """The executor's id of tasks that run in the driver, in local mode."""
 
@@ -98,15 +100,17 @@ def first_failure_of_group(spark_context: SparkContext, group: str) -> str | Non
     """
     store: Any = spark_context._jsc.sc().statusStore()
     tracker = spark_context.statusTracker()
+    failures: dict[int, str] = {}
     for job_id in tracker.getJobIdsForGroup(group):
         job = tracker.getJobInfo(job_id)
         for stage_id in job.stageIds if job is not None else ():
-            tasks = store.taskList(int(stage_id), 0, 1).iterator()
+            # Each try is a task of its own. A list of fewer has the last ones.
+            tasks = store.taskList(int(stage_id), 0, _MOST_TRIES).iterator()
             while tasks.hasNext():
-                message = tasks.next().errorMessage()
-                if message.isDefined():
-                    return str(message.get())
-    return None
+                task = tasks.next()
+                if task.errorMessage().isDefined():
+                    failures[int(task.taskId())] = str(task.errorMessage().get())
+    return failures[min(failures)] if failures else None
 
 
 def placed(spark_context: SparkContext, item: Any, locations: Sequence[Location]) -> RDD[Any]:

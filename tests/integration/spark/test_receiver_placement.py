@@ -147,3 +147,4 @@ def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_execut
     ends = [error for error in errors if " waits: " not in error]
     assert len(ends) == 2, errors
     assert all("starts again" in end for end in ends)
+    assert not any("Spark retried" in end for end in ends), "the first try has the reason"
