@@ -64,7 +64,7 @@ class Newcomer:
         self.kafka, self.elasticsearch = address["kafka"], Elasticsearch(address["elasticsearch"], request_timeout=120)
         assert self.stack.login is not None
         password = json.loads(Path(self.stack.login.password_file).read_text())[self.stack.login.user]
-        self.airflow = AirflowApi(address["api-server"], self.stack.login.user, password)
+        self.airflow = AirflowApi(address["api-server"], self.stack.login.user, password, timeout=120)
 
     def _running(self) -> StackState | None:
         assert self.terminal.poll() is None, (self.folder / "up.log").read_text()

@@ -124,7 +124,9 @@ def test_a_whole_stack_from_up_to_down(headrace: _Headrace) -> None:
     password_file = Path(state.login.password_file)
     assert password_file.stat().st_mode & 0o077 == 0
     url = state.services["api-server"].address or ""
-    api = AirflowApi(url, state.login.user, json.loads(password_file.read_text())[state.login.user])
+    password = json.loads(password_file.read_text())[state.login.user]
+    # Its first answers need imports, and all the stack's processes start at once.
+    api = AirflowApi(url, state.login.user, password, timeout=120)
     api.wait_for_dag("detaching")
     api.unpause("detaching")
     run = api.trigger("detaching")
