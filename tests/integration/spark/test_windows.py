@@ -103,16 +103,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture
-def small_shuffles(spark: SparkSession) -> Iterator[None]:
-    """These batches hold a handful of rows."""
-    before = spark.conf.get("spark.sql.shuffle.partitions")
-    spark.conf.set("spark.sql.shuffle.partitions", "1")
-    yield
-    spark.conf.set("spark.sql.shuffle.partitions", str(before))
-
-
-@pytest.fixture
-def stream(make_batch_ledger: Make, make_records: Records, tmp_path: Path, code: str, small_shuffles: None) -> Make:
+def stream(make_batch_ledger: Make, make_records: Records, tmp_path: Path, code: str, small_data: None) -> Make:
     """Runs a stream's batches, a second each; gives what was printed of each batch, by the output's id."""
 
     def make(**fields: Any) -> Stream:

@@ -14,7 +14,7 @@ from headrace.stream import ConsoleOutput, KafkaInput, State, Stream
 
 
 @pytest.fixture
-def make(spark: SparkSession, tmp_path: Path) -> Make:
+def make(spark: SparkSession, small_data: None, tmp_path: Path) -> Make:
     """A `Stateful` with a module's function as its update, and the fields of a State."""
 
     def made(update: Callable[..., Any], *, inputs: Any = None, remember: str = "1 h", **fields: Any) -> Stateful:
