@@ -77,7 +77,7 @@ def test_airflow_loads_the_plugin_once(found: dict) -> None:
 
 def test_the_readmes_first_stream_parses(found: dict) -> None:
     assert found["import_errors"] == {}
-    assert set(found["dags"]) == {"orders_receiver", "orders_batches"}
+    assert set(found["dags"]) == {"orders_receiver", "orders_batches", "orders_repair"}
     assert "generate_batch.elasticsearch" in found["dags"]["orders_batches"]
 
 
