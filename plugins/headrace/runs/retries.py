@@ -104,7 +104,7 @@ def due_batches(
 ) -> Iterator[DueBatch]:
     """The batches to try again now, oldest first; in an ordered stream at most the first unfinished one.
 
-    Batches that have completed once are left out: if they are run again and fail, whoever asked for that sees to it.
+    Batches that have completed once are left out: if one is run again and fails, it is for a person to clear that run.
 
     Args:
         held_back: whether another attempt would fail as this one did.

@@ -75,8 +75,8 @@ def test_a_tasks_settings_win_over_the_streams_and_the_log_names_them_without_va
     conf = {"spark.executor.memory": "1g", "spark.executor.instances": "2", "spark.label": "a", "spark.same": "1"}
     stream = make(tmp_path, master="yarn", conf=conf)
     made = hook(stream, executor_memory="2g", num_executors=2, conf={"spark.label": "b", "spark.same": "1"})
-    told = re.findall(r"(\S+) is this operator's, not the one of the stream", capsys.readouterr().out)
-    assert told == ["spark.label", "spark.executor.memory"]
+    logged = re.findall(r"(\S+) is this operator's, not the one of the stream", capsys.readouterr().out)
+    assert logged == ["spark.label", "spark.executor.memory"]
     command = made.command("/app/micro_batch.py")
     assert "spark.label=b" in command
     assert "spark.label=a" not in command
