@@ -1,4 +1,4 @@
-"""Which streams the application of a shared job takes, and how they share its task slots; without a Spark."""
+"""Which streams the application of a shared job takes, and how they share its task slots, without Spark."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from headrace.spark import receiver_job
+from headrace.spark import job_application
 from headrace.spark.batch_server import socket_path
+from headrace.spark.job_application import JobApplication, StreamDoesNotFitError
 from headrace.spark.receiver_application import ReceiverApplication, TaskSlotsError
-from headrace.spark.receiver_job import SharedApplication, StreamDoesNotFitError
 from headrace.spark.sessions import current_versions
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
@@ -36,16 +36,16 @@ def stream(name: str, *, receivers: int = 1, connection: str | None = None, **sp
 def slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """How many slots the application has; sockets are in a folder of the test."""
     free = SimpleNamespace(count=6, master="spark://host:7077")
-    monkeypatch.setattr(receiver_job, "task_slots", lambda _: free.count)
+    monkeypatch.setattr(job_application, "task_slots", lambda _: free.count)
     monkeypatch.setattr("headrace.spark.receiver_launcher.task_slots", lambda _: free.count)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return free
 
 
-def application(slots: SimpleNamespace) -> SharedApplication:
+def application(slots: SimpleNamespace) -> JobApplication:
     spark: Any = SimpleNamespace(sparkContext=object())
     started = ReceiverApplication(spark, "app-1", slots.master, None, "sc://localhost:1", slots.count, 5)
-    return SharedApplication(started, stream("first"))
+    return JobApplication(started, stream("first"))
 
 
 @pytest.mark.parametrize(
