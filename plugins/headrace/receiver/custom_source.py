@@ -5,12 +5,13 @@ The receiver runs in threads of its own (``receiver_lifecycle``); the consuming 
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
 from headrace.blocks import OffsetRange, TopicPartition
+from headrace.clock import Clock
 from headrace.kafka.records import RecordChunk
 from headrace.ledger.receiving_tables import EpochEnd
 from headrace.receiver.event_times import Ends, Key
@@ -40,15 +41,15 @@ class CustomSource:
 
     below_position = not_owned = unreadable_headers = lost_offsets = offsets_without_record = 0
 
-    def __init__(self, source: ReceiverInput, *, max_block_bytes: int, now_ms: Callable[[], int]) -> None:
-        """``now_ms`` is the timestamp of records that have none. Raises ReceiverClassError."""
+    def __init__(self, source: ReceiverInput, *, max_block_bytes: int, clock: Clock) -> None:
+        """``clock`` gives the timestamp of records that have none. Raises ReceiverClassError."""
         check_receiver_class(source)
         self._source = source
         self._max_block_bytes = max_block_bytes
-        self._now_ms = now_ms
+        self._clock = clock
         self._partition: TopicPartition | None = None
         # A partition that is not read has an empty handoff, which nobody fills.
-        self._handoff = Handoff(0, 0, None)
+        self._handoff = Handoff(0, 0, None, clock)
         self._lifecycle: ReceiverLifecycle | None = None
         self.leader_epochs = LeaderEpochs()
 
@@ -65,7 +66,7 @@ class CustomSource:
             return
         self._end("another partition is read now")
         self._partition = partition
-        self._handoff = Handoff(max(1, self._max_block_bytes // 4), next_offset, source_position)
+        self._handoff = Handoff(max(1, self._max_block_bytes // 4), next_offset, source_position, self._clock)
         self._lifecycle = ReceiverLifecycle(
             lambda: load_receiver_class(self._source)(**self._source.keywords),
             self._handoff,
@@ -73,6 +74,7 @@ class CustomSource:
             index=partition.partition,
             receivers=self._source.receivers,
             max_call_bytes=self._max_block_bytes,
+            clock=self._clock,
         )
         self._lifecycle.start()
 
@@ -90,7 +92,7 @@ class CustomSource:
         """Return what the receiver has given, as one chunk."""
         partition, handoff = self._partition, self._handoff
         if partition is None:
-            time.sleep(timeout)
+            self._clock.wait(threading.Event(), timeout)
             return []
         first_offset = handoff.next_offset
         taken = handoff.take(timeout, max_records, self._max_block_bytes // 4)
@@ -107,10 +109,10 @@ class CustomSource:
         if self._lifecycle is None:
             return
         self._lifecycle.end()
-        until = time.monotonic() + STOP_SECONDS + 1.0
+        until = self._clock.monotonic() + STOP_SECONDS + 1.0
         is_over = False
         while not is_over:
-            is_over = self._lifecycle.join(0.0) or time.monotonic() > until
+            is_over = self._lifecycle.join(0.0) or self._clock.monotonic() > until
             yield from self.fetch(0.0 if is_over else _FINISH_SECONDS)
         while rest := self.fetch(0.0):
             yield from rest
@@ -127,6 +129,11 @@ class CustomSource:
     @property
     def partitions(self) -> dict[TopicPartition, int]:
         return {} if self._partition is None else {self._partition: self._handoff.next_offset}
+
+    @property
+    def unstored(self) -> int:
+        """The number of records that the receiver has given and that are not known to be stored."""
+        return self._handoff.unstored
 
     @property
     def commits(self) -> Acknowledgements:
@@ -170,7 +177,7 @@ class CustomSource:
 
     def _chunk(self, partition: TopicPartition, first_offset: int, taken: Taken) -> RecordChunk:
         records = taken.records
-        number, now_ms = len(records), self._now_ms()
+        number, now_ms = len(records), self._clock.now_ms()
         columns = {
             "key": [record.key for record in records],
             "value": [record.value for record in records],

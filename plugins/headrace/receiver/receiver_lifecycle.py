@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ from enum import Enum
 from functools import partial
 
 from headrace.blocks import OffsetRange
+from headrace.clock import Clock
 from headrace.receiver.receiver import RESTART_DELAY_SECONDS, Receiver, ReceiverStoppedError, Record
 from headrace.receiver.record_source import SourceError
 
@@ -60,6 +60,7 @@ class ReceiverLifecycle:
         index: int,
         receivers: int,
         max_call_bytes: int,
+        clock: Clock,
     ) -> None:
         """``max_call_bytes`` is the most of one call with a position, ``name`` the receiver's for log and threads."""
         self._make = make
@@ -68,12 +69,16 @@ class ReceiverLifecycle:
         self.index = index
         self.receivers = receivers
         self._max_call_bytes = max_call_bytes
-        self._changed = threading.Condition()
+        self._clock = clock
+        self._lock = threading.Lock()
         self._state = LifecycleState.STARTING
         self._receiver: Receiver | None = None
-        # Threads of the receiver now running, and whether it is to be left for another state.
-        self._threads: list[threading.Thread] = []
+        # Threads of the receiver now running, each with an event that is set at its end.
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
+        # The state for which the receiver is to be left, after so many seconds.
         self._next: tuple[LifecycleState, float] | None = None
+        self._requested = threading.Event()
+        self._ended = threading.Event()
         self._error: str | None = None
         self._error_at = 0.0
         self._is_failed = False
@@ -90,50 +95,46 @@ class ReceiverLifecycle:
 
     def end(self) -> None:
         """Have the receiver stopped for good, without waiting."""
-        with self._changed:
-            self._next = (LifecycleState.ENDED, 0.0)
-            self._changed.notify_all()
+        with self._lock:
+            self._request(LifecycleState.ENDED)
         self._handoff.wake()
 
     def join(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the end. Returns whether it has ended."""
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(seconds)
-        return not self._thread.is_alive()
+        return self._clock.wait(self._ended, seconds)
 
     @property
     def state(self) -> LifecycleState:
-        with self._changed:
+        with self._lock:
             return self._state
 
     @property
     def error(self) -> str | None:
         """The last error; None once the receiver has run well for a time."""
-        with self._changed:
-            over = self._state is LifecycleState.RUNNING and time.monotonic() - self._error_at > _WELL_SECONDS
+        with self._lock:
+            over = self._state is LifecycleState.RUNNING and self._clock.monotonic() - self._error_at > _WELL_SECONDS
             return None if over else self._error
 
     @property
     def is_failed(self) -> bool:
         """Whether the receiver stopped itself with an error."""
-        with self._changed:
+        with self._lock:
             return self._state is LifecycleState.STOPPED and self._is_failed
 
     def resume(self) -> None:
         """Start again a receiver that stopped itself."""
-        with self._changed:
+        with self._lock:
             if self._state is LifecycleState.STOPPED and self._next is None:
-                self._next = (LifecycleState.RESTARTING, 0.0)
-                self._changed.notify_all()
+                self._request(LifecycleState.RESTARTING)
 
     def note(self, message: str) -> None:
         """Report an error of which the receiver itself does not know."""
-        with self._changed:
+        with self._lock:
             self._note(message, None)
 
     def take_errors(self) -> list[SourceError]:
         """Return the errors to be reported since the last call."""
-        with self._changed:
+        with self._lock:
             taken = list(self._unreported)
             self._unreported.clear()
             return taken
@@ -145,7 +146,7 @@ class ReceiverLifecycle:
         return self._handoff.position
 
     def is_stopped(self, receiver: Receiver) -> bool:
-        with self._changed:
+        with self._lock:
             return self._receiver is not receiver or self._next is not None
 
     def store(self, receiver: Receiver, records: Iterator[Record], position: str | None, *, wait: bool) -> None:
@@ -159,12 +160,13 @@ class ReceiverLifecycle:
             self._handoff.wait_stored(handed)
 
     def start_thread(self, receiver: Receiver, target: Callable[[], object], name: str | None) -> None:
+        ended = threading.Event()
         thread = threading.Thread(
-            target=self._receive, args=(receiver, target), name=name or f"{self._name}-{target}", daemon=True
+            target=self._receive, args=(receiver, target, ended), name=name or f"{self._name}-{target}", daemon=True
         )
-        with self._changed:
+        with self._lock:
             if self._receiver is receiver:
-                self._threads.append(thread)
+                self._threads.append((thread, ended))
         thread.start()
 
     def restart(self, receiver: Receiver, message: str, error: BaseException | None, delay_seconds: float) -> None:
@@ -174,7 +176,7 @@ class ReceiverLifecycle:
         self._leave(receiver, LifecycleState.STOPPED, message, error, 0.0)
 
     def report_error(self, _receiver: Receiver, message: str, error: BaseException | None) -> None:
-        with self._changed:
+        with self._lock:
             self._note(message, error)
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -198,7 +200,12 @@ class ReceiverLifecycle:
         """Whether ``on_stop`` of the receiver and its threads have ended; until then its records are taken."""
         return self._receiver is not receiver
 
-    def _receive(self, receiver: Receiver, target: Callable[[], object]) -> None:
+    def _request(self, state: LifecycleState, seconds: float = 0.0) -> None:
+        """Have the receiver left for a state. Called under the lock."""
+        self._next = (state, seconds)
+        self._requested.set()
+
+    def _receive(self, receiver: Receiver, target: Callable[[], object], ended: threading.Event) -> None:
         try:
             target()
         except BaseException as error:
@@ -208,28 +215,29 @@ class ReceiverLifecycle:
                 logger.log(level, "receiver %s: a thread ended after the receiver's stop: %r", self._name, error)
             else:
                 self.restart(receiver, "A thread of the receiver failed", error, RESTART_DELAY_SECONDS)
+        finally:
+            ended.set()
 
     def _leave(
         self, receiver: Receiver, state: LifecycleState, message: str, error: BaseException | None, seconds: float
     ) -> None:
         """Note that the receiver is to be left. Only the first request counts."""
-        with self._changed:
+        with self._lock:
             if self._receiver is not receiver or self._next is not None:
                 return
-            self._next = (state, max(0.0, seconds))
+            self._request(state, max(0.0, seconds))
             self._is_failed = state is LifecycleState.STOPPED and error is not None
             if state is LifecycleState.RESTARTING or error is not None:
                 self._note(message, error)
             else:
                 self._error = None
                 logger.info("receiver %s stops itself: %s", self._name, message)
-            self._changed.notify_all()
 
     def _note(self, message: str, error: BaseException | None) -> None:
         """Log an error, and keep it to be reported. Called under the lock."""
         text = message if error is None else f"{message}: {type(error).__name__}: {error}"
         stack = None if error is None else "".join(traceback.format_exception(error))
-        now = time.monotonic()
+        now = self._clock.monotonic()
         self.errors += 1
         self._error, self._error_at = text, now
         last, reported_at = self._last_reported
@@ -241,37 +249,41 @@ class ReceiverLifecycle:
 
     def _run(self) -> None:
         state = LifecycleState.RESTARTING
-        while state is not LifecycleState.ENDED:
-            if state is LifecycleState.RESTARTING:
-                self._start()
-            state, seconds = self._next_request()
-            self._stop(state)
-            if state is LifecycleState.RESTARTING and self._waited_in_vain(seconds):
-                state = self._state = LifecycleState.ENDED
+        try:
+            while state is not LifecycleState.ENDED:
+                if state is LifecycleState.RESTARTING:
+                    self._start()
+                state, seconds = self._next_request()
+                self._stop(state)
+                if state is LifecycleState.RESTARTING and self._is_ended_within(seconds):
+                    state = self._state = LifecycleState.ENDED
+        finally:
+            self._ended.set()
 
     def _start(self) -> None:
         receiver: Receiver | None = None
         try:
             receiver = self._make()
             receiver.attach(self)
-            with self._changed:
+            with self._lock:
                 self._receiver, self._state = receiver, LifecycleState.STARTING
             receiver.on_start()
         except BaseException as error:
-            with self._changed:
+            with self._lock:
                 if self._next is None:
                     self._note("The receiver could not be started", error)
-                    self._next = (LifecycleState.RESTARTING, RESTART_DELAY_SECONDS)
+                    self._request(LifecycleState.RESTARTING, RESTART_DELAY_SECONDS)
         else:
             logger.info("receiver %s has started its %s", self._name, type(receiver).__name__)
-            with self._changed:
+            with self._lock:
                 self._state = LifecycleState.RUNNING
 
     def _next_request(self) -> tuple[LifecycleState, float]:
-        with self._changed:
-            while self._next is None:
-                self._changed.wait()
-            return self._next
+        while True:
+            self._requested.wait()
+            with self._lock:
+                if self._next is not None:
+                    return self._next
 
     def _stop(self, state: LifecycleState) -> None:
         """Stop the receiver, if one runs; then its threads can store nothing more."""
@@ -280,32 +292,31 @@ class ReceiverLifecycle:
             try:
                 receiver.on_stop()
             except Exception as error:
-                with self._changed:
+                with self._lock:
                     self._note("The receiver's on_stop failed", error)
             self._await_threads()
-        with self._changed:
+        with self._lock:
             self._receiver, self._threads, self._state = None, [], state
             if self._next is not None and self._next[0] is not LifecycleState.ENDED:
                 self._next = None
+                self._requested.clear()
         self._handoff.wake()
 
     def _await_threads(self) -> None:
-        until = time.monotonic() + STOP_SECONDS
-        for thread in list(self._threads):
+        until = self._clock.monotonic() + STOP_SECONDS
+        for thread, ended in list(self._threads):
             if thread is not threading.current_thread() and thread.ident is not None:
-                thread.join(max(0.0, until - time.monotonic()))
-        late = [thread.name for thread in self._threads if thread.is_alive()]
+                self._clock.wait(ended, until - self._clock.monotonic())
+        late = [thread.name for thread, ended in self._threads if not ended.is_set()]
         if late:
-            with self._changed:
+            with self._lock:
                 text = f"{', '.join(late)} did not end within {STOP_SECONDS:.0f} s of on_stop"
                 self._note(f"Threads of the receiver are left to themselves, and can store nothing more: {text}", None)
 
-    def _waited_in_vain(self, seconds: float) -> bool:
+    def _is_ended_within(self, seconds: float) -> bool:
         """Wait before a restart. Returns whether the end was asked for meanwhile."""
-        until = time.monotonic() + seconds
-        with self._changed:
-            while self._next is None and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
+        self._clock.wait(self._requested, seconds)
+        with self._lock:
             return self._next is not None and self._next[0] is LifecycleState.ENDED
 
 
@@ -354,9 +365,12 @@ class Handoff:
     It is also the `Acknowledgements` of its records: a call that waits for them returns when they are noted.
     """
 
-    def __init__(self, max_bytes: int, next_offset: int, position: str | None) -> None:
+    def __init__(self, max_bytes: int, next_offset: int, position: str | None, clock: Clock) -> None:
         self._max_bytes = max_bytes
+        self._clock = clock
         self._changed = threading.Condition()
+        # Set while there is something to take, or nothing will come any more.
+        self._takeable = threading.Event()
         self._queue: deque[Handed] = deque()
         self._queued_bytes = 0
         self._next_offset = next_offset
@@ -370,6 +384,12 @@ class Handoff:
         """The offset of the next record that is taken."""
         with self._changed:
             return self._next_offset
+
+    @property
+    def unstored(self) -> int:
+        """The number of records that were given and are not known to be stored."""
+        with self._changed:
+            return sum(len(queued.records) for queued in self._queue) + self._next_offset - self._stored_until
 
     @property
     def position(self) -> str | None:
@@ -396,6 +416,7 @@ class Handoff:
                 self._without_records = None
                 self._queue.append(handed)
                 self._queued_bytes += handed.nbytes
+                self._takeable.set()
             else:
                 # Stored with the next records: until then nothing would come twice.
                 self._without_records = handed.position
@@ -430,13 +451,10 @@ class Handoff:
 
         Records with a position are taken as a whole, however many. Returns None if there are none.
         """
-        until = time.monotonic() + seconds
+        self._clock.wait(self._takeable, seconds)
         with self._changed:
-            while not self._queue:
-                left = until - time.monotonic()
-                if left <= 0 or self._closed is not None:
-                    return None
-                self._changed.wait(left)
+            if not self._queue:
+                return None
             records: list[Record] = []
             position, nbytes = None, 0
             while self._queue:
@@ -461,6 +479,8 @@ class Handoff:
                 first.until = self._next_offset + len(records)
                 position = first.position if first.position is not None else position
             self._next_offset += len(records)
+            if not self._queue and self._closed is None:
+                self._takeable.clear()
             self._changed.notify_all()
             return Taken(records, position)
 
@@ -474,6 +494,7 @@ class Handoff:
             self._closed = self._closed or reason
             self._queue.clear()
             self._queued_bytes = 0
+            self._takeable.set()
             self._changed.notify_all()
             return lost
 

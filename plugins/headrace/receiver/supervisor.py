@@ -280,9 +280,7 @@ def open_clients(context: StreamContext, source: Input) -> ReceiverClients:
         KafkaClientError, and the errors of a wrong connection.
     """
     if isinstance(source, ReceiverInput):
-        custom = CustomSource(
-            source, max_block_bytes=context.stream.limits.max_block_bytes, now_ms=context.clock.now_ms
-        )
+        custom = CustomSource(source, max_block_bytes=context.stream.limits.max_block_bytes, clock=context.clock)
         return ReceiverClients(custom, NoTopicIds(source), NoEndOffsets())
     return _open_kafka(context, source)
 

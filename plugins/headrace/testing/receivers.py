@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace.blocks import OffsetRange, TopicPartition
+from headrace.clock import SystemClock
 from headrace.errors import HeadraceError
 from headrace.receiver.receiver import Receiver, Record, position_text
 from headrace.receiver.receiver_lifecycle import STOP_SECONDS, Handoff, ReceiverLifecycle
@@ -87,9 +88,10 @@ def run_receiver(
         position: where the source stands, as a JSON value; None for a first start.
     """
     text = position_text(position)
-    handoff = Handoff(_CALL_BYTES, 0, text)
+    clock = SystemClock()
+    handoff = Handoff(_CALL_BYTES, 0, text, clock)
     lifecycle = ReceiverLifecycle(
-        make, handoff, name="test-0", index=index, receivers=receivers, max_call_bytes=_CALL_BYTES
+        make, handoff, name="test-0", index=index, receivers=receivers, max_call_bytes=_CALL_BYTES, clock=clock
     )
     running = RunningReceiver(handoff, lifecycle, text)
     thread = threading.Thread(target=running.take, name="headrace-test", daemon=True)

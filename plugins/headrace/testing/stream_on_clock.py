@@ -2,10 +2,10 @@
 
 Everything is headrace's own but Kafka, which is in memory (`FakeKafka`), Spark's tasks and Airflow: receivers and
 tracker run in threads, and `StreamOnClock.run_due` does what the tasks of the scheduled runs do. Ledger, log, tracker,
-receivers and timetable share one `ManualClock`. The clock moves only when all threads wait for it: records in Kafka are
-read, and the blocks of intervals that have ended are cut and stored. So batch times, block cuts and leases are exact,
-and a test of an hour takes seconds. The threads' work takes real time; no call waits longer for it than
-``LIMIT_SECONDS``.
+receivers and timetable share one `ManualClock`. The clock moves only when all threads wait for it: what Kafka has and
+what custom receivers have given is read, and the blocks of intervals that have ended are cut and stored. So batch
+times, block cuts, leases and the delays of restarts are exact, and a test of an hour takes seconds. The threads' work
+takes real time, also that of a custom receiver's own threads; no call waits longer for it than ``LIMIT_SECONDS``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.timetables.base import TimeRestriction
 
@@ -28,8 +28,10 @@ from headrace.clock import ManualClock
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.states import JobState
+from headrace.receiver.custom_source import CustomSource
 from headrace.receiver.kafka_source import KafkaReceiver
-from headrace.receiver.supervisor import ReceiverClients, ReceiverSupervisor, ReceiverTask, receive
+from headrace.receiver.partitioning import Discoverer, discoverer_of
+from headrace.receiver.supervisor import ReceiverClients, ReceiverSupervisor, ReceiverTask, open_clients, receive
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.runs.batch_run import NothingToRun, begin_run, takes_over
 from headrace.runs.readiness import Readiness, blocks_ready
@@ -77,16 +79,11 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
     ...     (batch,) = running.run_due(spark)
     """
 
-    def __init__(self, stream: Stream, kafka: FakeKafka, *, start_ms: int = 1_700_000_000_000) -> None:
-        """``kafka`` has the stream's topics. The stream's ledger and storage are created, or continued.
-
-        Raises ValueError if an input is not from Kafka.
-        """
-        others = [each.id for each in stream.inputs if not isinstance(each, KafkaInput)]
-        if others:
-            raise ValueError(f"StreamOnClock runs inputs from Kafka only, not {', '.join(others)}.")
+    def __init__(self, stream: Stream, kafka: FakeKafka | None = None, *, start_ms: int = 1_700_000_000_000) -> None:
+        """``kafka`` has the topics of the stream's inputs from Kafka. The stream's ledger and storage are created, or
+        continued."""
         self.stream = stream
-        self.kafka = kafka
+        self.kafka = kafka or FakeKafka()
         self.clock = ManualClock(start_ms)
         self.ledger = Ledger.open(stream.ledger, clock=self.clock)
         self.context = StreamContext(stream, self.ledger, clock=self.clock)
@@ -105,7 +102,7 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         self._lease = self.ledger.jobs.acquire(self.stream.name, holder="a test", lease_ms=_LEASE_MS)
         self.ledger.jobs.update(self._lease, state=JobState.RUNNING)
         context = StreamContext(self.stream, self.ledger, clock=self._trackers_clock)
-        tracker = ReceiverTracker(context, self, self._lease, discoverer=lambda _: FakeDiscoverer(self.kafka))
+        tracker = ReceiverTracker(context, self, self._lease, discoverer=self._discoverer)
         self._thread = threading.Thread(target=self._track, args=(tracker,), name=_TRACKER, daemon=True)
         self._thread.start()
         try:
@@ -140,16 +137,29 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
             self._step(step_ms)
             left_ms -= step_ms
 
-    def receive(self) -> None:
-        """Move the time forward, usually by one or two block intervals, until all that is in Kafka is in the log, or
-        waits in a block for a log that is held."""
+    def receive(self, records: int = 0) -> None:
+        """Move the time forward, usually by one or two block intervals, until all that Kafka has and all that custom
+        receivers have given is in the log, or waits in a block for a log that is held.
+
+        Args:
+            records: how many records of custom receivers the log has then, since the stream began. While one gives
+                nothing, the time stands still.
+        """
 
         def received() -> bool:
-            return self._all_stored() or any(each.log_gate.waits for each in self._receivers.values())
+            return self._all_stored() or any(receiver.log_gate.waits for receiver in self._receivers.values())
 
-        # What is read waits for the end of a block interval, and a rate limit for a later time.
-        self._keep_pace()
-        self._move_until("all records are in the log", received, step_ms=self.stream.block_interval_ms, seconds=0)
+        until = time.monotonic() + LIMIT_SECONDS
+        while True:
+            # What is read waits for the end of a block interval, and a rate limit for a later time.
+            self._keep_pace()
+            self._move_until("all records are in the log", received, step_ms=self.stream.block_interval_ms, seconds=0)
+            stored = self._stored_of_custom_receivers()
+            if stored >= records:
+                return
+            given = f"custom receivers have given {records} records, and not {stored}"
+            _comes_true(lambda: not self._all_stored(), _MOMENT_SECONDS)
+            self._check(given, until)
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
@@ -291,11 +301,19 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         if time.monotonic() > until:
             raise TimeoutError(f"{LIMIT_SECONDS:.0f} s were not enough until {what}")
 
+    def _discoverer(self, source: Input) -> Discoverer:
+        return FakeDiscoverer(self.kafka) if isinstance(source, KafkaInput) else discoverer_of(source, self.stream)
+
     def _all_assigned(self) -> bool:
         owners, now_ms = self.owners(), self.clock.now_ms()
         rows = self.ledger.receivers.all(self.stream.name)
         running = [row for row in rows if row.alive(now_ms) and row.state.value == "running"]
-        everything = {key for key in self.kafka.logs if any(each.matches(key[0]) for each in self.stream.inputs)}
+        everything: set[tuple[str, int]] = set()
+        for source in self.stream.inputs:
+            if isinstance(source, KafkaInput):
+                everything |= {key for key in self.kafka.logs if source.matches(key[0])}
+            else:
+                everything |= {(source.id, index) for index in range(source.receivers)}
         read = set().union(*(each.partitions for each in self._receivers.values()))
         return len(running) == self.stream.receivers and read == owners.keys() == everything
 
@@ -305,7 +323,14 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
             for row in self.ledger.positions.all(self.stream.name, live=True)
         }
         with self.kafka.lock:
-            return all(log.high <= stored.get(key, log.high) for key, log in self.kafka.logs.items())
+            of_kafka = all(log.high <= stored.get(key, log.high) for key, log in self.kafka.logs.items())
+        return of_kafka and not any(receiver.unstored for receiver in self._receivers.values())
+
+    def _stored_of_custom_receivers(self) -> int:
+        # Their offsets begin with 0.
+        custom = {source.id for source in self.stream.inputs if not isinstance(source, KafkaInput)}
+        rows = self.ledger.positions.all(self.stream.name, live=True)
+        return sum(row.next_offset for row in rows if row.partition.topic in custom)
 
 
 class _Receiver:
@@ -316,6 +341,7 @@ class _Receiver:
         self.log_gate = LogGate()
         self._supervisor: ReceiverSupervisor | None = None
         self._consumer: FakeConsumer | None = None
+        self._custom: CustomSource | None = None
         self._stop = threading.Event()
         self._error: str | None = None
         storage = GatedStorage(open_storage(running.stream.folder_url), self.log_gate)
@@ -328,9 +354,11 @@ class _Receiver:
         def opened(supervisor: ReceiverSupervisor) -> None:
             self._supervisor = supervisor
 
-        def clients(_: StreamContext, source: Input) -> ReceiverClients:
+        def clients(context: StreamContext, source: Input) -> ReceiverClients:
             if not isinstance(source, KafkaInput):
-                raise TypeError(f"Input {source.id} is not from Kafka.")
+                opened = open_clients(context, source)
+                self._custom = cast(CustomSource, opened.consumer)
+                return opened
             consumer = KafkaReceiver(
                 {}, on_lost_offsets=source.on_lost_offsets, clock=self.clock, consumer_factory=make_consumer
             )
@@ -371,7 +399,14 @@ class _Receiver:
     @property
     def partitions(self) -> set[tuple[str, int]]:
         """What it reads."""
+        if self._custom is not None:
+            return {(partition.topic, partition.partition) for partition in self._custom.partitions}
         return set() if self._consumer is None else self._consumer.assigned
+
+    @property
+    def unstored(self) -> int:
+        """How many records a custom receiver has given that are not stored."""
+        return 0 if self._custom is None or self.done() else self._custom.unstored
 
     def resume(self) -> None:
         self.clock.resume()
@@ -396,16 +431,19 @@ class ThreadsClock:
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
         self._paused_ms: int | None = None
-        self._waits_until: dict[str, float] = {}
+        # By the name of a waiting thread: the event for which it waits too.
+        self._waits: dict[str, tuple[float, threading.Event]] = {}
 
     @property
     def is_paused(self) -> bool:
         return self._paused_ms is not None
 
     def is_waited_for(self, thread: str) -> bool:
-        """Whether a thread whose name begins with ``thread`` waits for a later time."""
-        now = self.monotonic()
-        return any(name.startswith(thread) and until > now for name, until in self._waits_until.copy().items())
+        """Whether a thread whose name begins with ``thread`` waits for a later time, and for nothing that is there."""
+        now, waits = self.monotonic(), self._waits.copy()
+        return any(
+            name.startswith(thread) and until > now and not event.is_set() for name, (until, event) in waits.items()
+        )
 
     def pause(self) -> None:
         self._paused_ms = self._clock.now_ms()
@@ -423,11 +461,11 @@ class ThreadsClock:
     def wait(self, event: threading.Event, seconds: float) -> bool:
         until = self.monotonic() + seconds
         thread = threading.current_thread().name
-        self._waits_until[thread] = until
+        self._waits[thread] = until, event
         while self.monotonic() < until:
             if event.wait(_POLL_SECONDS):
                 break
-        del self._waits_until[thread]
+        del self._waits[thread]
         return event.is_set()
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pkgutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.receiver.custom.custom_receivers import Numbers
 
 from headrace.batch.manifest import LOG_FOLDER
 from headrace.ledger import BatchState
 from headrace.receiver.tracker import TrackerEnd, find_sign
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, ReceiverInput, Stream
+from headrace.testing import stream_on_clock
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.testing.stream_on_clock import BatchOnClock, StreamOnClock
 from headrace.wal.frame import segments_in
@@ -229,6 +232,88 @@ def test_the_next_job_continues_where_the_last_one_stopped(
         assert values(*again.run_due()) == [b"before", b"meanwhile"]
 
 
-def test_a_stream_with_a_custom_receiver_is_refused(make_running: Callable[..., StreamOnClock]) -> None:
-    with pytest.raises(ValueError, match="inputs from Kafka only, not words"):
-        make_running(inputs=ReceiverInput(id="words", receiver="words:Words"))
+@pytest.fixture
+def numbers(tmp_path: Path) -> Iterator[ReceiverInput]:
+    """An input whose receivers a test has give records, by the objects in ``Numbers.made``."""
+    Numbers.made.clear()
+    yield ReceiverInput(id="numbers", receiver="tests.unit.receiver.custom.custom_receivers:Numbers")
+    Numbers.made.clear()
+
+
+def test_what_custom_receivers_give_is_in_the_batch_of_its_time(
+    make_running: Callable[..., StreamOnClock], numbers: ReceiverInput
+) -> None:
+    with make_running(inputs=numbers) as running:
+        times = Times(running)
+        (receiver,) = Numbers.made
+        receiver.store(["1", "2"])
+        running.receive(records=2)
+        times.go_to(9)
+        receiver.store("3", position={"line": 3})
+        running.receive(records=3)
+        times.go_to(12)
+        (first,) = running.run_due()
+        receiver.store("4")
+        running.receive(records=4)
+        times.go_to(22)
+        (second,) = running.run_due()
+        assert running.owners() == {("numbers", 0): 0}
+    assert (first.batch_time_ms, values(first)) == (times.at(10), [b"1", b"2", b"3"])
+    assert (second.batch_time_ms, values(second)) == (times.at(20), [b"4"])
+
+
+def test_a_custom_receiver_starts_again_after_its_delay_by_the_tests_clock(
+    make_running: Callable[..., StreamOnClock], numbers: ReceiverInput
+) -> None:
+    with make_running(inputs=numbers) as running:
+        Numbers.made[0].store("1", position=1)
+        running.receive(records=1)
+        Numbers.made[0].restart("the source is away", delay_seconds=60)
+        assert Numbers.made[0].stopped.wait(30)
+        running.advance(55)
+        assert len(Numbers.made) == 1
+        running.advance(6)
+        until = time.monotonic() + 30
+        while len(Numbers.made) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert Numbers.made[1].started.wait(30)
+        assert Numbers.made[1].position == 1
+        Numbers.made[1].store("2")
+        running.receive(records=2)
+
+
+def test_a_custom_receiver_that_waits_for_each_block_gets_the_time_for_it(
+    make_running: Callable[..., StreamOnClock],
+) -> None:
+    counter = ReceiverInput(
+        id="counter", receiver="tests.unit.receiver.custom.custom_receivers:Counter", arguments={"until": 30}
+    )
+    with make_running(inputs=counter) as running:
+        running.receive(records=30)
+        running.advance(10)
+        assert len(values(*running.run_due())) == 30
+
+
+def test_a_clock_moves_a_stream_of_kafka_and_a_custom_receiver(
+    make_running: Callable[..., StreamOnClock], kafka: FakeKafka, numbers: ReceiverInput
+) -> None:
+    clicks = KafkaInput(bootstrap_servers="nowhere:9092", topics="clicks")
+    with make_running(inputs=[clicks, numbers], transform="nothing:both") as running:
+        kafka.produce("clicks", 1, b"click")
+        Numbers.made[0].store("number")
+        running.receive(records=1)
+        running.advance(10)
+        assert sorted(filter(None, values(*running.run_due()))) == [b"click", b"number"]
+
+
+def test_a_custom_receiver_that_gives_too_little_is_named_after_the_limit(
+    make_running: Callable[..., StreamOnClock], numbers: ReceiverInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_running(inputs=numbers) as running:
+        Numbers.made[0].store("1")
+        monkeypatch.setattr(stream_on_clock, "LIMIT_SECONDS", 1.0)
+        before_ms = running.clock.now_ms()
+        with pytest.raises(TimeoutError, match="custom receivers have given 2 records, and not 1"):
+            running.receive(records=2)
+        monkeypatch.undo()
+        assert running.clock.now_ms() - before_ms < 10_000, "the time stands still while nothing is given"
