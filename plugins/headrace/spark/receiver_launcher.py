@@ -65,11 +65,16 @@ class SparkReceiverHandle:
         group: str,
         locations: Sequence[Location],
         live: Callable[[], Collection[Executor]],
+        *,
+        anywhere: bool = False,
     ) -> None:
-        """``live`` returns the live executors; none while they are not known."""
+        """``live`` returns the live executors; none while they are not known. ``anywhere``: it is not refused where
+        Spark started it outside of its ``locations``."""
         self._spark_context = spark_context
         self._live = live
-        self._is_lost = False
+        self._anywhere = anywhere
+        self._is_given_up = False
+        self.is_refused = False
         self._task = task
         self._group = group
         self.locations = locations
@@ -92,19 +97,24 @@ class SparkReceiverHandle:
         return self._executor
 
     def done(self) -> bool:
-        """Whether its job has ended, or its executor is lost. Then Spark repeats the task in vain, which takes many
-        seconds while there are few executors."""
-        if not self._is_lost and self._thread.is_alive() and self._has_lost_its_executor():
-            self._is_lost = True
-            self._error = f"{self._executor} was lost"
+        """Whether its job has ended, or is given up: it started outside of its locations, or its executor is lost. Then
+        Spark repeats the task in vain, which takes many seconds while there are few executors."""
+        if not self._is_given_up and self._thread.is_alive() and (reason := self._reason_to_give_up()) is not None:
+            self._is_given_up = True
+            self._error = reason
             self.cancel()
-        return self._is_lost or not self._thread.is_alive()
+        return self._is_given_up or not self._thread.is_alive()
 
-    def _has_lost_its_executor(self) -> bool:
-        if self._executor is None or self._executor.executor_id == DRIVER:
-            return False
+    def _reason_to_give_up(self) -> str | None:
+        executor = self._executor
+        if executor is None or executor.executor_id == DRIVER:
+            return None
+        if not self._anywhere and self.locations and not {executor, executor.host}.intersection(self.locations):
+            self.is_refused = True
+            planned = " or ".join(map(str, self.locations))
+            return f"it started on {executor}, and its place is {planned}; it is placed again"
         live = self._live()
-        return bool(live) and self._executor not in live
+        return f"{executor} was lost" if live and executor not in live else None
 
     def error(self) -> str | None:
         return self._error
@@ -127,7 +137,7 @@ class SparkReceiverHandle:
             self._spark_context.setLocalProperty("spark.scheduler.pool", POOL)
             (report,) = placed(self._spark_context, self._task, self.locations).map(run_receiver_task).collect()
         except Exception as error:
-            if not self._is_lost:
+            if not self._is_given_up:
                 self._error = self._first_failure() or first_cause(error)
         else:
             self._error = None if report.state is ReceiverState.STOPPED else report.error
@@ -146,6 +156,10 @@ class SparkReceiverLauncher:
 
     One task slot is reserved for batches, also after executors were lost. A receiver waits if no other slot is free.
 
+    A receiver that Spark started elsewhere, because no slot was free there for ``spark.locality.wait``, is refused, as
+    Spark's tracker does, and placed anew by the present load. Unlike Spark's it is then accepted wherever it starts: a
+    receiver in the wrong place is better than none.
+
     ``others`` returns the launchers of other streams in the application.
     """
 
@@ -163,6 +177,7 @@ class SparkReceiverLauncher:
         self._live: list[Executor] = []
         self._next_listing = 0.0
         self._handles: list[SparkReceiverHandle] = []
+        self._refused: set[ReceiverId] = set()
 
     def start(self, task: ReceiverTask) -> SparkReceiverHandle:
         """Start the receiver of ``task``.
@@ -182,6 +197,7 @@ class SparkReceiverLauncher:
             self._starting.release()
 
     def _start(self, task: ReceiverTask) -> SparkReceiverHandle:
+        self._refused |= {known.receiver_id for known in self._handles if known.done() and known.is_refused}
         self._handles = [known for known in self._handles if not known.done()]
         slots, running = task_slots(self._spark_context), self._all_running()
         if slots < running + 2:
@@ -192,8 +208,12 @@ class SparkReceiverLauncher:
             )
         self._launched += 1
         group = f"headrace/receiver/{task.receiver_id}/{task.scheduled.job.epoch}/{self._launched}"
-        locations = self._locations(task.receiver_id)
-        handle = SparkReceiverHandle(self._spark_context, task, group, locations, self._live_executors)
+        is_again = task.receiver_id in self._refused
+        locations = self._locations(task.receiver_id, anew=is_again)
+        handle = SparkReceiverHandle(
+            self._spark_context, task, group, locations, self._live_executors, anywhere=is_again
+        )
+        self._refused.discard(task.receiver_id)
         self._handles.append(handle)
         return handle
 
@@ -240,14 +260,14 @@ class SparkReceiverLauncher:
             "can run. Executors were lost and not replaced; check the cluster."
         )
 
-    def _locations(self, receiver: ReceiverId) -> tuple[Location, ...]:
+    def _locations(self, receiver: ReceiverId, *, anew: bool) -> tuple[Location, ...]:
         try:
             executors = executors_of(self._spark_context)
             others = self._others() if executors else ()
             of_other_streams = {
                 receiver: place for launcher in others for receiver, place in launcher.placements().items()
             }
-            candidates = self._placement.candidates(receiver, executors, self._running, of_other_streams)
+            candidates = self._placement.candidates(receiver, executors, self._running, of_other_streams, anew=anew)
         except Exception:
             # Without a placement the receiver starts on any executor.
             logger.exception("the executors cannot be listed, so receiver %s may run on any of them", receiver)

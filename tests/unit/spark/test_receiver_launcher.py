@@ -42,7 +42,17 @@ def task(index: int) -> ReceiverTask:
 class Handle:
     """A receiver that runs where it was sent first, or where a test says, until a test ends it."""
 
-    def __init__(self, _: Any, task: ReceiverTask, __: str, locations: tuple[Location, ...], *___: Any) -> None:
+    def __init__(
+        self,
+        _: Any,
+        task: ReceiverTask,
+        __: str,
+        locations: tuple[Location, ...],
+        *___: Any,
+        anywhere: bool = False,
+    ) -> None:
+        self.anywhere = anywhere
+        self.is_refused = False
         self.receiver_id = task.receiver_id
         self.locations = locations
         first = locations[0] if locations else None
@@ -275,6 +285,66 @@ def test_a_receiver_whose_executor_is_lost_has_ended_before_spark_gives_up(monke
     assert handle.join(20)
     assert job.cancelled.is_set()
     assert handle.error() == "executor 1 on host1 was lost"
+
+
+@pytest.fixture
+def on_two(monkeypatch: pytest.MonkeyPatch) -> Endless:
+    """Spark starts every receiver on the second executor."""
+    job = Endless()
+    monkeypatch.setattr(receiver_launcher, "placed", lambda *_: job)
+    monkeypatch.setattr(receiver_launcher, "executor_of_group", lambda *_: TWO)
+    monkeypatch.setattr(receiver_launcher, "_ASK_SECONDS", 0.0)
+    return job
+
+
+@pytest.mark.parametrize("locations", [(ONE,), (ONE, "host4")])
+def test_a_receiver_that_started_outside_of_its_locations_is_refused(
+    on_two: Endless, locations: tuple[Location, ...]
+) -> None:
+    handle = SparkReceiverHandle(on_two, task(0), "the group", locations, lambda: [ONE, TWO])  # type: ignore[arg-type]
+    assert not handle.done(), "it is not known where it runs"
+    assert handle.running_on() == TWO
+    assert handle.done()
+    assert handle.is_refused
+    places = " or ".join(map(str, locations))
+    assert handle.error() == f"it started on executor 2 on host2, and its place is {places}; it is placed again"
+    assert handle.join(20)
+    assert on_two.cancelled.is_set()
+
+
+@pytest.mark.parametrize(
+    ("locations", "anywhere"), [((ONE, TWO), False), (("host2",), False), ((), False), ((ONE,), True)]
+)
+def test_a_receiver_is_accepted_at_each_of_its_locations_and_elsewhere_if_it_is_placed_again(
+    on_two: Endless, locations: tuple[Location, ...], anywhere: bool
+) -> None:
+    handle = SparkReceiverHandle(
+        on_two,  # type: ignore[arg-type]
+        task(0),
+        "the group",
+        locations,
+        lambda: [ONE, TWO],
+        anywhere=anywhere,
+    )
+    assert handle.running_on() == TWO
+    assert not handle.done()
+    handle.cancel()
+    assert handle.join(20)
+    assert not handle.is_refused
+
+
+def test_a_refused_receiver_is_placed_by_the_present_load_and_then_accepted_anywhere(setting: Setting) -> None:
+    handles = [setting.start(index) for index in range(3)]
+    assert handles[1].locations == (TWO,)
+    assert not handles[1].anywhere
+    # Another one keeps the second executor busy, and the third one has ended.
+    handles[0].executor = TWO
+    handles[1].is_refused = handles[1].ended = handles[2].ended = True
+    setting.start(2)
+    again = setting.start(1)
+    assert (again.locations, again.anywhere) == ((ONE,), True)
+    again.ended = True
+    assert not setting.start(1).anywhere, "it was not refused again"
 
 
 def test_where_the_executors_are_not_known_no_receiver_is_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
