@@ -188,8 +188,11 @@ class BlockGenerator(Generic[T]):
         self._timer.start()
         self._pusher.start()
 
-    def stop(self) -> None:
-        """Accept no more data, cut and push what was added, and end both threads. A second call does nothing."""
+    def stop(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Accept no more data, cut and push what was added, and end both threads. A second call does nothing.
+
+        It leaves the pushing thread to itself when ``give_up`` says so, which is asked every ``TICK_SECONDS``.
+        """
         with self._changed:
             pusher = self._pusher
             if self._state is GeneratorState.ACTIVE:
@@ -202,7 +205,8 @@ class BlockGenerator(Generic[T]):
                     self._cut()
                     self._state = GeneratorState.STOPPED_GENERATING_BLOCKS
                 self._changed.notify_all()
-            pusher.join()
+            while pusher.is_alive() and not give_up():
+                pusher.join(TICK_SECONDS)
         with self._changed:
             self._state = GeneratorState.STOPPED_ALL
 

@@ -14,7 +14,8 @@ took over, and offsets that Kafka took back after they were read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -128,6 +129,13 @@ class BlockStore:
         self._copies = copies
         self._last_accepted: int | None = None
         self._is_undecided = False
+        self._writing_since: float | None = None
+
+    @property
+    def writing_seconds(self) -> float:
+        """For how long a call of the log's writer has not returned; 0.0 if none is under way. Any thread may ask."""
+        since = self._writing_since
+        return 0.0 if since is None else self._clock.monotonic() - since
 
     def store(self, chunks: Sequence[RecordChunk], cut_time_ms: int) -> None:
         """Store the chunks as one block per event time; chunks without records only move positions.
@@ -202,11 +210,23 @@ class BlockStore:
         an idle year become one block for each of its batches.
         """
         if self._beat():
-            self._closed(self._writer.roll_if_due(self._settled))
+            with self._writing():
+                closed = self._writer.roll_if_due(self._settled)
+            self._closed(closed)
 
     def close(self) -> None:
         """End the segment and report that to the ledger if it answers."""
-        self._closed(self._writer.close(self._settled))
+        with self._writing():
+            closed = self._writer.close(self._settled)
+        self._closed(closed)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._writing_since = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._writing_since = None
 
     @property
     def _settled(self) -> int | None:
@@ -232,14 +252,15 @@ class BlockStore:
             if failures:
                 self._wait(_FIRST_WAIT_SECONDS * 2 ** (failures - 1))
             try:
-                frame = self._writer.write(
-                    records,
-                    ranges,
-                    cut_time_ms=cut_time_ms,
-                    last_accepted_sequence=self._last_accepted,
-                    event_time_ms=event_time_ms,
-                    source_position=source_position,
-                )
+                with self._writing():
+                    frame = self._writer.write(
+                        records,
+                        ranges,
+                        cut_time_ms=cut_time_ms,
+                        last_accepted_sequence=self._last_accepted,
+                        event_time_ms=event_time_ms,
+                        source_position=source_position,
+                    )
                 # Here, not after the ledger's answer: if the ledger refuses the block, perhaps no other follows, and
                 # the receiver would pause for good on a disk that has room.
                 self._pausing.stored(frame.payload_bytes)

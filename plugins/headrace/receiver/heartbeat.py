@@ -167,8 +167,11 @@ class Heartbeat:
         self._give_up_at = monotonic_seconds
 
     def end(self, state: ReceiverState, error: str | None, stack: str | None = None) -> None:
-        """Release the lease, with what the receiver has counted and reported since the last heartbeat. Call it when
-        the pushing thread and the source have ended. Raises LeaseLostError and LedgerUnavailableError."""
+        """Release the lease, with what the receiver has counted and reported since the last heartbeat.
+
+        Call it when the source has ended, and the pushing thread has too, or hangs. Raises LeaseLostError and
+        LedgerUnavailableError.
+        """
         self._report_errors()
         self._ledger.receivers.release(self._lease, state, error, self._stats.totals(), stack=stack)
 

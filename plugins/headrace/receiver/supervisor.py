@@ -52,7 +52,7 @@ from headrace.receiver.kafka_errors import UnauthorizedTopics, kafka_offset_gaps
 from headrace.receiver.kafka_source import KafkaReceiver
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.rates import RateLimiter
-from headrace.receiver.receiver import GeneratorStateError
+from headrace.receiver.receiver import GeneratorStateError, StoreFailedError
 from headrace.receiver.record_source import Gap, RecordSource
 from headrace.stream import Stream
 from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
@@ -117,12 +117,14 @@ class ReceiverSupervisor:
         pausing: Pausing,
         lag_watch: LagWatch,
         unauthorized: UnauthorizedTopics,
+        store_timeout: float | None,
     ) -> None:
         """``source`` reads records, ``limiter`` limits their rate, and ``event_times`` splits them by batch interval
         (in a stream by timestamp). ``generator`` cuts them into blocks, which ``store`` stores and ``counts`` counts.
         ``heartbeat`` renews the lease and gets the ledger's orders, which ``orders`` follows. ``pausing`` says when to
         stop reading, ``lag_watch`` measures the lag, and ``unauthorized`` has records read again that could not be
-        stored because their topic may not be described."""
+        stored because their topic may not be described. ``store_timeout``: after so many seconds in one call of the
+        log's writer the receiver gives up; None: the log's storage has a timeout of its own."""
         self._receiver_id = lease.receiver_id
         self._clock = context.clock
         self._source = source
@@ -136,8 +138,11 @@ class ReceiverSupervisor:
         self._pausing = pausing
         self._lag_watch = lag_watch
         self._unauthorized = unauthorized
+        self._store_timeout = store_timeout
+        self._log_url = context.storage.url
         self._stop = threading.Event()
         self._drains = False
+        self._hangs: StoreFailedError | None = None
 
     def run(self, stop: threading.Event) -> ReceiverReport:
         """Receive until ``stop`` is set or the ledger orders a stop. Store what was read, then release the lease.
@@ -166,6 +171,7 @@ class ReceiverSupervisor:
 
     def _receive(self) -> None:
         while not self._stop.is_set():
+            self._check_log()
             given = self._heartbeat.take_orders()
             if given is not None:
                 orders, reported_failed = given
@@ -201,6 +207,7 @@ class ReceiverSupervisor:
 
     def _while_full(self) -> None:
         """Called while records wait because nothing can be stored, which may last: the disk is full, for example."""
+        self._check_log()
         self._lag_watch.poll()
         if self._pausing.reason is None:
             self._source.serve()
@@ -208,6 +215,20 @@ class ReceiverSupervisor:
             self._source.listen()
         if self._heartbeat.is_stop_ordered or self._stop.is_set():
             self._begin_draining()
+
+    def _check_log(self) -> None:
+        """Raise StoreFailedError if the log's disk hangs: no call can interrupt the write of the pushing thread."""
+        if self._log_hangs() and self._hangs is not None:
+            raise self._hangs
+
+    def _log_hangs(self) -> bool:
+        seconds = self._store.writing_seconds
+        if self._hangs is None and self._store_timeout is not None and seconds > self._store_timeout:
+            self._hangs = StoreFailedError(
+                f"A write to the log in {self._log_url} has not returned for {seconds:.0f} s.",
+                remedy="Check whether the disk hangs. The receiver starts again from the ledger's positions.",
+            )
+        return self._hangs is not None
 
     def _begin_draining(self) -> None:
         """From now on the thread that stores gives up after a while."""
@@ -231,7 +252,9 @@ class ReceiverSupervisor:
     def _drain(self, error: BaseException | None) -> BaseException | None:
         """Store what was read, unless the lease or the store is gone. Returns the error that ended the receiver."""
         self._heartbeat.drain_until(self._clock.monotonic() + _DRAIN_TIMEOUT_SECONDS)
-        self._generator.stop()
+        self._generator.stop(give_up=self._log_hangs)
+        if self._hangs is not None:
+            return self._hangs
         failure = self._generator.failure
         if failure is not None and (error is None or isinstance(error, GeneratorStateError)):
             return failure
@@ -244,11 +267,10 @@ class ReceiverSupervisor:
             # Another receiver has taken over: a late commit of this one would set that one's offsets back.
             steps = [partial(self._source.close, 0.0)]
         else:
-            steps = [
-                self._store.close,
-                self._source.close,
-                partial(self._heartbeat.end, report.state, report.error, report.stack),
-            ]
+            release = partial(self._heartbeat.end, report.state, report.error, report.stack)
+            # A segment whose disk hangs cannot be ended. The pushing thread is left to itself: without the lease, the
+            # ledger refuses its block.
+            steps = [self._source.close, release] if self._hangs else [self._store.close, self._source.close, release]
         for step in steps:
             try:
                 step()
@@ -416,6 +438,7 @@ class ReceiverFactory:
             pausing=pausing,
             lag_watch=lag_watch,
             unauthorized=unauthorized,
+            store_timeout=limits.store_timeout.total_seconds() if context.storage.appends else None,
         )
 
     def _copies(self) -> BlockCopies | None:

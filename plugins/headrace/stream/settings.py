@@ -61,9 +61,10 @@ class Limits(Part):
     segment_bytes: PositiveInt = 128 * MIB
     segment_interval: Duration = timedelta(seconds=60)
     store_timeout: Duration = Field(default=timedelta(seconds=30), le=timedelta(seconds=45))
-    """How long one write to an object store may take, with the retries of its driver. Then it counts as failed. The
+    """How long one write to the log may take. A write to an object store, with the retries of its driver, then counts
+    as failed. A write to a folder cannot be interrupted: the receiver then ends with an error, and starts again. The
     default is that of Spark's ``blockStoreTimeout``. At most 45 s: the tracker gives up a receiver that has not renewed
-    its lease for 60 s. Has no effect on a log in a folder."""
+    its lease for 60 s."""
     seal_grace: Duration = timedelta(seconds=10)
     """How long a batch waits for live receivers to declare that they have stored all blocks of its batch time."""
     max_coalesced_records: PositiveInt = 500_000

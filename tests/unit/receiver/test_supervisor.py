@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from headrace.receiver.rates import RateLimiter
 from headrace.stream import Limits
 from headrace.stream.settings import Backpressure
 from headrace.testing.fake_kafka import FakeKafka
+from headrace.testing.stream_on_clock import GatedStorage, LogGate
 from headrace.wal import recovery
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import scan_log
@@ -125,6 +127,45 @@ def test_a_receiver_that_cannot_be_opened_reports_why_releases_its_lease_and_clo
     (row,) = setting.ledger.receivers.all("air")
     assert (row.state, row.last_error) == (ReceiverState.FAILED, report.error)
     assert closed == [0.0]
+
+
+@pytest.fixture
+def hanging(make_stream: MakeStream, make_setting: MakeSetting) -> Iterator[tuple[Setting, LogGate, GatedStorage]]:
+    """A receiver gives up after a second of a write that does not return; the log hangs while the gate is closed."""
+    setting = make_setting(make_stream(limits=Limits(store_timeout="1 s")))
+    setting.topic(1)
+    setting.assign(0)
+    gate = LogGate()
+    yield setting, gate, GatedStorage(setting.storage, gate)
+    gate.opened.set()
+
+
+@pytest.mark.parametrize("moment", ["receiving", "stopping"])
+def test_a_receiver_whose_disk_hangs_says_so_and_ends_and_the_next_loses_and_doubles_nothing(
+    hanging: tuple[Setting, LogGate, GatedStorage], moment: str
+) -> None:
+    setting, gate, storage = hanging
+    running = setting.start(storage=storage)
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: setting.positions() == [1])
+    gate.opened.clear()
+    setting.kafka.produce("flights", 0, b"b")
+    eventually(lambda: gate.waits)
+    # So much is read meanwhile that the queue of blocks is full.
+    setting.kafka.produce("flights", 0, *[b"x"] * 5_000)
+    report = running.end() if moment == "stopping" else running.join()
+    assert report.state is ReceiverState.FAILED
+    assert report.error is not None
+    assert "has not returned for 1 s" in report.error
+    assert setting.stream.folder_url in report.error
+    (row,) = setting.ledger.receivers.all("air")
+    assert (row.state, row.last_error) == (ReceiverState.FAILED, report.error)
+    with setting.running():
+        eventually(lambda: setting.positions() == [5_002])
+        # The write of the first one returns late: its block is not the ledger's.
+        gate.opened.set()
+        eventually(lambda: not gate.waits)
+    assert [offset for _, offset, _ in setting.stored()] == list(range(5_002))
 
 
 def test_lost_offsets_fail_one_partition_in_the_ledger_and_a_person_sets_it_going(setting: Setting) -> None:
