@@ -8,6 +8,7 @@ HEADRACE_STORAGE_SHARED    "1" where that folder is mounted on every host of the
 HEADRACE_LEDGER            a SQLAlchemy URL without a password, or "connection:<Airflow connection id>"
 HEADRACE_SPARK_MASTER      a Spark master; without it Spark runs on Airflow's own machine
 HEADRACE_SPARK_CORES       how many of a cluster's cores one stream may take
+HEADRACE_LINES             "host:port" of the TCP server whose words are counted; without it localhost:9999
 =========================  ==========================================================================================
 """
 
@@ -28,4 +29,6 @@ STORAGE = Storage(
 LEDGER = os.environ.get("HEADRACE_LEDGER", f"sqlite:///{_HOME / 'ledger.db'}")
 SPARK_MASTER = os.environ.get("HEADRACE_SPARK_MASTER")
 SPARK_CONF = {"spark.cores.max": _CORES} if _CORES else {}
+LINES_HOST, _, _port = os.environ.get("HEADRACE_LINES", "localhost:9999").rpartition(":")
+LINES_PORT = int(_port)
 SPARK = SparkSettings(master=SPARK_MASTER, conf=SPARK_CONF)

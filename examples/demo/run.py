@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from examples.demo.flights_demo import Stopwatch, run_flights
 from examples.demo.stack import DemoStack, dags_folder, jars_are_there
 from examples.demo.view import View
-from examples.demo.word_count_demo import run_word_count
+from examples.demo.word_count_demo import LineServer, run_word_count
 from rich.console import Console
 
 
@@ -76,7 +76,9 @@ def run_demo(options: DemoOptions, view: View) -> Outcome:
         DemoError: the example did not run to its end. Then, and on Ctrl-C, the stack is stopped even with ``keep``.
     """
     watch = Stopwatch()
-    stack = DemoStack(options.data, dags_folder(), keep=options.keep)
+    lines = LineServer() if options.example == "wordcount" else None
+    settings = {} if lines is None else {"HEADRACE_LINES": lines.address}
+    stack = DemoStack(options.data, dags_folder(), keep=options.keep, settings=settings)
     began = time.monotonic()
     finished = False
     try:
@@ -88,18 +90,23 @@ def run_demo(options: DemoOptions, view: View) -> Outcome:
                 stack.start(view.stack)
             view.say(f"the stack is up; Airflow is at {stack.address('api-server')}")
             result: Result
-            if options.example == "wordcount":
-                result = run_word_count(stack, view, rate=options.rate)
+            if lines is not None:
+                result = run_word_count(stack, view, lines, rate=options.rate)
             else:
                 result = run_flights(stack, view, records=options.records, rate=options.rate, watch=watch)
         finished = True
     finally:
+        if lines is not None:
+            lines.close()
         if not (finished and options.keep):
             view.say("stopping the stack" if finished else f"stopping the stack; its logs stay in {stack.data}")
             with watch.over("stop of the stack"):
                 stack.stop()
         watch.seconds["altogether"] = round(time.monotonic() - began, 1)
-    return Outcome(result, _addresses(stack) if options.keep else {})
+    addresses = _addresses(stack) if options.keep else {}
+    if addresses and lines is not None:
+        addresses["to send lines"] = f"nc -lk {lines.address.replace(':', ' ')}"
+    return Outcome(result, addresses)
 
 
 def _addresses(stack: DemoStack) -> dict[str, str]:

@@ -30,8 +30,10 @@ class DemoStack:
     `headrace stack down`.
     """
 
-    def __init__(self, data: Path, dags: Path, *, keep: bool) -> None:
+    def __init__(self, data: Path, dags: Path, *, keep: bool, settings: Mapping[str, str] | None = None) -> None:
+        """``settings``: environment variables for the DAG files, besides those of log and ledger."""
         self.data = data.absolute()
+        self._given = dict(settings or {})
         self._dags = dags
         self._keep = keep
         self._guarded: GuardedProcess | None = None
@@ -124,7 +126,8 @@ class DemoStack:
         return self.data / "up.log"
 
     def _settings(self) -> Mapping[str, str]:
-        return {"HEADRACE_STORAGE": str(self.data / "streams"), "HEADRACE_LEDGER": "connection:headrace_ledger"}
+        places = {"HEADRACE_STORAGE": str(self.data / "streams"), "HEADRACE_LEDGER": "connection:headrace_ledger"}
+        return {**places, **self._given}
 
     def _await(self, show: Callable[[StackState], None], has_failed: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _START_SECONDS

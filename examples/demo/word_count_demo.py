@@ -1,9 +1,11 @@
-"""Runs the second example, Spark's quick example: lines go into a topic, each batch prints its word counts."""
+"""Runs the second example, Spark's quick example: a TCP server sends lines, each batch prints its word counts."""
 
 from __future__ import annotations
 
 import ast
 import re
+import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,17 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from examples.demo.errors import DemoError
-from examples.demo.flights import FlightRecord
 from examples.demo.following import explain, follow, unpause
 from examples.demo.observing import Observer
-from examples.demo.producing import Producing, create_topic
 
 if TYPE_CHECKING:
     from examples.demo.stack import DemoStack
     from examples.demo.view import View
     from rich.console import Console
 
-STREAM, TOPIC = "word_count", "lines"
+STREAM = "word_count"
 
 # They have at most as many different words as the stream prints rows.
 LINES = (
@@ -75,8 +75,54 @@ class WordCounts:
             )
 
 
-def run_word_count(stack: DemoStack, view: View, *, rate: float | None) -> WordCounts:
-    """Send lines, and show what the batches print until all words are counted.
+class LineServer:
+    """Sends lines to the client that connected last, as a person does with ``nc -lk``. Listens on the loopback."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._client: socket.socket | None = None
+        self.sent = 0
+        threading.Thread(target=self._accept, name="headrace-lines", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """Host and port, as ``host:port``."""
+        host, port = self._server.getsockname()
+        return f"{host}:{port}"
+
+    def start(self, lines: list[str], rate: float | None) -> None:
+        """Send these lines from a thread, ``rate`` a second (None: as fast as possible)."""
+        threading.Thread(target=self._send, args=(lines, rate), name="headrace-lines", daemon=True).start()
+
+    def close(self) -> None:
+        """End the connection and stop listening."""
+        self._server.close()
+        if self._client is not None:
+            self._client.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                self._client, _ = self._server.accept()
+            except OSError:
+                return
+
+    def _send(self, lines: list[str], rate: float | None) -> None:
+        for line in lines:
+            while self._client is None:
+                time.sleep(_POLL_SECONDS)
+            try:
+                self._client.sendall(f"{line}\n".encode())
+            except OSError:
+                # Closed. The demo says how many words were counted.
+                return
+            self.sent += 1
+            if rate is not None:
+                time.sleep(1 / rate)
+
+
+def run_word_count(stack: DemoStack, view: View, lines: LineServer, *, rate: float | None) -> WordCounts:
+    """Send lines by the server, and show what the batches print until all words are counted.
 
     Args:
         rate: lines a second; None: as fast as possible.
@@ -86,35 +132,28 @@ def run_word_count(stack: DemoStack, view: View, *, rate: float | None) -> WordC
     """
     from headrace.ledger import Ledger
 
-    kafka = stack.address("kafka")
-    create_topic(kafka, TOPIC, 1)
-    producing = Producing(kafka, TOPIC, _verses(), rate=rate)
     result = WordCounts(Counter(word for _ in range(_VERSES) for line in LINES for word in line.split()), {})
     with Ledger.open(stack.ledger_url) as ledger:
-        observer = Observer(STREAM, ledger=ledger, to_produce=_VERSES * len(LINES), produced=producing.so_far)
+        observer = Observer(STREAM, ledger=ledger, to_produce=_VERSES * len(LINES), produced=lambda: lines.sent)
         unpause(stack, view, f"{STREAM}_receiver")
         follow(stack, view, STREAM, observer, until=lambda snapshot: snapshot.receiving == "running")
     unpause(stack, view, f"{STREAM}_batches")
     speed = "as fast as it goes" if rate is None else f"{rate:g} a second"
-    view.say(f"sending {_VERSES * len(LINES)} lines into the topic {TOPIC}, {speed}")
-    producing.start()
+    view.say(f"sending {_VERSES * len(LINES)} lines from {lines.address}, {speed}")
+    lines.start([*LINES] * _VERSES, rate)
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     read: set[str] = set()
-    try:
-        while result.counted.total() < result.sent.total():
-            producing.so_far()
-            for at, text in _new_prints(stack, read):
-                result.printed[at] = parse_counts(text)
-                if result.printed[at]:
-                    view.say("\n" + text)
-            if time.monotonic() > deadline:
-                raise DemoError(
-                    f"{result.counted.total()} of {result.sent.total()} words were counted within "
-                    f"{_TIMEOUT_SECONDS:g} s. {explain(stack, STREAM)}"
-                )
-            time.sleep(_POLL_SECONDS)
-    finally:
-        producing.stop()
+    while result.counted.total() < result.sent.total():
+        for at, text in _new_prints(stack, read):
+            result.printed[at] = parse_counts(text)
+            if result.printed[at]:
+                view.say("\n" + text)
+        if time.monotonic() > deadline:
+            raise DemoError(
+                f"{result.counted.total()} of {result.sent.total()} words were counted within "
+                f"{_TIMEOUT_SECONDS:g} s. {explain(stack, STREAM)}"
+            )
+        time.sleep(_POLL_SECONDS)
     return result
 
 
@@ -150,9 +189,3 @@ def _new_prints(stack: DemoStack, read: set[str]) -> Iterator[tuple[int, str]]:
                 read.add(run_id)
                 log = api.task_log(dag_id, run_id, task["task_id"], try_number=task["try_number"])
                 yield from printed_batches(log)
-
-
-def _verses() -> Iterator[FlightRecord]:
-    for _ in range(_VERSES):
-        for line in LINES:
-            yield FlightRecord(b"", line.encode())

@@ -1,4 +1,4 @@
-"""The receivers of examples/ under the real tracker, in processes that are killed with kill -9."""
+"""The receivers of the package under the real tracker, in processes that are killed with kill -9."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.stream import ConsoleOutput, ReceiverInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.reader import read_block
-
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "receivers"
 
 
 class CustomStream:
@@ -77,8 +75,7 @@ class CustomStream:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CustomStream]]:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+def run(tmp_path: Path) -> Iterator[Callable[..., CustomStream]]:
     running: list[CustomStream] = []
 
     def start(source: ReceiverInput, launcher: Any) -> CustomStream:
@@ -133,7 +130,7 @@ def test_a_directory_is_in_the_log_exactly_once_though_its_receivers_are_killed_
     try:
         source = ReceiverInput(
             id="lines",
-            receiver="directory_lines:DirectoryLines",
+            receiver="headrace.receiver:TextFiles",
             arguments={"directory": str(folder), "pattern": "*.log", "look_seconds": 0.02},
             receivers=2,
         )
@@ -201,7 +198,7 @@ def test_lines_of_a_socket_are_stored_and_a_lost_connection_is_made_again(
     run: Callable[..., CustomStream], server: TextServer
 ) -> None:
     source = ReceiverInput(
-        id="lines", receiver="socket_lines:SocketLines", arguments={"host": "127.0.0.1", "port": server.port}
+        id="lines", receiver="headrace.receiver:SocketText", arguments={"host": "127.0.0.1", "port": server.port}
     )
     running = run(source, ThreadLauncher())
     running.wait(lambda: len(server.clients) == 1)

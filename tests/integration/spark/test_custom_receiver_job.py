@@ -1,12 +1,12 @@
-"""Spark's quick example with real Spark: words of a socket's lines, received by examples/receivers/socket_lines.py."""
+"""Spark's quick example with real Spark: words of a socket's lines, by the stream of dags/word_count.py."""
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from tests.integration.spark.application import Application
@@ -16,16 +16,7 @@ from headrace.stream import Stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "receivers" / "network_word_count.py"
-
-
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("network_word_count", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+DAGS = Path(__file__).resolve().parents[3] / "dags"
 
 
 @pytest.fixture
@@ -36,9 +27,14 @@ def server() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def application(tmp_path: Path, server: socket.socket) -> Iterator[Application]:
-    fields = example().stream.model_dump(mode="json")
-    fields["inputs"][0]["arguments"] = {"host": "127.0.0.1", "port": server.getsockname()[1]}
+def application(tmp_path: Path, server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Application]:
+    monkeypatch.setenv("HEADRACE_LINES", f"127.0.0.1:{server.getsockname()[1]}")
+    monkeypatch.syspath_prepend(str(DAGS))
+    monkeypatch.delitem(sys.modules, "deployment", raising=False)
+    try:
+        fields = runpy.run_path(str(DAGS / "word_count.py"))["stream"].model_dump(mode="json")
+    finally:
+        sys.modules.pop("deployment", None)
     fields |= {"batch_interval": "1 s", "storage": str(tmp_path / "storage"), "ledger": f"sqlite:///{tmp_path}/l.db"}
     stream = Stream(**fields)
     ledger = Ledger.open(stream.ledger)

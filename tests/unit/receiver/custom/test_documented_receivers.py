@@ -1,4 +1,4 @@
-"""The receiver that docs/receivers.md shows, and the example that tails the files of a directory."""
+"""The receiver that docs/receivers.md shows, and `TextFiles`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.unit.receiver.custom.conftest import MakeCustom
 from tests.unit.receiver.waiting import eventually
 
-from headrace.receiver import Receiver
+from headrace.receiver import Receiver, TextFiles
 from headrace.testing.receivers import ReceiverTestError, run_receiver
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "receivers.md"
@@ -91,16 +91,10 @@ def test_a_test_that_waits_in_vain_names_the_receivers_errors() -> None:
         running.wait_for(1, seconds=2)
 
 
-EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "receivers"
-
-
 @pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Receiver]:
+def lines(tmp_path: Path) -> Callable[[], Receiver]:
     """Makes a receiver of the lines of ``tmp_path``."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    import directory_lines
-
-    return lambda: directory_lines.DirectoryLines(str(tmp_path), look_seconds=0.01)  # type: ignore[no-any-return]
+    return lambda: TextFiles(str(tmp_path), look_seconds=0.01)
 
 
 def test_a_file_that_is_moved_away_and_back_is_not_read_again(lines: Callable[[], Receiver], tmp_path: Path) -> None:

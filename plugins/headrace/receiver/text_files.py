@@ -1,7 +1,8 @@
-"""A receiver that tails the files of a directory: every line is in the log exactly once, also after a kill -9.
+"""`TextFiles`: lines of the files of a directory, as Spark's ``textFileStream``. It also follows files that grow, and
+every line is in the log exactly once, also after a kill -9.
 
     ReceiverInput(
-        id="lines", receiver="directory_lines:DirectoryLines", arguments={"directory": "/var/log/shop"},
+        id="lines", receiver="headrace.receiver:TextFiles", arguments={"directory": "/var/log/shop"},
         value_decoder=Utf8Decoder(),
     )
 
@@ -22,7 +23,7 @@ import time
 import zlib
 from pathlib import Path
 
-from headrace.receiver import Receiver, Record
+from headrace.receiver.receiver import Receiver, Record
 
 # One call's records, with their names and headers, fit into the smallest block that a stream may have.
 _LINES_AT_ONCE = 1_000
@@ -32,7 +33,7 @@ _MOST_LINE_BYTES = 1 << 20
 _MOST_POSITION_BYTES = 60 << 10
 
 
-class DirectoryLines(Receiver):
+class TextFiles(Receiver):
     """Stores each complete line (one that ends in a line feed) of the files that match ``pattern`` in ``directory``.
 
     The key of a record is its file's name, its header ``byte`` where its line begins. Files are looked at every
@@ -53,7 +54,7 @@ class DirectoryLines(Receiver):
         read: dict[str, int] = self.position or {}
         while not self.is_stopped:
             files = self._mine()
-            self._make_room(read, {each.name for each in files})
+            self._make_room(read, {file.name for file in files})
             if not any([self._read(path, read) for path in files]):
                 time.sleep(self._look_seconds)
 
@@ -66,8 +67,8 @@ class DirectoryLines(Receiver):
 
     def _mine(self) -> list[Path]:
         """The files that this receiver reads, by name."""
-        files = sorted(each for each in self._directory.glob(self._pattern) if each.is_file())
-        return [each for each in files if zlib.crc32(each.name.encode()) % self.receivers == self.index]
+        files = sorted(file for file in self._directory.glob(self._pattern) if file.is_file())
+        return [file for file in files if zlib.crc32(file.name.encode()) % self.receivers == self.index]
 
     def _read(self, path: Path, read: dict[str, int]) -> bool:
         """Store what is new in the file, up to its last line feed. Returns whether there was anything."""

@@ -1,7 +1,7 @@
-"""A receiver of lines of text from a TCP server, as Spark's ``socketTextStream``.
+"""`SocketText`: lines of text from a TCP server, as Spark's ``socketTextStream``.
 
     ReceiverInput(
-        id="lines", receiver="socket_lines:SocketLines", arguments={"host": "localhost", "port": 9999},
+        id="lines", receiver="headrace.receiver:SocketText", arguments={"host": "localhost", "port": 9999},
         value_decoder=Utf8Decoder(),
     )
 
@@ -15,7 +15,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from headrace.receiver import Receiver
+from headrace.receiver.receiver import Receiver
 
 _RECEIVE_BYTES = 64 << 10
 # A connection without a line feed for this long is no text.
@@ -23,7 +23,7 @@ _MOST_LINE_BYTES = 1 << 20
 _CONNECT_SECONDS = 10.0
 
 
-class SocketLines(Receiver):
+class SocketText(Receiver):
     """Connects to ``host``:``port`` and stores each line without its line feed. When the connection ends, the receiver
     connects again after two seconds."""
 
