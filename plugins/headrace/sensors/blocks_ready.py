@@ -66,9 +66,15 @@ class LedgerSensor(BaseSensorOperator):
 
     def execute(self, context: Context) -> Any:
         """Register the stream, then `wait`."""
+        with self.opened() as stream_context:
+            return self.wait(context, stream_context)
+
+    @contextmanager
+    def opened(self) -> Iterator[StreamContext]:
+        """The stream with its ledger open, in which it is registered."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
             register(ledger, self.stream)
-            return self.wait(context, StreamContext(self.stream, ledger))
+            yield StreamContext(self.stream, ledger)
 
     def wait(self, context: Context, stream_context: StreamContext) -> Any:
         """Check the condition; defer, or poke, until it holds. The stream is registered in its ledger."""
@@ -82,8 +88,8 @@ class LedgerSensor(BaseSensorOperator):
 
     def poke(self, context: Context) -> bool:
         """Check the condition once, for a sensor that does not defer."""
-        with LedgerHook(self.stream.ledger).opened() as ledger:
-            payload = self.make_trigger(context, StreamContext(self.stream, ledger)).poll(ledger)
+        with self.opened() as stream_context:
+            payload = self.make_trigger(context, stream_context).poll(stream_context.ledger)
         if payload is not None:
             self.fired(context, payload)
         return payload is not None
@@ -188,8 +194,8 @@ class BlocksReadySensor(LedgerSensor):
 
     @contextmanager
     def _run(self, context: Context) -> Iterator[BatchRun]:
-        with LedgerHook(self.stream.ledger).opened() as ledger:
-            yield BatchRun.of(context, StreamContext(self.stream, ledger))
+        with self.opened() as stream_context:
+            yield BatchRun.of(context, stream_context)
 
     def _check_turn(self, event: dict[str, Any], run: BatchRun) -> None:
         try:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from headrace.hooks.ledger import LedgerHook
 from headrace.sensors.blocks_ready import LedgerSensor
+from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 from headrace.triggers.ledger import ReceiversReceivingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-    from headrace.stream_context import StreamContext
 
 
 class KafkaReceiverSensor(LedgerSensor):
@@ -18,14 +21,36 @@ class KafkaReceiverSensor(LedgerSensor):
 
     The task's log shows why it waits, for example a partition's error.
 
-    :param stream: the stream.
+    :param stream: the stream, or its name, with ``ledger``, in a DAG file that does not define it: an import of the file
+        that does would make the stream's DAGs a second time. A stream that the ledger does not know fails the task.
+    :param ledger: where a stream given by its name is known, as ``Stream.ledger`` of its definition.
     :param max_silence: the longest time since a receiver's last heartbeat, in seconds; a receiver sends several
         heartbeats a second.
     """
 
-    def __init__(self, *, max_silence: float = 10.0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self, *, stream: Stream | str, ledger: str | None = None, max_silence: float = 10.0, **kwargs: Any
+    ) -> None:
+        if isinstance(stream, str) != (ledger is not None):
+            raise ValueError("KafkaReceiverSensor: give `ledger` with the name of a stream, and not with a Stream.")
+        # A name is only used by `opened`.
+        super().__init__(stream=stream, **kwargs)  # type: ignore[arg-type]
+        self.ledger = ledger
         self.max_silence = max_silence
+
+    @contextmanager
+    def opened(self) -> Iterator[StreamContext]:
+        """The stream with its ledger open; by its name, as it is defined there.
+
+        Raises:
+            StreamNotFoundError: the ledger does not know a stream of this name.
+        """
+        if self.ledger is None:
+            with super().opened() as stream_context:
+                yield stream_context
+            return
+        with LedgerHook(self.ledger).opened() as ledger:
+            yield StreamContext(Stream.from_json(ledger.streams.get(str(self.stream)).definition), ledger)
 
     def make_trigger(
         self,
@@ -34,7 +59,7 @@ class KafkaReceiverSensor(LedgerSensor):
     ) -> ReceiversReceivingTrigger:
         stream = stream_context.stream
         return ReceiversReceivingTrigger(
-            ledger=stream.ledger,
+            ledger=self.ledger or stream.ledger,
             stream=stream.name,
             receivers=stream.receivers,
             max_silence_ms=int(self.max_silence * 1000),

@@ -5,6 +5,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from tests.unit.runs.readiness.conftest import Job, fail
 from tests.unit.sensors.conftest import context
 
+from headrace.ledger.errors import StreamNotFoundError
 from headrace.sensors.kafka_receiver import KafkaReceiverSensor
 
 
@@ -20,6 +21,32 @@ class TestKafkaReceiverSensor:
         with pytest.raises(TaskDeferred):
             sensor.execute(context())
         assert "flights-0 at offset 0: the topic was deleted" in capsys.readouterr().out
+
+    def test_a_stream_of_another_dag_file_is_given_by_its_name_and_ledger(self, stream, ledger):
+        sensor = KafkaReceiverSensor(task_id="receiving", stream=stream.name, ledger=stream.ledger, deferrable=False)
+        assert sensor.poke(context()) is False
+        Job(ledger, 2).run()
+        assert sensor.poke(context()) is True
+        waiting = KafkaReceiverSensor(task_id="receiving", stream=stream.name, ledger=stream.ledger)
+        assert waiting.execute(context()) is None
+
+    def test_a_deferred_sensor_by_name_waits_for_the_streams_receivers(self, stream, ledger):
+        sensor = KafkaReceiverSensor(task_id="receiving", stream=stream.name, ledger=stream.ledger)
+        with pytest.raises(TaskDeferred) as deferred:
+            sensor.execute(context())
+        _, arguments = deferred.value.trigger.serialize()
+        named = {"stream": stream.name, "ledger": stream.ledger, "receivers": stream.receivers}
+        assert named.items() <= arguments.items()
+
+    def test_a_name_that_the_ledger_does_not_know_is_named(self, stream, ledger):
+        sensor = KafkaReceiverSensor(task_id="receiving", stream="flihgts", ledger=stream.ledger)
+        with pytest.raises(StreamNotFoundError, match="flihgts"):
+            sensor.execute(context())
+
+    def test_a_name_needs_a_ledger_and_a_stream_has_its_own(self, stream):
+        for given in ({"stream": "flights"}, {"stream": stream, "ledger": stream.ledger}):
+            with pytest.raises(ValueError, match="give `ledger` with the name of a stream"):
+                KafkaReceiverSensor(task_id="receiving", **given)
 
     def test_without_deferring_it_pokes(self, stream, ledger):
         sensor = KafkaReceiverSensor(task_id="receiving", stream=stream, deferrable=False)
