@@ -30,11 +30,12 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     A step is an output, or the update of the stream's state. With ``step`` the task runs that one alone, so that each
     step is a task that Airflow shows and retries separately. Without ``step`` the task runs all steps in one process.
 
-    There are two ways to run a batch in Spark. ``connect`` runs it in the receiver job's warm application, over Spark
-    Connect (about a second until it works); ``submit`` gives it its own application by spark-submit. Both run the same
-    code. If there is no application to connect to (the stream was stopped, or its receiver job is on another machine,
-    or has another secret key or other versions), the batch is submitted. The task waits for an application that is
-    starting, or is due because the last one died. It asks a job of an older version to stop, and waits for the next.
+    There are two ways to run a batch in Spark, by the same code. ``submit`` gives it its own application by spark-
+    submit, with all that SparkSubmitOperator takes. Its JVM and workers start first, which often takes longer than the
+    batch. So the default is ``connect``: in the receiver job's warm application, over Spark Connect. If there is no
+    application to connect to (the stream was stopped, or its receiver job is on another machine, or has another secret
+    key or other versions), the batch is submitted all the same. The task waits for an application that is starting, or
+    is due because the last one died. It asks a job of an older version to stop, and waits for the next.
 
     Before anything runs, the ledger gives the attempt a number. A later attempt at the same steps fences every earlier
     one, so a zombie (Airflow starts a second try while the first is still alive) can neither complete the batch nor

@@ -21,8 +21,8 @@ class KafkaReceiverSensor(LedgerSensor):
 
     The task's log shows why it waits, for example a partition's error.
 
-    :param stream: the stream, or its name, with ``ledger``, in a DAG file that does not define it: an import of the file
-        that does would make the stream's DAGs a second time. A stream that the ledger does not know fails the task.
+    :param stream: the stream, or its name, with ``ledger``, in a DAG file that does not define it: an import of the
+        file that does would make the stream's DAGs a second time. If the ledger does not know it, the task fails.
     :param ledger: where a stream given by its name is known, as ``Stream.ledger`` of its definition.
     :param max_silence: the longest time since a receiver's last heartbeat, in seconds; a receiver sends several
         heartbeats a second.
