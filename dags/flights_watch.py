@@ -16,6 +16,7 @@ from deployment import LEDGER
 from headrace.sensors.kafka_receiver import KafkaReceiverSensor
 
 STREAM = "flights"
+HOUR_MS = 3_600_000
 
 
 @dag(schedule="@hourly", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False)
@@ -23,19 +24,19 @@ def flights_watch() -> None:
     """Waits until the stream is received, then reports."""
 
     @task
-    def report(data_interval_start: Any = None, data_interval_end: Any = None) -> dict[str, int]:
-        """The number of the hour's batches in each state, and of their records."""
+    def report(dag_run: Any = None) -> dict[str, int]:
+        """The number of the batches in each state, of the hour before the run, and of their records."""
         from headrace.hooks.ledger import LedgerHook
 
-        begin_ms, end_ms = (int(time.timestamp() * 1000) for time in (data_interval_start, data_interval_end))
+        until_ms = int(dag_run.run_after.timestamp() * 1000)
         numbers = {"records": 0, "late_records": 0}
         with LedgerHook(LEDGER).opened() as ledger:
-            for batch in ledger.batches.page(STREAM, 1_000, before_ms=end_ms + 1):
-                if batch.batch_time_ms > begin_ms:
+            for batch in ledger.batches.page(STREAM, 1_000, before_ms=until_ms):
+                if batch.batch_time_ms >= until_ms - HOUR_MS:
                     numbers[batch.state.value] = numbers.get(batch.state.value, 0) + 1
-                    numbers["records"] += batch.records or 0
-                    numbers["late_records"] += batch.late_records or 0
-        print(f"{STREAM} from {data_interval_start} to {data_interval_end}: {numbers}")
+                    numbers["records"] += batch.records
+                    numbers["late_records"] += batch.late_records
+        print(f"{STREAM} in the hour before {dag_run.run_after}: {numbers}")
         return numbers
 
     is_received = KafkaReceiverSensor(task_id="is_received", stream=STREAM, ledger=LEDGER, timeout=300)
