@@ -40,8 +40,8 @@ def ended(processes: list[psutil.Process]) -> bool:
     return not any(is_alive(each) for each in processes)
 
 
-@pytest.mark.parametrize("submit", [True, False], ids=["spark-submit", "python"])
-@pytest.mark.parametrize("victim", ["jvm", "driver"])
+# That a driver which plain Python started takes the others with it is in test_shared_job.py.
+@pytest.mark.parametrize(("victim", "submit"), [("jvm", True), ("driver", True), ("jvm", False)])
 def test_a_killed_half_takes_the_other_and_the_receivers_with_it(application: Any, victim: str, submit: bool) -> None:
     process = application.start_job(submit=submit)
     job = application.running_job(process)
@@ -52,7 +52,7 @@ def test_a_killed_half_takes_the_other_and_the_receivers_with_it(application: An
     workers = [member for member in members if "pyspark.daemon" in command(member)]
     assert workers
     (java if victim == "jvm" else driver).send_signal(signal.SIGKILL)
-    application.until("the end of all processes", lambda: ended(members), 30)
+    application.until("the end of all processes", lambda: ended(members))
     if victim == "jvm":
         # The driver had time for its last wishes.
         assert application.job().state is JobState.FAILED
@@ -76,17 +76,6 @@ def test_a_start_without_the_secret_fails_before_spark(application: Any) -> None
     assert process.wait(240) == 1
     assert "HEADRACE_SECRET_KEY is not set" in str(application.job().error)
     assert "Using Spark" not in application.log("receiver")
-
-
-def test_sigterm_ends_a_job_started_by_plain_python(application: Any) -> None:
-    process = application.start_job()
-    application.running_job(process)
-    members = family(process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == 143
-    assert application.job().state is JobState.FAILED
-    assert "SIGTERM" in str(application.job().error)
-    application.until("the end of all processes", lambda: ended(members), 30)
 
 
 def test_without_connect_there_is_no_server(receiver_application: Callable[..., Any]) -> None:

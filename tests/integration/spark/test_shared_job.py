@@ -1,4 +1,7 @@
-"""A job that several streams share: one real process with Spark, real Kafka, and a ledger with all streams."""
+"""A job that several streams share: one real process with Spark, real Kafka, and a ledger with all streams.
+
+The tests are steps of one story, in order: a process takes 25 s of a processor to start.
+"""
 
 from __future__ import annotations
 
@@ -88,6 +91,11 @@ class SharedStreams:
                 ),
             )
 
+    def request_until_received(self, *names: str) -> None:
+        for name in names:
+            self.request(name)
+        self.until_receiving(*names)
+
     def starts(self, name: str) -> tuple[Any, ...]:
         """What changes if the stream's job or one of its receivers starts again."""
         receivers = self.ledger.receivers.all(name)
@@ -110,20 +118,52 @@ class SharedStreams:
             application.ledger.close()
 
 
-@pytest.fixture
-def shared(kafka: str, tmp_path: Path) -> Iterator[SharedStreams]:
-    streams = SharedStreams(kafka, tmp_path)
+@pytest.fixture(scope="module")
+def shared(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedStreams]:
+    streams = SharedStreams(kafka, tmp_path_factory.mktemp("shared"))
     yield streams
     streams.close()
+
+
+def test_batches_of_each_stream_run_in_the_shared_application(shared: SharedStreams) -> None:
+    for name in ("clicks", "orders"):
+        shared.add(name)
+    shared.request_until_received("clicks", "orders")
+    assert len(shared.processes) == 1, "one process for all"
+    until("the batch server", socket_path(shared.ledger_url, "@shared").exists)
+    for name in ("clicks", "orders"):
+        application = shared.streams[name]
+        assert socket_path(shared.ledger_url, name).resolve() == socket_path(shared.ledger_url, "@shared")
+        application.produce(f"from {name}")
+        time_ms = application.allocate_next()
+        done = application.run_batch(time_ms)
+        assert done.returncode == 0, done.stderr
+        assert f"from {name}" in done.stdout
+        assert "attempt 1, connect" in done.stderr
+        assert application.ledger.batches.get(name, time_ms).state is BatchState.COMPLETED
+    job = shared.job("clicks")
+    assert job.attributes[APPLICATION] == ["@shared", 1]
+    assert job.attributes[FINGERPRINT] == secret_fingerprint(SECRET, "@shared")
+    until("the pools", lambda: {"receivers", "batches of clicks", "batches of orders"} <= _pools(job))
+
+
+def _pools(job: JobRow) -> set[str]:
+    """The pools of the stages that Spark's pages have so far."""
+    url = f"{job.attributes['ui_url']}/api/v1/applications/{job.attributes['application_id']}/stages"
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - the driver's own page
+        text = answer.read()
+    try:
+        return {stage["schedulingPool"] for stage in json.loads(text)}
+    except json.JSONDecodeError:
+        # While stages end, Spark may fail in the middle of its answer.
+        return set()
 
 
 def test_streams_of_one_job_fail_stop_and_change_by_themselves(shared: SharedStreams) -> None:
     broken_storage = shared.folder / "file"
     broken_storage.touch()
-    for name in ("clicks", "orders", "visits"):
-        shared.add(name)
-        shared.request(name)
-    shared.until_receiving("clicks", "orders", "visits")
+    shared.add("visits")
+    shared.request_until_received("visits")
     assert len(shared.processes) == 1, "one process for all"
     identity = shared.job("clicks").attributes[PROCESS]
     assert {shared.job(name).attributes[PROCESS]["pid"] for name in shared.streams} == {identity["pid"]}
@@ -138,8 +178,7 @@ def test_streams_of_one_job_fail_stop_and_change_by_themselves(shared: SharedStr
     # One fails while it runs: its lease is taken from it.
     shared.ledger.jobs.end_dead("orders", shared.job("orders").epoch, "a test")
     until("its job to have left", lambda: "stream orders has left" in shared.log())
-    shared.request("orders")
-    shared.until_receiving("orders")
+    shared.request_until_received("orders")
     assert shared.job("orders").epoch == 2
 
     # One gets a new definition: its job is stopped and requested again.
@@ -150,8 +189,7 @@ def test_streams_of_one_job_fail_stop_and_change_by_themselves(shared: SharedStr
     shared.streams["visits"].stream = changed
     shared.ledger.jobs.request_stop("visits", "a new definition")
     until("the stop", lambda: shared.job("visits").state is JobState.STOPPED)
-    shared.request("visits")
-    shared.until_receiving("visits")
+    shared.request_until_received("visits")
     assert (shared.job("visits").attributes[REVISION], row.revision) == (2, 2)
 
     # One is stopped for good.
@@ -159,8 +197,9 @@ def test_streams_of_one_job_fail_stop_and_change_by_themselves(shared: SharedStr
     until("the stop", lambda: shared.job("orders").state is JobState.STOPPED)
 
     assert shared.starts("clicks") == before, "neither its job nor its receiver has started again"
+    stored = shared.stored("clicks")
     shared.streams["clicks"].produce("one", "two")
-    until("its records", lambda: shared.stored("clicks") == 2)
+    until("its records", lambda: shared.stored("clicks") == stored + 2)
     assert len(shared.processes) == 1
     assert not socket_path(shared.ledger_url, "orders").is_symlink()
 
@@ -182,74 +221,43 @@ def test_streams_of_one_job_fail_stop_and_change_by_themselves(shared: SharedStr
     assert shared.starts("clicks") == before
 
 
-def test_batches_of_each_stream_run_in_the_shared_application(shared: SharedStreams) -> None:
-    for name in ("clicks", "orders"):
-        shared.add(name)
-        shared.request(name)
-    shared.until_receiving("clicks", "orders")
-    until("the batch server", socket_path(shared.ledger_url, "@shared").exists)
-    for name in ("clicks", "orders"):
-        application = shared.streams[name]
-        assert socket_path(shared.ledger_url, name).resolve() == socket_path(shared.ledger_url, "@shared")
-        application.produce(f"from {name}")
-        time_ms = application.allocate_next()
-        done = application.run_batch(time_ms)
-        assert done.returncode == 0, done.stderr
-        assert f"from {name}" in done.stdout
-        assert "attempt 1, connect" in done.stderr
-        assert application.ledger.batches.get(name, time_ms).state is BatchState.COMPLETED
-    job = shared.job("clicks")
-    assert job.attributes[APPLICATION] == ["@shared", 1]
-    assert job.attributes[FINGERPRINT] == secret_fingerprint(SECRET, "@shared")
-    pools = {stage["schedulingPool"] for stage in _stages(job)}
-    assert {"receivers", "batches of clicks", "batches of orders"} <= pools
-
-
-def _stages(job: JobRow) -> list[dict[str, Any]]:
-    url = f"{job.attributes['ui_url']}/api/v1/applications/{job.attributes['application_id']}/stages"
-    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - the driver's own page
-        stages: list[dict[str, Any]] = json.load(answer)
-    return stages
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="processes have an identity on Linux only")
 def test_all_streams_come_back_after_their_process_was_killed(shared: SharedStreams) -> None:
     names = ("clicks", "orders", "visits")
+    shared.request_until_received("orders")
+    stored = {name: shared.stored(name) for name in names}
     for name in names:
-        shared.add(name).produce("before")
-        shared.request(name)
-    shared.until_receiving(*names)
-    until("the records", lambda: all(shared.stored(name) == 1 for name in names))
+        shared.streams[name].produce("before")
+    until("the records", lambda: all(shared.stored(name) == stored[name] + 1 for name in names))
+    epochs = {name: shared.job(name).epoch for name in names}
     pid = shared.job("clicks").attributes["pid"]
     family = psutil.Process(pid).children(recursive=True)
     os.kill(pid, signal.SIGKILL)
     shared.processes[0].wait()
     for name in names:
         shared.streams[name].produce("after")
-        shared.request(name)
-    shared.until_receiving(*names)
+    shared.request_until_received(*names)
     assert len(shared.processes) == 2, "the first request starts the process again, the others find it"
-    assert [shared.job(name).epoch for name in names] == [2, 2, 2]
-    until("the records", lambda: all(shared.stored(name) == 2 for name in names))
+    assert {name: shared.job(name).epoch for name in names} == {name: epoch + 1 for name, epoch in epochs.items()}
+    until("the records", lambda: all(shared.stored(name) == stored[name] + 2 for name in names))
     until("the end of the killed one's JVM and workers", lambda: not any(map(is_alive, family)))
 
 
 def test_the_process_ends_when_it_has_no_stream_and_makes_room_for_other_settings(shared: SharedStreams) -> None:
-    shared.add("clicks")
-    shared.request("clicks")
-    shared.until_receiving("clicks")
-    shared.ledger.jobs.request_stop("clicks", "a test")
-    until("the stop", lambda: shared.job("clicks").state is JobState.STOPPED)
-    other = shared.add("orders", spark=SPARK.model_copy(update={"master": "local[3]"}))
-    shared.request("orders")
-    assert shared.processes[0].wait(60) == 0
+    names = ("clicks", "orders", "visits")
+    for name in names:
+        shared.ledger.jobs.request_stop(name, "a test")
+    until("the stops", lambda: all(shared.job(name).state is JobState.STOPPED for name in names))
+    other = shared.add("late", spark=SPARK.model_copy(update={"master": "local[3]"}))
+    shared.request("late")
+    assert shared.processes[1].wait(240) == 0
     # As its task does while the request waits.
-    shared.start_process(other.stream, "orders again")
-    shared.until_receiving("orders")
-    assert (len(shared.processes), shared.job("orders").attributes["task_slots"]) == (2, 3)
-    os.kill(shared.job("orders").attributes["pid"], signal.SIGTERM)
-    assert shared.processes[1].wait(60) == 143
-    assert (shared.job("orders").state, shared.job("orders").error) == (
-        JobState.FAILED,
-        "the process received SIGTERM",
-    )
+    shared.start_process(other.stream, "late again")
+    shared.until_receiving("late")
+    assert (len(shared.processes), shared.job("late").attributes["task_slots"]) == (3, 3)
+    pid = shared.job("late").attributes["pid"]
+    family = psutil.Process(pid).children(recursive=True)
+    os.kill(pid, signal.SIGTERM)
+    assert shared.processes[2].wait(240) == 143
+    assert (shared.job("late").state, shared.job("late").error) == (JobState.FAILED, "the process received SIGTERM")
+    until("the end of its JVM and workers", lambda: not any(map(is_alive, family)))
