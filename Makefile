@@ -24,7 +24,7 @@ SERVERS ?= 3
 IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help dev quick demo wordcount faults bench test unit integration system system-and-integration floors lint docs format lock audit java chromium jars clean
+.PHONY: help dev quick demo wordcount faults bench test unit integration system system-and-integration floors lint style docs format lock audit java chromium jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -52,7 +52,10 @@ faults: $(VENV)/.installed java jars ## The hammer: MINUTES=10 SEED=7, CLUSTER=1
 bench: $(VENV)/.installed-dev java jars ## Speed beside the limits and a peer (ARGS="--only index --rounds 3", see docs/performance.md)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-test: chromium lint unit system-and-integration ## All the tests, and the linters
+# The linters keep one core busy, and the unit tests wait for some of their time. The site is built by its tests.
+test: chromium ## All the tests, and the linters
+	$(MAKE) --jobs=2 --output-sync=target style unit
+	$(MAKE) system-and-integration
 	@grep -v '^#' tests/flaky.txt | sed 's/^/Known as flaky, see tests\/flaky.txt: /'
 
 unit: $(VENV)/.installed-dev ## Milliseconds each, no server, in four processes (WORKERS=1 for one)
@@ -78,7 +81,9 @@ floors: $(VENV)/.uv ## The unit tests with the lowest versions that pyproject.to
 	VIRTUAL_ENV=$(CURDIR)/$(FLOORS) $(BIN)/uv pip install -q --no-deps -e .
 	$(FLOORS)/bin/python -m pytest tests/unit -q -p no:cacheprovider $(ARGS)
 
-lint: $(VENV)/.installed-dev docs ## ruff, mypy, the layers, and the documentation's site
+lint: style docs ## ruff, mypy, the layers, and the documentation's site
+
+style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
