@@ -72,13 +72,13 @@ class _Statements(dict[Any, Any]):
 
 @pytest.fixture(scope="module", autouse=True)
 def _statements_compiled_once() -> Iterator[None]:
-    if "headrace.ledger.engines" not in sys.modules:
+    if "headrace.ledger.database" not in sys.modules:
         yield
         return
-    from headrace.ledger import engines, postgres_engine
+    from headrace.ledger import database, postgres_engine
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "create_engine", _create_engine())
+        patch.setattr(database, "create_engine", _create_engine())
         patch.setattr(postgres_engine, "create_engine", _create_engine())
         yield
 

@@ -20,7 +20,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
 
-from headrace.wal.local_storage import SystemCalls
+from headrace.wal.storage import SystemCalls
 
 _SECTOR = 512
 

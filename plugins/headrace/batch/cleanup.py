@@ -127,7 +127,7 @@ def _prune_events(context: StreamContext) -> int:
     """Delete old events and samples; returns the number of events."""
     before_ms = context.ledger.now_ms() - max(EVENTS_KEPT_MS, context.stream.remember_ms)
     pruned = 0
-    while context.ledger.samples.prune(context.name, before_ms):
+    while context.ledger.cleanup.prune_samples(context.name, before_ms):
         pass
     for _ in range(_PRUNED_AT_ONCE):
         gone = context.ledger.events.prune(context.name, before_ms)

@@ -13,9 +13,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.batch_ordering import check_order, check_slots
 from headrace.ledger.batch_states import (
     are_lost,
+    check_order,
+    check_slots,
     end_attempt,
     fence_attempts,
     fenced,

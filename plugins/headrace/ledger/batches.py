@@ -14,8 +14,8 @@ from sqlalchemy import Connection, and_, exists, func, insert, literal, or_, sel
 
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
-from headrace.ledger.batch_ordering import earlier_unfinished
 from headrace.ledger.batch_states import (
+    earlier_unfinished,
     fence_attempts,
     find_batch,
     is_recorded,

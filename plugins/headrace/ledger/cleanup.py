@@ -31,7 +31,7 @@ from headrace.ledger.errors import BatchStateError, StreamNotFoundError
 from headrace.ledger.events import record
 from headrace.ledger.receiving_tables import SegmentRow, blocks, positions, receivers, segments, unclaimed_times
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, EventKind
-from headrace.ledger.tables import StreamRow, events, streams
+from headrace.ledger.tables import StreamRow, events, samples, streams
 
 # Rows deleted in one transaction; few enough that receivers wait only milliseconds for the lock.
 FOLD_CHUNK = 2_000
@@ -166,6 +166,15 @@ class Cleanup(Repository):
             .limit(limit)
         )
         return self._rows(BatchRow, query)
+
+    def prune_samples(self, stream: str, before_ms: int, limit: int = 5000) -> int:
+        """Delete up to ``limit`` of the oldest samples before ``before_ms``. Returns the number deleted."""
+        oldest = select(samples.c.at_ms).where(samples.c.stream == stream, samples.c.at_ms < before_ms)
+        with self._database.write() as connection:
+            times = connection.execute(oldest.order_by(samples.c.at_ms).limit(limit)).scalars().all()
+            if times:
+                connection.execute(delete(samples).where(samples.c.stream == stream, samples.c.at_ms <= times[-1]))
+            return len(times)
 
 
 def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: int) -> int:

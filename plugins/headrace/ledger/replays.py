@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.batch_ordering import check_replay_order
 from headrace.ledger.batch_states import (
+    check_replay_order,
     fence_attempts,
     insert_attempt,
     newest_outputs,

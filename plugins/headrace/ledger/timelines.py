@@ -15,7 +15,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, func, insert, select
 
 from headrace.ledger.batch_tables import BatchRow, batches
 from headrace.ledger.database import Repository
@@ -312,12 +312,3 @@ class Samples(Repository):
                 SampleRow(**{**row._asdict(), "stream": stream, "paused": bool(row.paused)})
                 for row in connection.execute(thinned)
             ]
-
-    def prune(self, stream: str, before_ms: int, limit: int = 5000) -> int:
-        """Delete up to ``limit`` of the oldest samples before ``before_ms``. Returns the number deleted."""
-        oldest = select(samples.c.at_ms).where(samples.c.stream == stream, samples.c.at_ms < before_ms)
-        with self._database.write() as connection:
-            times = connection.execute(oldest.order_by(samples.c.at_ms).limit(limit)).scalars().all()
-            if times:
-                connection.execute(delete(samples).where(samples.c.stream == stream, samples.c.at_ms <= times[-1]))
-            return len(times)

@@ -9,9 +9,8 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from headrace.clock import time_text
 from headrace.errors import REPAIR, Failure
-from headrace.operators.batch_events import batch_alias, emit_events_of_repair
-from headrace.operators.batch_steps import BatchStepOperator
-from headrace.operators.spark_attempt import AttemptFencedInSparkError, BatchTaskError, SparkAttemptOperator
+from headrace.operators.batch_steps import BatchStepOperator, batch_alias, emit_events_of_repair
+from headrace.operators.wal_spark_submit import AttemptFencedInSparkError, BatchTaskError, SparkAttemptOperator
 from headrace.runs.batch_run import check_names, run_identity
 from headrace.runs.retries import due_batches, is_held_back
 from headrace.stream.parameters import ATTRIBUTE

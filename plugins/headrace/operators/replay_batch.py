@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.clock import time_text
-from headrace.operators.spark_attempt import FIRST_LEASE_MS, SparkAttemptOperator, Wait
+from headrace.operators.wal_spark_submit import FIRST_LEASE_MS, SparkAttemptOperator, Wait
 from headrace.runs.batch_run import NoBatchTimeError, end_of_interval_ms, holder, run_request
 
 if TYPE_CHECKING:

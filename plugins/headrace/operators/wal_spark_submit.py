@@ -1,27 +1,397 @@
-"""The operator that runs a batch: its allocated blocks through Spark into the stream's outputs."""
+"""The operator that runs a batch: its allocated blocks through Spark into the stream's outputs.
+
+`SparkAttemptOperator` runs one attempt at a batch: it chooses the way, starts the process, handles its end. It accepts
+SparkSubmitOperator's parameters: each is passed on to spark-submit, or refused (`submit_options`). It sends the numbers
+of each attempt to Airflow's own metrics (`send_attempt`). `WalSparkSubmitOperator` runs what is left of a run's batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import abc
+import inspect
+import logging
+import socket
+import sys
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.observability import stats
 
 from headrace.clock import time_text
-from headrace.errors import REPAIR
-from headrace.operators.spark_attempt import (
-    TRY_NUMBER,
-    AttemptFencedInSparkError,
-    BatchTaskError,
-    SparkAttemptOperator,
-    Wait,
-)
-from headrace.runs.batch_run import BatchRun
+from headrace.errors import FAILURE, REPAIR, Failure, HeadraceError
+from headrace.hooks.ledger import LedgerHook
+from headrace.operators.batch_steps import BatchStep
+from headrace.operators.links import SparkUiLink
+from headrace.runs.batch_run import BatchRun, holder
+from headrace.runs.processes import BatchProcess, child_environment, secret_key
+from headrace.runs.receiver_job import awaited_application, missing_application, replace_older_job
+from headrace.triggers.ledger import in_triggerer, poll_seconds
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.providers.openlineage.extractors import OperatorLineage
+    from airflow.sdk import BaseOperatorLink, Context
 
+    from headrace.hooks.spark_submit import StreamSparkSubmitHook
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import BatchRow
+    from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
+    from headrace.stream import Stream
+
+
+Way = Literal["connect", "submit"]
+
+TRY_NUMBER = "try_number"
+"""The attribute of an attempt that holds the try number of its task."""
+# The process that runs an attempt renews its lease. The first lease has to last until that process is up (1 s for a
+# plain process, 14 s for spark-submit, both more on a busy machine). A process that died keeps the slot for as long.
+FIRST_LEASE_MS: Mapping[Way, int] = {"connect": 30_000, "submit": 90_000}
+# A poll after a deferral starts the task again, which takes two seconds.
+_SLOT_POLL_SECONDS = 5.0
+# How often to check for a slot that a repair's attempt holds.
+_SOON_POLL_SECONDS = 0.5
+# `waiting_for` while the receiver job's application is starting.
+_APPLICATION = "application"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a step has to wait for. ``waiting_for`` identifies it, ``otherwise`` is raised if it takes too long.
+
+    ``soon``: it takes seconds, so the task polls in place and often: a deferral takes as long.
+    """
+
+    reason: str
+    waiting_for: str
+    otherwise: Exception | None = None
+    soon: bool = False
+
+
+class BatchTaskError(HeadraceError):
+    """The task did not complete its steps of the batch."""
+
+
+class AttemptFencedInSparkError(BatchTaskError):
+    """Another attempt took over from this one."""
+
+
+class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
+    """Runs attempts at batches in one of two ways, and waits deferred for other attempts that must finish first.
+
+    :param stream: the stream.
+    :param way: ``connect`` or ``submit``; by default the stream's ``spark.run_batches``.
+    :param start_timeout: how long to wait for a receiver job that is starting, or is due because the last one died.
+    :param slot_timeout: how long to wait for the same other attempts: those that hold the stream's slots, come first,
+        or run the same batch. A scheduled run waits for ``limits.retry_for`` at most.
+    :param slot_poll: how often to check whether the wait is over; by default ``[headrace] poll_interval``, else 5 s.
+    :param deferrable: whether to wait in the triggerer; otherwise the task keeps its worker's slot. Default:
+        ``[operators] default_deferrable``.
+
+    SparkSubmitOperator's own parameters are for spark-submit, so they need ``way="submit"``. Some are set by the stream
+    or by this operator, whatever the way. A parameter that would have no effect is refused (``submit_arguments``).
+
+    Raises:
+        SubmitArgumentError: an argument that would have no effect.
+    """
+
+    ui_color = "#fbe3c8"
+    operator_extra_links: tuple[BaseOperatorLink, ...] = (SparkUiLink(),)
+
+    def __init__(
+        self,
+        *,
+        stream: Stream,
+        way: Way | None = None,
+        start_timeout: timedelta = timedelta(minutes=2),
+        slot_timeout: timedelta = timedelta(minutes=30),
+        slot_poll: timedelta | None = None,
+        deferrable: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.way: Way = way or stream.spark.run_batches
+        self._submit_options = submit_options(kwargs, way=self.way)
+        kwargs["name"] = kwargs.get("name") or f"headrace batch {stream.name}"
+        # An application left by an earlier try is fenced by the attempt's number, so a retry must not attach to it.
+        kwargs["durable"] = False
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.start_timeout = start_timeout
+        self.slot_timeout = slot_timeout
+        self.slot_poll = slot_poll or timedelta(seconds=poll_seconds(otherwise=_SLOT_POLL_SECONDS))
+        self.deferrable = in_triggerer(deferrable)
+        self.spark_ui_url: str | None = None
+        self._process: BatchProcess | None = None
+        # The attempts of this task, for its lineage.
+        self._ran: list[Attempt] = []
+        self._arguments: list[str] = []
+        # Seconds waited in total, the current reason to wait, and the total when the wait for that reason began.
+        self._waited = 0.0
+        self._waiting_for = ""
+        self._waiting_since = 0.0
+
+    def execute(self, context: Context) -> Any:
+        return self.run_step(context)
+
+    def slot_may_be_free(self, context: Context, event: Any = None, **waited: Any) -> Any:  # noqa: ARG002
+        """Called after a deferral: check again whether the step can run."""
+        self.resume_wait(**waited)
+        return self.run_again(context)
+
+    @abc.abstractmethod
+    def run_step(self, context: Context) -> Any:
+        """Do the task's work, from its beginning; call `wait` if other work must finish first."""
+
+    def run_again(self, context: Context) -> Any:
+        """Do the task's work again after a deferral."""
+        return self.run_step(context)
+
+    # --- waiting
+
+    def resume_wait(self, *, waited: float = 0.0, waiting_for: str = "", waiting_since: float = 0.0) -> None:
+        """Restore the state of the wait from before the deferral; ``waited`` and ``waiting_since`` in seconds."""
+        self._waited, self._waiting_for, self._waiting_since = waited, waiting_for, waiting_since
+
+    def wait(self, awaited: Wait) -> None:
+        """Wait for ``slot_poll``, after which the step has to be tried again: in place, or deferred.
+
+        Raises ``otherwise`` (by default BatchTaskError) after waiting for the same ``waiting_for`` for
+        ``slot_timeout``. This does not apply to waiting for the application: `wait_for_application` ends it.
+        """
+        if awaited.waiting_for != self._waiting_for:
+            self._waiting_for, self._waiting_since = awaited.waiting_for, self._waited
+            self.log.info("%s", awaited.reason)
+        waited_too_long = self._waited - self._waiting_since >= self.slot_timeout.total_seconds()
+        if waited_too_long and awaited.waiting_for != _APPLICATION:
+            raise awaited.otherwise or BatchTaskError(f"Waited for {self.slot_timeout}: {awaited.reason}")
+        seconds = self.slot_poll.total_seconds()
+        if awaited.soon:
+            seconds = min(seconds, _SOON_POLL_SECONDS)
+        self._waited += seconds
+        if awaited.soon or not self.deferrable:
+            time.sleep(seconds)
+            return
+        from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
+
+        waited = {
+            "waited": self._waited,
+            "waiting_for": self._waiting_for,
+            "waiting_since": self._waiting_since,
+        }
+        self.defer(trigger=TimeDeltaTrigger(self.slot_poll), method_name="slot_may_be_free", kwargs=waited)
+
+    def wait_for_application(self, ledger: Ledger, batch: BatchRow, steps: Iterable[str]) -> Wait | None:
+        """The wait for a receiver job that is starting or due, if the steps need Spark: a separate application would
+        compete with it for the machine, and be ready later. A job of an older version is asked to stop, so that the
+        next one replaces it."""
+        from headrace.runs.batch_run import needs_of
+
+        replaced = replace_older_job(ledger, self.stream.name)
+        waited = self._waited - self._waiting_since if self._waiting_for == _APPLICATION else 0.0
+        if self.way != "connect" or waited >= self.start_timeout.total_seconds():
+            return None
+        timeout_ms = self.start_timeout // timedelta(milliseconds=1)
+        reason = replaced or awaited_application(ledger, self.stream.name, timeout_ms=timeout_ms)
+        if reason is None or not needs_of(ledger, self.written, batch.batch_time_ms, steps).spark:
+            return None
+        return Wait(reason, _APPLICATION)
+
+    # --- running
+
+    def choose_way(self, ledger: Ledger) -> Way:
+        """Return the requested way, or ``submit`` if there is no usable application to connect to."""
+        from headrace.spark.sessions import FINGERPRINT, current_versions, version_differences
+
+        if self.way == "submit":
+            return "submit"
+        job = ledger.jobs.current(self.stream.name)
+        missing = missing_application(ledger, self.stream.name)
+        if job is None or missing is not None:
+            self.log.warning(
+                "%s Until there is a receiver job, each batch is submitted as an application of its own, which takes "
+                "Spark's start every time: a quarter of a minute and more, in place of a second.",
+                missing,
+            )
+            return "submit"
+        host = job.attributes.get("connect_host", socket.gethostname())
+        if host != socket.gethostname() and "//localhost" in job.attributes["connect_url"]:
+            self.log.info("The receiver job's application is on %s and not reachable, so the batch is submitted.", host)
+            return "submit"
+        if job.versions and (different := version_differences(job.versions, current_versions())):
+            self.log.warning(
+                "The receiver job (epoch %d) runs with other versions (%s), so the batch is submitted. A job that is "
+                "older than this task is replaced by itself; otherwise `headrace streams stop %s` and "
+                "`headrace streams start %s` replace it.",
+                job.epoch, "; ".join(different), self.stream.name, self.stream.name,
+            )  # fmt: skip
+            return "submit"
+        theirs = job.attributes.get(FINGERPRINT)
+        if theirs is not None and theirs != _fingerprint(self.stream):
+            self.log.warning(
+                "The receiver job (epoch %d) was started with another secret key and would refuse this batch, so the "
+                "batch is submitted. `headrace streams stop %s` and `headrace streams start %s` give the job the "
+                "present key.",
+                job.epoch, self.stream.name, self.stream.name,
+            )  # fmt: skip
+            return "submit"
+        self.spark_ui_url = job.attributes.get("ui_url")
+        return "connect"
+
+    def begin(
+        self,
+        ledger: Ledger,
+        batch: BatchRow,
+        context: Context,
+        *,
+        steps: Sequence[str],
+        attributes: Mapping[str, Any],
+        force: bool = False,
+        unless_running: bool = False,
+    ) -> Attempt:
+        """Begin an attempt at these steps of the batch, in the way that is usable now.
+
+        Raises what ``Attempts.begin`` raises.
+        """
+        way = self.choose_way(ledger)
+        return ledger.attempts.begin(
+            self.stream.name,
+            batch.batch_time_ms,
+            holder=holder(context),
+            way=way,
+            lease_ms=FIRST_LEASE_MS[way],
+            outputs=steps,
+            force=force,
+            unless_running=unless_running,
+            attributes={**attributes, TRY_NUMBER: context["ti"].try_number},
+            revision=self.revision,
+        )
+
+    @property
+    def written(self) -> Stream:
+        """The stream definition that the attempts write by; a replay overrides it with its own."""
+        return self.stream
+
+    def run_attempt(
+        self,
+        ledger: Ledger,
+        attempt: Attempt,
+        batch: BatchRow,
+        context: Context,
+    ) -> None:
+        """Run a begun attempt to its end. An attempt that has nothing to write completes without Spark.
+
+        Raises:
+            BatchTaskError: it did not complete; the failure is recorded in the ledger.
+            AttemptFencedInSparkError: another attempt took over.
+        """
+        self._ran.append(attempt)
+        try:
+            self._run_attempt(ledger, attempt, batch, context)
+        finally:
+            send_attempt(ledger, attempt)
+
+    def _run_attempt(self, ledger: Ledger, attempt: Attempt, batch: BatchRow, context: Context) -> None:
+        from headrace.runs.batch_run import needs_of
+
+        steps, at = ", ".join(attempt.outputs), time_text(batch.batch_time_ms)
+        needs = needs_of(ledger, self.written, batch.batch_time_ms, attempt.outputs)
+        if not needs.process:
+            for step, counts in needs.counts.items():
+                ledger.attempts.record_output(attempt, step, counts)
+            ledger.attempts.complete(attempt)
+            self.log.info("Batch %s has nothing for %s, which is done without Spark.", at, steps)
+            return
+        self.log.info(
+            "Batch %s, attempt %d at %s: %d records in %d blocks, by way %s.",
+            at, attempt.number, steps, batch.records, batch.blocks, attempt.way,
+        )  # fmt: skip
+        self._run_in_spark(ledger, attempt, context, spark=needs.spark)
+        self.log.info("Attempt %d at batch %s has completed.", attempt.number, at)
+
+    def get_openlineage_facets_on_complete(self, _task_instance: Any) -> OperatorLineage[Any, Any]:
+        """Called by Airflow's OpenLineage provider after the task, whether it succeeded or failed."""
+        from headrace.lineage import batch_lineage
+
+        with LedgerHook(self.stream.ledger).opened() as ledger:
+            return batch_lineage(ledger, self.written, self._ran)
+
+    def _run_in_spark(self, ledger: Ledger, attempt: Attempt, context: Context, *, spark: bool) -> None:
+        from headrace.ledger.errors import AttemptFencedError, LedgerError
+        from headrace.ledger.states import AttemptState
+
+        self._arguments = [
+            "--ledger", self.stream.ledger, "--stream", self.stream.name,
+            "--batch-time", str(attempt.batch_time_ms), "--attempt", str(attempt.number), "--way", attempt.way,
+        ]  # fmt: skip
+        try:
+            if spark and attempt.way == "submit":
+                # A task may run several attempts; with a kept hook the provider would reuse the first one's arguments.
+                self._hook = None
+                SparkSubmitOperator.execute(self, context)
+            else:
+                self._run_process()
+            state = _row(ledger, attempt).state
+            if state is not AttemptState.COMPLETED:
+                raise BatchTaskError(
+                    f"Spark ended without an error, but attempt {attempt.number} at batch "
+                    f"{time_text(attempt.batch_time_ms)} is {state.value}."
+                )
+        except BaseException as error:
+            reported = False
+            try:
+                ledger.attempts.fail(attempt, _cause(error))
+            except LedgerError as refused:
+                # The application has already ended the attempt, or a later attempt has the batch now.
+                self.log.debug("%s", refused)
+                reported = isinstance(refused, AttemptFencedError)
+            if isinstance(error, Exception):
+                row = _row(ledger, attempt)
+                if row.state is AttemptState.FENCED:
+                    raise AttemptFencedInSparkError(
+                        f"Another attempt took over from attempt {attempt.number} at batch "
+                        f"{time_text(attempt.batch_time_ms)}."
+                    ) from error
+                # A killed process records no kind of failure; its failure counts as a passing one.
+                failure = Failure(row.attributes.get(FAILURE, Failure.PASSING))
+                # spark-submit's last lines may come from the JVM alone; a plain process's last lines show the cause.
+                cause = row.error if reported and attempt.way == "submit" else None
+                if cause or failure is not Failure.PASSING:
+                    failed = BatchTaskError(f"{cause}\n{error}" if cause else str(error))
+                    failed.failure = failure
+                    raise failed from error
+            raise
+        finally:
+            self._process = None
+
+    def _run_process(self) -> None:
+        from headrace.hooks.spark_submit import application
+
+        command = [sys.executable, application("micro_batch.py"), *self._arguments]
+        self._process = BatchProcess(command, child_environment(self.written))
+        failure = self._process.log_until_end(self.log.log)
+        if failure is not None:
+            raise BatchTaskError(failure)
+
+    def _get_hook(self) -> StreamSparkSubmitHook:
+        from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
+
+        self.application = application("micro_batch.py")
+        # Templates are rendered in the operator's attributes.
+        rendered = {
+            name: getattr(self, name) if name in self.template_fields else value
+            for name, value in self._submit_options.items()
+        }
+        # The provider adds OpenLineage's settings to `conf`, so it is always passed.
+        options = rendered | {"name": self.name, "conf": self.conf or {}}
+        return StreamSparkSubmitHook(self.written, application_args=self._arguments, **options)
+
+    def on_kill(self) -> None:
+        """End this attempt's own Spark jobs: its process cancels them on SIGTERM."""
+        if self._process is not None:
+            self._process.terminate()
+        elif self._hook is not None:
+            super().on_kill()
 
 
 class WalSparkSubmitOperator(SparkAttemptOperator):
@@ -79,7 +449,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         """Run what is left of the batch; return what it has to wait for first, if anything."""
         from headrace.ledger.errors import AlreadyCompletedError, SlotBusyError
         from headrace.ledger.states import BatchState
-        from headrace.runs.steps_to_run import find_steps_to_run
+        from headrace.runs.batch_run import find_steps_to_run
 
         batch, at = self._batch(run), time_text(run.batch_time_ms)
         if batch.state is BatchState.ABANDONED:
@@ -143,7 +513,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         Raises:
             AttemptFencedInSparkError: a later try of this run runs these steps, so this try is a zombie.
         """
-        from headrace.runs.steps_to_run import attempts_without_replays
+        from headrace.runs.batch_run import attempts_without_replays
 
         now_ms, at = run.ledger.now_ms(), time_text(batch.batch_time_ms)
         for row in attempts_without_replays(run.ledger, batch):
@@ -163,3 +533,174 @@ def _are_being_repaired(ledger: Ledger, stream_name: str, times: Collection[int]
     now_ms = ledger.now_ms()
     live = [row for row in ledger.attempts.running(stream_name) if row.batch_time_ms in times and row.alive(now_ms)]
     return bool(live) and all(row.attributes.get(REPAIR) for row in live)
+
+
+def _fingerprint(stream: Stream) -> str:
+    from headrace.spark.sessions import secret_fingerprint
+
+    return secret_fingerprint(secret_key(stream.application), stream.application)
+
+
+def _row(ledger: Ledger, attempt: Attempt) -> AttemptRow:
+    rows = ledger.attempts.of_batch(attempt.stream, attempt.batch_time_ms)
+    return next(row for row in rows if row.number == attempt.number)
+
+
+def _cause(error: BaseException) -> str:
+    """Why the attempt failed. A task whose supervisor was killed gets a BrokenPipeError when it logs its next line."""
+    if isinstance(error, BrokenPipeError):
+        return "The Airflow task was killed: its supervisor is gone, with the worker or by itself."
+    return f"{type(error).__name__}: {error}"
+
+
+# With way="submit" a batch is its own application, and spark-submit's options configure it. With way="connect" it runs
+# in the receiver job's application, which exists already: an option that would configure an application has no effect
+# and is refused. What a stream declares for both of its applications is refused in either way.
+PASSED_ON = frozenset(
+    {
+        "archives", "conf", "conn_id", "deploy_mode", "driver_class_path", "driver_memory", "env_vars",
+        "exclude_packages", "executor_cores", "executor_memory", "files", "jars", "keytab", "name",
+        "num_executors", "packages", "post_submit_commands", "principal", "properties_file", "proxy_user",
+        "repositories", "spark_binary", "status_poll_interval", "total_executor_cores",
+        "track_driver_via_k8s_api", "use_krb5ccache", "verbose", "yarn_queue", "yarn_rm_auth",
+        "yarn_track_via_rm_api",
+    }
+)  # fmt: skip
+"""Passed on to the hook with ``way="submit"``."""
+
+BY_THE_PROVIDER = frozenset({"openlineage_inject_parent_job_info", "openlineage_inject_transport_info"})
+"""SparkSubmitOperator handles these itself, with ``way="submit"``."""
+
+REFUSED: Mapping[str, str] = {
+    "application": "The application is headrace's own; give your code as the stream's transform.",
+    "application_args": "The arguments are headrace's own; give values as the stream's parameters.",
+    "durable": "There is no application to take up again: a retry is a new attempt, which fences the one before.",
+    "java_class": "The application is written in Python.",
+    "py_files": "Give them to the stream: SparkSettings(py_files=…).",
+    "reconnect_on_retry": "There is no application to take up again: a retry is a new attempt, which fences the one "
+    "before.",
+}
+"""Refused in both ways; each with the remedy that the error names."""
+
+
+class SubmitArgumentError(HeadraceError):
+    """An argument of SparkSubmitOperator that would have no effect on a batch."""
+
+
+def provider_arguments() -> frozenset[str]:
+    """The names that the installed SparkSubmitOperator takes, without those of BaseOperator."""
+    parameters = inspect.signature(SparkSubmitOperator.__init__).parameters.values()
+    return frozenset(parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
+
+
+def submit_options(given: Mapping[str, Any], *, way: str) -> dict[str, Any]:
+    """Return the arguments for spark-submit among ``given``. The values None and False are always accepted and ignored.
+
+    Raises:
+        SubmitArgumentError: an argument has no effect in this way, or this version of headrace does not know it.
+    """
+    # An older provider passes some of the refused ones on without naming them.
+    names = sorted(provider_arguments() | REFUSED.keys())
+    asked = {name: given[name] for name in names if given.get(name) not in (None, False)}
+    for name in asked:
+        if name in REFUSED:
+            raise SubmitArgumentError(f"A batch's operator does not take {name!r}.", remedy=REFUSED[name])
+        if name not in PASSED_ON | BY_THE_PROVIDER:
+            raise SubmitArgumentError(
+                f"This version of headrace does not know what {name!r} of SparkSubmitOperator means for a batch.",
+                remedy="Leave it out; SparkSettings(conf=…) of the stream may do the same.",
+            )
+        if way != "submit":
+            raise SubmitArgumentError(
+                f"{name!r} is for spark-submit, and with way={way!r} a batch runs in the receiver job's application.",
+                remedy="Give way='submit', or have the stream's SparkSettings say it, which the receiver job has too.",
+            )
+    return {name: value for name, value in asked.items() if name in PASSED_ON}
+
+
+logger = logging.getLogger(__name__)
+
+# Names of metrics are ``headrace.<metric>`` with tags, as Airflow's are since 3.0, and ``headrace.<stream>.<metric>``
+# without: plain StatsD has no tags. They go to StatsD, Datadog or OpenTelemetry, as ``[metrics]`` says.
+# The counts of outputs that are sent, and the names of their metrics.
+_COUNTS: Mapping[str, str] = {
+    "created": "created",
+    "updated": "updated",
+    "messages": "sent",
+    "rows": "rows",
+    "dead_lettered": "dead_letters",
+}
+
+
+def send_attempt(ledger: Ledger, attempt: Attempt) -> None:
+    """Send the numbers of an attempt that has ended: of its outputs, and of its batch if it completed the batch for the
+    first time, or ended a run of it that has failed.
+
+    It never raises: a batch does not fail because its numbers cannot be sent. Replays are not sent.
+    """
+    if attempt.target:
+        return
+    try:
+        _send(ledger, attempt)
+    except Exception as error:
+        logger.warning("The numbers of the batch could not be sent to Airflow's metrics: %s", error)
+
+
+def _send(ledger: Ledger, attempt: Attempt) -> None:
+    from headrace.ledger.states import AttemptState, BatchState, EventKind
+
+    stream, batch_time_ms = attempt.stream, attempt.batch_time_ms
+    attempts = [tried for tried in ledger.attempts.of_batch(stream, batch_time_ms) if not tried.target]
+    row = next(tried for tried in attempts if tried.number == attempt.number)
+    if row.state is AttemptState.FENCED:
+        # The attempt that replaced it sends its own numbers.
+        return
+    _count("batch.attempts", 1, stream=stream, state=row.state.value)
+    outputs = ledger.attempts.outputs(stream, batch_time_ms)
+    for output in outputs:
+        if output.attempt == attempt.number:
+            # One that failed because of its dead letters has written them.
+            letters = {name: output.counts[name] for name in ("dead_lettered",) if name in output.counts}
+            _send_output(stream, output.output_id, output.counts if output.error is None else letters)
+    for event in ledger.events.of_batch(stream, batch_time_ms):
+        if event.kind == EventKind.BATCH_FAILED and event.payload["ended_attempt"] == attempt.number:
+            _count("batch.failed", 1, stream=stream)
+    batch = ledger.batches.get(stream, batch_time_ms)
+    written = [output for output in outputs if output.error is None]
+    last = max(written, key=lambda output: (output.recorded_at_ms, output.attempt), default=None)
+    if batch.state is not BatchState.COMPLETED or last is None or last.attempt != attempt.number:
+        return
+    earlier = [tried for tried in attempts if tried.number < attempt.number and tried.state is AttemptState.COMPLETED]
+    if not any(set(tried.outputs) & set(attempt.outputs) for tried in earlier):
+        # A batch that is run again a year later is not a year late.
+        _send_batch(batch, ledger.streams.get(stream).zero_time_ms)
+
+
+def _send_batch(batch: BatchRow, zero_time_ms: int) -> None:
+    stream = batch.stream
+    _count("batch.completed", 1, stream=stream)
+    _count("batch.records", batch.records, stream=stream)
+    if batch.completed_at_ms is None or batch.batch_time_ms <= zero_time_ms:
+        # Neither is one from before the stream began, such as those that are built from Kafka.
+        return
+    _time("batch.total_delay", batch.completed_at_ms - batch.batch_time_ms, stream)
+    if batch.started_at_ms is not None:
+        _time("batch.scheduling_delay", batch.started_at_ms - batch.batch_time_ms, stream)
+        _time("batch.processing_time", batch.completed_at_ms - batch.started_at_ms, stream)
+
+
+def _send_output(stream: str, output_id: str, counts: Mapping[str, Any]) -> None:
+    for name, metric in _COUNTS.items():
+        if counts.get(name):
+            _count(f"output.{metric}", int(counts[name]), stream=stream, output=output_id)
+
+
+def _count(metric: str, amount: int, *, stream: str, **tags: str) -> None:
+    stats.incr(f"headrace.{metric}", amount, tags={"stream": stream, **tags})
+    place = ".".join([stream, *tags.values()])
+    stats.incr(f"headrace.{place}.{metric}", amount)
+
+
+def _time(metric: str, milliseconds: int, stream: str) -> None:
+    stats.timing(f"headrace.{metric}", timedelta(milliseconds=milliseconds), tags={"stream": stream})
+    stats.timing(f"headrace.{stream}.{metric}", timedelta(milliseconds=milliseconds))

@@ -1,4 +1,4 @@
-"""A DAG run that processes a batch: its identity, what it asks for, and its batch time.
+"""A DAG run that processes a batch: its identity, what it asks for, its batch time, and the steps that it has to do.
 
 Anybody who may trigger a run can set what it asks for (type, params and conf), so each value is checked against the
 stream before anything runs. They select from what the stream declares. None of them is executed, rendered as a template
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import BatchRow
+    from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 
@@ -267,7 +267,7 @@ def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
             repeat that one, or another run of its backfill repeats it; or the batch time ended before the stream began.
         AirflowFailException: the run asks for something that the stream does not have.
     """
-    from headrace.views.batches import slow_runs
+    from headrace.batch.allocation import slow_runs
 
     stream, ledger = stream_context.stream, stream_context.ledger
     if of_schedule(context):
@@ -493,3 +493,98 @@ class BatchRun:
             if not ordered and time.monotonic() >= until:
                 break
         log.info("Allocated %d of them. The stream's repair runs them, unless their own runs do.", number)
+
+
+@dataclass(frozen=True, slots=True)
+class StepsToRun:
+    """``repeats``: the run repeats the batch, so a step counts as done only if this run did it."""
+
+    steps: tuple[str, ...]
+    repeats: bool = False
+
+
+def find_steps_to_run(
+    ledger: Ledger, batch: BatchRow, request: RunRequest, steps: Iterable[str], *, stream_steps: Sequence[str]
+) -> StepsToRun:
+    """Those of ``steps`` that the run has to do, according to the ledger. See `steps_to_run`.
+
+    ``stream_steps`` are all steps that the stream has.
+    """
+    attempts = attempts_without_replays(ledger, batch)
+    history = ledger.attempts.output_history(batch.stream, batch.batch_time_ms)
+    return steps_to_run(steps, request=request, needed=batch.needs(stream_steps), attempts=attempts, history=history)
+
+
+def attempts_without_replays(ledger: Ledger, batch: BatchRow) -> list[AttemptRow]:
+    """All attempts at the batch itself, oldest first, without those of its replays."""
+    return [row for row in ledger.attempts.of_batch(batch.stream, batch.batch_time_ms) if not row.target]
+
+
+def steps_to_run(
+    steps: Iterable[str],
+    *,
+    request: RunRequest,
+    needed: Iterable[str],
+    attempts: Iterable[AttemptRow],
+    history: Iterable[BatchOutputRow],
+) -> StepsToRun:
+    """Return those of ``steps`` that the run wants and that have no record of success; if the run repeats the batch,
+    also those that it may repeat and has not done since it was last cleared.
+
+    A batch that was complete when the run began, or was last cleared, is repeated if the run asks for it
+    (``reprocess``), is a backfill's, or has completed an output of it before it was cleared. If a batch failed, its
+    cleared run does only what is left. Within one clear no step is done twice, however often a task is tried.
+
+    Args:
+        needed: the steps that the batch needs to complete.
+        history: what each attempt made of its outputs, the oldest attempt first.
+    """
+    clears = {row.number: clear for row in attempts if (clear := request.run.clear_of(row.attributes)) is not None}
+    newest: dict[str, BatchOutputRow] = {}
+    before: dict[str, BatchOutputRow] = {}
+    has_completed_earlier = False
+    for row in history:
+        clear = clears.get(row.attempt)
+        newest[row.output_id] = row
+        if clear != request.run.clear_number:
+            before[row.output_id] = row
+            has_completed_earlier |= clear is not None and _is_done(row)
+    was_complete = all(_is_done(before.get(step)) for step in needed)
+    repeats = request.reprocess or (was_complete and (request.is_backfill or has_completed_earlier))
+    left = []
+    for step in filter(request.wants, steps):
+        last = newest.get(step)
+        own = last is not None and clears.get(last.attempt) == request.run.clear_number
+        if not _is_done(last) or (repeats and request.may_repeat(step) and not own):
+            left.append(step)
+    return StepsToRun(tuple(left), repeats)
+
+
+def _is_done(row: BatchOutputRow | None) -> bool:
+    from headrace.ledger.states import AttemptState
+
+    return row is not None and row.state is AttemptState.COMPLETED
+
+
+@dataclass(frozen=True, slots=True)
+class StepNeeds:
+    """``spark``: some step reads or makes rows. ``process``: some step needs Spark, or prints. ``counts``: the counts
+    to record for each step if no process is needed."""
+
+    spark: bool
+    process: bool
+    counts: Mapping[str, Mapping[str, Any]]
+
+
+def needs_of(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable[str]) -> StepNeeds:
+    """What these steps of an allocated batch need."""
+    from headrace.spark.batch_plan import plan_outputs
+    from headrace.stream_context import StreamContext
+
+    steps = tuple(steps)
+    plans = plan_outputs(StreamContext(stream, ledger), batch_time_ms, steps)
+    # The state is updated without records too: keys time out, and a version of the state is written.
+    spark = STATE_STEP in steps or any(plan.needs_spark for plan in plans)
+    prints = any(plan.output.writes_empty_batches and plan.skipped is None for plan in plans)
+    counts = {plan.output.step: {"skipped": plan.skipped} if plan.skipped else {"records": 0} for plan in plans}
+    return StepNeeds(spark, spark or prints, counts)

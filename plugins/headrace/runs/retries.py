@@ -143,7 +143,7 @@ class _Judge:
         """The batch with its steps that are due; None if there are none."""
         from headrace.ledger.errors import StepsLostError
         from headrace.ledger.states import AttemptState
-        from headrace.runs.steps_to_run import attempts_without_replays
+        from headrace.runs.batch_run import attempts_without_replays
 
         name, time_ms = self._stream.name, earlier.batch_time_ms
         batch = self._ledger.batches.get(name, time_ms)

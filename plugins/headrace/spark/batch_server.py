@@ -129,7 +129,7 @@ def _import_for_batches() -> None:
     import headrace.spark.elasticsearch_sink
     import headrace.spark.outputs.elasticsearch
     import headrace.spark.wal_source
-    import headrace.wal.local_storage  # noqa: F401
+    import headrace.wal.storage  # noqa: F401
 
     # The garbage collector of a forked process would write to, and so copy, the memory that it shares with this one.
     gc.collect()

@@ -31,7 +31,6 @@ _TASKS = (
     "headrace.batch.checkpoint",
     "headrace.batch.cleanup",
     "headrace.hooks.spark_submit",
-    "headrace.runs.steps_to_run",
 )
 _IMPORTED_AHEAD = {"scheduler": _TASKS, "celery": _TASKS, "dag-processor": _DAGS}
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from headrace.batch.allocation import slow_runs_of
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import FAILURE, Failure
 from headrace.ledger.batch_tables import AttemptRow, BatchRow
@@ -15,7 +16,7 @@ from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
 from headrace.ledger.states import BatchState, DesiredState
 from headrace.ledger.tables import JobRow, StreamRow
 from headrace.receiver.health import InputProblem, Part, input_problems
-from headrace.views.batches import Unfinished, slow_runs_of
+from headrace.views.batches import Unfinished
 
 # A stream is late beyond the larger of this time and this many batch intervals.
 _LATE_SECONDS = 60.0

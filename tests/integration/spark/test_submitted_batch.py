@@ -9,8 +9,7 @@ import pytest
 from tests.unit.operators.conftest import Task
 
 from headrace.ledger import AttemptState, BatchState
-from headrace.operators.spark_attempt import BatchTaskError
-from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.operators.wal_spark_submit import BatchTaskError, WalSparkSubmitOperator
 from headrace.stream import KafkaInput, SparkSettings, Utf8Decoder
 from headrace.timetables.micro_batch import from_ms
 

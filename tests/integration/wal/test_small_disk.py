@@ -37,7 +37,7 @@ from random import Random
 from headrace.blocks import ReceiverId
 from tests.support.records import make_block
 from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
-from headrace.wal.local_storage import LocalStorage
+from headrace.wal.storage import LocalStorage
 from headrace.wal.recovery import scan_log
 from headrace.wal.reader import read_block
 from headrace.wal.writer import WriteAheadLogWriter

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.batch.allocation import Allocation, allocate, make_manifest
+from headrace.batch.allocation import Allocation, allocate, make_manifest, slow_runs
 from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.batch.manifest import Manifest, ManifestError
@@ -18,7 +18,6 @@ from headrace.ledger.errors import AllocationConflictError, BatchTimeError
 from headrace.spark.batch_plan import plan_outputs
 from headrace.stream import ConsoleOutput, Window
 from headrace.stream_context import StreamContext
-from headrace.views.batches import slow_runs
 from headrace.wal.errors import StorageError
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage

@@ -18,8 +18,8 @@ from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.cleanup import Cleanup
 from headrace.ledger.receiving_tables import SegmentRow
 from headrace.wal.errors import StorageError, WriteFailedError
-from headrace.wal.local_storage import LocalStorage
 from headrace.wal.recovery import scan_log
+from headrace.wal.storage import LocalStorage
 
 from .conftest import START_MS, T1, T2, Receiving, take
 
@@ -226,9 +226,9 @@ def fail(receiving: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(WriteFailedError):
-        patch.setattr("headrace.wal.local_storage._write_all", full)
+        patch.setattr("headrace.wal.storage._write_all", full)
         # Killed before it could take the file away.
-        patch.setattr("headrace.wal.local_storage.LocalSegmentFile._give_back", lambda _: None)
+        patch.setattr("headrace.wal.storage.LocalSegmentFile._give_back", lambda _: None)
         write(receiving)
 
 

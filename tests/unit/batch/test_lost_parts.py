@@ -19,9 +19,9 @@ from headrace.fsck.findings import Problem
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.wal.errors import DamagedFrameError, StorageError
-from headrace.wal.local_storage import LocalStorage
 from headrace.wal.recovery import scan_log
 from headrace.wal.scan import RecoveryMode
+from headrace.wal.storage import LocalStorage
 
 from .conftest import PARTITION, Receiving
 

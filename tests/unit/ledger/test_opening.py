@@ -23,8 +23,16 @@ from tests.unit.ledger.next_schema import NEWER, OLDER, install_next_schema
 
 from headrace.blocks import TopicPartition
 from headrace.ledger import Ledger, errors
-from headrace.ledger.database import HEAD, MIGRATIONS, Database, Migration, engine_url, migrate_schema, read_version
-from headrace.ledger.engines import open_engine
+from headrace.ledger.database import (
+    HEAD,
+    MIGRATIONS,
+    Database,
+    Migration,
+    engine_url,
+    migrate_schema,
+    open_engine,
+    read_version,
+)
 from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError, StreamNotFoundError
 from headrace.ledger.tables import Model
 

@@ -150,7 +150,7 @@ def test_pruning_deletes_only_old_samples(ledger: Ledger, build: Callable[..., W
     build()
     for index in range(10):
         ledger.samples.add(_sample(index))
-    assert ledger.samples.prune(STREAM, NOW_MS + 50_000, limit=3) == 3
-    assert ledger.samples.prune(STREAM, NOW_MS + 50_000) == 2
-    assert ledger.samples.prune(STREAM, NOW_MS + 50_000) == 0
+    assert ledger.cleanup.prune_samples(STREAM, NOW_MS + 50_000, limit=3) == 3
+    assert ledger.cleanup.prune_samples(STREAM, NOW_MS + 50_000) == 2
+    assert ledger.cleanup.prune_samples(STREAM, NOW_MS + 50_000) == 0
     assert len(ledger.samples.between(STREAM, 0, NOW_MS * 2, points=10)) == 5

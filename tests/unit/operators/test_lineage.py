@@ -17,8 +17,7 @@ from airflow.utils.state import TaskInstanceState
 
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
-from headrace.operators.spark_attempt import BatchTaskError
-from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.operators.wal_spark_submit import BatchTaskError, WalSparkSubmitOperator
 from headrace.stream import ConsoleOutput, KafkaOutput, ParquetOutput
 
 Emit = Callable[..., dict[str, Any]]

@@ -8,7 +8,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.batch.allocation import allocate
 from headrace.operators.micro_batch import MicroBatchOperator
-from headrace.operators.spark_attempt import BatchTaskError
+from headrace.operators.wal_spark_submit import BatchTaskError
 from headrace.stream import ConsoleOutput
 from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms

@@ -19,8 +19,7 @@ from headrace.operators import repair_batches
 from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.repair_batches import RepairBatchesOperator, RepairCheckpointOperator, RepairFailedError
-from headrace.operators.spark_attempt import BatchTaskError
-from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.operators.wal_spark_submit import BatchTaskError, WalSparkSubmitOperator
 from headrace.runs.retries import due_batches, is_held_back
 from headrace.stream import ConsoleOutput
 from headrace.timetables.micro_batch import from_ms
@@ -376,7 +375,7 @@ def test_a_run_waits_in_place_for_a_repair_that_holds_the_slot(runs, toy_batch, 
     def ends(_seconds):
         ledger.attempts.fail(attempt, "no")
 
-    monkeypatch.setattr("headrace.operators.spark_attempt.time", SimpleNamespace(sleep=ends))
+    monkeypatch.setattr("headrace.operators.wal_spark_submit.time", SimpleNamespace(sleep=ends))
     runs.write(task, ONE)
     assert runs.written(at_ms) == {ONE: 1}
 

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 from headrace.errors import Failure
 from headrace.ledger.errors import ReplayOrderError
 from headrace.operators.replay_batch import ReplayBatchOperator
-from headrace.operators.spark_attempt import BatchTaskError
+from headrace.operators.wal_spark_submit import BatchTaskError
 from headrace.stream import KeyIds, RecordIds
 from headrace.stream.stream import replayed
 from headrace.timetables.micro_batch import from_ms

@@ -15,20 +15,20 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 
-from headrace.operators import spark_attempt
+from headrace.operators import wal_spark_submit
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.replay_batch import ReplayBatchOperator
-from headrace.operators.spark_attempt import (
+from headrace.operators.wal_spark_submit import (
     BY_THE_PROVIDER,
     PASSED_ON,
     REFUSED,
     BatchTaskError,
     SubmitArgumentError,
+    WalSparkSubmitOperator,
     provider_arguments,
     send_attempt,
     submit_options,
 )
-from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_batch_does_not_fail_because_its_numbers_cannot_be_sent(stream, alloca
     def unavailable(*_: object, **__: object) -> None:
         raise OSError("no network")
 
-    monkeypatch.setattr("headrace.operators.spark_attempt.stats.incr", unavailable)
+    monkeypatch.setattr("headrace.operators.wal_spark_submit.stats.incr", unavailable)
     toy_batch("ok")
     at_ms, task = allocated()
     make(stream).execute(task.context)
@@ -223,7 +223,7 @@ def test_none_and_false_ask_for_nothing(stream, way):
 
 
 def test_a_parameter_that_a_newer_provider_has_is_refused(monkeypatch):
-    monkeypatch.setattr(spark_attempt, "provider_arguments", lambda: frozenset({"gpus"}))
+    monkeypatch.setattr(wal_spark_submit, "provider_arguments", lambda: frozenset({"gpus"}))
     with pytest.raises(SubmitArgumentError, match="'gpus'"):
         submit_options({"gpus": 2}, way="submit")
 

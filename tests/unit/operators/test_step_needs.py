@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
-from headrace.runs.steps_to_run import needs_of
+from headrace.runs.batch_run import needs_of
 from headrace.stream import ConsoleOutput, Window
 
 

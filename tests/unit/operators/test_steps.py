@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.operators.spark_attempt import AttemptFencedInSparkError, BatchTaskError
-from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.operators.wal_spark_submit import AttemptFencedInSparkError, BatchTaskError, WalSparkSubmitOperator
 from headrace.stream import ConsoleOutput, State
 
 ONE, TWO = "elasticsearch", "printed"

@@ -21,8 +21,7 @@ from tests.unit.operators.toy_micro_batch import InThisProcess
 
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import SlotBusyError
-from headrace.operators.spark_attempt import BatchTaskError
-from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.operators.wal_spark_submit import BatchTaskError, WalSparkSubmitOperator
 from headrace.runs.processes import secret_key
 from headrace.runs.retries import BatchRetryPolicy
 from headrace.spark.batch_command import definition_of
@@ -433,7 +432,7 @@ def test_other_batches_in_the_slot_are_waited_for_in_place_where_tasks_are_not_d
         if len(slept) == 3:
             ledger.attempts.fail(other, "over")
 
-    monkeypatch.setattr("headrace.operators.spark_attempt.time.sleep", sleep)
+    monkeypatch.setattr("headrace.operators.wal_spark_submit.time.sleep", sleep)
     make(stream, deferrable=False, slot_poll=timedelta(milliseconds=100)).execute(task.context)
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
     assert slept == [0.1] * 3

@@ -33,8 +33,8 @@ from headrace.receiver.receiver import StoreFailedError
 from headrace.stream import Limits
 from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
-from headrace.wal.local_storage import LocalStorage
 from headrace.wal.reader import read_block
+from headrace.wal.storage import LocalStorage
 from headrace.wal.writer import WriteAheadLogWriter
 
 PARTITIONS = 3

@@ -24,7 +24,7 @@ from headrace.spark.wal_source import (
 )
 from headrace.wal import frame
 from headrace.wal.local_copies import BlockCopies, CopySettings
-from headrace.wal.local_storage import LocalStorage
+from headrace.wal.storage import LocalStorage
 from headrace.wal.writer import WriteAheadLogWriter
 
 

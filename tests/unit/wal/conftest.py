@@ -11,7 +11,7 @@ from tests.support.faulty_storage import FaultyStorage
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
-from headrace.wal.local_storage import LocalStorage
+from headrace.wal.storage import LocalStorage
 from headrace.wal.writer import WriteAheadLogWriter
 
 RECEIVER = ReceiverId("flights", "kafka", 0)

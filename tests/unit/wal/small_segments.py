@@ -14,8 +14,8 @@ from headrace.blocks import BlockInfo, ReceiverId
 from headrace.clock import ManualClock
 from headrace.wal import frame, scan
 from headrace.wal.frame import AnyHeader, Codec, FrameHeader, SegmentEnd, SegmentHeader, SegmentName, encode
-from headrace.wal.local_storage import LocalStorage
 from headrace.wal.scan import RecoveryMode
+from headrace.wal.storage import LocalStorage
 from headrace.wal.writer import WriteAheadLogWriter
 
 RECEIVER = ReceiverId("flights", "kafka", 0)

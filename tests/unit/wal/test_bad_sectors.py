@@ -19,10 +19,10 @@ from tests.unit.wal.small_segments import (
 from headrace.blocks import BlockInfo
 from headrace.wal import scan as log_scanner
 from headrace.wal.errors import StorageError
-from headrace.wal.local_storage import LocalStorage
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import scan_log
 from headrace.wal.scan import RecoveryMode
+from headrace.wal.storage import LocalStorage
 
 
 def spoiled(folder: Path, sizes: Sequence[int]) -> tuple[FaultyFiles, LocalStorage, list[BlockInfo]]:

@@ -18,9 +18,9 @@ from tests.support.records import make_block
 from headrace.blocks import BlockInfo, ReceiverId
 from headrace.clock import ManualClock
 from headrace.wal.errors import StorageError, WalError, WriteFailedError, is_out_of_space
-from headrace.wal.local_storage import LocalStorage
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import scan_log
+from headrace.wal.storage import LocalStorage
 from headrace.wal.writer import WriteAheadLogWriter
 
 RECEIVER = ReceiverId("flights", "kafka", 0)

@@ -12,8 +12,7 @@ import pytest
 
 import headrace
 from headrace.spark.outputs.batch_folder import Claim
-from headrace.wal.local_storage import sync_data, sync_file
-from headrace.wal.storage import open_storage
+from headrace.wal.storage import open_storage, sync_data, sync_file
 
 FULL_SYNC = 51
 

@@ -14,9 +14,9 @@ from tests.support.records import make_block
 from headrace.blocks import BlockInfo, ReceiverId
 from headrace.clock import ManualClock
 from headrace.wal.errors import DamagedFrameError, StorageError, WriteFailedError
-from headrace.wal.local_storage import LocalStorage
 from headrace.wal.recovery import COPIES_KEPT, scan_log
 from headrace.wal.scan import READ_TRIES
+from headrace.wal.storage import LocalStorage
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 
 OpenWriter = Callable[..., WriteAheadLogWriter]

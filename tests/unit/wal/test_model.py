@@ -29,10 +29,10 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
 from headrace.ledger.receiving_tables import ReceiverLease
 from headrace.wal.errors import WriteFailedError
-from headrace.wal.local_storage import LocalStorage
 from headrace.wal.reader import read_block
 from headrace.wal.recovery import scan_log
 from headrace.wal.scan import RecoveryMode
+from headrace.wal.storage import LocalStorage
 from headrace.wal.writer import WriteAheadLogWriter
 
 STREAM = "air"

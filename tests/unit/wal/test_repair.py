@@ -15,9 +15,9 @@ from tests.support.records import make_block
 from tests.unit.wal.torn_tails import repair
 
 from headrace.wal.errors import DamagedFrameError, RepairRefusedError, StorageError, WriteFailedError
-from headrace.wal.local_storage import LocalStorage
 from headrace.wal.recovery import cut_is_reported, quarantine_path, scan_log, unreported_cuts
 from headrace.wal.scan import scan_segment
+from headrace.wal.storage import LocalStorage
 from headrace.wal.writer import WriteAheadLogWriter
 
 OpenWriter = Callable[..., WriteAheadLogWriter]

@@ -31,7 +31,7 @@ from urllib.parse import quote
 
 from headrace.clock import time_text
 from headrace.spark.outputs.writer import AttemptReplacedError, OutputError
-from headrace.wal.local_storage import sync_file
+from headrace.wal.storage import sync_file
 
 
 class OutputFolderError(OutputError):

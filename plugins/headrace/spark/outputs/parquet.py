@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from headrace.spark.outputs.batch_folder import Claim, OutputFolderError, WrittenFile, claim_gone
 from headrace.spark.outputs.writer import OutputOptionsError, OutputRowsError, counted, leave_counts
-from headrace.wal.local_storage import sync_file
+from headrace.wal.storage import sync_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
