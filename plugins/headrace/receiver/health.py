@@ -1,28 +1,30 @@
-"""Records whether Kafka answers queries about each input, and whether the job uses the stream's newest definition.
+"""What is wrong with a stream that runs: inputs that Kafka does not answer for, an outdated definition, slow runs.
 
-The former distinguishes an empty batch from one whose records are unknown. The tracker notes it per input and topic in
-its job's attributes, each receiver per topic in its stats; both are sent with the usual lease renewals.
-`input_problems` combines them for sensors and people.
+Whether Kafka answers queries about each input distinguishes an empty batch from one whose records are unknown. The
+tracker notes it per input and topic in its job's attributes, each receiver per topic in its stats; both are sent with
+the usual lease renewals. `input_problems` combines them for sensors and people.
 
 A job uses the definition that it started with until it is restarted. Batches have their own definition, so differences
 in what only batches use (transforms, outputs, decoders) do not count here.
+
+Commands import this module for what it says, so it imports no client of Kafka.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from headrace.clock import time_text
-from headrace.ledger import EventKind, Ledger
+from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.ledger.errors import RevisionNotFoundError
-from headrace.receiver.partitioning import versioned_by_offsets
 from headrace.stream import Stream
 from headrace.stream.model import StreamDefinitionError
 
 if TYPE_CHECKING:
+    from headrace.ledger.batch_tables import BatchRow
     from headrace.ledger.receiving_tables import ReceiverRow
     from headrace.ledger.tables import JobRow
 
@@ -124,7 +126,7 @@ def _received(stream: Stream) -> dict[str, Any]:
         values |= {f"{name}.{part}": value[part] for part in value} if isinstance(value, dict) else {name: value}
     values |= {f"limits.{name}": fields["limits"][name] for name in _LIMITS}
     values["listeners"] = [str(listener) for listener in stream.listeners]
-    values["outputs versioned by offsets"] = versioned_by_offsets(stream)
+    values["outputs versioned by offsets"] = stream.versioned_by_offsets
     return values
 
 
@@ -298,3 +300,80 @@ def _of_topics(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputProbl
         if row.alive(now_ms):
             for entry in row.stats.get(UNREADABLE_TOPICS) or ():
                 yield InputProblem(row.receiver_id.input_id, entry["topic"], entry["error"], entry["asked_ms"])
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What live receivers report, together. ``lag`` leaves out ``lag_unknown`` partitions; ``input_rate`` is in records
+    per second. None: not known."""
+
+    input_rate: float
+    lag: int | None
+    lag_unknown: int
+    lag_seconds: float | None
+    queue_bytes: int
+    paused: bool
+
+
+def numbers(receivers: Collection[ReceiverRow], now_ms: int) -> Numbers:
+    """The sums over the live receivers."""
+    live = [receiver for receiver in receivers if receiver.alive(now_ms)]
+    stats = [receiver.stats for receiver in live if "total_lag" in receiver.stats]
+    seconds = [reported.get("lag_seconds") for reported in stats]
+    known = [behind for behind in seconds if behind is not None]
+    lags = [reported["total_lag"] for reported in stats if reported["total_lag"] is not None]
+    return Numbers(
+        input_rate=round(sum(reported.get("rate", 0.0) for reported in stats), 1),
+        lag=sum(lags) if lags else None,
+        lag_unknown=sum(reported.get("lag_unknown", 0) for reported in stats),
+        lag_seconds=max(known) if known and len(known) == len(seconds) else None,
+        queue_bytes=sum(reported.get("queued_bytes", 0) for reported in stats),
+        paused=any(receiver.paused_reason for receiver in live),
+    )
+
+
+# Runs are too slow if this many batches in a row began late: a single late start is caught up.
+_SLOW_BATCHES = 5
+_ALLOCATED = [state for state in BatchState if state is not BatchState.ABSORBED]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRuns:
+    """Each of the last batches began after another batch time had ended. Milliseconds.
+
+    ``run_ms`` is the mean time between the allocations of consecutive batches. ``late_ms`` is the time from the newest
+    batch's first batch time to its allocation.
+    """
+
+    run_ms: int
+    interval_ms: int
+    late_ms: int
+    coalesces: bool
+
+    def __str__(self) -> str:
+        grows = "batches take over several batch times" if self.coalesces else "the delay grows with each"
+        return (
+            f"runs take {self.run_ms / 1000:.1f} s and the batch interval is {self.interval_ms / 1000:g} s, so {grows} "
+            f"(the last one began {self.late_ms / 1000:.1f} s after its first batch time). Give the stream a longer "
+            "batch_interval, or its batch DAG single_task=True"
+        )
+
+
+def slow_runs(ledger: Ledger, stream_name: str, *, coalesces: bool) -> SlowRuns | None:
+    """Figures of a stream whose runs take longer than its interval, or None if they do not."""
+    newest = ledger.batches.page(stream_name, _SLOW_BATCHES, _ALLOCATED)
+    if len(newest) < _SLOW_BATCHES:
+        return None
+    return slow_runs_of(newest, ledger.streams.get(stream_name).batch_interval_ms, coalesces=coalesces)
+
+
+def slow_runs_of(newest: Sequence[BatchRow], interval_ms: int, *, coalesces: bool) -> SlowRuns | None:
+    """The same from the newest batches that are not absorbed, newest first."""
+    if len(newest) < _SLOW_BATCHES:
+        return None
+    newest = newest[:_SLOW_BATCHES]
+    late_ms = [row.allocated_at_ms - row.first_time_ms for row in newest]
+    run_ms = (newest[0].allocated_at_ms - newest[-1].allocated_at_ms) // (_SLOW_BATCHES - 1)
+    if run_ms <= interval_ms or min(late_ms) <= interval_ms:
+        return None
+    return SlowRuns(run_ms, interval_ms, late_ms[0], coalesces)

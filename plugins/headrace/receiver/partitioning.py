@@ -81,7 +81,7 @@ def check_key_versions(stream: Stream, topics: Collection[TopicRow]) -> None:
     Raises:
         KeyVersionsError: a topic has grown since it was first seen, or was created again.
     """
-    outputs = versioned_by_offsets(stream)
+    outputs = stream.versioned_by_offsets
     moved = _moved(topics) if outputs else []
     if not moved:
         return
@@ -92,11 +92,6 @@ def check_key_versions(stream: Stream, topics: Collection[TopicRow]) -> None:
         remedy="Name a column that grows with every change of a key in version_from, its values above the offsets so "
         "far, or index the topic again into another index, by a stream of another name.",
     )
-
-
-def versioned_by_offsets(stream: Stream) -> list[str]:
-    """Return the ids of the outputs that use a record's offset as the version of its key."""
-    return [output.id for output in stream.outputs if output.versions_by_offset]
 
 
 def _moved(topics: Collection[TopicRow]) -> list[str]:

@@ -27,7 +27,7 @@ from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.receiving_tables import ReceiverRow
 from headrace.ledger.states import EventKind
 from headrace.ledger.tables import JobLease, JobStatus, SampleRow
-from headrace.receiver.health import INPUTS, InputHealth
+from headrace.receiver.health import INPUTS, InputHealth, numbers
 from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.partitioning import Discoverer, Discovery, Partitioning, discoverer_of
 from headrace.receiver.rates import RateController
@@ -116,36 +116,6 @@ class JobSignWriter:
 
 SAMPLE_SECONDS = 10.0
 """One row each ten seconds is 8,640 a day, some 700 KB."""
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """What live receivers report, together. ``lag`` leaves out ``lag_unknown`` partitions; ``input_rate`` is in records
-    per second. None: not known."""
-
-    input_rate: float
-    lag: int | None
-    lag_unknown: int
-    lag_seconds: float | None
-    queue_bytes: int
-    paused: bool
-
-
-def numbers(receivers: Collection[ReceiverRow], now_ms: int) -> Numbers:
-    """The sums over the live receivers."""
-    live = [receiver for receiver in receivers if receiver.alive(now_ms)]
-    stats = [receiver.stats for receiver in live if "total_lag" in receiver.stats]
-    seconds = [reported.get("lag_seconds") for reported in stats]
-    known = [behind for behind in seconds if behind is not None]
-    lags = [reported["total_lag"] for reported in stats if reported["total_lag"] is not None]
-    return Numbers(
-        input_rate=round(sum(reported.get("rate", 0.0) for reported in stats), 1),
-        lag=sum(lags) if lags else None,
-        lag_unknown=sum(reported.get("lag_unknown", 0) for reported in stats),
-        lag_seconds=max(known) if known and len(known) == len(seconds) else None,
-        queue_bytes=sum(reported.get("queued_bytes", 0) for reported in stats),
-        paused=any(receiver.paused_reason for receiver in live),
-    )
 
 
 class Sampler:

@@ -267,7 +267,7 @@ def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
             repeat that one, or another run of its backfill repeats it; or the batch time ended before the stream began.
         AirflowFailException: the run asks for something that the stream does not have.
     """
-    from headrace.batch.allocation import slow_runs
+    from headrace.receiver.health import slow_runs
 
     stream, ledger = stream_context.stream, stream_context.ledger
     if of_schedule(context):

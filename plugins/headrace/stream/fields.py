@@ -208,6 +208,11 @@ class StreamFields(Part):
         """Whether batches run one at a time, in the order of batch times (rule 6 of the design)."""
         return bool(self.ordered) or any(self.reasons_for_order())
 
+    @property
+    def versioned_by_offsets(self) -> list[str]:
+        """The ids of the outputs that use a record's offset as the version of its key."""
+        return [output.id for output in self.outputs if output.versions_by_offset]
+
     def reasons_for_order(self) -> Iterator[str]:
         """Yield a clause for each part of the stream that needs the order of batch times. None: every order of the
         batches gives the same result."""

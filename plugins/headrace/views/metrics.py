@@ -32,7 +32,7 @@ from headrace.ledger.overviews import StreamNumbers
 from headrace.ledger.receiving_tables import ReceiverRow
 from headrace.ledger.states import AttemptState
 from headrace.listeners.bus import ListenerStatus, listener_statuses
-from headrace.receiver.tracker import numbers
+from headrace.receiver.health import numbers
 from headrace.views.batches import batch_line
 
 

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from headrace.batch.allocation import slow_runs_of
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import FAILURE, Failure
 from headrace.ledger.batch_tables import AttemptRow, BatchRow
 from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
 from headrace.ledger.states import BatchState, DesiredState
 from headrace.ledger.tables import JobRow, StreamRow
-from headrace.receiver.health import InputProblem, Part, input_problems
+from headrace.receiver.health import InputProblem, Part, input_problems, slow_runs_of
 from headrace.views.batches import Unfinished
 
 # A stream is late beyond the larger of this time and this many batch intervals.

@@ -18,8 +18,7 @@ from headrace.ledger.states import BatchState, PartitionState, ReceiverState
 from headrace.ledger.tables import JobRow, SampleRow, StreamRow
 from headrace.ledger.timelines import BatchOrder, BatchRange
 from headrace.listeners.bus import listener_statuses
-from headrace.receiver.health import InputProblem, input_problems, receiver_state
-from headrace.receiver.tracker import numbers
+from headrace.receiver.health import InputProblem, input_problems, numbers, receiver_state
 from headrace.stream import Stream
 from headrace.stream.model import StreamDefinitionError
 from headrace.views.base import UNPUBLISHED, Time, View

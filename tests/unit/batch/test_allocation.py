@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from headrace.batch.allocation import Allocation, allocate, make_manifest, slow_runs
+from headrace.batch.allocation import Allocation, allocate, make_manifest
 from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.batch.manifest import Manifest, ManifestError
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AllocationConflictError, BatchTimeError
+from headrace.receiver.health import slow_runs
 from headrace.spark.batch_plan import plan_outputs
 from headrace.stream import ConsoleOutput, Window
 from headrace.stream_context import StreamContext

@@ -12,7 +12,8 @@ from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.tables import JobLease, SampleRow
-from headrace.receiver.tracker import Sampler, numbers
+from headrace.receiver.health import numbers
+from headrace.receiver.tracker import Sampler
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 
