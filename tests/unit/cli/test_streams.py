@@ -268,6 +268,39 @@ def test_events_are_followed_oldest_first_a_json_object_a_line(stream: Stream, m
     assert [json.loads(line)["kind"] for line in lines] == ["stream_registered", "job_started", "batch_allocated"]
 
 
+HEAVY = {
+    *("airflow", "alembic", "confluent_kafka", "elasticsearch", "numpy", "pandas", "psycopg", "pyarrow", "pyspark"),
+    "headrace.receiver.tracker",
+}
+
+
+def test_reading_commands_import_only_what_reads_the_ledger(stream: Stream) -> None:
+    """The imports are most of the time that they take."""
+    with Ledger.open(stream.ledger) as ledger:
+        (batch,) = ledger.batches.page("shop")
+    commands = [
+        ["streams", "list"],
+        ["streams", "show", "shop"],
+        ["batches", "list", "shop"],
+        ["batches", "show", "shop", time_text(batch.batch_time_ms)],
+        ["batches", "unclaimed", "shop"],
+        ["events", "list", "shop"],
+    ]
+    script = f"""
+import json, sys
+from headrace.cli.main import app
+heavy = {{}}
+for command in json.loads(sys.argv[1]):
+    app([*command, "--ledger", sys.argv[2]], standalone_mode=False)
+    heavy[" ".join(command[:2])] = sorted({HEAVY} & sys.modules.keys())
+print(json.dumps(heavy))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(commands), stream.ledger], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == {" ".join(command[:2]): [] for command in commands}
+
+
 def test_an_unknown_stream_or_ledger_is_an_error_and_makes_nothing(stream: Stream, tmp_path: Path) -> None:
     assert run(stream, "batches", "list", "nope").exit_code == 1
     missing = tmp_path / "missing.db"

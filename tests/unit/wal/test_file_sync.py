@@ -105,9 +105,9 @@ def test_the_log_and_the_folders_of_outputs_are_written_by_it(macos: Calls, tmp_
 
 def test_nothing_else_of_the_package_syncs_a_file() -> None:
     package = Path(headrace.__file__).parent
-    found = {
+    files = {
         path.relative_to(package).as_posix()
         for path in package.rglob("*.py")
         if re.search(r"\bos\.f(data)?sync\(", path.read_text())
     }
-    assert found == {"wal/local_storage.py"}
+    assert files == {"wal/storage.py"}
