@@ -10,10 +10,10 @@ from enum import StrEnum
 
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import FAILURE, Failure
-from headrace.ledger.batch_tables import AttemptRow, BatchRow
-from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
+from headrace.ledger.batch_tables import AttemptRow
+from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.states import BatchState, DesiredState
-from headrace.ledger.tables import JobRow, StreamRow
+from headrace.ledger.tables import JobRow
 from headrace.receiver.health import InputProblem, Part, input_problems, slow_runs_of
 from headrace.views.batches import Unfinished
 
@@ -68,29 +68,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a stream is judged by.
+    """What a stream is judged by: what the ledger has of it, and what was derived from that or asked elsewhere.
 
-    ``recent`` are the newest batches that are not absorbed, newest first; ``dead_letters`` is the number of theirs.
-    ``unfinished`` are those that `unfinished_of` finds, ``failed`` the failed ones of ``recent``; ``number_failed``
-    counts older ones too. ``failed_positions`` are partitions that an error has stopped. ``job_before`` is the receiver
-    job before ``job``. ``write_refusal``: why the ledger cannot be written. ``facts`` is what Airflow says of the two
-    DAGs; it lacks a DAG of which nothing is known.
+    ``unfinished`` are the batches that `unfinished_of` finds, ``failed`` the failed ones of the overview's ``recent``.
+    ``write_refusal``: why the ledger cannot be written. ``facts`` is what Airflow says of the two DAGs; it lacks a DAG
+    of which nothing is known.
     """
 
-    row: StreamRow
+    overview: StreamOverview
     coalesces: bool
-    now_ms: int
-    job: JobRow | None
-    receivers: Sequence[ReceiverRow]
-    recent: Sequence[BatchRow]
-    last_completed: BatchRow | None
     unfinished: Sequence[Unfinished] = ()
     failed: Sequence[Unfinished] = ()
-    number_failed: int = 0
-    job_before: JobRow | None = None
     write_refusal: str | None = None
-    dead_letters: int = 0
-    failed_positions: Sequence[PositionRow] = ()
     lag_seconds: float | None = None
     batch_dag_id: str = ""
     receiver_dag_id: str = ""
@@ -99,12 +88,12 @@ class Evidence:
     @property
     def stopped(self) -> bool:
         """Whether a person has stopped the stream."""
-        return self.row.desired_state is DesiredState.STOPPED
+        return self.overview.stream.desired_state is DesiredState.STOPPED
 
     @property
     def limit_seconds(self) -> float:
         """From this age on, something is late."""
-        return max(_LATE_SECONDS, _LATE_INTERVALS * self.row.batch_interval_ms / 1000)
+        return max(_LATE_SECONDS, _LATE_INTERVALS * self.overview.stream.batch_interval_ms / 1000)
 
     @property
     def oldest(self) -> Unfinished | None:
@@ -114,11 +103,13 @@ class Evidence:
     @property
     def has_paused_receivers(self) -> bool:
         """Whether a live receiver is paused."""
-        return any(receiver.paused_reason and receiver.alive(self.now_ms) for receiver in self.receivers)
+        return any(
+            receiver.paused_reason and receiver.alive(self.overview.now_ms) for receiver in self.overview.receivers
+        )
 
     def late_seconds(self, since_ms: int) -> float:
         """The seconds from ``since_ms`` until now."""
-        return max(0, self.now_ms - since_ms) / 1000
+        return max(0, self.overview.now_ms - since_ms) / 1000
 
 
 # Starting a receiver job takes Spark half a minute, on a busy machine a few.
@@ -176,6 +167,7 @@ def headline(error: str) -> tuple[str, str | None]:
 
 
 def _unwritable(evidence: Evidence) -> Iterator[Finding]:
+    overview = evidence.overview
     if evidence.write_refusal is not None:
         # No heartbeat could be written either, so what is older than this is not known to be true any more.
         yield Finding(
@@ -183,12 +175,13 @@ def _unwritable(evidence: Evidence) -> Iterator[Finding]:
             f"The ledger cannot be written: {evidence.write_refusal}",
             "End what holds its lock, such as an open transaction in a database shell, or a backup. Receivers and "
             "batches then go on by themselves.",
-            None if evidence.job is None else evidence.job.heartbeat_ms,
-            newest_ms=evidence.now_ms,
+            None if overview.job is None else overview.job.heartbeat_ms,
+            newest_ms=overview.now_ms,
         )
 
 
 def _failing(evidence: Evidence) -> Iterator[Finding]:
+    overview = evidence.overview
     groups: dict[str, list[Unfinished]] = {}
     listed = {batch.batch_time_ms for batch in evidence.unfinished}
     others = [batch for batch in evidence.failed if batch.batch_time_ms not in listed]
@@ -197,9 +190,9 @@ def _failing(evidence: Evidence) -> Iterator[Finding]:
             groups.setdefault(_cause(evidence, unfinished, error), []).append(unfinished)
     for group in groups.values():
         # Of the failed batches between the oldest and the newest ones only the number is known.
-        more = max(evidence.number_failed - sum(map(len, groups.values())), 0) if len(groups) == 1 else 0
+        more = max(overview.failed - sum(map(len, groups.values())), 0) if len(groups) == 1 else 0
         yield _failing_batches(evidence, sorted(group, key=lambda unfinished: unfinished.batch_time_ms), more)
-    for position in evidence.failed_positions:
+    for position in overview.failed_positions:
         partition = f"{position.partition.topic}-{position.partition.partition}"
         yield Finding(
             State.FAILING,
@@ -235,16 +228,17 @@ def _failed_ms(unfinished: Unfinished) -> int:
 
 def _died_with(evidence: Evidence, unfinished: Unfinished) -> JobRow | None:
     """The receiver job whose application ran the batch's last attempt, if the attempt failed since the job ended."""
+    overview = evidence.overview
     if not unfinished.failed:
         return None
-    attempt, job = unfinished.failed[-1], evidence.job
+    attempt, job = unfinished.failed[-1], overview.job
     if attempt.way != "connect" or attempt.attributes.get(FAILURE, Failure.PASSING) != Failure.PASSING or job is None:
         return None
     before = attempt.started_at_ms < job.acquired_at_ms
-    died = evidence.job_before if before else job
-    if died is None or (died is job and job.alive(evidence.now_ms)):
+    died = overview.job_before if before else job
+    if died is None or (died is job and job.alive(overview.now_ms)):
         return None
-    return died if (attempt.ended_at_ms or evidence.now_ms) >= died.heartbeat_ms else None
+    return died if (attempt.ended_at_ms or overview.now_ms) >= died.heartbeat_ms else None
 
 
 def _passed(evidence: Evidence, unfinished: Unfinished) -> bool:
@@ -253,14 +247,15 @@ def _passed(evidence: Evidence, unfinished: Unfinished) -> bool:
     After an error of the user's code that takes another definition or other code: its records may be the only ones
     that fail.
     """
-    last, failed = evidence.last_completed, unfinished.failed
+    overview = evidence.overview
+    last, failed = overview.last_completed, unfinished.failed
     if unfinished.completed_before or last is None or (last.completed_at_ms or 0) <= _failed_ms(unfinished):
         return False
     kind = failed[-1].attributes.get(FAILURE) if failed else None
     if kind not in (Failure.CODE, Failure.FINAL):
         return True
     before = [
-        batch for batch in evidence.recent if batch.completed_at_ms and batch.completed_at_ms < _failed_ms(unfinished)
+        batch for batch in overview.recent if batch.completed_at_ms and batch.completed_at_ms < _failed_ms(unfinished)
     ]
     return (failed[-1].revision or last.revision) < last.revision or (
         bool(before) and before[0].code_version != last.code_version
@@ -342,6 +337,7 @@ def _delayed(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _stalled_batches(evidence: Evidence) -> Iterator[Finding]:
+    overview = evidence.overview
     dag = evidence.facts.get(evidence.batch_dag_id)
     since_ms = _last_activity(evidence)
     oldest = evidence.oldest
@@ -366,16 +362,17 @@ def _stalled_batches(evidence: Evidence) -> Iterator[Finding]:
             since_ms,
         )
     if oldest is not None and is_standing_still(evidence):
-        completed_ms = None if evidence.last_completed is None else evidence.last_completed.completed_at_ms
+        completed_ms = None if overview.last_completed is None else overview.last_completed.completed_at_ms
         yield _nothing_completes(evidence, dag, oldest, completed_ms)
 
 
 def _sealed_ahead(evidence: Evidence) -> Iterator[Finding]:
-    ahead_ms = evidence.row.sealed_until_ms - evidence.now_ms
+    overview = evidence.overview
+    ahead_ms = overview.stream.sealed_until_ms - overview.now_ms
     if ahead_ms / 1000 > evidence.limit_seconds:
         yield Finding(
             State.STALLED,
-            f"Batch {time_text(evidence.row.sealed_until_ms)} was allocated while the ledger's clock was ahead: "
+            f"Batch {time_text(overview.stream.sealed_until_ms)} was allocated while the ledger's clock was ahead: "
             f"records wait for the batch after it, for {readable_seconds(ahead_ms / 1000)}.",
             "Nothing is lost, and it continues by itself then. Keep the clock of the ledger's database synchronized.",
         )
@@ -383,10 +380,11 @@ def _sealed_ahead(evidence: Evidence) -> Iterator[Finding]:
 
 def is_standing_still(evidence: Evidence) -> bool:
     """Whether a batch is late, and none has completed for as long."""
+    overview = evidence.overview
     oldest = evidence.oldest
     if oldest is None or evidence.late_seconds(oldest.due_ms) <= evidence.limit_seconds:
         return False
-    completed_ms = None if evidence.last_completed is None else evidence.last_completed.completed_at_ms
+    completed_ms = None if overview.last_completed is None else overview.last_completed.completed_at_ms
     return completed_ms is None or evidence.late_seconds(completed_ms) > evidence.limit_seconds
 
 
@@ -419,69 +417,74 @@ def _look_at(what: str, dag_id: str) -> str:
 
 
 def _last_activity(evidence: Evidence) -> int | None:
-    return evidence.recent[0].allocated_at_ms if evidence.recent else None
+    overview = evidence.overview
+    return overview.recent[0].allocated_at_ms if overview.recent else None
 
 
 # -- receiving ---------------------------------------------------------------------------------------------------------
 
 
 def _receiving(evidence: Evidence) -> Iterator[Finding]:
+    overview = evidence.overview
     if evidence.stopped:
         return
     dag = evidence.facts.get(evidence.receiver_dag_id)
-    troubles = input_problems(evidence.job, evidence.receivers, evidence.now_ms)
-    alive = evidence.job is not None and evidence.job.alive(evidence.now_ms)
-    for trouble in troubles:
-        if (trouble.starting and not _overdue(evidence, trouble)) or _just_begun(evidence, trouble, dag):
-            since_ms = evidence.row.created_at_ms if evidence.job is None else evidence.job.acquired_at_ms
-            yield Finding(State.STARTING, f"The receiver job starts: {trouble.error}.", None, since_ms)
+    problems = input_problems(overview.job, overview.receivers, overview.now_ms)
+    alive = overview.job is not None and overview.job.alive(overview.now_ms)
+    for problem in problems:
+        if (problem.starting and not _overdue(evidence, problem)) or _just_begun(evidence, problem, dag):
+            since_ms = overview.stream.created_at_ms if overview.job is None else overview.job.acquired_at_ms
+            yield Finding(State.STARTING, f"The receiver job starts: {problem.error}.", None, since_ms)
         else:
-            remedy = _NO_RECEIVER if _overdue(evidence, trouble) else _restart(evidence, dag, trouble, alive=alive)
-            yield Finding(State.STALLED, _not_received(trouble), remedy, trouble.asked_ms or None)
+            remedy = _NO_RECEIVER if _overdue(evidence, problem) else _restart(evidence, dag, problem, alive=alive)
+            yield Finding(State.STALLED, _not_received(problem), remedy, problem.asked_ms or None)
     if alive and dag is not None and dag.paused:
         yield Finding(
             State.WELL,
             f"The DAG {dag.dag_id} is paused: if the receiver job ends, no other is started.",
             f"Unpause {dag.dag_id}.",
         )
-    if alive and evidence.job is not None:
-        for text in evidence.job.attributes.get("troubles") or ():
+    if alive and overview.job is not None:
+        for text in overview.job.attributes.get("troubles") or ():
             yield Finding(State.WELL, str(text))
 
 
-def _just_begun(evidence: Evidence, trouble: InputProblem, dag: DagFacts | None) -> bool:
+def _just_begun(evidence: Evidence, problem: InputProblem, dag: DagFacts | None) -> bool:
     """Whether there is no receiver job yet because the stream, or a run of its receiver DAG, has only just begun."""
-    if evidence.job is not None or trouble.input_id is not None or (dag is not None and dag.paused):
+    overview = evidence.overview
+    if overview.job is not None or problem.input_id is not None or (dag is not None and dag.paused):
         return False
-    return evidence.late_seconds(evidence.row.created_at_ms) * 1000 < _STARTING_MS
+    return evidence.late_seconds(overview.stream.created_at_ms) * 1000 < _STARTING_MS
 
 
 def _is_custom(evidence: Evidence, input_id: str | None) -> bool:
     """Whether the input, or every input if it is None, has receivers of the user's."""
-    inputs = json.loads(evidence.row.definition).get("inputs") or []
+    inputs = json.loads(evidence.overview.stream.definition).get("inputs") or []
     kinds = [source.get("kind") for source in inputs if input_id in (None, source.get("id"))]
     return bool(kinds) and all(kind == "receiver" for kind in kinds)
 
 
-def _overdue(evidence: Evidence, trouble: InputProblem) -> bool:
+def _overdue(evidence: Evidence, problem: InputProblem) -> bool:
     """Whether the receiver job had more than enough time to start its first receiver."""
-    if evidence.job is None or not trouble.starting or trouble.input_id is not None:
+    overview = evidence.overview
+    if overview.job is None or not problem.starting or problem.input_id is not None:
         return False
-    return evidence.now_ms - evidence.job.acquired_at_ms > _STARTING_MS
+    return overview.now_ms - overview.job.acquired_at_ms > _STARTING_MS
 
 
-def _not_received(trouble: InputProblem) -> str:
-    text = str(trouble)
+def _not_received(problem: InputProblem) -> str:
+    text = str(problem)
     return text[0].upper() + text[1:] + "."
 
 
-def _restart(evidence: Evidence, dag: DagFacts | None, trouble: InputProblem, *, alive: bool) -> str:
-    custom = _is_custom(evidence, trouble.input_id)
-    if alive and (custom or trouble.part is Part.RECEIVER):
+def _restart(evidence: Evidence, dag: DagFacts | None, problem: InputProblem, *, alive: bool) -> str:
+    custom = _is_custom(evidence, problem.input_id)
+    if alive and (custom or problem.part is Part.RECEIVER):
         after_change = "; stop and start the stream after a change of their code" if custom else ""
         return (
-            f"The receivers' last errors say why, with their stacks in `headrace events list {evidence.row.name} "
-            "--kind receiver_error`. One that writes nothing has lost its executor, hangs, or cannot reach the ledger. "
+            "The receivers' last errors say why, with their stacks in "
+            f"`headrace events list {evidence.overview.stream.name} --kind receiver_error`. "
+            "One that writes nothing has lost its executor, hangs, or cannot reach the ledger. "
             f"They are started again until it is over{after_change}."
         )
     if alive:
@@ -503,14 +506,15 @@ def _restart(evidence: Evidence, dag: DagFacts | None, trouble: InputProblem, *,
 
 
 def _behind(evidence: Evidence) -> Iterator[Finding]:
-    slow = slow_runs_of(evidence.recent, evidence.row.batch_interval_ms, coalesces=evidence.coalesces)
-    if slow is not None and evidence.recent[0].allocated_at_ms > evidence.now_ms - 1000 * 2 * evidence.limit_seconds:
+    overview = evidence.overview
+    slow = slow_runs_of(overview.recent, overview.stream.batch_interval_ms, coalesces=evidence.coalesces)
+    if slow is not None and overview.recent[0].allocated_at_ms > overview.now_ms - 1000 * 2 * evidence.limit_seconds:
         text = str(slow)
         yield Finding(
             State.FALLING_BEHIND,
             f"{text[0].upper()}{text[1:].partition('. Give')[0]}.",
             "Give the stream a longer batch_interval, or its batch DAG single_task=True.",
-            evidence.now_ms - slow.late_ms,
+            overview.now_ms - slow.late_ms,
         )
     lag = evidence.lag_seconds
     if lag is not None and lag > evidence.limit_seconds and not evidence.has_paused_receivers:
@@ -519,7 +523,7 @@ def _behind(evidence: Evidence) -> Iterator[Finding]:
             f"The receivers are {readable_seconds(lag)} behind Kafka.",
             "Give the input more receivers, or raise limits.max_rate if it is set. The list of partitions shows where "
             "the lag is.",
-            evidence.now_ms - int(lag * 1000),
+            overview.now_ms - int(lag * 1000),
         )
     oldest = evidence.oldest
     if oldest is None or slow is not None or is_standing_still(evidence):
@@ -538,8 +542,9 @@ def _behind(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _paused(evidence: Evidence) -> Iterator[Finding]:
-    for receiver in evidence.receivers:
-        if receiver.paused_reason and receiver.alive(evidence.now_ms) and not evidence.stopped:
+    overview = evidence.overview
+    for receiver in overview.receivers:
+        if receiver.paused_reason and receiver.alive(overview.now_ms) and not evidence.stopped:
             yield Finding(
                 State.PAUSED,
                 f"Receiver {receiver.receiver_id} is paused: {receiver.paused_reason.rstrip('.')}.",
@@ -550,27 +555,29 @@ def _paused(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _stopped(evidence: Evidence) -> Iterator[Finding]:
+    overview = evidence.overview
     if not evidence.stopped:
         return
-    if evidence.job is not None and evidence.job.alive(evidence.now_ms):
+    if overview.job is not None and overview.job.alive(overview.now_ms):
         yield Finding(
             State.STOPPED,
             "It was asked to stop: the receivers store what they have read, then they end.",
             None,
-            evidence.job.stop_requested_at_ms,
+            overview.job.stop_requested_at_ms,
         )
         return
     left = "" if evidence.oldest is None else " Batches go on until all records are written."
-    since_ms = evidence.row.updated_at_ms if evidence.job is None else evidence.job.ended_at_ms
+    since_ms = overview.stream.updated_at_ms if overview.job is None else overview.job.ended_at_ms
     yield Finding(
         State.STOPPED, f"A person has stopped it; nothing is received.{left}", "Start it to receive again.", since_ms
     )
 
 
 def _dead_letters(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.dead_letters:
-        number = f"{evidence.dead_letters:,} dead letters" if evidence.dead_letters > 1 else "1 dead letter"
-        newest = f"the last {len(evidence.recent)} batches have" if len(evidence.recent) > 1 else "the last batch has"
+    overview = evidence.overview
+    if overview.dead_letters:
+        number = f"{overview.dead_letters:,} dead letters" if overview.dead_letters > 1 else "1 dead letter"
+        newest = f"the last {len(overview.recent)} batches have" if len(overview.recent) > 1 else "the last batch has"
         yield Finding(
             State.WELL,
             f"{newest[0].upper()}{newest[1:]} {number}.",
@@ -580,7 +587,7 @@ def _dead_letters(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _well(evidence: Evidence) -> Finding:
-    last = evidence.last_completed
+    last = evidence.overview.last_completed
     if last is None and evidence.oldest is not None:
         time = time_text(evidence.oldest.batch_time_ms)
         return Finding(State.WELL, f"It receives; batch {time}, its first with records, is not completed yet.")

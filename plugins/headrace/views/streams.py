@@ -185,20 +185,11 @@ def _summary(
     now = numbers(overview.receivers, overview.now_ms)
     unfinished = [*unfinished_of(overview)]
     evidence = Evidence(
-        row=overview.stream,
+        overview,
         coalesces=_coalesces(overview.stream),
-        now_ms=overview.now_ms,
-        job=overview.job,
-        receivers=overview.receivers,
-        recent=overview.recent,
-        last_completed=overview.last_completed,
         unfinished=unfinished,
         failed=[*failed_of(overview)],
-        number_failed=overview.failed,
-        job_before=overview.job_before,
         write_refusal=write_refusal,
-        dead_letters=overview.dead_letters,
-        failed_positions=overview.failed_positions,
         lag_seconds=now.lag_seconds,
         batch_dag_id=place.batch_dag_id,
         receiver_dag_id=place.receiver_dag_id,
