@@ -17,6 +17,8 @@ from headrace.stream.parameters import ATTRIBUTE
 from headrace.timetables.micro_batch import from_ms
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from airflow.sdk import Context
 
     from headrace.ledger import Ledger
@@ -86,10 +88,8 @@ class RepairBatchesOperator(SparkAttemptOperator):
         """Try the due batches. Returns the times of those that were completed, and the errors of those that failed."""
         repaired: list[str] = []
         failures: list[str] = []
-        tried: set[int] = set()
         self._break_at = time.monotonic() + _WORK_SECONDS
-        while (due := self._next_due(context, stream_context.ledger, tried, at_once=at_once)) is not None:
-            tried.add(due.batch.batch_time_ms)
+        for due in self._due(context, stream_context.ledger, at_once=at_once):
             at = time_text(due.batch.batch_time_ms)
             try:
                 if self._try(context, stream_context.ledger, due):
@@ -104,15 +104,23 @@ class RepairBatchesOperator(SparkAttemptOperator):
             self._give_way()
         return repaired, failures
 
-    def _next_due(self, context: Context, ledger: Ledger, tried: set[int], *, at_once: bool) -> DueBatch | None:
-        due = due_batches(
-            ledger,
-            self.stream.name,
-            held_back=lambda last: is_held_back(self.stream, last),
-            has_own_run=lambda batch: self._own_run_waits(context, ledger, batch),
-            at_once=at_once,
-        )
-        return next((one for one in due if one.batch.batch_time_ms not in tried), None)
+    def _due(self, context: Context, ledger: Ledger, *, at_once: bool) -> Iterator[DueBatch]:
+        """The due batches, each once. Each is judged when it is its turn, because it may have got an attempt since."""
+        tried: set[int] = set()
+        number_before = -1
+        # A batch may be due because another one was repaired: in an ordered stream, the next one always is.
+        while len(tried) > number_before:
+            number_before = len(tried)
+            for due in due_batches(
+                ledger,
+                self.stream.name,
+                held_back=lambda last: is_held_back(self.stream, last),
+                has_own_run=lambda batch: self._own_run_waits(context, ledger, batch),
+                without=tried,
+                at_once=at_once,
+            ):
+                tried.add(due.batch.batch_time_ms)
+                yield due
 
     def _own_run_waits(self, context: Context, ledger: Ledger, batch: BatchRow) -> bool:
         """Whether a run of its own is queued or running for a batch that was never begun. It runs the batch itself.
@@ -130,10 +138,12 @@ class RepairBatchesOperator(SparkAttemptOperator):
         try:
             waiting = context["ti"].get_dr_count(dag_id=self.batch_dag_id, states=states, **runs)
         except Exception as error:
-            self.log.warning("Batch %s is left for later: Airflow did not say whether it has a run: %s", at, error)
+            self.log.warning(
+                "Batch %s is not tried now, because Airflow did not say whether a run of its own waits: %s", at, error
+            )
             return True
         if waiting:
-            self.log.info("Batch %s is left to its own run, which waits.", at)
+            self.log.info("Batch %s is not tried: its own run is queued or running.", at)
         return bool(waiting)
 
     def _try(self, context: Context, ledger: Ledger, due: DueBatch) -> bool:
@@ -147,7 +157,7 @@ class RepairBatchesOperator(SparkAttemptOperator):
             return False
         while (awaited := self.wait_for_application(ledger, batch, due.steps)) is not None:
             self.wait(awaited)
-        self.log.info("Batch %s was %s, and is tried again: %s.", at, batch.state.value, batch.error or "never begun")
+        self.log.info("Batch %s is tried again. It was %s: %s.", at, batch.state.value, batch.error or "never begun")
         try:
             attempt = self._begin(context, ledger, due)
         except (AlreadyCompletedError, BatchRunningError, SlotBusyError) as error:
@@ -212,7 +222,7 @@ class RepairCheckpointOperator(BatchStepOperator):
         with self.opened() as stream_context:
             ledger, name = stream_context.ledger, stream_context.name
             times = emit_events_of_repair(context, ledger, name)
-            self.log.info("Completed by this run: %s.", ", ".join(map(time_text, times)) or "nothing")
+            self.log.info("Batches completed by this repair: %s.", ", ".join(map(time_text, times)) or "nothing")
             for batch in ledger.batches.page(name, 1):
                 write_checkpoint(stream_context, batch.batch_time_ms)
             clean_up(stream_context)

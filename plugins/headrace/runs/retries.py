@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -99,16 +99,20 @@ def due_batches(
     *,
     held_back: Callable[[AttemptRow], bool],
     has_own_run: Callable[[BatchRow], bool],
+    without: Collection[int] = (),
     at_once: bool = False,
     most: int = 1_000,
 ) -> Iterator[DueBatch]:
     """The batches to try again now, oldest first; in an ordered stream at most the first unfinished one.
+
+    Each is judged by what the ledger has of it when it is asked for, so that an attempt made meanwhile counts.
 
     Batches that have completed once are left out: if one is run again and fails, it is for a person to clear that run.
 
     Args:
         held_back: whether another attempt would fail as this one did.
         has_own_run: whether a batch that was never begun is about to be begun by a run of its own.
+        without: batch times that are left out.
         at_once: without a pause, and what is held back too.
         most: how many unfinished batches to look at.
 
@@ -121,7 +125,9 @@ def due_batches(
         return
     judge = _Judge(ledger, stream, held_back=held_back, at_once=at_once)
     for earlier in unfinished:
-        due = None if earlier.state is None or earlier.alive else judge.due(earlier)
+        if earlier.state is None or earlier.alive or earlier.batch_time_ms in without:
+            continue
+        due = judge.due(earlier)
         if due is not None and (due.batch.started_at_ms is not None or not has_own_run(due.batch)):
             yield due
 
@@ -142,11 +148,13 @@ class _Judge:
     def due(self, earlier: EarlierBatch) -> DueBatch | None:
         """The batch with its steps that are due; None if there are none."""
         from headrace.ledger.errors import StepsLostError
-        from headrace.ledger.states import AttemptState
+        from headrace.ledger.states import UNFINISHED, AttemptState
         from headrace.runs.batch_run import attempts_without_replays
 
         name, time_ms = self._stream.name, earlier.batch_time_ms
         batch = self._ledger.batches.get(name, time_ms)
+        if batch.state not in UNFINISHED:
+            return None
         recorded = self._ledger.attempts.outputs(name, time_ms)
         done = {row.output_id for row in recorded if row.state is AttemptState.COMPLETED}
         required = batch.needs(self._stream.outputs)

@@ -20,6 +20,7 @@ from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOpe
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.repair_batches import RepairBatchesOperator, RepairCheckpointOperator, RepairFailedError
 from headrace.operators.wal_spark_submit import BatchTaskError, WalSparkSubmitOperator
+from headrace.runs import retries
 from headrace.runs.retries import due_batches, is_held_back
 from headrace.stream import ConsoleOutput
 from headrace.timetables.micro_batch import from_ms
@@ -211,6 +212,35 @@ def test_a_failure_that_may_pass_ends_the_repair_which_is_red_with_its_reason(ru
     assert [runs.attempts(time_ms) for time_ms in failed] == [2, 1]
     # The output may be away again: only another success shows that it is not.
     assert runs.nothing_is_due()
+
+
+def test_each_due_batch_is_judged_once_when_it_is_its_turn(runs, toy_batch, ledger, monkeypatch):
+    limits = runs.stream.limits.model_copy(update={"max_concurrent_batches": 3})
+    runs.stream = runs.stream.model_copy(update={"limits": limits})
+    register(ledger, runs.stream)
+    failed = [runs.fail(toy_batch)[0] for _ in range(3)]
+    runs.write(runs.next()[1], ONE, TWO)
+    judged, judge, run_attempt = [], retries._Judge.due, RepairBatchesOperator.run_attempt
+
+    def noted(self, earlier):
+        judged.append(earlier.batch_time_ms)
+        return judge(self, earlier)
+
+    def meanwhile(self, ledger, attempt, batch, context):
+        if batch.batch_time_ms == failed[0]:
+            own = {"holder": "its own run", "way": "submit", "lease_ms": 60_000, "outputs": [ONE, TWO]}
+            attempt_of_own = ledger.attempts.begin("flights", failed[1], **own)
+            for step in (ONE, TWO):
+                ledger.attempts.record_output(attempt_of_own, step, {"created": 1})
+            ledger.attempts.complete(attempt_of_own)
+        run_attempt(self, ledger, attempt, batch, context)
+
+    monkeypatch.setattr(retries._Judge, "due", noted)
+    monkeypatch.setattr(RepairBatchesOperator, "run_attempt", meanwhile)
+    runs.repair()
+    assert judged == failed
+    assert [runs.attempts(time_ms) for time_ms in failed] == [2, 2, 2]
+    assert [runs.state(time_ms) for time_ms in failed] == ["completed"] * 3
 
 
 def test_a_batch_that_fails_each_time_has_pauses_and_holds_up_no_other(runs, toy_batch, ledger, monkeypatch):
