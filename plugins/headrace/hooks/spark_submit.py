@@ -97,7 +97,7 @@ class StreamSparkSubmitHook(SparkSubmitHook):
         )
         set_here = {
             **(conf or {}),
-            **{key: kwargs[option] for option, key in _SET_BY_OPTION.items() if option in kwargs},
+            **{key: kwargs[option] for option, key in _SET_BY_OPTION.items() if kwargs.get(option) is not None},
         }
         for key, value in set_here.items():
             if str(settings.conf.get(key, value)) != str(value):

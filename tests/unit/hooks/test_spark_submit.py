@@ -48,9 +48,9 @@ def test_the_streams_settings_make_the_command(tmp_path):
 
 
 def test_no_secret_is_on_the_command_line_but_all_are_in_the_environment(tmp_path):
-    found = hook(make(tmp_path, master="local[4]"))
-    assert not any("s3cret" in part or "k" * 32 in part for part in found.command("/app/receiver.py"))
-    assert "s3cret" in found.environment()["AIRFLOW_CONN_KAFKA_FLIGHTS"]
+    made = hook(make(tmp_path, master="local[4]"))
+    assert not any("s3cret" in part or "k" * 32 in part for part in made.command("/app/receiver.py"))
+    assert "s3cret" in made.environment()["AIRFLOW_CONN_KAFKA_FLIGHTS"]
 
 
 def test_a_spark_connection_of_airflow_gives_the_master(tmp_path, monkeypatch):
@@ -73,8 +73,15 @@ def test_a_task_may_have_a_connection_if_its_stream_has_no_other(tmp_path, monke
 
 def test_a_tasks_settings_win_over_the_streams_and_the_log_names_them_without_values(tmp_path, capsys):
     conf = {"spark.executor.memory": "1g", "spark.executor.instances": "2", "spark.label": "a", "spark.same": "1"}
+    conf["spark.driver.memory"] = "1g"
     stream = make(tmp_path, master="yarn", conf=conf)
-    made = hook(stream, executor_memory="2g", num_executors=2, conf={"spark.label": "b", "spark.same": "1"})
+    made = hook(
+        stream,
+        executor_memory="2g",
+        num_executors=2,
+        driver_memory=None,
+        conf={"spark.label": "b", "spark.same": "1"},
+    )
     logged = re.findall(r"(\S+) is this operator's, not the one of the stream", capsys.readouterr().out)
     assert logged == ["spark.label", "spark.executor.memory"]
     command = made.command("/app/micro_batch.py")
