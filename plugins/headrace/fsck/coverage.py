@@ -147,7 +147,7 @@ def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
                 name = partition_text((row.input_id, row.partition))
                 what = (
                     f"[{row.from_offset}, {row.until_offset}) of the abandoned batch "
-                    f"{time_text(batch.batch_time_ms)} is no gap."
+                    f"{time_text(batch.batch_time_ms)} is not recorded as a gap."
                 )
                 yield Finding(Problem.GAP_MISSING, f"{name} at {row.from_offset}", what)
     for batch_time_ms in sorted(reported):

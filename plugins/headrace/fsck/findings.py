@@ -114,12 +114,14 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
     Problem.SLOTS_EXCEEDED: ("More batches run at once than the stream allows.", _NOT_BY_HAND),
     Problem.MANIFEST_MISSING: (
         "The batch cannot be run again: only this file lists its blocks.",
-        "Run the batch's allocate_blocks: it writes the same manifest again while the ledger has the batch's blocks. "
+        "Clear the task allocate_blocks of the batch's run: it writes the same manifest again while the ledger has "
+        "the batch's blocks. "
         "Else restore the file from a copy.",
     ),
     Problem.MANIFEST_DAMAGED: (
         "The batch cannot be run again: the file is not the one by which it was allocated.",
-        "Run the batch's allocate_blocks: it writes the same manifest again while the ledger has the batch's blocks. "
+        "Clear the task allocate_blocks of the batch's run: it writes the same manifest again while the ledger has "
+        "the batch's blocks. "
         "Else restore the file from a copy.",
     ),
     Problem.MANIFEST_DIFFERS: (

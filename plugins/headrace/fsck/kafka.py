@@ -105,7 +105,7 @@ def observe_kafka(
         )
     for input_id in sorted({row.input_id for row in snapshot.positions} - known):
         observation.notes.append(
-            f"Input {input_id!r} is no longer in the stream's definition: its Kafka was not asked."
+            f"Input {input_id!r} is no longer in the stream's definition: its topics in Kafka were not checked."
         )
     return observation
 
@@ -143,7 +143,7 @@ def _ask_for_commits(source: KafkaInput, group: str, observation: KafkaObservati
     except KafkaException as error:
         if error.args[0].code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise
-        observation.notes.append(f"What is committed in group {group} may not be asked: {error.args[0].str()}.")
+        observation.notes.append(f"What is committed in group {group} cannot be read: {error.args[0].str()}.")
     else:
         observation.committed |= {(source.id, tp): offset for tp, offset in reported.items()}
 

@@ -417,7 +417,7 @@ def check_jobs(snapshot: StreamSnapshot) -> Iterator[Finding]:
     for job in snapshot.jobs:
         name = f"receiver job {job.epoch}"
         if job.epoch > stream.job_epoch:
-            yield Finding(Problem.LEASE_WRONG, name, f"The stream's newest job is said to be {stream.job_epoch}.")
+            yield Finding(Problem.LEASE_WRONG, name, f"The stream's row names job {stream.job_epoch} as the newest.")
         elif job.epoch < stream.job_epoch and not job.state.ended:
             what = f"It is {job.state.value}, held by {job.holder}, but job {stream.job_epoch} has begun since."
             yield Finding(Problem.LEASE_WRONG, name, what)

@@ -72,8 +72,8 @@ class AllocateBlocksOperator(BatchStepOperator):
     other streams, a scheduled run also allocates the earlier batch times that hold records and have no batch, and the
     stream's repair runs these batches (``runs/retries.py``). In an ordered stream this was done when the run waited for
     its turn. So no records remain unprocessed because the schedule began later than the receiver, or does not reach
-    back far enough, or a run failed. A batch time from before the stream
-    began is empty, unless the run asks to build it from Kafka.
+    back far enough, or a run failed. A batch time from before the stream began is empty, unless the run asks to build
+    it from Kafka.
 
     :param stream: the stream.
     """
@@ -121,8 +121,8 @@ def _report_taken_over(run: BatchRun, batch: BatchRow, log: Any) -> None:
     """Log which batch times the batch took over, and how many are left for the next run."""
     if batch.absorbed:
         log.info(
-            "It took over %d earlier batch time(s) that nobody had run, from %s on.",
-            len(batch.absorbed), time_text(batch.absorbed[0]),
+            "Batch %s took over %d earlier batch time(s) that no run had allocated, from %s on.",
+            time_text(batch.batch_time_ms), len(batch.absorbed), time_text(batch.absorbed[0]),
         )  # fmt: skip
     ledger, name = run.ledger, run.stream.name
     open_ms = ledger.streams.get(name).batch_time_after(ledger.now_ms())
@@ -139,7 +139,7 @@ def _build(run: BatchRun, log: Any) -> None:
 
     if run.batch_time_ms > run.ledger.streams.get(run.stream.name).zero_time_ms:
         at = time_text(run.batch_time_ms)
-        log.info("Batch %s does not end before the stream began, so it is not built from Kafka.", at)
+        log.info("Batch %s is not built from Kafka, because it ends after the stream began.", at)
         return
     with connections_in_environment(run.stream):
         built = build_from_kafka(run.stream_context, run.batch_time_ms)
@@ -232,7 +232,7 @@ def _warn_of_steps_left(run: BatchRun, log: Any) -> None:
         log.warning("%s", StepsLostError(batch, left))
     elif left:
         log.warning(
-            "Batch %s is not complete, %s left to do: %s. Clear what failed of this run. To run outputs "
+            "Batch %s is not complete, %s left to do: %s. Clear the failed tasks of this run. To run outputs "
             "that it did not ask for, trigger a run without `outputs` and with another logical date from %s to %s.",
             time_text(batch.batch_time_ms), "one step is" if len(left) == 1 else f"{len(left)} steps are",
             ", ".join(left), time_text(batch.batch_time_ms - batch.interval_ms), time_text(batch.batch_time_ms),
@@ -282,7 +282,7 @@ def clean_up_after(run: BatchRun, log: Any) -> None:
     if is_missing and checkpoint_is_due(run.stream_context, run.batch_time_ms):
         raise BatchNotCheckpointedError(
             f"Batch {at} of stream {run.stream.name!r} completed without a checkpoint, so its log is kept.",
-            remedy="See why the checkpoint failed (the task 'checkpoint' has its own log), and clear it.",
+            remedy="Read in the log of the task 'checkpoint' why it failed, then clear that task.",
         )
 
 
@@ -292,7 +292,7 @@ def _account(cleaned: Cleaned) -> str:
         "segments of the log deleted": cleaned.segments,
         "blocks folded into their batches": cleaned.blocks,
         "batches with nothing left in the log": cleaned.batches,
-        "files of no batch deleted": cleaned.leftovers,
+        "files that belong to no batch deleted": cleaned.leftovers,
         "incomplete files of killed writers deleted": cleaned.partial_writes,
         "events forgotten": cleaned.events,
         "batches older than the history removed": cleaned.removed.batches,

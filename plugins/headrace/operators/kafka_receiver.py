@@ -111,10 +111,10 @@ class KafkaReceiverOperator(BaseOperator):
             job = newest_job(ledger, self.stream.name)
             if job is not None and job.alive(ledger.now_ms()) and not is_request(job):
                 self.log.info(
-                    "Attached to the receiver job of %s, which runs since %s.", job.holder, _time(job.acquired_at_ms)
+                    "Attached to the receiver job of %s, which has run since %s.", job.holder, _time(job.acquired_at_ms)
                 )
                 if ended_unnoticed(job, context):
-                    self.log.info("Its last task was ended by a person, so it is asked to stop.")
+                    self.log.info("A person has ended the job's last Airflow task, so the job is asked to stop.")
                     ledger.jobs.request_stop(self.stream.name, "its Airflow task was ended by a person")
                 elif (replaced := replace_older_job(ledger, self.stream.name)) is not None:
                     self.log.info("%s", replaced)
@@ -192,7 +192,7 @@ class KafkaReceiverOperator(BaseOperator):
                 if job is not None and job.alive(ledger.now_ms()):
                     # This task's job was refused the lease: another job, started just before, holds it.
                     self.log.info(
-                        "Another receiver job got the lease first: that of %s, since %s. Attached to it.",
+                        "Another task started the receiver job first: %s, at %s. This task has attached to it.",
                         job.holder, _time(job.acquired_at_ms),
                     )  # fmt: skip
                     return job
@@ -255,7 +255,7 @@ class KafkaReceiverOperator(BaseOperator):
         if row.revision == self._revision:
             return self.stream
         self.log.info(
-            "This run's version of the DAG has revision %s of the definition, and the job begins by the newest, %d.",
+            "This run's version of the DAG has revision %s of the definition. The job begins by the newest, %d.",
             self._revision, row.revision,
         )  # fmt: skip
         return Stream.from_json(row.definition)
@@ -338,7 +338,7 @@ class KafkaReceiverOperator(BaseOperator):
         return None
 
     def _wait_until_wanted(self, ledger: Ledger, context: Context) -> None:
-        self.log.info("Stream %s is to be stopped; waiting until it is to run again.", self.stream.name)
+        self.log.info("Stream %s is stopped. This task waits until somebody starts it again.", self.stream.name)
         trigger = StreamWantedTrigger(
             ledger=self.stream.ledger, stream=self.stream.name, poll_interval=self.poll_interval
         )
@@ -385,8 +385,8 @@ class KafkaReceiverOperator(BaseOperator):
             context["ti"].xcom_push(key=SparkUiLink().xcom_key, value=link)
         elif self.spark_ui_url:
             self.log.info(
-                "No link leads to the Spark UI: it listens on loopback of %s, and Airflow's pages are elsewhere. "
-                "docs/airflow.md says how to reach it.",
+                "No link leads to the Spark UI: it listens on the loopback address of %s, and Airflow's pages come "
+                "from another host. docs/airflow.md says how to reach it.",
                 job.attributes.get("host") or "the job's host",
             )
 

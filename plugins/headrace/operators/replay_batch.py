@@ -46,7 +46,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
         """Replay the batch of this run's logical date."""
         request = run_request(context, self.replay, options=("outputs", "parameters"))
         if not request.wants(self.step):
-            raise AirflowSkipException(f"This run does not ask for {self.step}.")
+            raise AirflowSkipException(f"This run does not ask for {self.step}, so there is nothing to replay.")
         try:
             batch_time_ms = end_of_interval_ms(context, self.stream.batch_interval)
         except NoBatchTimeError as error:
@@ -61,7 +61,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
 
         batch = self._batch(ledger, batch_time_ms)
         if self._is_done(ledger, batch_time_ms, request):
-            self.log.info("This run has replayed output %s of batch %s.", self.step, time_text(batch_time_ms))
+            self.log.info("This run has already replayed output %s of batch %s.", self.step, time_text(batch_time_ms))
             return None
         awaited = self.wait_for_application(ledger, batch, (self.step,))
         if awaited is not None:

@@ -209,14 +209,17 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         missing = missing_application(ledger, self.stream.name)
         if job is None or missing is not None:
             self.log.warning(
-                "%s Until there is a receiver job, each batch is submitted as an application of its own, which takes "
-                "Spark's start every time: a quarter of a minute and more, in place of a second.",
+                "%s Until there is a receiver job, each batch is submitted as a Spark application of its own, which "
+                "takes 15 s or more to start, instead of 1 s.",
                 missing,
             )
             return "submit"
         host = job.attributes.get("connect_host", socket.gethostname())
         if host != socket.gethostname() and "//localhost" in job.attributes["connect_url"]:
-            self.log.info("The receiver job's application is on %s and not reachable, so the batch is submitted.", host)
+            self.log.info(
+                "The receiver job's application is on %s, which this task cannot reach, so the batch is submitted.",
+                host,
+            )
             return "submit"
         if job.versions and (different := version_differences(job.versions, current_versions())):
             self.log.warning(
@@ -300,11 +303,11 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             for step, counts in needs.counts.items():
                 ledger.attempts.record_output(attempt, step, counts)
             ledger.attempts.complete(attempt)
-            self.log.info("Batch %s has nothing for %s, which is done without Spark.", at, steps)
+            self.log.info("Batch %s has nothing to write for %s, so no Spark is needed.", at, steps)
             return
         self.log.info(
-            "Batch %s, attempt %d at %s: %d records in %d blocks, by way %s.",
-            at, attempt.number, steps, batch.records, batch.blocks, attempt.way,
+            "Attempt %d at batch %s runs %s: %d records in %d blocks, by way %s.",
+            attempt.number, at, steps, batch.records, batch.blocks, attempt.way,
         )  # fmt: skip
         self._run_in_spark(ledger, attempt, context, spark=needs.spark)
         self.log.info("Attempt %d at batch %s has completed.", attempt.number, at)
@@ -490,10 +493,10 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     def _report_why_nothing_is_left(self, run: BatchRun) -> None:
         steps = ", ".join(self._steps)
         if not any(map(run.request.wants, self._steps)):
-            self.log.info("This run does not ask for %s.", steps)
+            self.log.info("This run does not ask for %s, so there is nothing to run.", steps)
             return
         self.log.info(
-            "Batch %s has %s done. To do it again, trigger a run with reprocess, or clear the run that did it.",
+            "Batch %s: %s is done already. To repeat it, trigger a run with `reprocess`, or clear the run that did it.",
             time_text(run.batch_time_ms), steps,
         )  # fmt: skip
 
@@ -523,7 +526,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 return Wait(f"Batch {at} is being run by {row.holder}, attempt {row.number}.", f"attempt {row.number}")
             if row.attributes.get(TRY_NUMBER, 0) > run.context["ti"].try_number:
                 raise AttemptFencedInSparkError(
-                    f"A later try of this task has taken the batch: {row.holder}, attempt {row.number}."
+                    f"A later try of this task has taken over the batch: {row.holder}, attempt {row.number}."
                 )
         return None
 
@@ -549,7 +552,7 @@ def _row(ledger: Ledger, attempt: Attempt) -> AttemptRow:
 def _cause(error: BaseException) -> str:
     """Why the attempt failed. A task whose supervisor was killed gets a BrokenPipeError when it logs its next line."""
     if isinstance(error, BrokenPipeError):
-        return "The Airflow task was killed: its supervisor is gone, with the worker or by itself."
+        return "The Airflow task was killed: its supervisor process has ended, alone or with the worker."
     return f"{type(error).__name__}: {error}"
 
 
@@ -574,10 +577,10 @@ BY_THE_PROVIDER = frozenset({"openlineage_inject_parent_job_info", "openlineage_
 REFUSED: Mapping[str, str] = {
     "application": "The application is headrace's own; give your code as the stream's transform.",
     "application_args": "The arguments are headrace's own; give values as the stream's parameters.",
-    "durable": "There is no application to take up again: a retry is a new attempt, which fences the one before.",
+    "durable": "There is no application to attach to: a retry is a new attempt, which fences the one before.",
     "java_class": "The application is written in Python.",
     "py_files": "Give them to the stream: SparkSettings(py_files=…).",
-    "reconnect_on_retry": "There is no application to take up again: a retry is a new attempt, which fences the one "
+    "reconnect_on_retry": "There is no application to attach to: a retry is a new attempt, which fences the one "
     "before.",
 }
 """Refused in both ways; each with the remedy that the error names."""
@@ -613,7 +616,7 @@ def submit_options(given: Mapping[str, Any], *, way: str) -> dict[str, Any]:
         if way != "submit":
             raise SubmitArgumentError(
                 f"{name!r} is for spark-submit, and with way={way!r} a batch runs in the receiver job's application.",
-                remedy="Give way='submit', or have the stream's SparkSettings say it, which the receiver job has too.",
+                remedy="Give way='submit', or set it in the stream's SparkSettings, for the receiver job too.",
             )
     return {name: value for name, value in asked.items() if name in PASSED_ON}
 

@@ -399,7 +399,7 @@ def end_of_interval_ms(context: Mapping[str, Any], batch_interval: timedelta) ->
     reported = dag_run.data_interval_end
     if reported is not None and to_ms(reported) != to_ms(interval.end):
         log.warning(
-            "The run's data interval ends at %s, its logical date %s belongs to the batch %s: the latter counts.",
+            "The run's data interval ends at %s, its logical date %s belongs to batch %s: the logical date counts.",
             reported.isoformat(),
             asked.isoformat(),
             interval.end.isoformat(),

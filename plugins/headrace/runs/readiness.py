@@ -57,8 +57,8 @@ _DRAINED_FOR_MS = 5_000
 
 
 # A batch whose inputs cannot be received waits for at least this time and at least this many intervals.
-_UNASKED_MS = 60_000
-_UNASKED_INTERVALS = 3
+_NOT_RECEIVED_MS = 60_000
+_NOT_RECEIVED_INTERVALS = 3
 
 
 class InputsNotReceivedError(HeadraceError):
@@ -81,7 +81,7 @@ class Readiness:
 
 def input_wait_ms(interval_ms: int) -> int:
     """How long a batch waits for inputs that are not received before its run fails, in milliseconds."""
-    return max(_UNASKED_MS, _UNASKED_INTERVALS * interval_ms)
+    return max(_NOT_RECEIVED_MS, _NOT_RECEIVED_INTERVALS * interval_ms)
 
 
 def blocks_ready(
@@ -127,7 +127,9 @@ def blocks_ready(
     else:
         unknown = [problem for problem in problems if problem.asked_ms <= batch_time_ms - row.batch_interval_ms]
         if unknown and batch_time_ms > row.zero_time_ms and not _has_records(ledger, row, batch_time_ms):
-            readiness = _not_received("nothing is known of this batch", unknown, row, since_ms=since_ms, now_ms=now_ms)
+            readiness = _not_received(
+                "the batch's records are not known", unknown, row, since_ms=since_ms, now_ms=now_ms
+            )
         else:
             readiness = _sealed(ledger, stream, live, batch_time_ms, grace_ms=grace_ms, now_ms=now_ms)
     missed = [problem for problem in problems if problem.asked_ms < batch_time_ms and batch_time_ms > row.zero_time_ms]
@@ -193,7 +195,7 @@ def _sealed(
     if not late:
         return Readiness(True, f"all {len(live)} live receiver(s) have stored their blocks")
     if now_ms >= batch_time_ms + grace_ms:
-        return Readiness(True, f"{', '.join(late)} did not seal within {grace_ms} ms", complete=False)
+        return Readiness(True, f"{', '.join(late)} had not stored all blocks within {grace_ms} ms", complete=False)
     return Readiness(False, f"waiting for {', '.join(late)}")
 
 
@@ -203,7 +205,7 @@ def _passed(ledger: Ledger, row: StreamRow, live: Sequence[ReceiverRow], batch_t
     behind = _declared(row, ledger.positions.unpassed(row.name, batch_time_ms))
     if not behind:
         if ledger.positions.all(row.name):
-            return Readiness(True, "every active partition has passed the batch time or is drained")
+            return Readiness(True, "every active partition has passed the batch time or was read to its end")
         # Also for a batch time from before the stream began: the topic may begin with records of that time, and sealing
         # it would make them late.
         return Readiness(False, "waiting for the receiver job: it has not found any partition yet")
@@ -240,9 +242,9 @@ def _awaited(
     if owner.paused_reason:
         return f"its receiver is paused: {owner.paused_reason}"
     if now_ms - position.drained_ms < _DRAINED_FOR_MS:
-        return f"drained, late records are waited for until {_seconds(row.allowed_lateness_ms)} after the interval"
+        return f"at its end, late records are waited for until {_seconds(row.allowed_lateness_ms)} after the interval"
     reached_ms = max(position.watermark_ms, position.drained_ms - row.allowed_lateness_ms)
-    return f"{_seconds(batch_time_ms - reached_ms)} behind" if reached_ms > 0 else "nothing was read of it yet"
+    return f"{_seconds(batch_time_ms - reached_ms)} behind" if reached_ms > 0 else "nothing was read from it yet"
 
 
 def _seconds(milliseconds: int) -> str:

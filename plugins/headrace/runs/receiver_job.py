@@ -114,10 +114,10 @@ class JobWatch:
         # For example a topic name with a typo: the job keeps running and waits for it, and looks healthy.
         if text and (text != self._reported.get("troubles") or self._monotonic() >= self._warned_at + _WARN_SECONDS):
             self._reported["troubles"], self._warned_at = text, self._monotonic()
-            self._warn(f"Trouble: {text}")
+            self._warn(f"Problem: {text}")
         elif not text and "troubles" in self._reported:
             del self._reported["troubles"]
-            self._report("The trouble is over.")
+            self._report("The problem is over.")
 
     def _report_once(self, key: str, text: str) -> None:
         if self._reported.get(key) != text:

@@ -283,7 +283,7 @@ def report_readiness(event: dict[str, Any], stream: Stream, log: Any) -> None:
     if event.get("complete", True):
         log.info("Done: %s.", reason)
     else:
-        log.warning("Not waiting any longer: %s.", reason)
+        log.warning("The batch waits no longer for its blocks: %s.", reason)
 
 
 # How long a requested run waits for its batch's turn.
@@ -407,7 +407,7 @@ class TurnTrigger(LedgerTrigger):
         unfinished = ledger.batches.earlier_unfinished(self.stream, time_ms, limit=most)
         first = next((row for row in unfinished if row.state is not None or self.parameters["unclaimed"]), None)
         if first is None:
-            return {"turn": True, "reason": "no earlier batch is left"}
+            return {"turn": True, "reason": "no earlier batch is unfinished"}
         state = "not allocated" if first.state is None else first.state.value
         reason = f"batch {time_text(first.batch_time_ms)} comes first, and is {state}"
         reason += f": {first.error}" if first.error else ""

@@ -97,7 +97,7 @@ class RecordsReceivedTrigger(LedgerWatcher):
             return None
         if awaited:
             self.log.warning(
-                "No run has claimed what was waiting %d s ago, so the event is repeated.",
+                "No run has taken the records that waited %d s ago, so the event is sent again.",
                 (now_ms - self._fired.at_ms) // 1000,
             )
         self._fired = Fired(batch.through_ms, now_ms)
@@ -115,7 +115,7 @@ class RecordsReceivedTrigger(LedgerWatcher):
         try:
             kept: Any = await self.asset_state_store.aget(_FIRED)
         except Exception as error:
-            self.log.warning("The last event is unknown, so it may be repeated: %s", error)
+            self.log.warning("The last event cannot be read from Airflow, so it may be sent again: %s", error)
             return
         if isinstance(kept, dict):
             self._fired = Fired(int(kept["through_ms"]), int(kept["at_ms"]))
@@ -130,4 +130,4 @@ class RecordsReceivedTrigger(LedgerWatcher):
                 _FIRED, {"through_ms": self._fired.through_ms, "at_ms": self._fired.at_ms}
             )
         except Exception as error:
-            self.log.warning("A new triggerer will not know of this event, and may repeat it: %s", error)
+            self.log.warning("This event cannot be stored in Airflow, so a new triggerer may send it again: %s", error)

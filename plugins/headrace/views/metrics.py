@@ -87,10 +87,10 @@ _GAUGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("headrace_receiver_rate_limit", _RECEIVER, "The rate control's limit in records per second, if there is one."),
     ("headrace_receiver_disk_free_bytes", _RECEIVER, "Free bytes of the log's disk, as the receiver sees it."),
     ("headrace_receiver_disk_bytes", _RECEIVER, "Size of the log's disk."),
-    ("headrace_lag_records", _INPUT, "Offsets that Kafka has and the log has not, without partitions of unknown lag."),
+    ("headrace_lag_records", _INPUT, "Offsets in Kafka that are not in the log, without partitions of unknown lag."),
     ("headrace_lag_unknown_partitions", _INPUT, "Partitions whose lag is not known."),
     ("headrace_lag_seconds", _INPUT, "Age in seconds of the oldest record in Kafka that is not in the log."),
-    ("headrace_partition_lag_records", _PARTITION, "Lag of one partition; of 500 partitions of each receiver."),
+    ("headrace_partition_lag_records", _PARTITION, "Lag of one partition, for up to 500 partitions of each receiver."),
     (
         "headrace_partition_lag_seconds",
         _PARTITION,
@@ -134,7 +134,7 @@ _COUNTERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("headrace_received_offsets_total", _PARTITION, "Offsets consumed, including offsets without a record."),
     ("headrace_received_blocks_total", _RECEIVER, "Blocks stored in the log."),
     ("headrace_received_bytes_total", _RECEIVER, "Compressed bytes of the blocks stored in the log."),
-    ("headrace_receiver_starts_total", _RECEIVER, "Instances of the receiver that began."),
+    ("headrace_receiver_starts_total", _RECEIVER, "Starts of the receiver."),
     ("headrace_receiver_pauses_total", _RECEIVER, "Pauses of the receiver, each counted when it begins."),
     ("headrace_receiver_paused_seconds_total", _RECEIVER, "Time in which the receiver was paused."),
     (

@@ -36,7 +36,7 @@ def test_a_finding_is_1_and_says_what_it_means_and_what_to_do(shop: Shop) -> Non
     lines = result.stdout.splitlines()
     assert lines[0].startswith("manifest_missing: The batch cannot be run again")
     assert lines[1].startswith(f"  {time_text(TIMES[2])}: ")
-    assert lines[2].startswith("  What to do: Run the batch's allocate_blocks")
+    assert lines[2].startswith("  What to do: Clear the task allocate_blocks of the batch's run")
     assert lines[-1].startswith(f"Stream {STREAM}: 1 findings")
     reported = json.loads(fsck(shop, "--no-kafka", "--json").stdout)
     assert reported["clean"] is False

@@ -147,9 +147,9 @@ def toy(monkeypatch, stream, tmp_path):
 def until(condition, seconds=15.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
+        result = condition()
+        if result:
+            return result
         time.sleep(0.02)
     raise AssertionError("did not happen in time")
 

@@ -35,14 +35,14 @@ def emit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Emit:
             cached.cache_clear()
 
     def emit(operator: Any, task: Any, state: TaskInstanceState = TaskInstanceState.SUCCESS) -> dict[str, Any]:
-        found = ExtractorManager().extract_metadata(
+        metadata = ExtractorManager().extract_metadata(
             dagrun=SimpleNamespace(run_id="run"), task=operator, task_instance_state=state, task_instance=task
         )
         OpenLineageAdapter().complete_task(
             run_id=RUN_ID,
             job_name="flights_batches.generate_batch",
             end_time="2026-01-01T00:00:00Z",
-            task=found,
+            task=metadata,
             nominal_start_time=None,
             nominal_end_time=None,
             owners=None,
@@ -121,8 +121,8 @@ def test_each_kind_of_output_is_named_and_dead_letters_are_an_output(
     operator = make(written)
     operator._ran.append(attempt)
     found = {
-        (each["namespace"], each["name"]): each["outputFacets"]["outputStatistics"]["rowCount"]
-        for each in emit(operator, task)["outputs"]
+        (output["namespace"], output["name"]): output["outputFacets"]["outputStatistics"]["rowCount"]
+        for output in emit(operator, task)["outputs"]
     }
     assert found == {
         ("elasticsearch://es1:9200", "flights"): 2,

@@ -67,7 +67,7 @@ def test_earlier_times_are_allocated_and_waited_for_before_the_own_batch(
     assert trigger.poll(ledger) is None
     complete(ledger, *missed)
     event = trigger.poll(ledger)
-    assert event == {"turn": True, "reason": "no earlier batch is left"}
+    assert event == {"turn": True, "reason": "no earlier batch is unfinished"}
     getattr(first_task, waiting.value.method_name)(task.context, event)
     assert state(ledger, at_ms) == ("completed" if first_task.task_id == "micro_batch" else None)
 

@@ -48,7 +48,7 @@ def test_the_streams_of_a_shared_job_get_one_process(shared, toy, ledger, task, 
     start(second, make_task().context)
     assert first._process.alive()
     assert second._process is None
-    jobs = [ledger.jobs.current(each.name) for each in shared]
+    jobs = [ledger.jobs.current(stream.name) for stream in shared]
     assert [job.attributes["pid"] for job in jobs] == [first._process.pid] * 2
     assert [(job.state, job.attributes[REQUESTED_OF]) for job in jobs] == [(JobState.RUNNING, None)] * 2
     assert newest_log("@shared") == str(first._process.log)
@@ -140,6 +140,6 @@ def test_the_process_gets_the_connections_of_all_streams_of_its_job(shared, ledg
     for name in ("HOPS", "ELSEWHERE"):
         text = json.dumps({"conn_type": "kafka", "host": name.lower(), "port": 9092})
         monkeypatch.setenv(f"AIRFLOW_CONN_KAFKA_{name}", text)
-    found = connections_of_others(ledger, shared[0])
-    assert set(found) == {"AIRFLOW_CONN_KAFKA_HOPS"}
-    assert resolve("kafka_hops", found).host == "hops"
+    others = connections_of_others(ledger, shared[0])
+    assert set(others) == {"AIRFLOW_CONN_KAFKA_HOPS"}
+    assert resolve("kafka_hops", others).host == "hops"

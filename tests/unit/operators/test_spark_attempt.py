@@ -65,14 +65,14 @@ def test_a_completed_batch_sends_its_records_delays_and_outputs(stream, allocate
     toy_batch("ok")
     _, task = allocated()
     make(stream).execute(task.context)
-    found = received()
-    assert found["airflow.headrace.batch.completed"] == "1|c"
-    assert found["airflow.headrace.batch.records"] == "3|c"
-    assert found["airflow.headrace.flights.batch.completed"] == "1|c"
-    assert found["airflow.headrace.flights.completed.batch.attempts"] == "1|c"
+    arguments = received()
+    assert arguments["airflow.headrace.batch.completed"] == "1|c"
+    assert arguments["airflow.headrace.batch.records"] == "3|c"
+    assert arguments["airflow.headrace.flights.batch.completed"] == "1|c"
+    assert arguments["airflow.headrace.flights.completed.batch.attempts"] == "1|c"
     for delay in ("total_delay", "scheduling_delay", "processing_time"):
-        assert float(found[f"airflow.headrace.flights.batch.{delay}"].removesuffix("|ms")) >= 0
-    assert "airflow.headrace.batch.failed" not in found
+        assert float(arguments[f"airflow.headrace.flights.batch.{delay}"].removesuffix("|ms")) >= 0
+    assert "airflow.headrace.batch.failed" not in arguments
 
 
 def test_dead_letters_are_counted_by_output(stream, allocated, ledger, received):
@@ -81,15 +81,15 @@ def test_dead_letters_are_counted_by_output(stream, allocated, ledger, received)
     ledger.attempts.record_output(attempt, "elasticsearch", {"created": 2, "dead_lettered": 1})
     ledger.attempts.complete(attempt)
     send_attempt(ledger, attempt)
-    found = received()
-    assert found["airflow.headrace.flights.elasticsearch.output.dead_letters"] == "1|c"
-    assert found["airflow.headrace.output.created"] == "2|c"
+    arguments = received()
+    assert arguments["airflow.headrace.flights.elasticsearch.output.dead_letters"] == "1|c"
+    assert arguments["airflow.headrace.output.created"] == "2|c"
     again = ledger.attempts.begin("flights", at_ms, holder="task", way="connect", lease_ms=5_000, force=True)
     ledger.attempts.fail(again, "too many", counts={"elasticsearch": {"created": 2, "dead_lettered": 7}})
     send_attempt(ledger, again)
-    found = received()
-    assert found["airflow.headrace.flights.elasticsearch.output.dead_letters"] == "7|c"
-    assert "airflow.headrace.output.created" not in found
+    arguments = received()
+    assert arguments["airflow.headrace.flights.elasticsearch.output.dead_letters"] == "7|c"
+    assert "airflow.headrace.output.created" not in arguments
 
 
 def test_a_failed_batch_is_counted_and_run_again_it_is_no_second_completion(
@@ -99,17 +99,17 @@ def test_a_failed_batch_is_counted_and_run_again_it_is_no_second_completion(
     _, task = allocated()
     with pytest.raises(BatchTaskError):
         make(stream).execute(task.context)
-    found = received()
-    assert found["airflow.headrace.flights.batch.failed"] == "1|c"
-    assert found["airflow.headrace.flights.failed.batch.attempts"] == "1|c"
-    assert "airflow.headrace.batch.completed" not in found
+    arguments = received()
+    assert arguments["airflow.headrace.flights.batch.failed"] == "1|c"
+    assert arguments["airflow.headrace.flights.failed.batch.attempts"] == "1|c"
+    assert "airflow.headrace.batch.completed" not in arguments
     toy_batch("ok")
     make(stream).execute(task.again(try_number=2).context)
     assert received()["airflow.headrace.batch.completed"] == "1|c"
     make(stream).execute(task.again(conf={"reprocess": True}, run_id="again").context)
-    found = received()
-    assert found["airflow.headrace.flights.completed.batch.attempts"] == "1|c"
-    assert "airflow.headrace.batch.completed" not in found
+    arguments = received()
+    assert arguments["airflow.headrace.flights.completed.batch.attempts"] == "1|c"
+    assert "airflow.headrace.batch.completed" not in arguments
 
 
 def test_the_task_that_ends_a_failed_run_counts_it_once(stream, allocated, ledger, received):
@@ -137,9 +137,9 @@ def test_a_batch_from_before_the_stream_began_sends_no_delays(stream, ledger, re
     ledger.attempts.record_output(attempt, "elasticsearch", {})
     ledger.attempts.complete(attempt)
     send_attempt(ledger, attempt)
-    found = received()
-    assert found["airflow.headrace.batch.completed"] == "1|c"
-    assert not any("delay" in name or "processing_time" in name for name in found)
+    arguments = received()
+    assert arguments["airflow.headrace.batch.completed"] == "1|c"
+    assert not any("delay" in name or "processing_time" in name for name in arguments)
 
 
 @pytest.mark.usefixtures("connectable")

@@ -118,7 +118,7 @@ def test_a_try_that_wakes_up_beside_a_later_one_leaves_it_alone(stream, allocate
     # It has begun, and runs for long.
     second.run_attempt = lambda *_: None
     second.execute(task.again(try_number=2).context)
-    with pytest.raises(AttemptFencedInSparkError, match="A later try of this task has taken the batch"):
+    with pytest.raises(AttemptFencedInSparkError, match="A later try of this task has taken over the batch"):
         run(stream, ONE, task)
     (attempt,) = ledger.attempts.of_batch("flights", at_ms)
     assert attempt.alive(ledger.now_ms())

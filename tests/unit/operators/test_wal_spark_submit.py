@@ -400,7 +400,7 @@ def test_the_attempt_of_a_killed_task_says_so(stream, allocated, toy_batch, conn
     with pytest.raises(BrokenPipeError):
         make(stream).execute(task.context)
     (row,) = ledger.attempts.of_batch("flights", at_ms)
-    assert row.error == "The Airflow task was killed: its supervisor is gone, with the worker or by itself."
+    assert row.error == "The Airflow task was killed: its supervisor process has ended, alone or with the worker."
 
 
 # ruff: noqa: PLR0917 - fixtures are asked for by argument

@@ -73,7 +73,7 @@ def test_the_date_asked_for_counts_where_airflow_inferred_the_interval_from_the_
     later = NOON + timedelta(hours=3)
     with caplog.at_level(logging.WARNING):
         assert end_of_interval_ms({"dag_run": Run(NOON, later, later)}, TEN) == NOON_MS + 10_000
-    assert "the latter counts" in caplog.text
+    assert "the logical date counts" in caplog.text
 
 
 def test_a_run_without_logical_date_has_its_batch_from_the_ledger(stream, ledger):

@@ -47,9 +47,9 @@ def airflow(monkeypatch):
 def test_a_process_gets_its_streams_connections_and_no_others(stream):
     environment = child_environment(stream)
     assert "AIRFLOW_CONN_PAYROLL" not in environment
-    found = resolve("kafka_flights", environment)
-    assert found.conn_type == "kafka"
-    assert found.extra["sasl.password"] == "s3cret"
+    connection = resolve("kafka_flights", environment)
+    assert connection.conn_type == "kafka"
+    assert connection.extra["sasl.password"] == "s3cret"
 
 
 def test_what_a_task_asks_kafka_itself_finds_its_connection_for_that_long(stream, monkeypatch):

@@ -36,7 +36,7 @@ def test_troubles_of_the_job_are_reported_when_they_begin_and_end(tmp_path) -> N
         for troubles in ([], ["no topic cliks"], ["no topic cliks"], [], []):
             ledger.jobs.renew(lease, attributes={"troubles": troubles})
             assert watch.poll(ledger) is None
-    assert reported[1:] == ["Trouble: no topic cliks", "The trouble is over."]
+    assert reported[1:] == ["Problem: no topic cliks", "The problem is over."]
 
 
 def test_a_pause_of_a_receiver_is_reported(tmp_path) -> None:
@@ -175,10 +175,10 @@ def test_an_input_that_cannot_be_asked_is_warned_of_again_and_again(tmp_path) ->
             clock.advance(1_000 * seconds)
         ledger.jobs.renew(job, attributes={"inputs": {"records": {"asked_ms": 1, "error": None, "topics": {}}}})
         watch.poll(ledger)
-    assert warned == [f"Trouble: input records is not received: {error} (not since the stream began)"] * 2
+    assert warned == [f"Problem: input records is not received: {error} (not since the stream began)"] * 2
     assert reported[1:] == [
         "Receiver shop/records/0 is waiting for its input on h",
-        "The trouble is over.",
+        "The problem is over.",
         "Receiver shop/records/0 is running on h",
     ]
 

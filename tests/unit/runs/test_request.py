@@ -74,10 +74,10 @@ def as_airflow_merges(dag, conf, *, task_id=None):
 
 
 def test_a_run_that_asks_for_nothing(stream):
-    found = ask(stream, run_type="scheduled", clear_number=None)
-    assert found == RunRequest(RunIdentity("run", 0, "2026-01-01T00:00:00+00:00"))
-    assert found.wants("one")
-    assert found.attributes == {"run_id": "run", "clear_number": 0, "run_started": "2026-01-01T00:00:00+00:00"}
+    readiness = ask(stream, run_type="scheduled", clear_number=None)
+    assert readiness == RunRequest(RunIdentity("run", 0, "2026-01-01T00:00:00+00:00"))
+    assert readiness.wants("one")
+    assert readiness.attributes == {"run_id": "run", "clear_number": 0, "run_started": "2026-01-01T00:00:00+00:00"}
 
 
 def test_a_backfills_run_is_known_by_its_type(stream):
@@ -87,9 +87,14 @@ def test_a_backfills_run_is_known_by_its_type(stream):
 def test_conf_and_params_say_the_same(stream):
     asked = {"reprocess": True, "outputs": ["one"], "parameters": {"limit": 5}, "from_kafka": True}
     assert ask(stream, asked) == ask(stream, params=asked)
-    found = ask(stream, asked)
-    assert (found.reprocess, found.outputs, found.parameters, found.from_kafka) == (True, ("one",), {"limit": 5}, True)
-    assert found.attributes["parameters"] == {"limit": 5}
+    readiness = ask(stream, asked)
+    assert (readiness.reprocess, readiness.outputs, readiness.parameters, readiness.from_kafka) == (
+        True,
+        ("one",),
+        {"limit": 5},
+        True,
+    )
+    assert readiness.attributes["parameters"] == {"limit": 5}
 
 
 def test_a_renamed_output_is_asked_for_by_its_present_id(stream):
@@ -101,14 +106,14 @@ def test_a_renamed_output_is_asked_for_by_its_present_id(stream):
 
 
 def test_the_forms_empty_fields_ask_for_all(stream):
-    found = ask(stream, {"outputs": [], "parameters": {}})
-    assert (found.outputs, found.parameters) == (None, None)
+    readiness = ask(stream, {"outputs": [], "parameters": {}})
+    assert (readiness.outputs, readiness.parameters) == (None, None)
 
 
 def test_state_is_updated_whatever_outputs_are_asked_for_but_not_again(stream):
-    found = ask(stream, {"outputs": ["two"]})
-    assert [step for step in stream.steps if found.wants(step)] == ["state", "two"]
-    assert [step for step in stream.steps if found.may_repeat(step)] == ["two"]
+    readiness = ask(stream, {"outputs": ["two"]})
+    assert [step for step in stream.steps if readiness.wants(step)] == ["state", "two"]
+    assert [step for step in stream.steps if readiness.may_repeat(step)] == ["two"]
 
 
 @pytest.mark.parametrize(

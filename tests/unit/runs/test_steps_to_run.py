@@ -29,14 +29,14 @@ class Batch:
         next(row for row in reversed(self.history) if row.output_id == output).state = state
 
     def left(self, *steps, clear_number=0, started="monday", **request) -> str:
-        found = steps_to_run(
+        to_run = steps_to_run(
             steps or ("a", "b"),
             request=RunRequest(RunIdentity("run", clear_number, started), **request),
             needed=("state", "a") if "state" in steps else ("a", "b"),
             attempts=self.attempts,
             history=self.history,
         )
-        return " ".join(found.steps)
+        return " ".join(to_run.steps)
 
 
 @dataclass

@@ -49,12 +49,12 @@ class TestBlocksReadySensor:
 
     def test_the_end_of_the_wait_is_logged(self, stream, ledger, capsys):
         sensor = BlocksReadySensor(task_id="await", stream=stream)
-        sensor.fired({}, {"reason": "flights/records/1 did not seal", "complete": False})
-        assert "Not waiting any longer: flights/records/1 did not seal" in capsys.readouterr().out
+        sensor.fired({}, {"reason": "flights/records/1 had not stored", "complete": False})
+        assert "The batch waits no longer for its blocks: flights/records/1 had not stored" in capsys.readouterr().out
 
     def test_the_sensor_fails_for_good_and_by_timestamp_is_tried_again(self, stream, ledger):
-        event = {"reason": "nothing is known of this batch", "complete": True, "failed": True}
-        with pytest.raises(AirflowFailException, match="Nothing is known of this batch"):
+        event = {"reason": "the batch's records are not known", "complete": True, "failed": True}
+        with pytest.raises(AirflowFailException, match="The batch's records are not known"):
             BlocksReadySensor(task_id="await", stream=stream).fired({}, event)
         timed = stream.model_copy(update={"batch_by": "timestamp"})
         with pytest.raises(InputsNotReceivedError):

@@ -96,5 +96,5 @@ class ByTimestamp:
         self.ledger.receivers.heartbeat(self.job.leases[number], sealed_through_ms=0, drained=claims)
 
     def ask(self, batch_time_ms: int = T) -> tuple[bool, str]:
-        found = blocks_ready(self.ledger, "flights", batch_time_ms=batch_time_ms, grace_ms=1)
-        return found.ready, found.reason
+        readiness = blocks_ready(self.ledger, "flights", batch_time_ms=batch_time_ms, grace_ms=1)
+        return readiness.ready, readiness.reason

@@ -15,14 +15,14 @@ class TestBlocksReady:
         assert self.ask(ledger).reason == "no receiver is alive to wait for"
 
     def test_before_the_interval_is_over(self, stream, ledger, clock):
-        found = blocks_ready(ledger, "flights", batch_time_ms=T + 10_000, grace_ms=0)
-        assert not found.ready
-        assert found.reason == "the batch's interval ends in 10000 ms"
+        readiness = blocks_ready(ledger, "flights", batch_time_ms=T + 10_000, grace_ms=0)
+        assert not readiness.ready
+        assert readiness.reason == "the batch's interval ends in 10000 ms"
 
     def test_every_live_receiver_has_to_be_sealed(self, ledger, clock):
         job = Job(ledger, 2).run(sealed=T - 1)
-        found = self.ask(ledger)
-        assert (found.ready, found.reason) == (False, "waiting for flights/records/0, flights/records/1")
+        readiness = self.ask(ledger)
+        assert (readiness.ready, readiness.reason) == (False, "waiting for flights/records/0, flights/records/1")
         ledger.receivers.heartbeat(job.leases[0], sealed_through_ms=T)
         assert self.ask(ledger).reason == "waiting for flights/records/1"
         ledger.receivers.heartbeat(job.leases[1], sealed_through_ms=T)
@@ -36,8 +36,8 @@ class TestBlocksReady:
     def test_the_wait_is_bounded(self, ledger, clock):
         Job(ledger, 2).run(sealed=T - 1)
         clock.advance(10_000)
-        found = self.ask(ledger)
-        assert (found.ready, found.complete) == (True, False)
+        readiness = self.ask(ledger)
+        assert (readiness.ready, readiness.complete) == (True, False)
 
     def test_an_allocated_batch_does_not_wait(self, stream, ledger, clock):
         from headrace.batch.allocation import allocate

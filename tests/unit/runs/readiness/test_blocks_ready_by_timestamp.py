@@ -33,15 +33,15 @@ class TestBlocksReadyByTimestamp:
         timed.drain(0)
         assert timed.ask() == (
             False,
-            "waiting for flights-0 (drained, late records are waited for until 3.0 s after the interval), "
-            "flights-1 (nothing was read of it yet)",
+            "waiting for flights-0 (at its end, late records are waited for until 3.0 s after the interval), "
+            "flights-1 (nothing was read from it yet)",
         )
         timed.store(1, T)
         assert "flights-1" not in timed.ask()[1]
         clock.advance(2_000)
         assert not timed.ask()[0]
         timed.drain(0)
-        assert timed.ask() == (True, "every active partition has passed the batch time or is drained")
+        assert timed.ask() == (True, "every active partition has passed the batch time or was read to its end")
 
     def test_while_nothing_lives_it_waits_for_a_minute_and_where_the_stream_is_stopped_as_long_as_it_takes(
         self, timed, ledger, clock
@@ -50,11 +50,15 @@ class TestBlocksReadyByTimestamp:
         timed.run()
         timed.store(0, T - 10_000)
         clock.advance(3_600_000)
-        found = blocks_ready(ledger, "flights", batch_time_ms=T, grace_ms=1, waiting_since_ms=clock.now_ms() - 59_000)
-        assert (found.ready, found.failed) == (False, False)
+        readiness = blocks_ready(
+            ledger, "flights", batch_time_ms=T, grace_ms=1, waiting_since_ms=clock.now_ms() - 59_000
+        )
+        assert (readiness.ready, readiness.failed) == (False, False)
         clock.advance(1_000)
-        found = blocks_ready(ledger, "flights", batch_time_ms=T, grace_ms=1, waiting_since_ms=clock.now_ms() - 60_000)
-        assert found.failed
+        readiness = blocks_ready(
+            ledger, "flights", batch_time_ms=T, grace_ms=1, waiting_since_ms=clock.now_ms() - 60_000
+        )
+        assert readiness.failed
         ledger.streams.set_desired_state("flights", "stopped")
         assert timed.ask() == (
             False,
@@ -156,7 +160,7 @@ class TestBatchByChangedUnderALiveJob:
         ready, reason = timed.ask()
         # It may store older records yet, which would be late in a batch that is allocated now.
         assert not ready
-        assert "flights-0 (nothing was read of it yet)" in reason
+        assert "flights-0 (nothing was read from it yet)" in reason
         assert reported in reason
         timed.store(0, T)
         timed.store(1, T)

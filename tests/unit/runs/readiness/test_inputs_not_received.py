@@ -35,10 +35,10 @@ class TestInputsNotReceived:
 
     def test_a_batch_of_an_input_that_was_never_asked_waits_and_fails(self, ledger, clock, job):
         self.note(job, 0, "Kafka at kafka:9092 cannot be asked: refused.")
-        found = self.ask(ledger)
-        assert (found.ready, found.failed, found.inputs_missing) == (False, False, True)
-        assert found.reason == (
-            "nothing is known of this batch: input records is not received: Kafka at kafka:9092 cannot be asked: "
+        readiness = self.ask(ledger)
+        assert (readiness.ready, readiness.failed, readiness.inputs_missing) == (False, False, True)
+        assert readiness.reason == (
+            "the batch's records are not known: input records is not received: Kafka at kafka:9092 cannot be asked: "
             "refused (not since the stream began); the task fails unless that is over in 60.0 s"
         )
         for _ in range(6):
@@ -57,9 +57,9 @@ class TestInputsNotReceived:
 
     def test_a_batch_of_which_a_part_was_received_goes_on_and_reports_it(self, ledger, job):
         self.note(job, T + 1, "refused")
-        found = self.ask(ledger)
-        assert (found.ready, found.complete) == (True, False)
-        assert "but input records is not received: refused (since 2023-11-14T22:13:20Z)" in found.reason
+        readiness = self.ask(ledger)
+        assert (readiness.ready, readiness.complete) == (True, False)
+        assert "but input records is not received: refused (since 2023-11-14T22:13:20Z)" in readiness.reason
 
     def test_records_that_were_received_are_not_held_back(self, ledger, clock, job):
         self.note(job, 0, "refused")
@@ -73,8 +73,8 @@ class TestInputsNotReceived:
         clock.advance(10_000)
         self.beat(job)
         assert not self.ask(ledger).ready, "this time has none"
-        found = blocks_ready(ledger, "flights", batch_time_ms=at_ms, grace_ms=0)
-        assert (found.ready, found.complete) == (True, False)
+        readiness = blocks_ready(ledger, "flights", batch_time_ms=at_ms, grace_ms=0)
+        assert (readiness.ready, readiness.complete) == (True, False)
 
     def test_without_a_receiver_a_batch_waits_unless_the_stream_is_stopped(self, ledger, clock):
         clock.advance(10_000)
@@ -91,6 +91,6 @@ class TestInputsNotReceived:
 
     def test_the_receivers_sensor_says_what_is_not_received(self, ledger, clock, job):
         self.note(job, 0, "Kafka at kafka:9092 cannot be asked: refused.")
-        found = receiving(ledger, "flights", receivers=2, max_silence_ms=60_000)
-        assert not found.ok
-        assert "kafka:9092" in found.reason
+        report = receiving(ledger, "flights", receivers=2, max_silence_ms=60_000)
+        assert not report.ok
+        assert "kafka:9092" in report.reason

@@ -51,9 +51,9 @@ class TestReceiving:
     def test_a_failed_partition_is_reported_with_its_error(self, ledger):
         job = Job(ledger, 2).run()
         fail(ledger, job, "Kafka no longer has offset 0")
-        found = self.ask(ledger)
-        assert not found.ok
-        assert "1 partition(s) are stopped by an error: flights-0 at offset 0: Kafka no longer has" in found.reason
+        readiness = self.ask(ledger)
+        assert not readiness.ok
+        assert "1 partition(s) are stopped by an error: flights-0 at offset 0: Kafka no longer has" in readiness.reason
 
     def test_a_failed_partition_of_a_topic_that_is_no_longer_declared_is_ignored(self, ledger, stream):
         fail(ledger, Job(ledger, 2).run(), "the topic was deleted")
