@@ -15,8 +15,8 @@ def test_json_and_uri_give_the_same() -> None:
 
 
 def test_extra_may_be_a_json_string() -> None:
-    found = from_text("k", '{"conn_type": "kafka", "extra": "{\\"bootstrap.servers\\": \\"h:1\\"}"}')
-    assert found.extra == {"bootstrap.servers": "h:1"}
+    connection = from_text("k", '{"conn_type": "kafka", "extra": "{\\"bootstrap.servers\\": \\"h:1\\"}"}')
+    assert connection.extra == {"bootstrap.servers": "h:1"}
 
 
 def test_resolve_reads_the_environment() -> None:

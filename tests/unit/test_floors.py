@@ -23,7 +23,9 @@ PINNED = {
 
 @pytest.mark.parametrize("requirement", DECLARED, ids=lambda requirement: requirement.name)
 def test_every_dependency_has_a_floor_and_its_pinned_version_is_allowed(requirement: Requirement) -> None:
-    assert [each for each in requirement.specifier if each.operator == ">="], "make floors tests with this version"
+    assert [specifier for specifier in requirement.specifier if specifier.operator == ">="], (
+        "make floors tests with this version"
+    )
     assert requirement.specifier.contains(PINNED[canonicalize_name(requirement.name)])
 
 

@@ -100,7 +100,7 @@ class FakeKafka:
         with self.lock:
             log = self.logs[topic, partition]
             entries = [value if isinstance(value, FakeEntry) else FakeEntry(value) for value in values]
-            log.entries.extend(replace(each, leader_epoch=log.leader_epoch) for each in entries)
+            log.entries.extend(replace(entry, leader_epoch=log.leader_epoch) for entry in entries)
             self.appended.notify_all()
             return log.high
 
@@ -141,11 +141,11 @@ class FakeConsumer:
         self.closed = False
 
     def incremental_assign(self, partitions: Iterable[Any]) -> None:
-        for each in partitions:
-            key = (each.topic, each.partition)
+        for partition in partitions:
+            key = (partition.topic, partition.partition)
             if key in self._positions:
                 raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{key} is assigned"))
-            self._positions[key] = each.offset
+            self._positions[key] = partition.offset
             self._silent.discard(key)
             self._reported_end.pop(key, None)
 
@@ -164,10 +164,10 @@ class FakeConsumer:
             self.events.append(self._event(key, partition.offset, KafkaError._AUTO_OFFSET_RESET, text))
 
     def incremental_unassign(self, partitions: Iterable[Any]) -> None:
-        for each in partitions:
-            if self._positions.pop((each.topic, each.partition), None) is None:
+        for partition in partitions:
+            if self._positions.pop((partition.topic, partition.partition), None) is None:
                 raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "not assigned"))
-            self._read.pop((each.topic, each.partition), None)
+            self._read.pop((partition.topic, partition.partition), None)
 
     def consume(self, num_messages: int, timeout: float) -> list[Message]:
         pending, self._pending = self._pending, []
@@ -238,7 +238,7 @@ class FakeConsumer:
             raise NotImplementedError("a receiver commits asynchronously")
         error = self._kafka.fail_commits
         if error is None:
-            self._kafka.committed.update({(each.topic, each.partition): each.offset for each in offsets})
+            self._kafka.committed.update({(offset.topic, offset.partition): offset.offset for offset in offsets})
         self._pending.append((error, offsets))
 
     def close(self) -> None:

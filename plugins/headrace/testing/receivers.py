@@ -66,7 +66,7 @@ class RunningReceiver:
 
     def _take_once(self, seconds: float) -> bool:
         """Returns whether there was nothing."""
-        self.errors += [each.error for each in self._lifecycle.take_errors()]
+        self.errors += [error.error for error in self._lifecycle.take_errors()]
         begin = self._handoff.next_offset
         taken = self._handoff.take(seconds, None, _CALL_BYTES)
         if taken is None:

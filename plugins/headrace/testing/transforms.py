@@ -175,7 +175,7 @@ class TransformRun:
             kind = self._stream.output(name).kind
             raise TransformTestError(f"Output {name!r} writes no documents: it is of kind {kind}.")
         frame = self.frames[output.id]
-        found = preview_documents(
+        documents = preview_documents(
             frame,
             output,
             stream_name=self._stream.name,
@@ -183,11 +183,11 @@ class TransformRun:
             incarnations=self._incarnations if lacks_incarnation(frame.schema) else None,
         )
         # Several records of one key are several versions of one document.
-        counted = Counter((each.id, each.version) for each in found if each.rejected is None)
+        counted = Counter((each.id, each.version) for each in documents if each.rejected is None)
         double = [str(id_) for (id_, _), number in counted.items() if number > 1]
         if double:
             raise duplicate_ids_error(output.index, DocumentIdKind(output.document_ids.kind), double[:_EXAMPLES])
-        return found
+        return documents
 
     def undecodable(self, input_id: str | None = None) -> list[dict[str, Any]]:
         """The records that do not decode, which the transform does not get, with ``undecodable_reason``."""

@@ -316,8 +316,8 @@ def test_a_dag_with_it_is_started_by_the_asset_alone_and_can_be_backfilled():
     assert isinstance(kept.timetable, AssetTriggeredTimetable)
     assert [asset.uri for _, asset in kept.timetable.asset_condition.iter_assets()] == ["headrace://flights/received"]
     assert kept.next_dagrun_info(last_automated_run_info=None) is None
-    found = _get_info_list(from_date=START, to_date=START.replace(second=4), reverse=False, dag=kept)
-    assert [run.logical_date.second for run in found] == [0, 2, 4]
+    infos = _get_info_list(from_date=START, to_date=START.replace(second=4), reverse=False, dag=kept)
+    assert [run.logical_date.second for run in infos] == [0, 2, 4]
 
 
 def test_the_watcher_knows_the_streams_limits():

@@ -52,11 +52,11 @@ def test_the_table_of_a_proof_that_fails() -> None:
 
 
 def test_json() -> None:
-    found = json.loads(json.dumps(report(lost=[Place("flights", 0, 7)]).to_dict()))
-    assert found["holds"] is False
-    assert found["lost"] == 1
-    assert found["batches"]["median_seconds"] == 8.0
-    assert next(step["step"] for step in found["batches"]["steps"]) == "before the run"
+    fields = json.loads(json.dumps(report(lost=[Place("flights", 0, 7)]).to_dict()))
+    assert fields["holds"] is False
+    assert fields["lost"] == 1
+    assert fields["batches"]["median_seconds"] == 8.0
+    assert next(step["step"] for step in fields["batches"]["steps"]) == "before the run"
 
 
 def test_a_report_without_batches() -> None:

@@ -27,22 +27,22 @@ def tasks(at: float, run: str = "run") -> list[dict[str, Any]]:
 
 
 def test_a_batch(make_batch: Any) -> None:
-    found = timing(make_batch(), tasks(10.0))
-    assert found is not None
-    assert found.total == 5.5
-    assert found.steps[WAITING] == 1.0
-    assert found.steps["generate_batch"] == 0.5
-    assert found.steps[BETWEEN] == 2.0
-    assert sum(found.steps.values()) == found.total
+    measured = timing(make_batch(), tasks(10.0))
+    assert measured is not None
+    assert measured.total == 5.5
+    assert measured.steps[WAITING] == 1.0
+    assert measured.steps["generate_batch"] == 0.5
+    assert measured.steps[BETWEEN] == 2.0
+    assert sum(measured.steps.values()) == measured.total
 
 
 def test_what_a_run_does_before_its_batch_time_does_not_count(make_batch: Any) -> None:
-    found = timing(make_batch(), tasks(8.7))
-    assert found is not None
-    assert found.total == 4.2
-    assert found.steps[WAITING] == 0.0
-    assert found.steps["await_blocks"] == 0.2
-    assert round(sum(found.steps.values()), 3) == found.total
+    measured = timing(make_batch(), tasks(8.7))
+    assert measured is not None
+    assert measured.total == 4.2
+    assert measured.steps[WAITING] == 0.0
+    assert measured.steps["await_blocks"] == 0.2
+    assert round(sum(measured.steps.values()), 3) == measured.total
 
 
 def test_a_batch_whose_cleanup_has_not_ended_has_no_timing(make_batch: Any) -> None:
@@ -51,9 +51,9 @@ def test_a_batch_whose_cleanup_has_not_ended_has_no_timing(make_batch: Any) -> N
 
 def test_outputs_that_are_written_side_by_side_count_once(make_batch: Any) -> None:
     side_by_side = [*tasks(10.0), task("generate_batch.two", 13.2, 14.0)]
-    found = timing(make_batch(), side_by_side)
-    assert found is not None
-    assert found.steps["generate_batch"] == 1.0
+    measured = timing(make_batch(), side_by_side)
+    assert measured is not None
+    assert measured.steps["generate_batch"] == 1.0
     assert timing(make_batch(), [*tasks(10.0), task("generate_batch.two", 13.2, None)]) is None
 
 
@@ -92,5 +92,5 @@ def test_runs_and_batches_meet_by_the_end_of_the_data_interval(make_batch: Any) 
             {"dag_run_id": "without", "data_interval_end": None},
         ],
     )
-    found = read_timings(api, "flights_batches", [make_batch(batch_time_ms=20_000, records=7)])
-    assert [(one.batch_time_ms, one.records, one.total) for one in found] == [(20_000, 7, 5.5)]
+    timings = read_timings(api, "flights_batches", [make_batch(batch_time_ms=20_000, records=7)])
+    assert [(one.batch_time_ms, one.records, one.total) for one in timings] == [(20_000, 7, 5.5)]

@@ -203,7 +203,7 @@ def test_streams_use_elasticsearch_as_a_user_of_their_own(monkeypatch: pytest.Mo
     script = (ROOT / "docker" / "make_elasticsearch_user.sh").read_text()
     role = json.loads(script.partition("<<'JSON'\n")[2].partition("\nJSON\n")[0])
     assert role["cluster"] == ["monitor"]
-    granted = {name: set(each["privileges"]) for each in role["indices"] for name in each["names"]}
+    granted = {name: set(index["privileges"]) for index in role["indices"] for name in index["names"]}
     written = set(re.findall(r'ElasticsearchOutput\(.*index="([^"]+)"', (ROOT / "dags" / "flights.py").read_text()))
     assert granted.keys() == {*written, *map(dead_letters_of, written)}
     security = (

@@ -174,9 +174,9 @@ def test_other_control_characters_are_left_to_elasticsearch() -> None:
 
 def test_only_the_slice_of_a_column_is_checked() -> None:
     column = pa.array([b"junk\n", b"{}", b'{"a":1}\n', None, b"junk"], pa.binary())
-    found = as_lines(column.slice(1, 3))
-    assert found.rejected == {}
-    assert found.lines.to_pylist() == [b"{}", b'{"a":1}', None]
+    lines = as_lines(column.slice(1, 3))
+    assert lines.rejected == {}
+    assert lines.lines.to_pylist() == [b"{}", b'{"a":1}', None]
 
 
 def test_a_document_too_deep_to_parse_is_malformed() -> None:

@@ -265,9 +265,9 @@ def test_a_stored_letter_gives_back_its_record_or_none(letters: Any, make_rows: 
     without = {**letter.fields, "value": None}
     assert StoredLetter("x", 0, 1, without).record is None, "its value was too large to be kept"
     tombstone = {name: value for name, value in without.items() if name != "value_bytes"}
-    found = StoredLetter("x", 0, 1, tombstone).record
-    assert found is not None
-    assert found.value is None
+    letter_record = StoredLetter("x", 0, 1, tombstone).record
+    assert letter_record is not None
+    assert letter_record.value is None
     damaged = {**letter.fields, "value": base64.b64encode(b"x").decode() + "!"}
     assert StoredLetter("x", 0, 1, damaged).record is None
 

@@ -41,15 +41,15 @@ def test_outputs_that_share_a_dead_letter_index_have_separate_letters_of_one_rec
 ) -> None:
     named = {"stream_name": "s", "output_id": "o", "index": "i"}
     letters(make_rows([{"n": 1}, {"n": 2}]), **named)
-    found = letters(make_rows([{"n": 1}, {"n": 2}]), **{**named, differs: "x"})
+    stored = letters(make_rows([{"n": 1}, {"n": 2}]), **{**named, differs: "x"})
     other = "/".join({**named, differs: "x"}.values())
-    assert found == sorted(["s/o/i/t+0+0", "s/o/i/t+0+1", f"{other}/t+0+0", f"{other}/t+0+1"])
+    assert stored == sorted(["s/o/i/t+0+0", "s/o/i/t+0+1", f"{other}/t+0+0", f"{other}/t+0+1"])
 
 
 def test_two_rows_of_one_record_have_letters_that_name_them(letters: Letters, make_rows: Any) -> None:
     rows = make_rows([{"n": 1}, {"n": 2}, {"n": 3}], offsets=[7, 7, 8], line=["a/2", "b", "a/2"])
-    found = letters(rows.rename_columns({"value": "document"}), id_columns=["line"])
-    assert found == ["clicks/t+0+7~a%2F2", "clicks/t+0+7~b", "clicks/t+0+8~a%2F2"]
+    stored = letters(rows.rename_columns({"value": "document"}), id_columns=["line"])
+    assert stored == ["clicks/t+0+7~a%2F2", "clicks/t+0+7~b", "clicks/t+0+8~a%2F2"]
 
 
 def test_rows_of_one_record_with_keys_of_their_own_have_letters_that_name_them(

@@ -84,7 +84,7 @@ def test_defaults_follow_the_kind_of_id() -> None:
 def test_options_are_the_same_after_the_way_through_spark() -> None:
     options = options_of(document_ids=KeyIds(version_from="v"), manifests=[(KAFKA, "file:///m/0.json")])
     assert CPickleSerializer().loads(CPickleSerializer().dumps(options)) == options
-    assert [KafkaInput.model_validate(each) for each in options.inputs] == [INPUT]
+    assert [KafkaInput.model_validate(source) for source in options.inputs] == [INPUT]
 
 
 def test_inputs_are_passed_on_only_if_records_are_read_in_kafka() -> None:
@@ -96,7 +96,7 @@ def test_all_of_sparks_tries_of_a_task_wait_less_than_twice_as_long(make_options
     options = make_options(max_retry_seconds=30)
     tries = [options.for_task(2, earlier) for earlier in range(8)]
     assert tries[0].max_retry_seconds == 30
-    assert sum(each.max_retry_seconds for each in tries) < 60
-    assert [each.written_before for each in tries[:2]] == [False, True]
-    assert {each.task for each in tries} == {2}
+    assert sum(attempt.max_retry_seconds for attempt in tries) < 60
+    assert [attempt.written_before for attempt in tries[:2]] == [False, True]
+    assert {attempt.task for attempt in tries} == {2}
     assert make_options(written_before=True).for_task(0, 0).written_before

@@ -398,9 +398,9 @@ def test_secrets_are_pickled_but_not_in_the_repr() -> None:
     ],
 )
 def test_who_asks_for_https_gets_it(text: str, node: Node) -> None:
-    found = from_text("es", text)
-    assert Cluster.from_connection(found).nodes == (node,)
-    assert found.login in ("me", None)
+    connection = from_text("es", text)
+    assert Cluster.from_connection(connection).nodes == (node,)
+    assert connection.login in ("me", None)
 
 
 @pytest.mark.parametrize("conn_type", ["kafka", "postgres", "aws"])

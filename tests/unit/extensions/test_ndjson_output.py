@@ -27,7 +27,7 @@ def test_a_later_attempt_replaces_the_file(tmp_path: Path) -> None:
     for number in (1, 2):
         written(Claim(tmp_path, 1000, "", number)).publish()
         assert published(tmp_path) == str(number)
-    assert [each.name for each in (tmp_path / ".claims" / "1000.").iterdir()] == ["2"]
+    assert [claim.name for claim in (tmp_path / ".claims" / "1000.").iterdir()] == ["2"]
 
 
 @pytest.mark.parametrize("later_has_published", [False, True])

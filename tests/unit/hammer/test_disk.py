@@ -48,8 +48,8 @@ def test_a_full_disk_refuses_until_it_is_emptied(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "disk")], capture_output=True, text=True, check=True
     )
-    found = json.loads(done.stdout)
-    if "impossible" in found:
-        pytest.skip(f"no small file system can be made here: {found['impossible']}")
-    assert found == {"size": 4 << 20, "refused": True, "new": True, "free again": True, "kept": "before"}
+    fields = json.loads(done.stdout)
+    if "impossible" in fields:
+        pytest.skip(f"no small file system can be made here: {fields['impossible']}")
+    assert fields == {"size": 4 << 20, "refused": True, "new": True, "free again": True, "kept": "before"}
     assert list((tmp_path / "disk").iterdir()) == [], "nobody else sees it, and it ended with its process"

@@ -102,7 +102,7 @@ def test_from_an_error_on_every_lot_is_sorted_out() -> None:
 
     def sort_out(chunk: Sequence[Any]) -> Sequence[Any]:
         given_to_sort_out.append(chunk[0].offset())
-        return [each for each in chunk if each.offset() < CHUNK + 3]
+        return [message for message in chunk if message.offset() < CHUNK + 3]
 
     columns = consume(Consumer(messages), 10 * CHUNK, 0.0, sort_out=sort_out)
     assert columns is not None and columns.offsets.tolist() == list(range(CHUNK + 3))

@@ -28,7 +28,7 @@ def test_ranges_that_hold_nothing_are_read_only_between_others() -> None:
 
 def test_ranges_that_do_not_meet_are_runs_of_their_own() -> None:
     ranges = [RecordedRange(P0, 0, 5, 5), RecordedRange(P0, 6, 9, 3)]
-    assert deal(ranges, 1) == [tuple(RangeRun.of([each]) for each in ranges)]
+    assert deal(ranges, 1) == [tuple(RangeRun.of([block_range]) for block_range in ranges)]
 
 
 def test_an_offset_in_two_ranges_is_refused() -> None:
@@ -64,11 +64,16 @@ def test_every_offset_is_dealt_once_and_counted_ranges_whole(
     dealt = deal(ranges, tasks, min_task_records=least)
     assert len(dealt) <= tasks
     assert all(dealt)
-    pieces = [each for task in dealt for run in task for each in run.ranges()]
-    counted = [each for each in ranges if each.records]
-    assert sorted((each for each in pieces if each.records), key=str) == sorted(counted, key=str)
-    uncounted = {(each.partition, at) for each in ranges if each.records is None for at in _offsets(each)}
-    found = [(each.partition, at) for each in pieces if each.records is None for at in _offsets(each)]
+    pieces = [block_range for task in dealt for run in task for block_range in run.ranges()]
+    counted = [block_range for block_range in ranges if block_range.records]
+    assert sorted((piece for piece in pieces if piece.records), key=str) == sorted(counted, key=str)
+    uncounted = {
+        (block_range.partition, at)
+        for block_range in ranges
+        if block_range.records is None
+        for at in _offsets(block_range)
+    }
+    found = [(piece.partition, at) for piece in pieces if piece.records is None for at in _offsets(piece)]
     assert len(found) == len(set(found))
     assert set(found) == uncounted
 

@@ -85,8 +85,8 @@ def clicks() -> Clicks:
 def test_exactly_the_ranges_are_read_of_each_partition(clicks: Clicks) -> None:
     for partition in (0, 1):
         clicks.kafka.produce("clicks", partition, *[b"%d" % number for number in range(100)])
-    found = clicks.read(clicks.run(0, 10, (15, 5), (20, 5)), clicks.run(1, 0, (3, None)), clicks.run(0, 90, (92, 2)))
-    assert sorted(found) == sorted(
+    batches = clicks.read(clicks.run(0, 10, (15, 5), (20, 5)), clicks.run(1, 0, (3, None)), clicks.run(0, 90, (92, 2)))
+    assert sorted(batches) == sorted(
         [(0, at, b"%d" % at) for at in (*range(10, 20), 90, 91)] + [(1, at, b"%d" % at) for at in range(3)]
     )
 
@@ -119,8 +119,8 @@ def test_what_comes_behind_a_passing_error_is_fetched_again_from_there(clicks: C
             Message(topic="clicks", partition=0, offset=4, error=end),
         ]
         batches = reader.read([clicks.run(0, 0, (4, None)), clicks.run(1, 0, (1, None))])
-        found = sorted(row["value"] for batch in batches for row in batch.to_pylist())
-    assert found == [b"a", b"b", b"c", b"d", b"e"]
+        values = sorted(row["value"] for batch in batches for row in batch.to_pylist())
+    assert values == [b"a", b"b", b"c", b"d", b"e"]
 
 
 def test_a_lasting_error_is_reported_and_no_record_after_it_is_used(

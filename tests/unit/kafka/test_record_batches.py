@@ -116,9 +116,9 @@ def test_chunks_cover_what_lies_between_and_hold_every_record_once(
     chunks = chunks_of(converted, standing, positions, limit)
     assert sum(chunk.records for chunk in chunks) == len(messages)
     for chunk in chunks:
-        assert sum(each.records for each in chunk.ranges) == chunk.records
+        assert sum(block_range.records for block_range in chunk.ranges) == chunk.records
     batch, ranges = combine(chunks)
-    assert {each.partition: (each.from_offset, each.until_offset) for each in ranges} == {
+    assert {block_range.partition: (block_range.from_offset, block_range.until_offset) for block_range in ranges} == {
         partition: (0, position) for partition, position in positions.items()
     }
     if messages:

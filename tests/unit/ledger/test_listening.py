@@ -139,9 +139,9 @@ class Tasks:
     def story(self) -> list[tuple[str, int | None]]:
         events = heard(self._world, EventKind.BATCH_STARTED, EventKind.BATCH_COMPLETED, EventKind.BATCH_FAILED)
         numbers = [event.payload.get("ended_attempt", event.payload["attempt"]) for event in events]
-        found = zip(events, numbers, strict=True)
+        pairs = zip(events, numbers, strict=True)
         return [
-            (event.kind.removeprefix("batch_"), number) for event, number in found if not event.payload.get("continues")
+            (event.kind.removeprefix("batch_"), number) for event, number in pairs if not event.payload.get("continues")
         ]
 
 

@@ -173,7 +173,7 @@ def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Path) 
         with pytest.raises(LedgerUrlError, match=r"another program's database.*file of its own"):
             Ledger.open(f"sqlite:///{path}", create=create)
     assert path.read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["airflow.db"]
+    assert [file.name for file in tmp_path.iterdir()] == ["airflow.db"]
 
 
 def test_an_open_ledger_needs_no_alembic(ledger_url: str) -> None:

@@ -78,7 +78,7 @@ def _one_by_one(ledger: Ledger, found: StreamOverview, points: int) -> StreamOve
 @pytest.mark.parametrize("points", [2, 30, 100])
 def test_an_overview_says_what_the_single_repositories_say(seeded: Ledger, points: int) -> None:
     overviews = seeded.overviews.of(seeded.streams.all(), points)
-    assert [each.stream.name for each in overviews] == [row.name for row in seeded.streams.all()]
+    assert [overview.stream.name for overview in overviews] == [row.name for row in seeded.streams.all()]
     for found in overviews:
         assert found == _one_by_one(seeded, found, points), found.stream.name
 

@@ -236,7 +236,7 @@ def test_a_partition_that_ends_with_its_topic_is_reported_with_its_unread_record
     world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=0, stats=reported)
     world.ledger.positions.set_state(world.job, "kafka", [first, second], "ended", "the topic was deleted")
     events = [payload for _, payload in kinds(world, EventKind.PARTITION_ENDED)]
-    assert [(each["partition"], each["unread"]) for each in events] == [
+    assert [(event["partition"], event["unread"]) for event in events] == [
         (first.partition, 1_000),
         (second.partition, None),
     ]

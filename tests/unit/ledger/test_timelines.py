@@ -96,8 +96,8 @@ def test_points_leave_out_absorbed_batches_and_keep_the_longest_delay_of_each_pa
 
 
 def test_thinned_points_have_the_numbers_of_all_batches(pages: Ledger) -> None:
-    found = pages.batch_pages.points(STREAM, T1, T6 + 1_000, points=2)
-    whole, (first, second) = found.whole, found.parts
+    points = pages.batch_pages.points(STREAM, T1, T6 + 1_000, points=2)
+    whole, (first, second) = points.whole, points.parts
     assert whole is not None
     assert (whole.batches, whole.records, whole.above_interval) == (5, sum(RECORDS.values()), 2)
     assert whole.processing_time == Spread(2_000, 4_000, 4_000)
@@ -138,12 +138,12 @@ def test_a_long_range_is_thinned_and_keeps_the_largest_lag(ledger: Ledger, build
     build()
     for index in range(100):
         ledger.samples.add(_sample(index, lag=9_999 if index == 41 else index, paused=index == 77))
-    found = ledger.samples.between(STREAM, NOW_MS, NOW_MS + 1_000_000, points=10)
-    assert len(found) == 10
-    assert [sample.at_ms for sample in found] == sorted(sample.at_ms for sample in found)
-    assert max(sample.lag or 0 for sample in found) == 9_999
-    assert sum(sample.paused for sample in found) == 1
-    assert found[0].input_rate == 4.5
+    samples = ledger.samples.between(STREAM, NOW_MS, NOW_MS + 1_000_000, points=10)
+    assert len(samples) == 10
+    assert [sample.at_ms for sample in samples] == sorted(sample.at_ms for sample in samples)
+    assert max(sample.lag or 0 for sample in samples) == 9_999
+    assert sum(sample.paused for sample in samples) == 1
+    assert samples[0].input_rate == 4.5
 
 
 def test_pruning_deletes_only_old_samples(ledger: Ledger, build: Callable[..., World]) -> None:

@@ -58,9 +58,9 @@ def test_a_reference_names_a_class_or_an_instance() -> None:
 
 
 def test_one_reference_is_enough() -> None:
-    assert [each.reference for each in make().listeners] == []
+    assert [listener.reference for listener in make().listeners] == []
     stream = Stream(**{**make().model_dump(), "listeners": "mine:Mine"})
-    assert [each.id for each in stream.listeners] == ["mine:Mine"]
+    assert [listener.id for listener in stream.listeners] == ["mine:Mine"]
     assert Stream.from_json(stream.to_json()) == stream
 
 
@@ -119,7 +119,7 @@ def test_an_installed_package_offers_listeners_to_all_streams(module: Path) -> N
     listeners, problems = load_listeners(make(named))
     assert {name: each.limit for name, each in listeners.items()} == {"replaced": 3, "ours": 1, "ready": 9}  # type: ignore[attr-defined]
     assert list(problems) == ["broken"]
-    assert all(isinstance(each, StreamListener) for each in listeners.values())
+    assert all(isinstance(listener, StreamListener) for listener in listeners.values())
 
 
 def test_a_module_that_exits_when_it_is_imported_harms_no_other_listener(module: Path) -> None:

@@ -24,7 +24,7 @@ def test_commands() -> None:
     airflow: Any = airflow_commands()[0]
     lines = [
         f"headrace {' '.join(name for parameter in root.params for name in parameter.opts)}",
-        f"airflow {airflow.name} {'|'.join(sorted(each.name for each in airflow.subcommands))}",
+        f"airflow {airflow.name} {'|'.join(sorted(subcommand.name for subcommand in airflow.subcommands))}",
     ]
     for noun, entry in COMMANDS.items():
         verbs = {"": entry.verbs} if isinstance(entry.verbs, str) else entry.verbs
@@ -53,10 +53,10 @@ def described(name: str, command: Any, function: Callable[..., None]) -> Iterato
 def _type(hint: Any) -> str:
     """A type without the module of its name, which is another one in Python 3.13; the choices of an enumeration."""
     if args := get_args(hint):
-        inner = "|".join(_type(each) for each in args if each is not type(None))
+        inner = "|".join(_type(argument) for argument in args if argument is not type(None))
         return f"[{inner}]" if getattr(hint, "__origin__", None) is list else inner
     if issubclass(hint, Enum):
-        return "|".join(str(each.value) for each in hint)
+        return "|".join(str(member.value) for member in hint)
     return str(hint.__name__)
 
 

@@ -30,6 +30,6 @@ def laid_out(value: Any, indent: str = "") -> str:
         return line
     inner = indent + " "
     if isinstance(value, list):
-        return "[\n" + ",\n".join(f"{inner}{laid_out(each, inner)}" for each in value) + f"\n{indent}]"
+        return "[\n" + ",\n".join(f"{inner}{laid_out(item, inner)}" for item in value) + f"\n{indent}]"
     parts = (f"{inner}{json.dumps(name)}: {laid_out(value[name], inner)}" for name in sorted(value))
     return "{\n" + ",\n".join(parts) + f"\n{indent}}}"

@@ -24,12 +24,12 @@ def test_what_spark_refuses_is_refused() -> None:
 def test_columns_and_their_types_are_distinguished() -> None:
     inner = ColumnType("struct", (Column("b c", ColumnType("decimal")),))
     structs = ColumnType("array", (Column("", inner),))
-    found = parse_columns("a: INT NOT NULL COMMENT 'x', `d``e` MAP<STRING, ARRAY<STRUCT<`b c` DECIMAL(3, 1)>>>")
-    assert found == (
+    columns = parse_columns("a: INT NOT NULL COMMENT 'x', `d``e` MAP<STRING, ARRAY<STRUCT<`b c` DECIMAL(3, 1)>>>")
+    assert columns == (
         Column("a", ColumnType("int")),
         Column("d`e", ColumnType("map", (Column("", ColumnType("string")), Column("", structs)))),
     )
-    assert [kind.name for kind in found[1].type.all()] == ["map", "string", "array", "struct", "decimal"]
+    assert [kind.name for kind in columns[1].type.all()] == ["map", "string", "array", "struct", "decimal"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from headrace.wal.frame import RECORD_SCHEMA
 
 def two_into_one_index(first: Any, second: Any, **more: Any) -> dict[str, Any]:
     both: list[dict[str, Any]] = [{"id": "a", "document_ids": first}, {"id": "b", "document_ids": second, **more}]
-    return fields(outputs=[ElasticsearchOutput(**{"hosts": HOSTS, "index": "flights", **each}) for each in both])
+    return fields(outputs=[ElasticsearchOutput(**{"hosts": HOSTS, "index": "flights", **output}) for output in both])
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,13 @@ CLUSTER = "spark://host:7077"
 
 
 def test_the_defaults_are_those_of_spark() -> None:
-    found = ExecutorAllocation()
-    assert (found.scaling_interval, found.scaling_up_ratio, found.scaling_down_ratio) == (
+    allocation = ExecutorAllocation()
+    assert (allocation.scaling_interval, allocation.scaling_up_ratio, allocation.scaling_down_ratio) == (
         timedelta(seconds=60),
         0.9,
         0.3,
     )
-    assert (found.minimum, found.maximum) == (None, None)
+    assert (allocation.minimum, allocation.maximum) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -228,8 +228,8 @@ class TestOnRequest:
 
     def test_a_backfill_gets_every_interval_of_its_range(self):
         asked = TimeRestriction(at("12:00:03"), at("12:00:40"), catchup=True)
-        found = runs(self.timetable, None, asked, 10)
-        assert [run.logical_date for run in found] == [at(f"12:00:{second}") for second in (10, 20, 30, 40)]
+        dates = runs(self.timetable, None, asked, 10)
+        assert [run.logical_date for run in dates] == [at(f"12:00:{second}") for second in (10, 20, 30, 40)]
 
     def test_airflows_own_backfill_finds_them_in_the_serialised_dag(self):
         from airflow.models.backfill import _get_info_list

@@ -134,5 +134,5 @@ def test_whether_to_wait_deferred_is_airflows_setting(setting, stream, monkeypat
         *(kind(task_id="wait", stream=stream) for kind in (*SENSORS, KafkaReceiverOperator)),
         *(batch_operator(kind, stream) for kind in BATCH_OPERATORS),
     ]
-    assert [each.deferrable for each in waiting] == [expected] * len(waiting)
+    assert [task.deferrable for task in waiting] == [expected] * len(waiting)
     assert in_triggerer(not expected) is not expected

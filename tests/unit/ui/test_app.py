@@ -83,7 +83,7 @@ def test_a_user_learns_nothing_of_ledgers_of_which_they_may_read_no_stream(
 ) -> None:
     airflow.hidden = {"clicks_in_batches", "flights_batches"}
     ledgers = {line.split('"')[1] for line in get("viewer")[1].splitlines() if line.startswith("headrace_ledger_up")}
-    assert [each.rpartition("/")[2] for each in ledgers] == ["two.db"]
+    assert [ledger.rpartition("/")[2] for ledger in ledgers] == ["two.db"]
 
 
 def test_no_login_of_a_ledger_is_in_a_label(airflow: NoAirflow, get: Callable[..., tuple[int, str, str]]) -> None:
@@ -169,7 +169,7 @@ def page_policy() -> dict[str, str]:
     app = create_app(NoAirflow())
     header = TestClient(app).get("/").headers["content-security-policy"]
     app.state.ledgers.close()
-    return {name: value for name, _, value in (each.strip().partition(" ") for each in header.split(";"))}
+    return {name: value for name, _, value in (directive.strip().partition(" ") for directive in header.split(";"))}
 
 
 def test_every_module_is_preloaded_so_that_the_page_needs_one_round_of_requests() -> None:
@@ -178,7 +178,7 @@ def test_every_module_is_preloaded_so_that_the_page_needs_one_round_of_requests(
 
 def test_each_file_that_the_page_names_exists_and_is_its_own() -> None:
     named = re.findall(r'(?:href|src)="([^"]+)"', INDEX)
-    assert [each for each in named if not (PAGE / each).is_file()] == []
+    assert [name for name in named if not (PAGE / name).is_file()] == []
 
 
 def test_each_import_of_a_module_is_a_file_of_the_page() -> None:
@@ -201,6 +201,6 @@ def test_the_pages_policy_refuses_scripts_and_styles_that_are_written_into_html(
 
 def test_each_library_has_its_licence() -> None:
     vendor = PAGE / "static" / "vendor"
-    folders = [each for each in vendor.iterdir() if each.is_dir()]
+    folders = [folder for folder in vendor.iterdir() if folder.is_dir()]
     assert len(folders) == 3
-    assert [each.name for each in folders if not (each / "LICENSE").is_file()] == []
+    assert [folder.name for folder in folders if not (folder / "LICENSE").is_file()] == []

@@ -137,5 +137,5 @@ def test_after_a_failure_the_next_request_tries_again(factory: Any) -> None:
         return await _requests(app, 2), await _requests(app, 1)
 
     first, second = asyncio.run(twice())
-    assert [type(each) for each in first] == [RuntimeError, RuntimeError]
+    assert [type(error) for error in first] == [RuntimeError, RuntimeError]
     assert second == [True]

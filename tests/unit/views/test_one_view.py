@@ -65,18 +65,23 @@ def assert_same(answer: Any, rows: Any, text: str) -> None:
             "total_delay": seconds(batch, "batch_time_ms", "completed_at_ms"),
         }
         assert {name: answer[name] for name in delays} == delays
-    offsets = [(each["from_offset"], each["until_offset"], each["records"]) for each in answer["ranges"]]
+    offsets = [
+        (block_range["from_offset"], block_range["until_offset"], block_range["records"])
+        for block_range in answer["ranges"]
+    ]
     assert offsets == [(each["from_offset"], each["until_offset"], each["records"]) for each in rows["inputs"]]
     numbers = [
         tuple(int(row[name].replace(",", "")) for name in ("from", "until", "records")) for row in table["input"]
     ]
     assert numbers == offsets
-    own = [each for each in answer["outputs"] if each["target"] is None]
-    assert [(row["output"], row["state"]) for row in table["output"]] == [(each["id"], each["state"]) for each in own]
-    recorded = {each["attempt"]: each["counts"] for each in own if each["attempt"] is not None}
-    assert recorded == {each["attempt"]: each["counts"] for each in rows["outputs"]}
-    attempts = [(each["number"], each["state"], each["error"]) for each in answer["all_attempts"]]
-    assert attempts == [(each["number"], each["state"], each["error"]) for each in rows["attempts"]]
+    own = [output for output in answer["outputs"] if output["target"] is None]
+    assert [(row["output"], row["state"]) for row in table["output"]] == [
+        (output["id"], output["state"]) for output in own
+    ]
+    recorded = {output["attempt"]: output["counts"] for output in own if output["attempt"] is not None}
+    assert recorded == {output["attempt"]: output["counts"] for output in rows["outputs"]}
+    attempts = [(attempt["number"], attempt["state"], attempt["error"]) for attempt in answer["all_attempts"]]
+    assert attempts == [(attempt["number"], attempt["state"], attempt["error"]) for attempt in rows["attempts"]]
     for row, each in zip(table["attempt"], answer["all_attempts"], strict=True):
         took = "-" if each["duration"] is None else f"{each['duration']:.1f} s"
         assert (row["attempt"], row["state"], row["took"], row["holder"]) == (

@@ -39,44 +39,44 @@ def _summary(ledger: Ledger, situation: str, *facts: DagFacts) -> StreamSummary:
     index = SITUATIONS.index(situation)
     name = "orders" if index == 0 else f"orders-{index + 1}"
     place = Placed(name, "ledger", "b", "r")
-    return summarize(ledger, ledger.streams.get(name), place, {each.dag_id: each for each in facts})
+    return summarize(ledger, ledger.streams.get(name), place, {dag_facts.dag_id: dag_facts for dag_facts in facts})
 
 
 BUSY = (DagFacts("b", running=1), DagFacts("r", running=1))
 
 
-@pytest.mark.parametrize("situation", [each for each in SITUATIONS if each != "well"])
+@pytest.mark.parametrize("situation", [name for name in SITUATIONS if name != "well"])
 def test_each_situation_is_recognised(ledger: Ledger, situation: str) -> None:
     assert _summary(ledger, situation, *BUSY).state.value == situation
 
 
 def test_a_paused_batch_dag_is_the_reason_even_if_all_else_is_well(ledger: Ledger) -> None:
-    found = _summary(ledger, "well", DagFacts("b", paused=True), DagFacts("r", running=1))
-    assert found.state.value == "stalled"
-    assert "The DAG b is paused in Airflow" in found.reason
-    assert "Unpause b" in (found.remedy or "")
+    summary = _summary(ledger, "well", DagFacts("b", paused=True), DagFacts("r", running=1))
+    assert summary.state.value == "stalled"
+    assert "The DAG b is paused in Airflow" in summary.reason
+    assert "Unpause b" in (summary.remedy or "")
 
 
 def test_a_receiver_without_a_job_and_with_a_paused_dag_says_so(ledger: Ledger) -> None:
-    found = _summary(ledger, "stalled", DagFacts("b", running=1), DagFacts("r", paused=True))
-    texts = " ".join([found.reason, found.remedy or "", *found.also])
-    assert found.state.value == "stalled"
+    summary = _summary(ledger, "stalled", DagFacts("b", running=1), DagFacts("r", paused=True))
+    texts = " ".join([summary.reason, summary.remedy or "", *summary.also])
+    assert summary.state.value == "stalled"
     assert "lease of the receiver job" in texts
 
 
 def test_a_paused_receiver_dag_of_a_live_job_is_a_warning_only(ledger: Ledger) -> None:
-    found = _summary(ledger, "paused", DagFacts("b", running=1), DagFacts("r", paused=True))
-    assert found.state.value == "paused"
-    assert any("if the receiver job ends, no other is started" in text for text in found.also)
+    summary = _summary(ledger, "paused", DagFacts("b", running=1), DagFacts("r", paused=True))
+    assert summary.state.value == "paused"
+    assert any("if the receiver job ends, no other is started" in text for text in summary.also)
 
 
 def test_a_failing_batch_has_its_error_and_number_of_tries(ledger: Ledger) -> None:
-    found = _summary(ledger, "failing", *BUSY)
-    assert "3 times" in found.reason
-    assert "document_parsing_exception" in found.reason
-    assert found.since_ms is not None
-    assert found.oldest_unfinished is not None
-    assert found.oldest_unfinished.state == "failed"
+    summary = _summary(ledger, "failing", *BUSY)
+    assert "3 times" in summary.reason
+    assert "document_parsing_exception" in summary.reason
+    assert summary.since_ms is not None
+    assert summary.oldest_unfinished is not None
+    assert summary.oldest_unfinished.state == "failed"
 
 
 def test_the_disk_that_pauses_a_receiver_is_named(ledger: Ledger) -> None:
@@ -89,20 +89,20 @@ def test_a_pause_is_named_before_batches_that_fall_behind(shop: Shop) -> None:
     shop.store()
     shop.clock.advance(100_000)
     shop.complete(shop.begin(shop.latest()))
-    found = shop.summary()
-    assert found.state == "paused"
-    assert "the log's disk is full" in found.reason
-    assert "make room" in (found.remedy or "")
-    assert any("is late" in text for text in found.also)
+    summary = shop.summary()
+    assert summary.state == "paused"
+    assert "the log's disk is full" in summary.reason
+    assert "make room" in (summary.remedy or "")
+    assert any("is late" in text for text in summary.also)
 
 
 def test_before_the_first_batch_with_records_has_completed_the_stream_does_not_wait_for_records(shop: Shop) -> None:
     assert "waits for its first records" in shop.summary().reason
     shop.store()
     shop.clock.advance(15_000)
-    found = shop.summary()
-    assert found.state == "well"
-    assert "its first with records, is not completed yet" in found.reason
+    summary = shop.summary()
+    assert summary.state == "well"
+    assert "its first with records, is not completed yet" in summary.reason
 
 
 def test_a_running_batch_that_tries_again_says_why(shop: Shop) -> None:
@@ -110,13 +110,13 @@ def test_a_running_batch_that_tries_again_says_why(shop: Shop) -> None:
     shop.clock.advance(15_000)
     attempt = shop.begin(T + INTERVAL_MS)
     shop.ledger.attempts.renew(attempt, attributes={WARNING: "Elasticsearch does not answer"})
-    found = shop.summary()
-    assert found.state == "falling_behind"
-    assert "is delayed: Elasticsearch does not answer." in found.reason
+    summary = shop.summary()
+    assert summary.state == "falling_behind"
+    assert "is delayed: Elasticsearch does not answer." in summary.reason
     shop.clock.advance(61_000)
-    found = shop.summary()
-    assert found.state == "stalled"
-    assert "is delayed: Elasticsearch does not answer." in found.reason
+    summary = shop.summary()
+    assert summary.state == "stalled"
+    assert "is delayed: Elasticsearch does not answer." in summary.reason
     shop.complete(attempt)
     assert shop.summary().state == "well"
 
@@ -125,38 +125,38 @@ def test_dead_letters_of_recent_batches_are_named_also_if_all_else_is_well(shop:
     for letters in (2, 30, 0):
         shop.clock.advance(INTERVAL_MS)
         shop.complete(shop.begin(shop.latest()), dead_lettered=letters)
-    found = shop.summary()
-    assert (found.state, found.reason) == ("well", "The last 3 batches have 32 dead letters.")
-    assert "replay them" in (found.remedy or "")
+    summary = shop.summary()
+    assert (summary.state, summary.reason) == ("well", "The last 3 batches have 32 dead letters.")
+    assert "replay them" in (summary.remedy or "")
     # Run again, the batch has none: the newest write counts.
     shop.complete(shop.begin(shop.latest() - INTERVAL_MS, force=True), dead_lettered=0)
     assert shop.summary().reason == "The last 3 batches have 2 dead letters."
     shop.clock.advance(INTERVAL_MS)
     shop.beat(lag_seconds=300.0)
-    found = shop.summary()
-    assert (found.state, found.also) == ("falling_behind", ("The last 3 batches have 2 dead letters.",))
+    summary = shop.summary()
+    assert (summary.state, summary.also) == ("falling_behind", ("The last 3 batches have 2 dead letters.",))
 
 
 def test_a_dag_file_that_cannot_be_imported_has_its_error_in_the_reason(ledger: Ledger) -> None:
-    found = _summary(
+    summary = _summary(
         ledger, "well", DagFacts("b", import_error="SyntaxError: invalid syntax"), DagFacts("r", running=1)
     )
-    assert found.state.value == "stalled"
-    assert "SyntaxError: invalid syntax" in found.reason
+    assert summary.state.value == "stalled"
+    assert "SyntaxError: invalid syntax" in summary.reason
 
 
 def test_a_stopped_stream_is_not_accused_of_receiving_nothing(ledger: Ledger) -> None:
-    found = _summary(ledger, "stopped", *BUSY)
-    assert "A person has stopped it" in found.reason
-    assert not any("not received" in text for text in found.also)
+    summary = _summary(ledger, "stopped", *BUSY)
+    assert "A person has stopped it" in summary.reason
+    assert not any("not received" in text for text in summary.also)
 
 
 def test_a_new_ledger_without_batches_is_no_error(tmp_path: Path) -> None:
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         ledger.streams.register("new", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
-        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
-    assert found.state.value == "starting"
-    assert (found.lag, found.last_completed_batch, found.oldest_unfinished) == (None, None, None)
+        summary = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
+    assert summary.state.value == "starting"
+    assert (summary.lag, summary.last_completed_batch, summary.oldest_unfinished) == (None, None, None)
 
 
 def test_a_live_job_that_never_gets_a_receiver_is_stalled_after_five_minutes(tmp_path: Path) -> None:
@@ -167,10 +167,10 @@ def test_a_live_job_that_never_gets_a_receiver_is_stalled_after_five_minutes(tmp
         clock.advance(299_000)
         assert summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {}).state.value == "starting"
         clock.advance(2_000)
-        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
-    assert found.state.value == "stalled"
-    assert "no receiver has started yet" in found.reason
-    assert "log" in (found.remedy or "")
+        summary = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
+    assert summary.state.value == "stalled"
+    assert "no receiver has started yet" in summary.reason
+    assert "log" in (summary.remedy or "")
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,13 @@ def test_only_an_input_of_kafka_sends_a_person_to_kafka(tmp_path: Path, kind: st
         ledger.receivers.register(scheduled, host="h", lease_ms=60_000)
         health = InputHealth(["feed"], custom=["feed"] if kind == "receiver" else [])
         ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
-        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
-        assert found.state.value == "starting"
+        summary = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
+        assert summary.state.value == "starting"
         health.failed("feed", "it does not answer")
         ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
-        found = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
-    assert found.state.value == "stalled"
-    assert remedy in (found.remedy or "")
+        summary = summarize(ledger, ledger.streams.get("new"), Placed("new", "l", "b", "r"), {})
+    assert summary.state.value == "stalled"
+    assert remedy in (summary.remedy or "")
 
 
 def test_records_that_wait_behind_a_batch_of_a_clock_that_was_ahead_are_no_silence(shop: Shop) -> None:
@@ -200,9 +200,9 @@ def test_records_that_wait_behind_a_batch_of_a_clock_that_was_ahead_are_no_silen
     shop.clock.set_back(600_000)
     shop.beat()
     shop.store()
-    found = shop.summary()
-    assert found.state == "stalled"
-    assert "was allocated while the ledger's clock was ahead" in found.reason
+    summary = shop.summary()
+    assert summary.state == "stalled"
+    assert "was allocated while the ledger's clock was ahead" in summary.reason
     shop.clock.advance(600_000)
     shop.beat()
     assert shop.summary().state == "well"
@@ -346,10 +346,10 @@ CASES = [
 def test_each_fault_has_its_cause_first(running: Shop, case: Case) -> None:
     began_ms = running.clock.now_ms()
     case.fault(running)
-    found = running.summary()
-    assert (found.state.value, case.cause in found.reason) == (case.state, True), found.reason
-    assert case.remedy in (found.remedy or "")
-    assert not [text for text in case.never if text in f"{found.reason} {found.remedy}"]
+    summary = running.summary()
+    assert (summary.state.value, case.cause in summary.reason) == (case.state, True), summary.reason
+    assert case.remedy in (summary.remedy or "")
+    assert not [text for text in case.never if text in f"{summary.reason} {summary.remedy}"]
     assert (running.clock.now_ms() - began_ms) / 1000 <= case.seconds
 
 
@@ -367,21 +367,21 @@ def test_a_locked_ledger_is_named_when_the_first_lease_has_run_out_and_no_longer
 ) -> None:
     with locked(running):
         running.clock.advance(LEASE_MS + 1_000)
-        found = running.summary()
-        assert found.state == "failing"
-        assert "The ledger cannot be written" in found.reason
-        assert "database is locked" in found.reason
-        assert "End what holds its lock" in (found.remedy or "")
-        assert "brokers are down" not in " ".join([found.reason, *found.also])
-    found = running.summary()
-    assert found.state == "stalled"
-    assert "which it last renewed at" in found.reason
+        summary = running.summary()
+        assert summary.state == "failing"
+        assert "The ledger cannot be written" in summary.reason
+        assert "database is locked" in summary.reason
+        assert "End what holds its lock" in (summary.remedy or "")
+        assert "brokers are down" not in " ".join([summary.reason, *summary.also])
+    summary = running.summary()
+    assert summary.state == "stalled"
+    assert "which it last renewed at" in summary.reason
 
 
 def test_an_error_that_the_receiver_outlived_is_not_the_reason_of_its_silence(running: Shop) -> None:
     silent_receiver(running)
-    found = running.summary()
-    assert "brokers are down" not in " ".join([found.reason, *found.also])
+    summary = running.summary()
+    assert "brokers are down" not in " ".join([summary.reason, *summary.also])
     running.ledger.receivers.report_error(running.lease, "the disk is gone", None)
     assert "the disk is gone" in running.summary().reason
 
@@ -389,18 +389,18 @@ def test_an_error_that_the_receiver_outlived_is_not_the_reason_of_its_silence(ru
 def test_failures_of_one_cause_are_one_finding_also_beyond_the_newest_batches(shop: Shop) -> None:
     for _ in range(40):
         fail(shop, "Elasticsearch does not answer")
-    found = shop.summary()
-    assert "and 39 more failed" in found.reason
-    assert not [text for text in found.also if "does not answer" in text]
+    summary = shop.summary()
+    assert "and 39 more failed" in summary.reason
+    assert not [text for text in summary.also if "does not answer" in text]
 
 
 def test_of_two_causes_the_newest_failure_comes_first(shop: Shop) -> None:
     fail(shop, "the mapping conflicts")
     newest = fail(shop, "the index is read-only")
-    found = shop.summary()
-    assert time_text(newest) in found.reason
-    assert "the index is read-only" in found.reason
-    assert any("the mapping conflicts" in text for text in found.also)
+    summary = shop.summary()
+    assert time_text(newest) in summary.reason
+    assert "the index is read-only" in summary.reason
+    assert any("the mapping conflicts" in text for text in summary.also)
 
 
 def test_a_headline_is_the_line_that_matters_and_the_rest_are_details(shop: Shop) -> None:
@@ -409,10 +409,10 @@ def test_a_headline_is_the_line_that_matters_and_the_rest_are_details(shop: Shop
     )
     error = f"The batch failed:\nTraceback (most recent call last):\n{frames}KeyError: 'cents'\n"
     fail(shop, error, Failure.CODE)
-    found = shop.summary()
-    assert found.reason.endswith(": KeyError: 'cents'")
-    assert found.details is not None
-    assert "line 19, in total" in found.details
+    summary = shop.summary()
+    assert summary.reason.endswith(": KeyError: 'cents'")
+    assert summary.details is not None
+    assert "line 19, in total" in summary.details
 
 
 @pytest.mark.parametrize(

@@ -62,50 +62,53 @@ def test_a_definition_that_cannot_be_read_counts_as_remembering_one_batch_interv
 
 
 def test_a_stream_that_is_well(shop: Shop) -> None:
-    found = shop.summary()
-    assert (found.state, found.lag, found.lag_seconds, found.input_rate) == ("well", 0, 0.0, 12.5)
-    assert found.oldest_unfinished is None
+    summary = shop.summary()
+    assert (summary.state, summary.lag, summary.lag_seconds, summary.input_rate) == ("well", 0, 0.0, 12.5)
+    assert summary.oldest_unfinished is None
     shop.ledger.streams.set_desired_state("shop", "stopped")
     assert shop.summary().state == "stopped"
 
 
 def test_a_lag_of_which_a_part_is_unknown_is_not_0_seconds(shop: Shop) -> None:
     shop.beat(total_lag=7, lag_unknown=1, lag_seconds=None)
-    found = shop.summary()
-    assert (found.lag, found.lag_unknown, found.lag_seconds) == (7, 1, None)
+    summary = shop.summary()
+    assert (summary.lag, summary.lag_unknown, summary.lag_seconds) == (7, 1, None)
 
 
 def test_a_receiver_that_is_behind_kafka_makes_the_stream_fall_behind_unless_it_is_paused(shop: Shop) -> None:
     shop.beat(total_lag=10_000, lag_seconds=150.0)
-    found = shop.summary()
-    assert (found.state, found.reason) == ("falling_behind", "The receivers are 2 min 30 s behind Kafka.")
+    summary = shop.summary()
+    assert (summary.state, summary.reason) == ("falling_behind", "The receivers are 2 min 30 s behind Kafka.")
     shop.beat(paused="the disk is full", total_lag=10_000, lag_seconds=150.0)
-    found = shop.summary()
-    assert (found.state, found.also) == ("paused", ())
-    assert "the disk is full" in found.reason
+    summary = shop.summary()
+    assert (summary.state, summary.also) == ("paused", ())
+    assert "the disk is full" in summary.reason
 
 
 def test_an_input_that_is_not_received_stalls_the_stream(shop: Shop) -> None:
     health = {"records": {"asked_ms": T, "error": "Kafka at kafka:9092 cannot be asked", "topics": {}}}
     shop.ledger.jobs.renew(shop.job, attributes={"inputs": health, "troubles": ["rogue is in the group"]})
-    found = shop.summary()
-    assert found.state == "stalled"
-    assert "Input records is not received: Kafka at kafka:9092" in found.reason
-    assert found.also == ("rogue is in the group",)
+    summary = shop.summary()
+    assert summary.state == "stalled"
+    assert "Input records is not received: Kafka at kafka:9092" in summary.reason
+    assert summary.also == ("rogue is in the group",)
 
 
 def test_a_batch_time_that_nobody_runs_stalls_the_stream(shop: Shop) -> None:
     batch_time_ms = shop.store()
     assert shop.summary().oldest_unfinished is None, "its interval is not over"
     shop.clock.advance(40_000)
-    found = shop.summary()
-    assert found.state == "well"
-    assert found.oldest_unfinished is not None
-    assert (found.oldest_unfinished.batch_time_ms, found.oldest_unfinished.state) == (batch_time_ms, "not allocated")
+    summary = shop.summary()
+    assert summary.state == "well"
+    assert summary.oldest_unfinished is not None
+    assert (summary.oldest_unfinished.batch_time_ms, summary.oldest_unfinished.state) == (
+        batch_time_ms,
+        "not allocated",
+    )
     shop.clock.advance(180_000)
-    found = shop.summary()
-    assert found.state == "stalled"
-    assert "is not allocated for 3 min 30 s" in found.reason
+    summary = shop.summary()
+    assert summary.state == "stalled"
+    assert "is not allocated for 3 min 30 s" in summary.reason
 
 
 def test_without_facts_about_the_dags_no_remedy_says_that_one_is_paused(shop: Shop) -> None:
@@ -118,10 +121,10 @@ def test_without_facts_about_the_dags_no_remedy_says_that_one_is_paused(shop: Sh
     )
     shop.ledger.jobs.release(shop.job)
     shop.complete(shop.begin(shop.latest()))
-    found = shop.summary()
-    assert found.reason.startswith("The stream is not received: no receiver is alive")
-    assert "A run of the receiver DAG starts the receiver job" in (found.remedy or "")
-    assert "(shop_receiver, unless it has another id)" in (found.remedy or "")
+    summary = shop.summary()
+    assert summary.reason.startswith("The stream is not received: no receiver is alive")
+    assert "A run of the receiver DAG starts the receiver job" in (summary.remedy or "")
+    assert "(shop_receiver, unless it has another id)" in (summary.remedy or "")
 
 
 def test_the_delays_are_of_the_last_completed_batch(shop: Shop) -> None:

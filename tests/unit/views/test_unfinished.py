@@ -35,26 +35,26 @@ def test_a_batch_that_fails_is_the_oldest_with_its_error_also_while_it_is_tried_
     batch = shop.ledger.batches.get("shop", FIRST)
     assert (batch.state.value, batch.error) == ("running", None)
     assert last_error(shop.ledger, batch) == "the index is read-only"
-    found = shop.summary()
-    assert found.state == "failing"
-    assert found.oldest_unfinished is not None
-    assert found.oldest_unfinished.error == "the index is read-only"
+    summary = shop.summary()
+    assert summary.state == "failing"
+    assert summary.oldest_unfinished is not None
+    assert summary.oldest_unfinished.error == "the index is read-only"
     shop.ledger.attempts.renew(again, attributes={WARNING: "Elasticsearch does not answer"})
     assert last_error(shop.ledger, batch) == "Elasticsearch does not answer"
 
 
 def test_a_completed_batch_that_is_run_again_is_late_only_since_it_was_begun_again(old: Shop) -> None:
     old.begin(FIRST, force=True)
-    found = old.summary()
-    assert (found.state, found.also) == ("well", ())
-    oldest = found.oldest_unfinished
+    summary = old.summary()
+    assert (summary.state, summary.also) == ("well", ())
+    oldest = summary.oldest_unfinished
     assert oldest is not None
     assert (oldest.batch_time_ms, oldest.state, oldest.error, oldest.age) == (FIRST, "running", None, 0)
     old.clock.advance(61_000)
     old.complete(old.begin(old.latest()))
-    found = old.summary()
-    assert found.state == "falling_behind"
-    assert "had completed before, and is being run again for 1 min 1 s" in found.reason
+    summary = old.summary()
+    assert summary.state == "falling_behind"
+    assert "had completed before, and is being run again for 1 min 1 s" in summary.reason
 
 
 def test_only_errors_since_a_completed_batch_was_begun_again_count(old: Shop) -> None:
@@ -63,19 +63,19 @@ def test_only_errors_since_a_completed_batch_was_begun_again_count(old: Shop) ->
     begun_ms = old.clock.now_ms()
     old.clock.advance(5_000)
     old.ledger.attempts.fail(attempt, "the mapping conflicts")
-    found = old.summary()
-    assert found.state == "failing"
-    assert found.since_ms == begun_ms + 5_000
-    assert "had completed before. Begun again, it failed, first at" in found.reason
-    assert "the mapping conflicts" in found.reason
-    assert "abandon" not in (found.remedy or ""), "the ledger refuses to abandon it"
-    assert "the repair does not try it again" in (found.remedy or "")
+    summary = old.summary()
+    assert summary.state == "failing"
+    assert summary.since_ms == begun_ms + 5_000
+    assert "had completed before. Begun again, it failed, first at" in summary.reason
+    assert "the mapping conflicts" in summary.reason
+    assert "abandon" not in (summary.remedy or ""), "the ledger refuses to abandon it"
+    assert "the repair does not try it again" in (summary.remedy or "")
     old.clock.advance(5_000)
     again = old.begin(FIRST)
-    found = old.summary()
-    assert "is being run again; before, it failed, first at" in found.reason
-    assert found.oldest_unfinished is not None
-    assert (found.oldest_unfinished.age, found.oldest_unfinished.error) == (10, "the mapping conflicts")
+    summary = old.summary()
+    assert "is being run again; before, it failed, first at" in summary.reason
+    assert summary.oldest_unfinished is not None
+    assert (summary.oldest_unfinished.age, summary.oldest_unfinished.error) == (10, "the mapping conflicts")
     old.complete(again)
     assert old.summary().state == "well"
 
@@ -94,8 +94,8 @@ def test_a_batch_that_is_run_again_does_not_hide_one_that_fails(old: Shop) -> No
     old.begin(FIRST, force=True)
     old.clock.advance(INTERVAL_MS)
     old.ledger.attempts.fail(old.begin(old.latest()), "the index is full")
-    found = old.summary()
-    assert (found.state, "the index is full" in found.reason) == ("failing", True)
+    summary = old.summary()
+    assert (summary.state, "the index is full" in summary.reason) == ("failing", True)
 
 
 def test_records_that_wait_longer_than_an_old_batch_is_run_again_are_the_oldest(old: Shop) -> None:
@@ -112,9 +112,9 @@ def test_of_batches_that_are_run_again_the_one_that_was_begun_first_is_judged(ol
     old.ledger.attempts.fail(old.begin(newer, force=True), "the mapping conflicts")
     old.clock.advance(5_000)
     old.begin(FIRST, force=True)
-    found = old.summary().oldest_unfinished
-    assert found is not None
-    assert found.batch_time_ms == newer
+    oldest = old.summary().oldest_unfinished
+    assert oldest is not None
+    assert oldest.batch_time_ms == newer
 
 
 def test_a_batch_that_is_run_again_in_another_stream_of_the_ledger_changes_nothing(old: Shop) -> None:
@@ -122,15 +122,15 @@ def test_a_batch_that_is_run_again_in_another_stream_of_the_ledger_changes_nothi
     old.clock.advance(5_000)
     old.begin(FIRST, force=True)
     rows = {row.name: row for row in old.ledger.streams.all()}
-    found = old.ledger.overviews.of([rows["other"], rows["shop"]], 30)
-    times = {each.stream.name: each.backfilled and each.backfilled.batch_time_ms for each in found}
+    overviews = old.ledger.overviews.of([rows["other"], rows["shop"]], 30)
+    times = {each.stream.name: each.backfilled and each.backfilled.batch_time_ms for each in overviews}
     assert times == {"other": FIRST - INTERVAL_MS, "shop": FIRST}
 
 
 def test_a_batch_of_before_the_stream_began_is_late_only_since_it_was_allocated(shop: Shop) -> None:
     shop.begin(T - WEEK_MS)
-    found = shop.summary()
-    assert (found.state, found.oldest_unfinished and found.oldest_unfinished.age) == ("well", 0)
+    summary = shop.summary()
+    assert (summary.state, summary.oldest_unfinished and summary.oldest_unfinished.age) == ("well", 0)
 
 
 def test_errors_of_a_replay_do_not_count(old: Shop) -> None:

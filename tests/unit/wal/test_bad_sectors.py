@@ -42,7 +42,7 @@ def test_an_unreadable_sector_is_an_error_of_the_disk_and_no_damage(tmp_path: Pa
     with pytest.raises(StorageError, match="Input/output error"):
         read_block(storage, blocks[1].handle)
     files.heal()
-    assert [f.handle for f in scan_log(storage)] == [each.handle for each in blocks]
+    assert [f.handle for f in scan_log(storage)] == [block.handle for block in blocks]
 
 
 @pytest.mark.parametrize("times", [1, log_scanner.READ_TRIES])
@@ -52,7 +52,7 @@ def test_an_error_that_passes_is_no_damage_where_damage_is_passed_over(tmp_path:
         # The first looks of all; then that at the first sector, so often but once.
         files.fail("pread", errno.EIO, path="*.wal", after=1, times=times)
         scan = scan_log(storage, mode=mode)
-        assert [f.handle for f in scan] == [each.handle for each in blocks]
+        assert [f.handle for f in scan] == [block.handle for block in blocks]
         assert (scan.damage, scan.torn_tails) == ([], [])
 
 
@@ -61,12 +61,12 @@ def test_a_bad_sector_costs_the_blocks_that_stand_on_it_where_damage_is_passed_o
     place = blocks[1].handle
     files.spoil("*.wal", place.offset + 9_000, place.offset + 9_001)
     scan = scan_log(storage, mode=SKIP)
-    assert [f.handle for f in scan] == [each.handle for each in blocks if each.handle != place]
-    ((segment, offset, ranges),) = [(each.segment, each.offset, each.ranges) for each in scan.damage]
+    assert [f.handle for f in scan] == [block.handle for block in blocks if block.handle != place]
+    ((segment, offset, ranges),) = [(damaged.segment, damaged.offset, damaged.ranges) for damaged in scan.damage]
     assert (segment, offset, ranges) == (place.segment, place.offset, blocks[1].ranges)
     scan = scan_log(storage, mode=RecoveryMode.POINT_IN_TIME_RECOVERY)
     assert [f.handle for f in scan] == [blocks[0].handle]
-    assert [each.offset for each in scan.damage] == [place.offset]
+    assert [damaged.offset for damaged in scan.damage] == [place.offset]
 
 
 def test_a_bad_first_sector_costs_a_segment_its_header_and_no_block_behind_it(tmp_path: Path) -> None:
@@ -74,4 +74,4 @@ def test_a_bad_first_sector_costs_a_segment_its_header_and_no_block_behind_it(tm
     files.spoil("*.wal", 0, 1)
     scan = scan_log(storage, accepted=lambda _: blocks, mode=SKIP)
     assert [f.handle for f in scan] == [blocks[1].handle]
-    assert [each.ranges for each in scan.damage] == [blocks[0].ranges]
+    assert [damaged.ranges for damaged in scan.damage] == [blocks[0].ranges]

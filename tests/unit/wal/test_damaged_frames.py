@@ -170,13 +170,16 @@ def test_damage_over_two_blocks_loses_both_and_joins_nothing() -> None:
     scan = scan_segment(storage, PATH, newest=True, mode=SKIP)
     assert [f.header.sequence for f in scan] == [0, 3, 4]
     # The second's own header tells of the second, its neighbours of the third: none is missing in the account.
-    assert [(each.offset, each.ranges, each.exact) for each in scan.damage] == [
+    assert [(damaged.offset, damaged.ranges, damaged.exact) for damaged in scan.damage] == [
         (second.offset, blocks[1].ranges, True),
         (third.offset, blocks[2].ranges, False),
     ]
     scan = scan_segment(storage, PATH, newest=True, mode=SKIP, known=KnownOfSegment(accepted=blocks))
     assert len(list(scan)) == 3
-    assert [(each.ranges, each.exact) for each in scan.damage] == [(blocks[1].ranges, True), (blocks[2].ranges, True)]
+    assert [(damaged.ranges, damaged.exact) for damaged in scan.damage] == [
+        (blocks[1].ranges, True),
+        (blocks[2].ranges, True),
+    ]
 
 
 def test_a_segment_cut_short_says_what_is_lost_by_the_segment_that_follows() -> None:

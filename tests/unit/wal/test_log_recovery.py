@@ -177,10 +177,10 @@ def test_what_the_disk_does_not_read_again_and_again_is_damage(
     accepted = [BlockInfo(receiver, 1, frame.sequence, 0, frame.handle, ranges, 1, frame.payload_bytes)]
     files.fail("pread", errno.EIO, path=Path(segment).name, times=times)
     successor = WriteAheadLogWriter(storage, "", receiver, 2, clock=clock, accepted=lambda _: accepted)
-    found = successor.recovery
-    assert [(each.segment, each.length) for each in found.segments] == [(segment, length)]
-    assert [each.ranges for each in found.damage] == ([ranges] if times == READ_TRIES else [])
-    assert found.torn_tails == ()
+    recovery = successor.recovery
+    assert [(each.segment, each.length) for each in recovery.segments] == [(segment, length)]
+    assert [damaged.ranges for damaged in recovery.damage] == ([ranges] if times == READ_TRIES else [])
+    assert recovery.torn_tails == ()
     assert write(successor, 1).handle.segment != segment
     assert storage.read(segment) == before
 

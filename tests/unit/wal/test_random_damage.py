@@ -80,7 +80,7 @@ def check_with_ledger(log: WrittenLog, storage: LogStorage, mode: RecoveryMode) 
         assert error.exact
         assert not Counter(error.ranges) - ranges_of(missing), "said to be lost, and was read"
     elif mode is RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS:
-        reported = [*(each.ranges or () for each in scan.damage), *(each.ranges or () for each in scan.missing)]
+        reported = [*(damaged.ranges or () for damaged in scan.damage), *(lost.ranges or () for lost in scan.missing)]
         assert Counter(r for ranges in reported for r in ranges) == ranges_of(missing)
     elif missing:
         assert scan.damage or scan.missing

@@ -65,7 +65,7 @@ def test_frames_that_end_where_a_window_does(monkeypatch: pytest.MonkeyPatch) ->
     """At its last byte, one before and one after, in the prefix and in the header of the next, at the file's end."""
     storage = MemoryStorage()
     blocks = write(open_writer(storage), [10, 2000, 40, 7])
-    for end in (*(each.handle.offset for each in blocks), storage.size(PATH)):
+    for end in (*(block.handle.offset for block in blocks), storage.size(PATH)):
         for nudge in (-41, -40, -39, -8, -1, 0, 1, 8, 39, 40, 41):
             fetch_at_a_time(monkeypatch, end + nudge)
             scan = scan_log(storage)

@@ -281,7 +281,7 @@ def test_a_crash_before_the_first_byte_leaves_an_empty_file_that_is_passed_by(lo
     log.storage.write_atomically(empty, b"")
     successor = log.open_writer(3)
     # Who has written the one before it, and crashed, has left that one for this writer to vouch for.
-    assert [each.segment for each in successor.recovery.segments] == [written[-1][0].segment, empty]
+    assert [segment.segment for segment in successor.recovery.segments] == [written[-1][0].segment, empty]
     written += write(successor, 2, start=2)
     for _ in range(2):
         scan = scan_log(log.storage)

@@ -18,7 +18,7 @@ OLD, NEW = "kafka/0/e1-0000-1.seg", "kafka/0/e1-0001-2.seg"
 def block(segment: str, at: int, *ranges: tuple[int, int, int]) -> ManifestBlock:
     """A block at offset ``at`` with ``ranges`` as (partition, start, until)."""
     taken = tuple(OffsetRange(PARTITIONS[number], start, until, until - start) for number, start, until in ranges)
-    return ManifestBlock(BlockHandle(segment, at, 100), sum(each.records for each in taken), 1_000, taken)
+    return ManifestBlock(BlockHandle(segment, at, 100), sum(block_range.records for block_range in taken), 1_000, taken)
 
 
 def write(folder: LogStorage, batch_time_ms: int, *blocks: ManifestBlock) -> None:

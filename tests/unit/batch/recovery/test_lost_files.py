@@ -90,8 +90,8 @@ def test_lost_history_and_manifests_are_written_from_the_ledger(
         recover(NAME, ledger, folder, definition=life.stream)
     folder.write_atomically(manifest, whole)
     expected = contents(life.ledger)
-    found = contents(rebuild(life, new_url))
-    assert {name: rows for name, rows in found.items() if rows != expected[name]} == {}
+    rebuilt_contents = contents(rebuild(life, new_url))
+    assert {name: rows for name, rows in rebuilt_contents.items() if rows != expected[name]} == {}
 
 
 def test_manifests_of_overtaken_allocations_are_deleted(live: Callable[..., Life]) -> None:

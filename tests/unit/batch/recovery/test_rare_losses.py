@@ -91,10 +91,10 @@ def test_a_late_block_follows_the_batch_that_was_sealed_before_it(receiving: Rec
     allocate(receiving.context, T4, takes_over=True)
     # Cut at 25 s, and stored after that batch's allocation.
     receiving.store(10, cut_time_ms=START_MS + 25_000)
-    before = [(each.batch_time_ms, each.records) for each in receiving.ledger.blocks.unclaimed("shop")]
+    before = [(waiting.batch_time_ms, waiting.records) for waiting in receiving.ledger.blocks.unclaimed("shop")]
     assert before == [(START_MS + 50_000, 10)]
     ledger, _ = lost()
-    assert [(each.batch_time_ms, each.records) for each in ledger.blocks.unclaimed("shop")] == before
+    assert [(waiting.batch_time_ms, waiting.records) for waiting in ledger.blocks.unclaimed("shop")] == before
 
 
 @pytest.mark.parametrize("with_gap", [False, True])

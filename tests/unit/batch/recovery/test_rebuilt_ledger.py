@@ -36,9 +36,9 @@ def test_a_rebuilt_ledger_is_the_lost_one_table_by_table(
     life.checkpoint()
     expected = contents(life.ledger)
     rebuilt = rebuild(life, new_url)
-    found = contents(rebuilt)
+    rebuilt_contents = contents(rebuilt)
     for table in expected:
-        assert found[table] == expected[table], table
+        assert rebuilt_contents[table] == expected[table], table
     assert check_stream(rebuilt, NAME, kafka=False).findings == []
     assert rebuilt.streams.at_revision(NAME, 2).definition == life.stream.to_json()
     # The blocks are in the order in which they were added, so that the same manifests can be drawn up of them.
@@ -88,13 +88,13 @@ def test_what_no_checkpoint_saw_comes_back_from_the_log(
     assert set(holes(rebuilt)) <= set(holes(before))
     assert contents(rebuilt)["gaps"] == contents(before)["gaps"]
     for batch in before.batches.page(NAME, 1000):
-        found = rebuilt.batches.get(NAME, batch.batch_time_ms)
-        assert (found.records, found.blocks, found.manifest_sha256) == (
+        answer = rebuilt.batches.get(NAME, batch.batch_time_ms)
+        assert (answer.records, answer.blocks, answer.manifest_sha256) == (
             batch.records,
             batch.blocks,
             batch.manifest_sha256,
         )
-        assert found.state is batch.state or not batch.checkpointed_at_ms
+        assert answer.state is batch.state or not batch.checkpointed_at_ms
 
 
 def test_what_was_undecided_is_stored_once(live: Callable[..., Life], new_url: str) -> None:
@@ -108,9 +108,9 @@ def test_what_was_undecided_is_stored_once(live: Callable[..., Life], new_url: s
     life.checkpoint()
     expected = contents(life.ledger)
     # And once more: the second rebuild finds what the first one had to decide about, beside what was read since.
-    found = contents(rebuild(life, new_url.replace("new", "again")))
+    rebuilt_contents = contents(rebuild(life, new_url.replace("new", "again")))
     for table in ("positions", "blocks", "batch_inputs", "unclaimed_times"):
-        assert found[table] == expected[table], table
+        assert rebuilt_contents[table] == expected[table], table
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(live: Callable[..., Life], new_url: str) -> None:
@@ -216,8 +216,11 @@ def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(
     life.checkpoint()
     expected = contents(life.ledger)
     assert len(expected["unclaimed_times"]) == 1
-    found = contents(rebuild(life, new_url))
-    assert (found["blocks"], found["unclaimed_times"]) == (expected["blocks"], expected["unclaimed_times"])
+    rebuilt_contents = contents(rebuild(life, new_url))
+    assert (rebuilt_contents["blocks"], rebuilt_contents["unclaimed_times"]) == (
+        expected["blocks"],
+        expected["unclaimed_times"],
+    )
 
 
 def test_a_block_that_came_too_late_for_an_allocated_batch_waits_for_the_next_one(

@@ -66,8 +66,8 @@ def receive_until(context: StreamContext, records: int) -> None:
 
 def values_in(context: StreamContext) -> list[int]:
     found = []
-    for each in context.ledger.blocks.unclaimed(context.name):
-        for block in context.ledger.allocations.blocks_of(context.name, each.batch_time_ms):
+    for waiting in context.ledger.blocks.unclaimed(context.name):
+        for block in context.ledger.allocations.blocks_of(context.name, waiting.batch_time_ms):
             found += read_block(context.storage.below("log"), block.info.handle)[1].column("value").to_pylist()
     return sorted(map(int, found))
 

@@ -61,7 +61,7 @@ def test_nobody_has_a_right_on_a_dag_that_does_not_exist(monkeypatch: pytest.Mon
 def database(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Three DAGs of one stream: "orders_batches" is stale, "mine" is not, "other" has no tag."""
     engine = create_engine("sqlite://")
-    tables = [each.__table__ for each in (DagModel, DagTag, DagRun, SerializedDagModel, ParseImportError)]
+    tables = [model.__table__ for model in (DagModel, DagTag, DagRun, SerializedDagModel, ParseImportError)]
     Base.metadata.create_all(engine, tables)
     row = {"bundle_name": "b", "max_active_tasks": 1, "max_consecutive_failed_dag_runs": 0, "max_active_runs": 1}
     row["has_task_concurrency_limits"] = False
@@ -140,19 +140,19 @@ def test_a_missing_connection_is_an_error_of_the_package(monkeypatch: pytest.Mon
 
 
 def test_all_dags_that_declare_themselves_the_batch_dag_are_kept_without_one_with_the_default_id() -> None:
-    (found,) = combined(Declaration(each, "orders", "ledger", "batches") for each in ("a_copy", "z_copy"))
-    assert found.batch_dag_ids == ("a_copy", "z_copy")
+    (declared,) = combined(Declaration(each, "orders", "ledger", "batches") for each in ("a_copy", "z_copy"))
+    assert declared.batch_dag_ids == ("a_copy", "z_copy")
 
 
 def test_no_dag_hides_a_stream_from_the_users_of_the_dag_with_the_default_id() -> None:
     ids = ("a_copy", "orders_batches", "z_copy")
-    (found,) = combined(Declaration(each, "orders", "ledger", "batches") for each in ids)
-    assert found.batch_dag_ids == ("orders_batches",)
+    (declared,) = combined(Declaration(dag_id, "orders", "ledger", "batches") for dag_id in ids)
+    assert declared.batch_dag_ids == ("orders_batches",)
 
 
 def test_a_stream_without_a_batch_dag_gets_the_default_id() -> None:
-    (found,) = combined([Declaration("mine", "orders", "ledger", "receiver")])
-    assert (found.batch_dag_ids, found.receiver_dag_id) == (("orders_batches",), "mine")
+    (declared,) = combined([Declaration("mine", "orders", "ledger", "receiver")])
+    assert (declared.batch_dag_ids, declared.receiver_dag_id) == (("orders_batches",), "mine")
 
 
 def test_a_batch_dag_that_writes_the_ledgers_reference_differently_does_not_decide_alone() -> None:
@@ -179,8 +179,8 @@ def test_a_batch_dag_that_writes_the_ledgers_reference_differently_does_not_deci
 def test_a_stale_dag_declares_nothing_but_still_decides_about_access() -> None:
     own = Declaration("orders_batches", "orders", "ledger", "batches", stale=True)
     assert list(combined([own])) == []
-    (found,) = combined([own, Declaration("mine", "orders", "ledger", "batches")])
-    assert (found.batch_dag_id, found.batch_dag_ids) == ("mine", ("mine", "orders_batches"))
+    (declared,) = combined([own, Declaration("mine", "orders", "ledger", "batches")])
+    assert (declared.batch_dag_id, declared.batch_dag_ids) == ("mine", ("mine", "orders_batches"))
 
 
 @pytest.fixture
@@ -196,9 +196,9 @@ def _names(api: Api) -> list[str]:
 
 
 def test_a_copied_dag_is_a_problem_in_the_list(copied: Api) -> None:
-    found = copied.get("/streams")
-    assert "orders" in [stream["name"] for stream in found["streams"]]
-    (problem,) = found["problems"]
+    answer = copied.get("/streams")
+    assert "orders" in [stream["name"] for stream in answer["streams"]]
+    (problem,) = answer["problems"]
     assert (problem["kind"], problem["ledger"], problem["streams"]) == ("several_batch_dags", None, ["orders"])
     assert "orders_batches, a_copy" in problem["error"]
 
@@ -224,7 +224,9 @@ def test_acting_needs_the_right_on_each_batch_dag(copied: Api, monkeypatch: pyte
         ),
     )
     assert copied.get("/streams/orders")["may"] == {"read": True, "operate": False}
-    assert {each["name"] for each in copied.get("/streams")["streams"] if not each["may"]["operate"]} == {"orders"}
+    assert {stream["name"] for stream in copied.get("/streams")["streams"] if not stream["may"]["operate"]} == {
+        "orders"
+    }
     assert "a_copy" in copied.post("/streams/orders/stop", status=403)["detail"]
 
 
@@ -299,14 +301,14 @@ def test_a_stream_that_moved_is_shown_from_the_ledger_in_which_its_dags_declare_
     new = f"sqlite:///{tmp_path}/new.db"
     with Ledger.open(new) as ledger:
         ledger.streams.register("orders", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
-    moved = [each for each in api.airflow.streams if each.name == "orders"]
+    moved = [stream for stream in api.airflow.streams if stream.name == "orders"]
     # The old ledger comes first: DAGs declare other streams in it.
-    others = [each for each in api.airflow.streams if each.name != "orders"]
-    api.airflow.streams = [*others, *(replace(each, ledger=new) for each in moved)]
-    found = api.get("/streams")
-    (orders,) = (each for each in found["streams"] if each["name"] == "orders")
+    others = [stream for stream in api.airflow.streams if stream.name != "orders"]
+    api.airflow.streams = [*others, *(replace(moved_stream, ledger=new) for moved_stream in moved)]
+    answer = api.get("/streams")
+    (orders,) = (stream for stream in answer["streams"] if stream["name"] == "orders")
     assert (orders["ledger"], orders["batch_dag_id"]) == (new, "orders_batches")
-    (problem,) = found["problems"]
+    (problem,) = answer["problems"]
     assert (problem["kind"], problem["ledger"], problem["streams"]) == ("same_name", api.url, ["orders"])
     assert new in problem["error"]
 
@@ -316,9 +318,9 @@ def test_a_refused_url_is_not_shown_and_names_only_readable_streams(api: Api) ->
     first = api.airflow.streams[0]
     api.airflow.streams = [replace(first, name=name, batch_dag_id=f"{name}_b", ledger=url) for name in ("one", "two")]
     api.airflow.hidden = {"two_b"}
-    found = api.get("/streams")
-    assert "secret" not in str(found)
-    (problem,) = found["problems"]
+    answer = api.get("/streams")
+    assert "secret" not in str(answer)
+    (problem,) = answer["problems"]
     assert (problem["kind"], problem["ledger"]) == ("ledger_unreadable", "invalid ledger")
     assert problem["streams"] == ["one"]
     api.airflow.hidden |= {"one_b"}

@@ -95,9 +95,9 @@ def test_a_stream_of_two_references_is_in_the_one_that_has_it(tmp_path: Path) ->
                 ledger.streams.register("orders", '{"outputs": []}', batch_interval_ms=1_000, block_interval_ms=200)
     airflow = NoAirflow(streams=[Placed("orders", url, "b", "r") for url in urls])
     ledgers = OpenLedgers(airflow.environ, seconds=600)
-    found = Catalogue(airflow, ledgers).find("orders", lambda _: True)
-    assert found is not None
-    assert found.ledger == urls[1]
+    declaration = Catalogue(airflow, ledgers).find("orders", lambda _: True)
+    assert declaration is not None
+    assert declaration.ledger == urls[1]
     ledgers.close()
 
 

@@ -34,7 +34,7 @@ def _missing(document: Any, schema: Any, value: Any, at: str) -> Iterator[str]:
     """Yield the fields that an example leaves out, or has too many, at any depth."""
     if "$ref" in schema:
         schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    options = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
     if value is not None and len(options) == 1:
         schema = options[0]
         if "$ref" in schema:
@@ -45,8 +45,8 @@ def _missing(document: Any, schema: Any, value: Any, at: str) -> Iterator[str]:
         for name in set(schema["properties"]) & set(value):
             yield from _missing(document, schema["properties"][name], value[name], f"{at}.{name}")
     if isinstance(value, list):
-        for each in value:
-            yield from _missing(document, schema.get("items", {}), each, f"{at}[]")
+        for item in value:
+            yield from _missing(document, schema.get("items", {}), item, f"{at}[]")
 
 
 def test_the_answer_of_each_route_has_an_example(document: Any) -> None:

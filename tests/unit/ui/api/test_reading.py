@@ -17,13 +17,13 @@ TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
 
 
 def test_the_list_has_each_stream_with_its_state_and_reason(api: Api) -> None:
-    found = api.get("/streams")
-    assert found["problems"] == []
-    states = {stream["name"]: stream["state"] for stream in found["streams"]}
+    answer = api.get("/streams")
+    assert answer["problems"] == []
+    states = {stream["name"]: stream["state"] for stream in answer["streams"]}
     assert states["orders-3"] == "failing"
     assert states["orders-6"] == "stalled"
     assert states["orders-7"] == "starting"
-    failing = next(stream for stream in found["streams"] if stream["name"] == "orders-3")
+    failing = next(stream for stream in answer["streams"] if stream["name"] == "orders-3")
     assert "document_parsing_exception" in failing["reason"]
     assert "3 times" in failing["reason"]
     assert failing["remedy"]
@@ -61,33 +61,36 @@ def test_a_hidden_stream_is_left_out_and_404(api: Api) -> None:
 
 def test_a_ledger_that_is_missing_is_a_problem_and_the_others_are_shown(api: Api, tmp_path: Any) -> None:
     api.airflow.ledger_urls = [f"sqlite:///{tmp_path}/nothing.db"]
-    found = api.get("/streams")
-    assert len(found["streams"]) == 7
-    (problem,) = found["problems"]
+    answer = api.get("/streams")
+    assert len(answer["streams"]) == 7
+    (problem,) = answer["problems"]
     assert problem["ledger"].endswith("nothing.db")
     assert "There is no ledger" in problem["error"]
     assert not (tmp_path / "nothing.db").exists()
 
 
 def test_a_stream_in_detail(api: Api) -> None:
-    found = api.get("/streams/orders-4")
-    assert found["definition"]["name"] == "orders-4"
-    assert found["receiver_job"]["state"] == "running"
-    (receiver,) = found["receivers"]
+    answer = api.get("/streams/orders-4")
+    assert answer["definition"]["name"] == "orders-4"
+    assert answer["receiver_job"]["state"] == "running"
+    (receiver,) = answer["receivers"]
     assert receiver["state"] == "paused"
     assert "0.4 GiB" in receiver["paused_reason"]
     assert (receiver["host"], receiver["executor"], receiver["last_error"]) == ("worker-1", "3", None)
     assert receiver["late_records"] is None
     assert receiver["sealed_through"] <= receiver["heartbeat_at"]
-    assert [(partition["watermark"], partition["drained"]) for partition in found["partitions"]] == [(None, None)] * 2
-    assert [partition["next_offset"] for partition in found["partitions"]] == [BATCHES * 20_000 + 300, BATCHES * 20_000]
-    assert found["log"]["limit_bytes"] == 1 << 30
-    assert found["counts"]["batches"] == {"completed": BATCHES}
+    assert [(partition["watermark"], partition["drained"]) for partition in answer["partitions"]] == [(None, None)] * 2
+    assert [partition["next_offset"] for partition in answer["partitions"]] == [
+        BATCHES * 20_000 + 300,
+        BATCHES * 20_000,
+    ]
+    assert answer["log"]["limit_bytes"] == 1 << 30
+    assert answer["counts"]["batches"] == {"completed": BATCHES}
     # Of the newest 30 batches, whose numbers are 30 to 59; every fiftieth has two.
-    assert found["counts"]["dead_letters"] == {"elasticsearch": 2}
-    assert "token" not in str(found["receiver_job"])
+    assert answer["counts"]["dead_letters"] == {"elasticsearch": 2}
+    assert "token" not in str(answer["receiver_job"])
     well = {"name": "webhook", "dropped": 0, "missed": 0, "failed": 0, "error": None, "slow": None}
-    assert found["listeners"] == [well]
+    assert answer["listeners"] == [well]
     assert api.get("/streams/orders-2")["listeners"] == [{**well, "dropped": 12}]
 
 
@@ -100,31 +103,31 @@ def test_a_receivers_last_error_has_its_time_and_stack(api: Api) -> None:
 
 
 def test_a_timeline_has_batches_and_samples_in_order(api: Api) -> None:
-    found = api.get("/streams/orders/timeline", points=1000)
-    times = [batch["batch_time"] for batch in found["batches"]]
+    answer = api.get("/streams/orders/timeline", points=1000)
+    times = [batch["batch_time"] for batch in answer["batches"]]
     assert len(times) == BATCHES
     assert times == sorted(times)
-    assert not found["thinned"]
-    assert len(found["samples"]) == BATCHES
-    batch = found["batches"][5]
+    assert not answer["thinned"]
+    assert len(answer["samples"]) == BATCHES
+    batch = answer["batches"][5]
     parts = [part for part in batch["phases"].values() if part is not None]
     assert sum(parts) == pytest.approx(batch["total_delay"] + batch["phases"]["checkpointing"])
 
 
 def test_a_thinned_timeline_keeps_the_slowest_batches(api: Api) -> None:
     every = api.get("/streams/orders/timeline", points=1000)
-    found = api.get("/streams/orders/timeline", **{"from": every["from"], "until": every["until"], "points": 10})
-    assert found["thinned"]
-    assert len(found["batches"]) <= 10
+    answer = api.get("/streams/orders/timeline", **{"from": every["from"], "until": every["until"], "points": 10})
+    assert answer["thinned"]
+    assert len(answer["batches"]) <= 10
     slowest = max(batch["total_delay"] for batch in every["batches"])
-    assert max(batch["total_delay"] for batch in found["batches"]) == slowest
-    assert len(found["parts"]) == len(found["batches"])
+    assert max(batch["total_delay"] for batch in answer["batches"]) == slowest
+    assert len(answer["parts"]) == len(answer["batches"])
     delays = sorted(batch["total_delay"] for batch in every["batches"])
-    whole = found["whole"]
+    whole = answer["whole"]
     assert whole["total_delay"]["median"] == delays[(len(delays) - 1) // 2]
     assert whole["total_delay"]["maximum"] == slowest
-    assert whole["batches"] == sum(part["batches"] for part in found["parts"]) == BATCHES
-    assert len(found["samples"]) <= 10
+    assert whole["batches"] == sum(part["batches"] for part in answer["parts"]) == BATCHES
+    assert len(answer["samples"]) <= 10
 
 
 def test_batch_times_that_a_batch_took_over_are_folded_into_its_line(own_api: Api) -> None:
@@ -210,15 +213,15 @@ def test_a_timeline_of_any_time_that_is_accepted_is_answered(api: Api, until: st
 
 def test_a_failed_batch_in_detail(api: Api) -> None:
     failed = api.get("/streams/orders-3/batches", state="failed", order="oldest")["batches"][0]
-    found = api.get(f"/streams/orders-3/batches/{failed['batch_time']}")
-    assert [attempt["state"] for attempt in found["all_attempts"]] == ["failed"] * 3
-    (output,) = found["outputs"]
+    answer = api.get(f"/streams/orders-3/batches/{failed['batch_time']}")
+    assert [attempt["state"] for attempt in answer["all_attempts"]] == ["failed"] * 3
+    (output,) = answer["outputs"]
     assert (output["kind"], output["state"], output["retries"]) == ("elasticsearch", "failed", 2)
     assert "document_parsing_exception" in output["error"]
-    assert [part["until_offset"] - part["from_offset"] for part in found["ranges"]] == [found["records"] // 2] * 2
-    assert [event["kind"] for event in found["events"]] == ["batch_allocated", "batch_started", "batch_failed"]
-    assert found["links"]["grid"] == "/dags/orders-3_batches"
-    assert found["where"] == "kafka"
+    assert [part["until_offset"] - part["from_offset"] for part in answer["ranges"]] == [answer["records"] // 2] * 2
+    assert [event["kind"] for event in answer["events"]] == ["batch_allocated", "batch_started", "batch_failed"]
+    assert answer["links"]["grid"] == "/dags/orders-3_batches"
+    assert answer["where"] == "kafka"
 
 
 def test_a_batch_that_does_not_exist_is_404(api: Api) -> None:

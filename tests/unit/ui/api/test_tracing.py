@@ -83,7 +83,7 @@ def test_searches_for_a_key_have_an_end_and_few_run_at_once(
     for _ in range(2):
         assert api.get(f"/streams/{STREAM}/trace", key="cup")["search"]["complete"]
     assert bounds == [15, 15]
-    assert [each["detail"] for each in refused] == [
+    assert [refusal["detail"] for refusal in refused] == [
         "As many searches for keys as may run at once in this API server are running: 1."
     ] * 2
     assert "within 15 s" in refused[0]["remedy"]

@@ -48,9 +48,9 @@ def test_the_newest_record_with_the_key_comes_first(keyed: Shop) -> None:
 
 
 def test_a_search_ends_at_its_limits_and_says_so(keyed: Shop) -> None:
-    found = search_key(keyed.context, b"cup", limit=1)
-    assert ([m.position.offset for m in found.matches], found.complete) == ([10], False)
-    assert "--limit" in found.ended
+    search = search_key(keyed.context, b"cup", limit=1)
+    assert ([m.position.offset for m in search.matches], search.complete) == ([10], False)
+    assert "--limit" in search.ended
     bounded = search_key(keyed.context, b"2", max_records=5)
     assert (bounded.matches, bounded.searched_records, bounded.from_ms) == ((), 8, TIMES[1])
     assert "--max-records" in bounded.ended and not bounded.complete
@@ -71,10 +71,10 @@ def test_a_search_ends_when_its_time_is_up_and_says_so(keyed: Shop) -> None:
     every = search_key(keyed.context, b"cup")
     hurried = StreamContext(keyed.stream, keyed.ledger, storage=keyed.context.storage, clock=Hurried())  # type: ignore[arg-type]
     # It looks at the beginning, before each batch time and after each block.
-    found = search_key(hurried, b"cup", max_seconds=3)
-    assert found.matches == every.matches[:1]
-    assert (found.searched_batches, found.searched_records, found.complete) == (1, 4, False)
-    assert "It ended after 3 s" in found.ended
+    search = search_key(hurried, b"cup", max_seconds=3)
+    assert search.matches == every.matches[:1]
+    assert (search.searched_batches, search.searched_records, search.complete) == (1, 4, False)
+    assert "It ended after 3 s" in search.ended
 
 
 def test_a_search_for_an_absent_key_ends_at_the_limit_of_batch_times_and_says_so(keyed: Shop) -> None:

@@ -299,7 +299,7 @@ def test_attempts_of_a_replay_and_its_outputs_are_traced_too(make_shop: Any) -> 
     )  # fmt: skip
     traced = trace(shop, 1)
     assert [(each.target, each.run_id) for each in traced.attempts] == [("", None), ("copy", "backfill__1")]
-    assert [(each.target, each.outcome) for each in traced.outputs] == [
+    assert [(output.target, output.outcome) for output in traced.outputs] == [
         ("", Outcome.WRITTEN), ("copy", Outcome.NOT_WRITTEN)
     ]  # fmt: skip
     shop.ledger.attempts.record_output(attempt, "console", {"printed": 2})
