@@ -288,29 +288,26 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             BatchTaskError: it did not complete; the failure is recorded in the ledger.
             AttemptFencedInSparkError: another attempt took over.
         """
-        self._ran.append(attempt)
-        try:
-            self._run_attempt(ledger, attempt, batch, context)
-        finally:
-            send_attempt(ledger, attempt)
-
-    def _run_attempt(self, ledger: Ledger, attempt: Attempt, batch: BatchRow, context: Context) -> None:
         from headrace.runs.batch_run import needs_of
 
+        self._ran.append(attempt)
         steps, at = ", ".join(attempt.outputs), time_text(batch.batch_time_ms)
-        needs = needs_of(ledger, self.written, batch.batch_time_ms, attempt.outputs)
-        if not needs.process:
-            for step, counts in needs.counts.items():
-                ledger.attempts.record_output(attempt, step, counts)
-            ledger.attempts.complete(attempt)
-            self.log.info("Batch %s has nothing to write for %s, so no Spark is needed.", at, steps)
-            return
-        self.log.info(
-            "Attempt %d at batch %s runs %s: %d records in %d blocks, by way %s.",
-            attempt.number, at, steps, batch.records, batch.blocks, attempt.way,
-        )  # fmt: skip
-        self._run_in_spark(ledger, attempt, context, spark=needs.spark)
-        self.log.info("Attempt %d at batch %s has completed.", attempt.number, at)
+        try:
+            needs = needs_of(ledger, self.written, batch.batch_time_ms, attempt.outputs)
+            if not needs.process:
+                for step, counts in needs.counts.items():
+                    ledger.attempts.record_output(attempt, step, counts)
+                ledger.attempts.complete(attempt)
+                self.log.info("Batch %s has nothing to write for %s, so no Spark is needed.", at, steps)
+                return
+            self.log.info(
+                "Attempt %d at batch %s runs %s: %d records in %d blocks, by way %s.",
+                attempt.number, at, steps, batch.records, batch.blocks, attempt.way,
+            )  # fmt: skip
+            self._run_in_spark(ledger, attempt, context, spark=needs.spark)
+            self.log.info("Attempt %d at batch %s has completed.", attempt.number, at)
+        finally:
+            send_attempt(ledger, attempt)
 
     def get_openlineage_facets_on_complete(self, _task_instance: Any) -> OperatorLineage[Any, Any]:
         """Called by Airflow's OpenLineage provider after the task, whether it succeeded or failed."""
