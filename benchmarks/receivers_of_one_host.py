@@ -1,26 +1,31 @@
-"""What storing a block costs while 1, 8 and 32 receivers of one host store blocks at the same time.
+"""What storing a block costs while 1, 8, 32 and 128 receivers of one host store blocks at the same time.
 
-    python -m benchmarks.receivers_of_one_host [--receivers 1 8 32] [--seconds 20] [--postgres] [--json]
+    python -m benchmarks.receivers_of_one_host [--receivers 1 8 32 128] [--streams 1] [--ledger sqlite postgres]
+        [--records 1000] [--seconds 20] [--rounds 1] [--beside FOLDER] [--json]
 
-Each receiver is a process that stores a block of 1,000 records every 200 ms, as a receiver's pushing thread does: write
+Each receiver is a process that stores a block of so many records every 200 ms, as its pushing thread does: write
 and sync the log's file, add the block to the ledger. All write to one disk and one ledger (SQLite, or a real Postgres).
-Prints, for each number of receivers, how many of the blocks that were due were stored, the median and the 99th
-percentile of a block's time in the log and in the ledger, and the processor time of a block. If the times grow, a
-shared sync or transaction of all receivers would pay.
+The receivers are spread over so many streams. Prints, for each case, how many of the blocks that were due were stored,
+the median and the 99th percentile of a block's time in the log and in the ledger, and the processor time of a block in
+its receiver. With ``--beside``, each round of each case is also run with the headrace of another checkout, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import multiprocessing
+import os
 import resource
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
@@ -31,21 +36,33 @@ from tests.support.records import TOPIC_ID, make_block
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import Ledger
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.receiving_tables import ReceiverLease
 from headrace.ledger.tables import JobLease
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 
-STREAM, INPUT = "many", "records"
-RECORDS = 1_000
+INPUT = "records"
 VALUE = b'{"user": "user-00001", "action": "click", "page": "/products/000001", "pad": "' + b"x" * 110 + b'"}'
 BLOCK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Measured:
-    """For one number of receivers; times in milliseconds. ``stored`` is a share of the blocks that were due."""
+class Case:
+    """A number of receivers, spread over so many streams, on one kind of ledger."""
 
+    ledger: str
     receivers: int
+    streams: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """For one case; times in milliseconds. ``stored`` is a share of the blocks that were due."""
+
+    ledger: str
+    receivers: int
+    streams: int
     stored: float
     log_ms: float
     log_p99_ms: float
@@ -60,18 +77,20 @@ class Work:
 
     ledger_url: str
     storage_url: str
-    job: JobLease
+    jobs: Sequence[JobLease]
     seconds: float
+    records: int
 
 
 def store_blocks(work: Work, index: int, begin: Barrier, pipe: Connection) -> None:
     """A receiver's process: sends the times of each block in the log and in the ledger, and its processor time."""
     with Ledger.open(work.ledger_url, create=False) as ledger:
-        receiver = ReceiverId(STREAM, INPUT, index)
-        lease = ledger.receivers.register(ledger.receivers.schedule(work.job, receiver), host="here", lease_ms=600_000)
+        job = work.jobs[index % len(work.jobs)]
+        receiver = ReceiverId(job.stream, INPUT, index)
+        lease = ledger.receivers.register(ledger.receivers.schedule(job, receiver), host="here", lease_ms=600_000)
         writer = WriteAheadLogWriter(open_storage(work.storage_url), "log", receiver, lease.epoch)
         partition = TopicPartition("flights", TOPIC_ID, index)
-        records, _ = make_block([VALUE] * RECORDS, partition=index)
+        records, _ = make_block([VALUE] * work.records, partition=index)
         begin.wait()
         used = resource.getrusage(resource.RUSAGE_SELF)
         # Receivers do not cut their blocks at the same moment.
@@ -84,44 +103,63 @@ def store_blocks(work: Work, index: int, begin: Barrier, pipe: Connection) -> No
             if time.monotonic() > until:
                 break
             due += BLOCK_SECONDS
-            span = OffsetRange(partition, len(times) * RECORDS, (len(times) + 1) * RECORDS, RECORDS)
+            span = OffsetRange(partition, len(times) * work.records, (len(times) + 1) * work.records, work.records)
             began = time.monotonic()
             frame = writer.write(records, (span,), cut_time_ms=now_ms(), last_accepted_sequence=accepted)
             written = time.monotonic()
-            ledger.blocks.add(
-                lease,
-                BlockInfo(
-                    receiver=receiver, epoch=lease.epoch, sequence=frame.sequence, cut_time_ms=now_ms(),
-                    handle=frame.handle, ranges=(span,), records=RECORDS, payload_bytes=frame.payload_bytes,
-                ),
+            block = BlockInfo(
+                receiver=receiver, epoch=lease.epoch, sequence=frame.sequence, cut_time_ms=now_ms(),
+                handle=frame.handle, ranges=(span,), records=work.records, payload_bytes=frame.payload_bytes,
             )  # fmt: skip
+            add(ledger, lease, block)
             accepted = frame.sequence
             times.append((written - began, time.monotonic() - written))
         now = resource.getrusage(resource.RUSAGE_SELF)
         pipe.send((times, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime))
 
 
+def add(ledger: Ledger, lease: ReceiverLease, block: BlockInfo) -> None:
+    """Add a block, as often as a receiver would try: a wait for a lock is limited."""
+    while True:
+        with contextlib.suppress(LedgerUnavailableError):
+            ledger.blocks.add(lease, block)
+            return
+
+
 def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def measure(folder: Path, url: str, receivers: int, seconds: float) -> Measured:
-    """Run so many receivers."""
+def begin_stream(ledger: Ledger, name: str, receivers: Sequence[int]) -> JobLease:
+    """Register a stream with these receivers, each of which has the partition of its index."""
+    ledger.streams.register(name, "{}", batch_interval_ms=10_000, block_interval_ms=200)
+    job = ledger.jobs.acquire(name, holder="benchmark", lease_ms=600_000)
+    partitions = {TopicPartition("flights", TOPIC_ID, number): number for number in receivers}
+    ledger.topics.observe(job, INPUT, [("flights", TOPIC_ID, max(receivers) + 1)])
+    ledger.positions.ensure_all(job, INPUT, dict.fromkeys(partitions, 0))
+    ledger.positions.assign(job, INPUT, partitions)
+    return job
+
+
+def measure(folder: Path, url: str, case: Case, seconds: float, records: int) -> Measured:
+    """Run the receivers of a case."""
+    receivers = case.receivers
     with Ledger.open(url) as ledger:
-        ledger.streams.register(STREAM, "{}", batch_interval_ms=10_000, block_interval_ms=200)
-        job = ledger.jobs.acquire(STREAM, holder="benchmark", lease_ms=600_000)
-        partitions = {TopicPartition("flights", TOPIC_ID, number): number for number in range(receivers)}
-        ledger.topics.observe(job, INPUT, [("flights", TOPIC_ID, receivers)])
-        ledger.positions.ensure_all(job, INPUT, dict.fromkeys(partitions, 0))
-        ledger.positions.assign(job, INPUT, partitions)
-    work = Work(url, str(folder / "storage"), job, seconds)
-    context = multiprocessing.get_context("spawn")
+        jobs = [
+            begin_stream(ledger, f"many-{number}", range(number, receivers, case.streams))
+            for number in range(case.streams)
+        ]
+    work = Work(url, str(folder / "storage"), jobs, seconds, records)
+    context = multiprocessing.get_context("forkserver")
+    # The imports of a hundred processes take longer than what is measured.
+    context.set_forkserver_preload(["headrace.ledger", "headrace.devstack.postgres", "tests.support.records"])
     begin = context.Barrier(receivers)
     pipes, processes = [], []
     for index in range(receivers):
         here, there = multiprocessing.Pipe()
         processes.append(context.Process(target=store_blocks, args=(work, index, begin, there)))
         processes[-1].start()
+        there.close()
         pipes.append(here)
     answers = [pipe.recv() for pipe in pipes]
     for process in processes:
@@ -129,7 +167,7 @@ def measure(folder: Path, url: str, receivers: int, seconds: float) -> Measured:
     in_log = sorted(1000 * log for times, _ in answers for log, _ in times)
     in_ledger = sorted(1000 * ledger for times, _ in answers for _, ledger in times)
     return Measured(
-        receivers=receivers,
+        **asdict(case),
         stored=round(len(in_log) / (receivers * seconds / BLOCK_SECONDS), 3),
         log_ms=round(statistics.median(in_log), 2),
         log_p99_ms=round(in_log[int(len(in_log) * 0.99)], 2),
@@ -140,31 +178,58 @@ def measure(folder: Path, url: str, receivers: int, seconds: float) -> Measured:
 
 
 @contextlib.contextmanager
-def ledger_url(folder: Path, *, postgres: bool) -> Iterator[str]:
-    if not postgres:
+def ledger_url(folder: Path, kind: str) -> Iterator[str]:
+    if kind == "sqlite":
         yield f"sqlite:///{folder}/ledger.db"
         return
     with PostgresServer(folder / "postgres") as server:
         server.create_database("many")
         yield server.url("many")
+        server.wipe()
+
+
+def run(case: Case, seconds: float, records: int) -> Measured:
+    """Run a case in a folder of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+    folder.chmod(0o755)
+    try:
+        with ledger_url(folder, case.ledger) as url:
+            return measure(folder, url, case, seconds, records)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_with(checkout: Path, case: Case, seconds: float, records: int) -> Measured:
+    """Run a case in a process that imports the headrace of another checkout."""
+    here = Path(__file__).parents[1]
+    of_case = ["--ledger", case.ledger, "--receivers", str(case.receivers), "--streams", str(case.streams)]
+    command = [sys.executable, "-m", "benchmarks.receivers_of_one_host", *of_case]
+    command += [f"--seconds={seconds}", f"--records={records}", "--json"]
+    environment = {**os.environ, "PYTHONPATH": f"{checkout / 'plugins'}:{here}"}
+    answer = subprocess.run(command, cwd=here, env=environment, check=True, stdout=subprocess.PIPE)
+    return Measured(**json.loads(answer.stdout))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--receivers", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--receivers", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1])
+    parser.add_argument("--ledger", nargs="+", choices=("sqlite", "postgres"), default=["sqlite", "postgres"])
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--records", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--beside", type=Path)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    for receivers in options.receivers:
-        folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-        folder.chmod(0o755)
-        try:
-            with ledger_url(folder, postgres=options.postgres) as url:
-                measured = measure(folder, url, receivers, options.seconds)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        print(json.dumps(asdict(measured)) if options.json else measured)
+    for ledger, receivers, streams in itertools.product(options.ledger, options.receivers, options.streams):
+        if streams > receivers:
+            continue
+        case = Case(ledger, receivers, streams)
+        for _ in range(options.rounds):
+            if options.beside:
+                print("beside ", run_with(options.beside, case, options.seconds, options.records), flush=True)
+            measured = run(case, options.seconds, options.records)
+            print(json.dumps(asdict(measured)) if options.json else measured, flush=True)
 
 
 if __name__ == "__main__":

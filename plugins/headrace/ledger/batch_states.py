@@ -530,6 +530,7 @@ def earlier_unfinished(
             earlier.append(EarlierBatch(row.batch_time_ms, state, row.error, row.batch_time_ms in alive))
     query = (
         select(unclaimed_times.c.batch_time_ms)
+        .distinct()
         .where(unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms < batch_time_ms)
         .order_by(unclaimed_times.c.batch_time_ms)
         .limit(limit)

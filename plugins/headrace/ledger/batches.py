@@ -40,7 +40,7 @@ from headrace.ledger.clock_corrections import CLOCK_SKEW_MS, take_back
 from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import BatchNotFoundError, BatchStateError
 from headrace.ledger.events import add_gap, record, remove_vanished
-from headrace.ledger.receiving_tables import blocks, unclaimed_times
+from headrace.ledger.receiving_tables import blocks, unclaimed_sums, unclaimed_times
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
 from headrace.ledger.tables import partition_key
 
@@ -140,7 +140,7 @@ class Batches(Repository):
         with self._database.read() as connection:
             after_ms = connection.execute(newest_first.limit(1)).scalar_one_or_none() or 0
             query = select(time).where(unclaimed_times.c.stream == stream, time > after_ms, time < batch_time_ms)
-            return list(connection.execute(query.order_by(time)).scalars())
+            return list(connection.execute(query.distinct().order_by(time)).scalars())
 
     def earlier_unfinished(self, stream: str, batch_time_ms: int, limit: int = 100) -> list[EarlierBatch]:
         """Return the oldest ``limit`` batch times below this one that are unfinished or unclaimed, oldest first.
@@ -564,7 +564,7 @@ def _pending(connection: Connection, locked: LockedStream, until_ms: int, bounds
     """Return the batch time whose batch takes over the unclaimed times up to ``until_ms``, or as many as allowed."""
     stream = locked.row.name
     time = unclaimed_times.c.batch_time_ms
-    query = select(unclaimed_times).where(unclaimed_times.c.stream == stream, time <= until_ms)
+    query = unclaimed_sums(stream).where(time <= until_ms)
     unclaimed = connection.execute(query.order_by(time).limit(bounds.times + 1)).all()
     if not unclaimed:
         return until_ms if until_ms > locked.row.sealed_until_ms else None

@@ -25,6 +25,7 @@ from headrace.ledger.errors import (
 from headrace.ledger.events import record_block
 from headrace.ledger.receivers import require_receiver
 from headrace.ledger.receiving_tables import (
+    UNCLAIMED_SUMS,
     AddedBlock,
     EpochEnd,
     ReceiverLease,
@@ -37,6 +38,8 @@ from headrace.ledger.receiving_tables import (
     positions,
     receivers,
     segments,
+    unclaimed_part,
+    unclaimed_sums,
     unclaimed_times,
 )
 from headrace.ledger.tables import StreamRow
@@ -110,10 +113,8 @@ class Blocks(Repository):
         dialect = sqlite.insert if database.is_sqlite else postgresql.insert
         claim = dialect(unclaimed_times)
         self._count_unclaimed = claim.on_conflict_do_update(
-            index_elements=["stream", "batch_time_ms"],
-            set_={
-                name: unclaimed_times.c[name] + claim.excluded[name] for name in ("blocks", "records", "payload_bytes")
-            },
+            index_elements=["stream", "batch_time_ms", "part"],
+            set_={name: unclaimed_times.c[name] + claim.excluded[name] for name in UNCLAIMED_SUMS},
         )
 
     def add(
@@ -144,7 +145,7 @@ class Blocks(Repository):
                 f"in epoch {lease.epoch}.",
                 remedy="Read its offsets again in the current epoch.",
             )
-        with self._database.write_stream(receiver_id.stream) as (connection, locked):
+        with self._database.write_receiver(receiver_id) as (connection, locked):
             receiver = require_receiver(connection, locked, lease)
             if block.sequence <= receiver.last_accepted_sequence:
                 return _added_before(connection, locked, block)
@@ -177,9 +178,8 @@ class Blocks(Repository):
             )
             block_id = _insert(connection, locked, block, ranges, batch_time_ms=batch_time_ms, segment_id=segment_id)
             size = {"blocks": 1, "records": block.records, "payload_bytes": block.payload_bytes}
-            connection.execute(
-                self._count_unclaimed, {"stream": receiver_id.stream, "batch_time_ms": batch_time_ms, **size}
-            )
+            time = {"stream": receiver_id.stream, "batch_time_ms": batch_time_ms}
+            connection.execute(self._count_unclaimed, {**time, "part": unclaimed_part(receiver_id.index), **size})
             sizes = {"records": block.records, "payload_bytes": block.payload_bytes}
             payload = {"receiver": str(receiver_id), "batch_time_ms": batch_time_ms, **sizes}
             record_block(connection, receiver_id.stream, locked.now_ms, block_id, payload)
@@ -187,15 +187,14 @@ class Blocks(Repository):
 
     def unclaimed(self, stream: str, limit: int = 1000, *, after_ms: int = 0) -> list[UnclaimedTime]:
         """Return the oldest ``limit`` batch times after ``after_ms`` that have blocks and no batch."""
-        query = select(unclaimed_times).where(
-            unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms > after_ms
-        )
+        query = unclaimed_sums(stream).where(unclaimed_times.c.batch_time_ms > after_ms)
         return self._rows(UnclaimedTime, query.order_by(unclaimed_times.c.batch_time_ms).limit(limit))
 
     def waiting(self, stream: str, until_ms: int) -> WaitingTimes | None:
         """Summarize the batch times up to ``until_ms`` that have blocks and no batch; None if there are none."""
         time = unclaimed_times.c.batch_time_ms
-        query = select(func.min(time), func.max(time), func.count(), func.sum(unclaimed_times.c.records)).where(
+        records = func.sum(unclaimed_times.c.records)
+        query = select(func.min(time), func.max(time), func.count(time.distinct()), records).where(
             unclaimed_times.c.stream == stream, time <= until_ms
         )
         with self._database.read() as connection:
@@ -421,7 +420,7 @@ class Segments(Repository):
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale.
         """
-        with self._database.write_stream(lease.receiver_id.stream) as (connection, locked):
+        with self._database.write_receiver(lease.receiver_id) as (connection, locked):
             require_receiver(connection, locked, lease)
             connection.execute(
                 update(segments)

@@ -15,7 +15,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, bindparam, delete,
 from headrace.ledger.batch_tables import batch_attempts, batches
 from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.events import record
-from headrace.ledger.receiving_tables import blocks, positions, receivers, segments, unclaimed_times
+from headrace.ledger.receiving_tables import UNCLAIMED_SUMS, blocks, positions, receivers, segments, unclaimed_times
 from headrace.ledger.states import AttemptState, EventKind
 from headrace.ledger.tables import receiver_jobs, streams
 
@@ -81,14 +81,15 @@ def _move(connection: Connection, locked: LockedStream, open_ms: int) -> dict[st
     """
     stream, now_ms = locked.row.name, locked.now_ms
     ahead = (unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms > open_ms)
-    names = ("blocks", "records", "payload_bytes")
-    sums = [func.sum(unclaimed_times.c[name]).label(name) for name in names]
+    sums = [func.sum(unclaimed_times.c[name]).label(name) for name in UNCLAIMED_SUMS]
     moved = {name: int(value) for name, value in connection.execute(select(*sums).where(*ahead)).one()._mapping.items()}
     connection.execute(delete(unclaimed_times).where(*ahead))
-    there = (unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms == open_ms)
+    # In any of its parts: they are summed up.
+    key = {"stream": stream, "batch_time_ms": open_ms, "part": 0}
+    there = [unclaimed_times.c[name] == value for name, value in key.items()]
     added = {name: unclaimed_times.c[name] + value for name, value in moved.items()}
     if not connection.execute(update(unclaimed_times).where(*there).values(added)).rowcount:
-        connection.execute(insert(unclaimed_times).values(stream=stream, batch_time_ms=open_ms, **moved))
+        connection.execute(insert(unclaimed_times).values(**key, **moved))
     connection.execute(
         update(blocks)
         .where(blocks.c.stream == stream, blocks.c.batch_time_ms > open_ms)

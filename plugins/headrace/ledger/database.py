@@ -1,9 +1,14 @@
 """Opens a ledger's database: its URL, its engine, its schema, and its transactions, which lock at the beginning.
 
 SQLite begins every write with BEGIN IMMEDIATE and syncs the disk at each commit. A deferred BEGIN would fail at once
-with "database is locked" when it becomes a write, and would let two writers read the same state first. Postgres locks
-the stream's row, then reads in new statements: a statement that waited for the lock still sees the tables as they were
-before it waited. Each process has one engine per database.
+with "database is locked" when it becomes a write, and would let two writers read the same state first. On Postgres a
+write takes the stream's lock, then reads in new statements: a statement that waited for the lock still sees the tables
+as they were before it waited. Each process has one engine per database.
+
+On Postgres the receivers of a stream share its lock (`Database.write_receiver`): they write only what is their own, so
+they do not wait for each other, and the server syncs the transactions that commit at the same time with one write.
+Every other write excludes them all, and waits for those that have begun. The lock is an advisory one, not the row's:
+its queue is fair, while receivers could share the lock of a row for ever before the allocation that waits for it.
 
 If several processes open a new ledger at once, the first one creates the schema. Only `Ledger.migrate` changes an
 existing ledger, since processes of an older headrace may be using it.
@@ -21,6 +26,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,6 +65,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from headrace import connections
+from headrace.blocks import ReceiverId
 from headrace.clock import Clock, SystemClock
 from headrace.connections import CONNECTION_PREFIX, resolve
 from headrace.ledger.errors import (
@@ -107,7 +114,8 @@ class Database:
         # SQLite runs on one machine, so its clock is the database's.
         self.clock = clock or (SystemClock() if self.is_sqlite else None)
         self._reader = engine.execution_options(**{READS: True})
-        self._lock_stream = self._lock_statement()
+        now = literal(0) if self.is_sqlite else _database_now()
+        self._stream = select(streams, now.label("now_ms")).where(streams.c.name == bindparam("stream"))
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -132,7 +140,7 @@ class Database:
     def write_stream(self, stream: str) -> Iterator[tuple[Connection, LockedStream]]:
         """A write transaction that holds the stream's lock from its start.
 
-        Every event is added in such a transaction, so event ids ascend in the order of commits.
+        Every event but those of blocks is added in such a transaction, so their ids ascend in the order of commits.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -140,9 +148,36 @@ class Database:
         with self.write() as connection:
             yield connection, self.lock_stream(connection, stream)
 
-    def lock_stream(self, connection: Connection, stream: str) -> LockedStream:
-        """Take the stream's lock until the transaction ends."""
-        row = connection.execute(self._lock_stream, {"stream": stream}).one_or_none()
+    @contextmanager
+    def write_receiver(self, receiver: ReceiverId) -> Iterator[tuple[Connection, LockedStream]]:
+        """A write transaction of one receiver. On Postgres it shares the stream's lock with those of other receivers.
+
+        It may read what `write_stream` writes, and write what belongs to the receiver: its row, its positions, its
+        segments and blocks. It adds no event but those of blocks (`Database.settled`).
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        with self.write() as connection:
+            yield connection, self.lock_stream(connection, receiver.stream, receiver)
+
+    @contextmanager
+    def settled(self, stream: str) -> Iterator[Connection]:
+        """A transaction that reads the events of blocks in order: all with an id below one that it sees are there.
+
+        Receivers that share the stream's lock may commit in another order than that of their events' ids. So on
+        Postgres it waits for those that have begun.
+        """
+        with self.read() as connection:
+            if not self.is_sqlite:
+                _lock(connection, stream, None)
+            yield connection
+
+    def lock_stream(self, connection: Connection, stream: str, receiver: ReceiverId | None = None) -> LockedStream:
+        """Take the stream's lock until the transaction ends; of ``receiver``, see `write_receiver`."""
+        if not self.is_sqlite:
+            _lock(connection, stream, receiver)
+        row = connection.execute(self._stream, {"stream": stream}).one_or_none()
         if row is None:
             raise StreamNotFoundError(stream)
         stream_row = StreamRow.from_row(row)
@@ -176,14 +211,25 @@ class Database:
         """Close the pooled connections."""
         self.engine.dispose()
 
-    def _lock_statement(self) -> Select[Any]:
-        named = select(streams).where(streams.c.name == bindparam("stream"))
-        if self.is_sqlite:
-            return named.add_columns(literal(0).label("now_ms"))
-        # The outer select reads the clock after the row is locked, not before the wait. key_share: the lock does not
-        # block foreign-key checks on the stream.
-        locked = named.with_for_update(key_share=True).cte("locked")
-        return select(locked, _database_now().label("now_ms"))
+
+# In this order: who waits for its receiver's lock has the stream's, and nobody who waits for the stream's has another.
+_LOCK_RECEIVER = select(
+    func.pg_advisory_xact_lock_shared(bindparam("stream", type_=BigInteger)),
+    func.pg_advisory_xact_lock(bindparam("receiver", type_=BigInteger)),
+)
+_LOCK_STREAM = select(func.pg_advisory_xact_lock(bindparam("stream", type_=BigInteger)))
+
+
+def _lock(connection: Connection, stream: str, receiver: ReceiverId | None) -> None:
+    if receiver is None:
+        connection.execute(_LOCK_STREAM, {"stream": _lock_key(stream)})
+    else:
+        connection.execute(_LOCK_RECEIVER, {"stream": _lock_key(stream), "receiver": _lock_key(str(receiver))})
+
+
+def _lock_key(name: str) -> int:
+    """The number by which Postgres knows the lock. A stream's name has no slash, a receiver's has two."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8, person=b"headrace").digest(), signed=True)
 
 
 _Row = TypeVar("_Row", bound=Model)

@@ -13,6 +13,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import takewhile
 from typing import Any
 
@@ -91,11 +92,15 @@ class Events(Repository):
         blocks: bool = True,
     ) -> list[EventRow]:
         """Return up to ``limit`` events with ids above ``after_id``, oldest first; without those of blocks if not
-        ``blocks``."""
+        ``blocks``.
+
+        After the last id of a page, no event with a lower one is added any more.
+        """
         query = _selected().where(events.c.stream == stream, events.c.event_id > after_id)
         if not blocks:
             query = query.where(events.c.block_id.is_(None))
-        return self._limited(query, kinds, limit, newest_first=False)
+        with self._ordered(stream, kinds, blocks=blocks) as connection:
+            return _limited(connection, query, kinds, limit, newest_first=False)
 
     def latest(
         self,
@@ -109,7 +114,8 @@ class Events(Repository):
         query = _selected().where(events.c.stream == stream)
         if before_id is not None:
             query = query.where(events.c.event_id < before_id)
-        return self._limited(query, kinds, limit, newest_first=True)
+        with self._ordered(stream, kinds) as connection:
+            return _limited(connection, query, kinds, limit, newest_first=True)
 
     def newest_id(self, stream: str) -> int:
         """Return the id of the newest event; 0 if there is none."""
@@ -138,15 +144,24 @@ class Events(Repository):
                 connection.execute(delete(events).where(*these, events.c.event_id <= old[-1]))
             return len(old)
 
-    def _limited(
-        self, query: Any, kinds: Collection[EventKind] | None, limit: int, *, newest_first: bool
-    ) -> list[EventRow]:
-        order = events.c.event_id.desc() if newest_first else events.c.event_id.asc()
-        # One query per kind uses the index; one query for all kinds would search or sort all events.
-        parts = [query] if kinds is None else [query.where(events.c.kind == kind.value) for kind in kinds]
-        with self._database.read() as connection:
-            rows = [row for part in parts for row in EventRow.rows(connection, part.order_by(order).limit(limit))]
-        return sorted(rows, key=lambda row: row.event_id, reverse=newest_first)[:limit]
+    def _ordered(
+        self, stream: str, kinds: Collection[EventKind] | None, *, blocks: bool = True
+    ) -> AbstractContextManager[Connection]:
+        """A transaction that sees the events with ids below one that it sees. All but those of blocks are added under
+        the stream's lock, so their ids ascend in the order of commits."""
+        if blocks and (kinds is None or EventKind.BLOCK_ADDED in kinds):
+            return self._database.settled(stream)
+        return self._database.read()
+
+
+def _limited(
+    connection: Connection, query: Any, kinds: Collection[EventKind] | None, limit: int, *, newest_first: bool
+) -> list[EventRow]:
+    order = events.c.event_id.desc() if newest_first else events.c.event_id.asc()
+    # One query per kind uses the index; one query for all kinds would search or sort all events.
+    parts = [query] if kinds is None else [query.where(events.c.kind == kind.value) for kind in kinds]
+    rows = [row for part in parts for row in EventRow.rows(connection, part.order_by(order).limit(limit))]
+    return sorted(rows, key=lambda row: row.event_id, reverse=newest_first)[:limit]
 
 
 def _selected() -> Any:

@@ -150,17 +150,15 @@ class History(Repository):
         event = blocks.c.event_time_ms
         first = case((event < blocks.c.cut_time_ms, event), else_=blocks.c.cut_time_ms)
         interval = streams.c.batch_interval_ms
+        unclaimed = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream)
         query = (
             select(blocks)
-            .join(
-                unclaimed_times,
-                and_(
-                    unclaimed_times.c.stream == blocks.c.stream,
-                    unclaimed_times.c.batch_time_ms == blocks.c.batch_time_ms,
-                ),
-            )
             .join(streams, streams.c.name == blocks.c.stream)
-            .where(blocks.c.stream == stream, blocks.c.batch_time_ms > (first // interval + 1) * interval)
+            .where(
+                blocks.c.stream == stream,
+                blocks.c.batch_time_ms.in_(unclaimed),
+                blocks.c.batch_time_ms > (first // interval + 1) * interval,
+            )
         )
         with self._database.read() as connection:
             return [

@@ -349,13 +349,14 @@ def _rows_of(
 def _numbers_query() -> Any:
     """One row for each stream. Each column is the end of an index range, or counts up to `MOST_COUNTED` of its rows."""
 
-    def counted(table: Any, *conditions: Any) -> Any:
-        rows = select(literal(1)).where(table.c.stream == streams.c.name, *conditions).limit(MOST_COUNTED)
+    def counted(table: Any, *conditions: Any, column: Any = None) -> Any:
+        rows = select(literal(1)) if column is None else select(column).distinct()
+        rows = rows.where(table.c.stream == streams.c.name, *conditions).limit(MOST_COUNTED)
         return select(func.count()).select_from(rows.correlate(streams).subquery())
 
     columns = [
         stored_bytes_of(streams.c.name).label("log_bytes"),
-        counted(unclaimed_times).scalar_subquery().label("unclaimed"),
+        counted(unclaimed_times, column=unclaimed_times.c.batch_time_ms).scalar_subquery().label("unclaimed"),
         _edge(func.min, unclaimed_times).label("first_unclaimed"),
         _edge(func.max, batches, batches.c.state == BatchState.COMPLETED).label("last_completed"),
     ]

@@ -153,7 +153,9 @@ class Positions(Repository):
         if until_offset < from_offset:
             raise LedgerError(f"The position of {partition} cannot move back from {from_offset} to {until_offset}.")
         receiver_id = lease.receiver_id
-        with self._database.write_stream(receiver_id.stream) as (connection, locked):
+        # A gap is an event, and each event but those of blocks is added under the stream's own lock.
+        own = self._database.write_receiver(receiver_id)
+        with own if gap is None else self._database.write_stream(receiver_id.stream) as (connection, locked):
             row = _row_of_owner(connection, locked, lease, partition)
             if row.next_offset != from_offset:
                 raise PositionConflictError(partition, expected=row.next_offset, got=from_offset)

@@ -44,6 +44,7 @@ from headrace.ledger.receiving_tables import (
     receivers,
     segments,
     topics,
+    unclaimed_part,
     unclaimed_times,
 )
 from headrace.ledger.states import AttemptState, BatchState, EventKind, ReceiverState
@@ -306,17 +307,18 @@ def _outputs(
 
 def _unclaimed(stream: str, rebuilt: FoundStream) -> Iterator[dict[str, Any]]:
     claimed = {batch.row.batch_time_ms for batch in rebuilt.batches}
-    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+    sums: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
     for block in rebuilt.blocks:
         if block.batch_time_ms not in claimed:
-            sums_of_time = sums[block.batch_time_ms]
-            sums_of_time[0] += 1
-            sums_of_time[1] += block.info.records
-            sums_of_time[2] += block.info.payload_bytes
-    for time_ms, (count, records, payload_bytes) in sums.items():
+            sums_of_part = sums[block.batch_time_ms, unclaimed_part(block.info.receiver.index)]
+            sums_of_part[0] += 1
+            sums_of_part[1] += block.info.records
+            sums_of_part[2] += block.info.payload_bytes
+    for (time_ms, part), (count, records, payload_bytes) in sums.items():
         yield {
             "stream": stream,
             "batch_time_ms": time_ms,
+            "part": part,
             "blocks": count,
             "records": records,
             "payload_bytes": payload_bytes,

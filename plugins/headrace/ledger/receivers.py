@@ -184,7 +184,7 @@ class Receivers(Repository):
         with self._database.write() as connection:
             if drained:
                 # Positions are written under the stream's lock, which must be taken before any other.
-                self._database.lock_stream(connection, lease.receiver_id.stream)
+                self._database.lock_stream(connection, lease.receiver_id.stream, lease.receiver_id)
             row = current_receiver(connection, lease, lock=True)
             now_ms = self._database.now_ms(connection)
             values: dict[str, Any] = {

@@ -14,9 +14,11 @@ from sqlalchemy import (
     Index,
     Integer,
     PrimaryKeyConstraint,
+    Select,
     Text,
     UniqueConstraint,
     and_,
+    cast,
     func,
     literal,
     select,
@@ -289,17 +291,20 @@ class BlockRow(Model):
 class UnclaimedTime(Model):
     """A batch time that has blocks and no batch, with the sums of its blocks, so that nobody searches a million blocks.
 
-    Adding a block updates the row; allocation deletes it.
+    Adding a block updates a row; allocation deletes all rows of the time. A receiver adds to the row of its ``part``
+    (`unclaimed_part`), since it would wait for the commit of another one that adds to the same row. `unclaimed_sums`
+    are those of all parts.
     """
 
     __tablename__ = "unclaimed_times"
-    __table_args__ = (PrimaryKeyConstraint("stream", "batch_time_ms"),)
+    __table_args__ = (PrimaryKeyConstraint("stream", "batch_time_ms", "part"),)
 
     _stream = mapped_column("stream", Text, ForeignKey("streams.name"), nullable=False)
     batch_time_ms: Mapped[BigInt]
     blocks: Mapped[int]
     records: Mapped[BigInt]
     payload_bytes: Mapped[BigInt]
+    _part = mapped_column("part", Integer, nullable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +357,25 @@ positions = table_of(PositionRow)
 segments = table_of(SegmentRow)
 blocks = table_of(BlockRow)
 unclaimed_times = table_of(UnclaimedTime)
+
+# Bounds the rows of a batch time, whatever the number of receivers.
+_PARTS = 16
+
+
+def unclaimed_part(receiver_index: int) -> int:
+    """Return the part of a receiver's sums of unclaimed batch times."""
+    return receiver_index % _PARTS
+
+
+def unclaimed_sums(stream: str) -> Select[Any]:
+    """Return the query of a stream's unclaimed times, one row for each: the columns of `UnclaimedTime`."""
+    time = unclaimed_times.c.batch_time_ms
+    sums = [cast(func.sum(unclaimed_times.c[name]), BigInteger).label(name) for name in UNCLAIMED_SUMS]
+    return select(time, *sums).where(unclaimed_times.c.stream == stream).group_by(time)
+
+
+UNCLAIMED_SUMS = ("blocks", "records", "payload_bytes")
+"""The columns of an unclaimed time that are sums over its blocks."""
 
 partial_index(
     "ix_segments_closed",

@@ -31,6 +31,8 @@ from headrace.ledger.receiving_tables import (
     UnclaimedTime,
     blocks,
     segments,
+    unclaimed_sums,
+    unclaimed_times,
 )
 from headrace.ledger.states import AttemptState
 from headrace.ledger.tables import GapRow, JobRow, Model, StreamRow, streams, table_of
@@ -130,6 +132,7 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
     )
     filed = select(batches.c.batch_time_ms, batches.c.history).where(batches.c.stream == stream, batches.c.history > 0)
     running = select_attempts().where(batch_attempts.c.stream == stream, batch_attempts.c.state == AttemptState.RUNNING)
+    unclaimed = unclaimed_sums(stream).order_by(unclaimed_times.c.batch_time_ms)
     newest = (
         select(batch_attempts.c.batch_time_ms, func.max(batch_attempts.c.number))
         .where(batch_attempts.c.stream == stream, batch_attempts.c.target == "")
@@ -155,5 +158,5 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
         outputs=dict(outputs),
         replays=rows(ReplayRow, "target", "batch_time_ms"),
         gaps=rows(GapRow, "gap_id"),
-        unclaimed=rows(UnclaimedTime, "batch_time_ms"),
+        unclaimed=tuple(UnclaimedTime.rows(connection, unclaimed)),
     )

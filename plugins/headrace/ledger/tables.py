@@ -470,7 +470,7 @@ class GapRow(Model):
 
 
 class EventRow(Model):
-    """An event. Ids ascend in commit order within a stream, so reading with ``after_id`` never skips one.
+    """An event. Ids ascend within a stream, and reading with ``after_id`` never skips one (`Events.page`).
 
     ``kind`` is an `EventKind`, or text written by a newer version.
     """

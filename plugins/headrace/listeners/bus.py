@@ -7,7 +7,8 @@ thread (`Subscription`).
   others back.
 - Cursors are written every few seconds, in one transaction for all listeners.
 
-Every event is added under the stream's lock, so ids ascend in the order of commits, and reading by id skips none.
+Ids ascend in the order of commits, but for blocks that several receivers add at the same time; `Events.page` waits for
+these, so reading by id skips none.
 
 `ListenerStatus` is what the receiver job's attributes say of a listener: what it did not get, and what is wrong.
 """

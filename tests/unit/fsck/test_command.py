@@ -47,7 +47,7 @@ def test_a_finding_is_1_and_says_what_it_means_and_what_to_do(shop: Shop) -> Non
 
 def test_many_findings_of_a_kind_are_cut_for_people_and_not_for_scripts(shop: Shop) -> None:
     shop.sql("INSERT INTO unclaimed_times WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 30) "
-             f"SELECT '{STREAM}', i * 10000, 1, 1, 1 FROM n")  # fmt: skip
+             f"SELECT '{STREAM}', i * 10000, 1, 1, 1, 0 FROM n")  # fmt: skip
     assert "and 10 more" in fsck(shop, "--no-kafka").stdout
     assert len(json.loads(fsck(shop, "--no-kafka", "--json").stdout)["findings"]) == 30
 

@@ -66,7 +66,7 @@ BY_SQL: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "records of a block": ("UPDATE blocks SET records = 7 WHERE block_id = 5", [("block_wrong", "block 5")]),
     "unclaimed forgotten": ("DELETE FROM unclaimed_times", [("unclaimed_wrong", T4)]),
     "unclaimed invented": (
-        f"INSERT INTO unclaimed_times VALUES ('{STREAM}', {TIMES[5]}, 1, 1, 1)",
+        f"INSERT INTO unclaimed_times VALUES ('{STREAM}', {TIMES[5]}, 1, 1, 1, 0)",
         [("unclaimed_wrong", time_text(TIMES[5]))],
     ),
     "segment of another epoch": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -9,7 +10,7 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AllocationConflictError, AttemptFencedError, LeaseHeldError, LedgerError
 from headrace.ledger.receiving_tables import ReceiverLease
-from headrace.ledger.states import BatchState
+from headrace.ledger.states import BatchState, EventKind
 
 
 def _block(ledger: Ledger, lease: ReceiverLease, tp: TopicPartition, number: int, segment: str) -> BlockInfo:
@@ -42,7 +43,7 @@ def add_many(ledger: Ledger, me: str, lease: ReceiverLease, tp: TopicPartition, 
     """Add blocks as fast as one can; their ids and batch times."""
     added = []
     for number in range(rounds):
-        result = ledger.blocks.add(lease, _block(ledger, lease, tp, number, "a"))
+        result = ledger.blocks.add(lease, _block(ledger, lease, tp, number, f"a-{lease.receiver_id.index}"))
         added.append([result.block_id, result.batch_time_ms])
     return added
 
@@ -65,6 +66,19 @@ def chase(ledger: Ledger, me: str, stream: str, rounds: int, interval_ms: int) -
     first = (ledger.now_ms() // interval_ms - 1) * interval_ms
     times = [first + number * interval_ms for number in range(rounds)]
     return [[time_ms, *allocate(ledger, me, stream, [time_ms])[0][2]] for time_ms in times]
+
+
+def follow(ledger: Ledger, me: str, stream: str, count: int) -> list[int]:
+    """Read the events of ``count`` blocks as a listener does, while they are added; their ids."""
+    read: list[int] = []
+    after_id = 0
+    deadline = time.monotonic() + 100
+    while len(read) < count and time.monotonic() < deadline:
+        for row in ledger.events.page(stream, after_id):
+            after_id = row.event_id
+            if row.kind == EventKind.BLOCK_ADDED:
+                read.append(row.event_id)
+    return read
 
 
 def acquire(ledger: Ledger, me: str, streams: list[str]) -> list[str]:

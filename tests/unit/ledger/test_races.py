@@ -67,19 +67,26 @@ def live(ledger_url: str) -> Iterator[Ledger]:
 def receiver(
     ledger: Ledger, interval_ms: int = 1000, outputs: tuple[str, ...] = ("index",)
 ) -> tuple[ReceiverLease, TopicPartition]:
+    (first,) = several(ledger, 1, interval_ms, outputs)
+    return first
+
+
+def several(
+    ledger: Ledger, count: int, interval_ms: int, outputs: tuple[str, ...] = ("index",)
+) -> list[tuple[ReceiverLease, TopicPartition]]:
+    """So many receivers, with a partition each."""
     definition = '{"outputs": [{"id": "index"}], "limits": {"max_concurrent_batches": 1000}}'
     ledger.streams.register(
         "flights", definition, batch_interval_ms=interval_ms, block_interval_ms=200, outputs=outputs
     )
     job = ledger.jobs.acquire("flights", holder="driver", lease_ms=60_000)
-    tp = TopicPartition(
-        "departures", "id-1", 0, ledger.topics.observe(job, "kafka", [("departures", "id-1", 1)])[0].incarnation
-    )
-    ledger.positions.ensure_all(job, "kafka", {tp: 0})
-    ledger.positions.assign(job, "kafka", {tp: 0})
-    return ledger.receivers.register(
-        ledger.receivers.schedule(job, ReceiverId("flights", "kafka", 0)), host="here", lease_ms=60_000
-    ), tp
+    (topic,) = ledger.topics.observe(job, "kafka", [("departures", "id-1", count)])
+    partitions = [TopicPartition("departures", "id-1", number, topic.incarnation) for number in range(count)]
+    ledger.positions.ensure_all(job, "kafka", dict.fromkeys(partitions, 0))
+    ledger.positions.assign(job, "kafka", {tp: tp.partition for tp in partitions})
+    scheduled = [ledger.receivers.schedule(job, ReceiverId("flights", "kafka", number)) for number in range(count)]
+    leases = [ledger.receivers.register(one, host="here", lease_ms=60_000) for one in scheduled]
+    return list(zip(leases, partitions, strict=True))
 
 
 def test_of_two_that_add_the_same_range_one_wins(live: Ledger) -> None:
@@ -124,6 +131,31 @@ def test_a_block_added_beside_allocations_is_in_one_batch(live: Ledger) -> None:
         for taken in live.batches.inputs("flights", time_ms) if time_ms in claimed else ():
             assert taken.from_offset == reached
             reached = taken.until_offset
+
+
+def test_blocks_of_many_receivers_added_beside_allocations_are_in_one_batch_each(live: Ledger) -> None:
+    adders = [("add_many", lease, tp, ROUNDS) for lease, tp in several(live, 5, interval_ms=20)]
+    *added, first, second, events = race(
+        live.url, *adders, *[("chase", "flights", 3 * ROUNDS, 20)] * 2, ("follow", "flights", 5 * ROUNDS)
+    )
+    # Both allocators got the same blocks for a time that both have.
+    claimed = {time_ms: ids for time_ms, *ids in first} | {time_ms: ids for time_ms, *ids in second}
+    assert all(claimed[time_ms] == ids for time_ms, *ids in first)
+    by_time: dict[int, list[int]] = {}
+    for block_id, time_ms in sorted(block for blocks in added for block in blocks):
+        by_time.setdefault(time_ms, []).append(block_id)
+    for time_ms, ids in claimed.items():
+        assert ids == by_time.get(time_ms, [])
+        assert live.batches.get("flights", time_ms).blocks == len(ids)
+    left = {row.batch_time_ms: row.blocks for row in live.blocks.unclaimed("flights")}
+    assert left == {time_ms: len(ids) for time_ms, ids in by_time.items() if time_ms not in claimed}
+    for blocks in added:
+        # A receiver's blocks are in the order of their batch times.
+        assert blocks == sorted(blocks)
+        assert [time_ms for _, time_ms in blocks] == sorted(time_ms for _, time_ms in blocks)
+    # Who reads by id has got each event once, while others with lower ids were still being added.
+    assert events == sorted(set(events))
+    assert len(events) == 5 * ROUNDS
 
 
 def test_of_two_jobs_one_gets_the_lease(live: Ledger) -> None:

@@ -240,7 +240,8 @@ def upgrade() -> None:
         column("batch_time_ms", BigInteger),
         column("blocks", Integer),
         *columns(BigInteger, "records", "payload_bytes"),
-        sa.PrimaryKeyConstraint("stream", "batch_time_ms", name="pk_unclaimed_times"),
+        column("part", Integer),
+        sa.PrimaryKeyConstraint("stream", "batch_time_ms", "part", name="pk_unclaimed_times"),
         stream_key("unclaimed_times"),
     )
     op.create_table(
