@@ -189,6 +189,29 @@ def test_unclaimed_times_count_what_no_batch_took(world: Any) -> None:
     assert world.ledger.batches.next_unclaimed("flights", after_ms=NOW_MS + 2000) is None
 
 
+def test_a_time_with_blocks_of_several_receivers_is_one_unclaimed_time(world: Any) -> None:
+    other = world.lease(1)
+    world.ledger.positions.request_release(world.job, "kafka", [world.partitions[2]])
+    world.ledger.positions.release(world.receiver, world.partitions[2])
+    world.ledger.positions.assign(world.job, "kafka", {world.partitions[2]: 1})
+    for start in (0, 10):
+        world.add({0: (start, start + 10)})
+        world.add({2: (start, start + 10)}, lease=other)
+        world.clock.advance(1000)
+    ledger, times = world.ledger, [NOW_MS + 1000, NOW_MS + 2000]
+    rows = ledger.blocks.unclaimed("flights")
+    assert [(row.batch_time_ms, row.blocks, row.records, row.payload_bytes) for row in rows] == [
+        (time_ms, 2, 20, 200) for time_ms in times
+    ]
+    assert len(ledger.blocks.unclaimed("flights", 1)) == 1
+    assert ledger.blocks.waiting("flights", times[1]) == WaitingTimes(*times, 2, 40)
+    assert ledger.batches.absorbable("flights", NOW_MS + 3000) == times
+    assert [earlier.batch_time_ms for earlier in ledger.batches.earlier_unfinished("flights", NOW_MS + 3000)] == times
+    assert len(ledger.snapshots.take("flights").unclaimed) == 2
+    assert world.allocate(times[0]).records == 20
+    assert [row.batch_time_ms for row in ledger.blocks.unclaimed("flights")] == times[1:]
+
+
 def test_all_that_waits_is_counted_however_many_times_it_is(world: Any) -> None:
     assert world.ledger.blocks.waiting("flights", NOW_MS) is None
     for offset in range(1_002):
