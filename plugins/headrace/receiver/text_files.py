@@ -11,6 +11,8 @@ nothing, and reading goes on there after a restart. So files may grow and new on
 stay as they are, and a file that is replaced needs another name. With several receivers, each reads its part of the
 files; their number cannot change later.
 
+``pattern`` may name folders in the directory, such as ``*/*.log``; ``**/*`` reads all of them.
+
 The position names every file in the directory, and has room for about a thousand: delete files, or move them away,
 once they are read. A file that comes back is not read again, except after so many others that the position had to
 forget it; an event says that it forgets.
@@ -36,8 +38,8 @@ _MOST_POSITION_BYTES = 60 << 10
 class TextFiles(Receiver):
     """Stores each complete line (one that ends in a line feed) of the files that match ``pattern`` in ``directory``.
 
-    The key of a record is its file's name, its header ``byte`` where its line begins. Files are looked at every
-    ``look_seconds``.
+    The key of a record is its file's path in the directory, its header ``byte`` where its line begins. Files are looked
+    at every ``look_seconds``.
     """
 
     def __init__(self, directory: str, pattern: str = "*", look_seconds: float = 0.2) -> None:
@@ -54,7 +56,7 @@ class TextFiles(Receiver):
         read: dict[str, int] = self.position or {}
         while not self.is_stopped:
             files = self._mine()
-            self._make_room(read, {file.name for file in files})
+            self._make_room(read, {self._name(file) for file in files})
             if not any([self._read(path, read) for path in files]):
                 time.sleep(self._look_seconds)
 
@@ -68,23 +70,28 @@ class TextFiles(Receiver):
     def _mine(self) -> list[Path]:
         """The files that this receiver reads, by name."""
         files = sorted(file for file in self._directory.glob(self._pattern) if file.is_file())
-        return [file for file in files if zlib.crc32(file.name.encode()) % self.receivers == self.index]
+        return [file for file in files if zlib.crc32(self._name(file).encode()) % self.receivers == self.index]
+
+    def _name(self, file: Path) -> str:
+        """Files in two folders may have the same name."""
+        return file.relative_to(self._directory).as_posix()
 
     def _read(self, path: Path, read: dict[str, int]) -> bool:
         """Store what is new in the file, up to its last line feed. Returns whether there was anything."""
-        byte = read.get(path.name, 0)
+        name = self._name(path)
+        byte = read.get(name, 0)
         records: list[Record] = []
         with path.open("rb") as file:
             last = file.seek(byte) + _BYTES_AT_ONCE
             while len(records) < _LINES_AT_ONCE and (line := file.readline(_MOST_LINE_BYTES)).endswith(b"\n"):
                 if records and byte + len(line) > last:
                     break
-                records.append(Record(line[:-1], key=path.name, headers=[("byte", str(byte).encode())]))
+                records.append(Record(line[:-1], key=name, headers=[("byte", str(byte).encode())]))
                 byte += len(line)
         if not records:
             if len(line) == _MOST_LINE_BYTES:
                 raise ValueError(f"{path} has a line of more than {_MOST_LINE_BYTES} bytes at byte {byte}")
             return False
-        read[path.name] = byte
+        read[name] = byte
         self.store(records, position=read)
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import sys
@@ -113,6 +114,32 @@ def test_a_file_that_is_moved_away_and_back_is_not_read_again(lines: Callable[[]
         moved.rename(here)
         running.wait_for(4)
     assert running.values == [b"one", b"two", b"three", b"four"]
+
+
+def test_a_wildcard_reads_files_in_folders_also_those_of_one_name(tmp_path: Path) -> None:
+    """Spark's "file input stream - wildcard", and its "Modified files are correctly detected."."""
+    (tmp_path / "above.log").write_text("not in a folder\n")
+    for folder, text in (("one", "1\n"), ("two", "2\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.log").write_text(text)
+    outside = tmp_path.with_name(f"{tmp_path.name}-generated")
+    outside.mkdir()
+    (outside / "a.log").write_text("existing\n")
+    os.utime(outside / "a.log", (10_000, 10_000))
+    with run_receiver(lambda: TextFiles(str(tmp_path), pattern="*/*", look_seconds=0.01)) as running:
+        running.wait_for(2)
+        with (tmp_path / "one" / "a.log").open("a") as file:
+            file.write("3\n")
+        running.wait_for(3)
+        outside.rename(tmp_path / "three")
+        running.wait_for(4)
+    assert [(record.key, record.value) for record in running.records] == [
+        (b"one/a.log", b"1"),
+        (b"two/a.log", b"2"),
+        (b"one/a.log", b"3"),
+        (b"three/a.log", b"existing"),
+    ]
+    assert running.stored_position == {"one/a.log": 4, "two/a.log": 2, "three/a.log": 9}
 
 
 def test_very_many_very_short_lines_are_read(lines: Callable[[], Receiver], tmp_path: Path) -> None:
