@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -260,6 +261,32 @@ def test_what_custom_receivers_give_is_in_the_batch_of_its_time(
         assert running.owners() == {("numbers", 0): 0}
     assert (first.batch_time_ms, values(first)) == (times.at(10), [b"1", b"2", b"3"])
     assert (second.batch_time_ms, values(second)) == (times.at(20), [b"4"])
+
+
+def test_lines_of_a_socket_are_in_the_batch_of_their_time(make_running: Callable[..., StreamOnClock]) -> None:
+    """Spark's "socket input stream", and its "no block in a batch"."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        lines = ReceiverInput(
+            id="lines",
+            receiver="headrace.receiver:SocketText",
+            arguments={"host": "127.0.0.1", "port": server.getsockname()[1]},
+        )
+        with make_running(inputs=lines) as running:
+            client, _ = server.accept()
+            with client:
+                times = Times(running)
+                batches = []
+                for end, sent, received in ((10, b"1\r\n2\n", 2), (20, b"3\n", 3), (30, b"", 3)):
+                    client.sendall(sent)
+                    running.receive(records=received)
+                    times.go_to(end)
+                    batches += running.run_due()
+            counted = {row.batch_time_ms: row.records for row in running.ledger.batches.page("shop")}
+    times_ms = [times.at(end) for end in (10, 20, 30)]
+    assert [batch.batch_time_ms for batch in batches] == times_ms
+    assert [values(batch) for batch in batches] == [[b"1", b"2"], [b"3"], []]
+    assert [counted[time_ms] for time_ms in times_ms] == [2, 1, 0]
 
 
 def test_a_custom_receiver_starts_again_after_its_delay_by_the_tests_clock(

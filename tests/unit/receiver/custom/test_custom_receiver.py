@@ -52,6 +52,27 @@ def test_a_custom_receiver_starts_stores_and_stops(make_custom: MakeCustom) -> N
     assert len(Numbers.made) == 1
 
 
+def test_records_of_many_threads_are_stored_once_each(make_custom: MakeCustom) -> None:
+    """Spark's "multi-thread receiver"."""
+    setting = make_custom()
+    running = setting.start()
+    receiver = setting.receiver()
+
+    def give(thread: int) -> None:
+        for number in range(1_000):
+            receiver.store(f"{thread}:{number}")
+
+    for thread in range(10):
+        receiver.start_thread(lambda thread=thread: give(thread))  # type: ignore[misc]
+    eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("records") == 10_000)
+    assert running.end().records == 10_000
+    stored = setting.stored()
+    assert [offset for _, offset, _ in stored] == list(range(10_000))
+    for thread in range(10):
+        own = [value for _, _, value in stored if value.startswith(b"%d:" % thread)]
+        assert own == [b"%d:%d" % (thread, number) for number in range(1_000)]
+
+
 def test_a_record_keeps_its_key_headers_and_timestamp(make_custom: MakeCustom) -> None:
     setting = make_custom()
     running = setting.start()
