@@ -7,18 +7,28 @@ from typing import Any
 from xdist.scheduler import LoadFileScheduling
 
 # Each starts an Airflow of its own, which takes a third of a core while it only waits.
-_WITH_AIRFLOW = ("the stack", "tests/system/", "tests/integration/airflow/", "tests/integration/devstack/test_stack.py")
+_WITH_AIRFLOW = ("the stack", "the toys", "tests/system/", "tests/integration/devstack/test_stack.py")
 _AIRFLOWS_AT_ONCE = 2
+# The files that share one: a worker takes them at once. They are the longest, so they come first.
+_STACK, _TOYS = "tests/system/test_{}.py", "tests/integration/airflow/test_{}.py"
+_SHARING = {
+    **{_STACK.format(name): "the stack" for name in ("down_time", "stream", "word_count")},
+    # The first of them has a copy of the database that is made for the others.
+    **{_TOYS.format(name): "the toys" for name in ("api_rights", "assets", "backfill", "outputs", "schedule")},
+}
 
 
 class FilesAndTheStack(LoadFileScheduling):
-    """Two files with an Airflow run at once while others are left: more would make each other late on two cores."""
+    """Files that share an Airflow are one unit, and the first to be taken. Two units with an Airflow run at once while
+    others are left: more would make each other late on two cores."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "the stack" if file in ("tests/system/test_down_time.py", "tests/system/test_stream.py") else file
+        file: str = super()._split_scope(nodeid)
+        return _SHARING.get(file, file)
 
     def _assign_work_unit(self, node: Any) -> None:
+        for shared in sorted(set(_SHARING.values()) & self.workqueue.keys()):
+            self.workqueue.move_to_end(shared, last=False)
         units = [(scope, tests) for units in self.assigned_work.values() for scope, tests in units.items()]
         running = [scope for scope, tests in units if scope.startswith(_WITH_AIRFLOW) and not all(tests.values())]
         if len(running) >= _AIRFLOWS_AT_ONCE:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -31,8 +34,10 @@ DAG_FILE = '''
 """A stream for Airflow whose batches hold what arrived in Kafka in their interval."""
 
 import os
+from datetime import datetime
+from pathlib import Path
 
-from headrace.dags import stream_dags
+from headrace.dags import batch_dag, receiver_dag
 from headrace.stream import ElasticsearchOutput, KafkaInput, Limits, ParquetOutput, Stream
 
 stream = Stream(
@@ -50,7 +55,12 @@ stream = Stream(
     limits=Limits(segment_interval="5 s"),
 )
 
-receiver, batches = stream_dags(stream, single_task=True)
+# When nobody sends any more, the schedule ends: each run takes seconds of a processor.
+ends = Path(os.environ["CLICKS_SCHEDULE_ENDS"])
+end_date = datetime.fromisoformat(ends.read_text()) if ends.exists() else None
+
+receiver = receiver_dag(stream)
+batches = batch_dag(stream, single_task=True, end_date=end_date)
 '''
 
 
@@ -118,6 +128,12 @@ class Clicks:
         for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
             self.api.wait_for_dag(dag_id)
             self.api.unpause(dag_id)
+
+    def end_schedule(self) -> None:
+        """Let there be no run for intervals that begin later than the next one."""
+        # The next one too: the ledger's clock, which gives batch times, is another.
+        end = datetime.fromtimestamp((self.ledger.now_ms() + INTERVAL_MS) / 1000, UTC)
+        Path(os.environ["CLICKS_SCHEDULE_ENDS"]).write_text(end.isoformat())
 
     def records(self) -> Iterator[Click]:
         """What Kafka holds, read by a plain consumer."""

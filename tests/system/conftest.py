@@ -8,21 +8,34 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from examples.demo.stack import dags_folder
+from examples.demo.word_count_demo import LineServer
 from tests.system.clicks import DAG_FILE as CLICKS_DAG_FILE
-from tests.system.orders import DAG_FILE, TRANSFORM_FILE, Orders
+from tests.system.orders import DAG_FILE, STREAM, TRANSFORM_FILE, Orders
 
 from headrace.devstack.postgres import PostgresServer
 from headrace.devstack.stack import Stack, StackOptions
 from headrace.devstack.state import STACK_VARIABLE, end_stack_processes
 from headrace.ledger import Ledger
+from headrace.ledger.states import DesiredState
+
+EndStream = Callable[[str], None]
 
 
 @pytest.fixture(scope="package")
-def stack() -> Iterator[Stack]:
+def lines() -> Iterator[LineServer]:
+    """The server of the lines whose words dags/word_count.py counts."""
+    server = LineServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="package")
+def stack(lines: LineServer) -> Iterator[Stack]:
     """The running stack."""
     # Not below pytest's own temporary folder: that is closed to others, and Postgres runs as nobody under root.
     data = Path(tempfile.mkdtemp(prefix="headrace-system-"))
@@ -32,13 +45,20 @@ def stack() -> Iterator[Stack]:
     (dags / "orders.py").write_text(DAG_FILE)
     (dags / "orders_transform.py").write_text(TRANSFORM_FILE)
     (dags / "clicks.py").write_text(CLICKS_DAG_FILE)
+    for file in ("word_count.py", "word_count_transform.py", "deployment.py"):
+        shutil.copy(dags_folder() / file, dags)
     # What other tests of this process start later is not the stack's.
     with pytest.MonkeyPatch.context() as environment:
         for name in (STACK_VARIABLE, "HEADRACE_DATA"):
             environment.setenv(name, "")
         environment.setenv("ORDERS_STORAGE", str(data / "storage"))
+        # Of the files in dags/.
+        environment.setenv("HEADRACE_STORAGE", str(data / "storage"))
+        environment.setenv("HEADRACE_LEDGER", "connection:headrace_ledger")
+        environment.setenv("HEADRACE_LINES", lines.address)
         environment.setenv("CLICKS_STORAGE", str(data / "storage"))
         environment.setenv("CLICKS_FILES", str(data / "clicks"))
+        environment.setenv("CLICKS_SCHEDULE_ENDS", str(data / "clicks_schedule_ends"))
         stack = Stack(StackOptions(data=data, dags=dags, plugins=data / "plugins"))
         try:
             stack.start()
@@ -61,8 +81,23 @@ def ledger(stack: Stack) -> Iterator[Ledger]:
 
 
 @pytest.fixture(scope="package")
-def orders(stack: Stack, ledger: Ledger) -> Orders:
+def end_stream(stack: Stack, ledger: Ledger) -> EndStream:
+    """Ends a stream's runs and its job, to leave the machine to the others."""
+
+    def end(stream: str) -> None:
+        assert stack.airflow is not None
+        for kind in ("batches", "receiver"):
+            stack.airflow.api().pause(f"{stream}_{kind}")
+        ledger.streams.set_desired_state(stream, DesiredState.STOPPED)
+        ledger.jobs.request_stop(stream, "its tests are over")
+
+    return end
+
+
+@pytest.fixture(scope="module")
+def orders(stack: Stack, ledger: Ledger, end_stream: EndStream) -> Iterator[Orders]:
     """The stream, its DAGs unpaused."""
     orders = Orders(stack, ledger)
     orders.begin()
-    return orders
+    yield orders
+    end_stream(STREAM)

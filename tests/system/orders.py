@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import re
-import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
-from datetime import datetime
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -23,7 +18,7 @@ from examples.demo.producing import Producing, create_topic
 from examples.demo.proof import Place, Proof, prove
 from sqlalchemy import create_engine, text
 
-from headrace.devstack.airflow_api import AirflowApi, AirflowApiError
+from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.stack import Stack
 from headrace.devstack.state import processes_of_stack
 from headrace.errors import HeadraceError
@@ -32,7 +27,6 @@ from headrace.ledger.tables import JobRow
 
 STREAM = TOPIC = INDEX = "orders"
 PARTITIONS = 3
-REPOSITORY = Path(__file__).parents[2]
 
 DAG_FILE = '''
 """A stream for Airflow, made of the public parts of headrace alone."""
@@ -58,7 +52,8 @@ stream = Stream(
     spark=SparkSettings(py_files=(str(Path(__file__).with_name("orders_transform.py")),)),
 )
 
-receiver, batches = stream_dags(stream)
+# One task does a batch: the demo and the tutorial have those of five, which take five times as much of a processor.
+receiver, batches = stream_dags(stream, single_task=True)
 '''
 
 TRANSFORM_FILE = """
@@ -180,42 +175,6 @@ class Orders:
     def _failed_batches(self) -> list[int]:
         unfinished = self.ledger.batches.earlier_unfinished(STREAM, self.ledger.now_ms())
         return [batch.batch_time_ms for batch in unfinished if batch.state is BatchState.FAILED]
-
-    def backfill_as_documented(self, first: datetime, last: datetime) -> int:
-        """Run the calls of docs/airflow.md about a down time, for these logical dates; the backfill's id."""
-        blocks = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "docs" / "airflow.md").read_text(), re.DOTALL)
-        (calls,) = [block for block in blocks if "call() {" in block]
-        (recipe,) = [block for block in blocks if "With `call` as above" in block]
-        script = calls[: calls.index("\n\n")] + "\n" + recipe
-        for here, there in {
-            "http://localhost:8080": self.airflow.url,
-            "…": self.airflow.password(),
-            "flights_batches": f"{STREAM}_batches",
-            "2026-11-21T14:00:00Z": first.isoformat(),
-            "2026-11-21T16:00:00Z": last.isoformat(),
-        }.items():
-            assert here in script
-            script = script.replace(here, there)
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-        return int(json.loads(done.stdout)["id"])
-
-    def runs_of_backfill(self, backfill: int, dates: Collection[datetime]) -> list[dict[str, Any]]:
-        """Wait for the end of the backfill's runs; those of these dates."""
-
-        runs = self.wait_for_runs(dates)
-        with suppress(AirflowApiError):  # Airflow has seen its end.
-            self.api.request("PUT", f"/backfills/{backfill}/cancel")
-        return runs
-
-    def wait_for_runs(self, dates: Collection[datetime]) -> list[dict[str, Any]]:
-        """Wait until the runs of these dates, so far as there are any, have ended, well or not."""
-
-        def found() -> list[dict[str, Any]]:
-            runs = self.api.runs(f"{STREAM}_batches", limit=100)
-            return [run for run in runs if datetime.fromisoformat(run["logical_date"]) in dates]
-
-        wait_until(lambda: all(run["state"] in ("success", "failed") for run in found()), seconds=_DEADLINE_SECONDS)
-        return found()
 
     def look(self) -> Snapshot:
         """How far the stream is."""

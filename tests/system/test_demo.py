@@ -65,6 +65,12 @@ def is_up(data: Path) -> bool:
     return state is not None and state.phase is Phase.RUNNING
 
 
+def has_servers(data: Path) -> bool:
+    """Whether a server of the stack answers."""
+    state = read_state(data) if data.exists() else None
+    return state is not None and any(service.phase is Phase.RUNNING for service in state.services.values())
+
+
 def test_the_demo_proves_its_result_and_leaves_nothing_running(data: Path) -> None:
     with demo(data, "--records", "6000", "--rate", "0", "--json") as process:
         out, errors = process.communicate(timeout=1000)
@@ -78,22 +84,12 @@ def test_the_demo_proves_its_result_and_leaves_nothing_running(data: Path) -> No
     assert stack_processes(data) == []
 
 
-def test_the_word_count_counts_every_word_once(data: Path) -> None:
-    with demo(data, "--example", "wordcount", "--rate", "0", "--json") as process:
-        out, errors = process.communicate(timeout=1000)
-    assert process.returncode == 0, errors
-    found = json.loads(out)
-    assert found["holds"] is True
-    assert found["sent"] == found["counted"]
-    assert "('row', " in errors
-    assert stack_processes(data) == []
-
-
 def test_a_demo_that_is_interrupted_stops_everything(data: Path) -> None:
     with demo(data) as process:
-        wait_until(lambda: is_up(data), seconds=600)
+        # Its servers have begun to run. A stack that is up is stopped as this one, by the same commands.
+        wait_until(lambda: has_servers(data), seconds=600)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=300)
     # A shell shows 130 for both. Python ends itself by SIGINT if the interrupt came while it ran text (`exec`), as an
     # import does, though it was handled.
     assert process.returncode in (130, -signal.SIGINT)

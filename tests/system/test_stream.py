@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 
 import psutil
 import pytest
@@ -26,7 +25,6 @@ def test_everything_arrives_once_and_unchanged(orders: Orders) -> None:
 
 
 def test_a_batch_run_again_by_the_command_changes_nothing(orders: Orders, stack: Stack) -> None:
-    orders.finish(orders.produce(1_000))
     batch = orders.settle().with_records[-1]
     taken = orders.ledger.runs.newest(STREAM)
     (run_id,) = [run_id for run_id, batch_time_ms in taken.items() if batch_time_ms == batch.batch_time_ms]
@@ -87,8 +85,6 @@ def test_kill_9_of_the_scheduler(orders: Orders, stack: Stack) -> None:
     scheduler.kill()
     # The receiver job does not need Airflow.
     orders.finish(producing)
-    # So far as batch times without a batch: the next test is about them.
-    orders.finish(orders.produce(3_500, rate=50))
     orders.until(lambda snapshot: snapshot.received == snapshot.produced)
     assert orders.job().epoch == before.epoch
     scheduler.start()
@@ -96,33 +92,6 @@ def test_kill_9_of_the_scheduler(orders: Orders, stack: Stack) -> None:
     assert orders.job().epoch == before.epoch, "the receiver job outlives Airflow's crash"
     assert orders.job().alive(orders.ledger.now_ms())
     orders.assert_nobody_was_needed()
-
-
-def test_what_the_scheduler_missed_is_one_batch_which_a_backfill_as_documented_repeats_once(orders: Orders) -> None:
-    rows = orders.ledger.batches.page(STREAM, 1_000, oldest_first=True)
-    missed = max(rows, key=lambda row: len(row.absorbed))
-    assert len(missed.absorbed) >= 2
-    attempts = len(orders.ledger.attempts.of_batch(STREAM, missed.batch_time_ms))
-    dates = [
-        datetime.fromtimestamp((at_ms - missed.interval_ms) / 1000, UTC)
-        for at_ms in (*missed.absorbed, missed.batch_time_ms)
-    ]
-    # A backfill leaves out a run that is under way.
-    orders.wait_for_runs(dates)
-    backfill = orders.backfill_as_documented(dates[0], dates[-1])
-    # Intervals in between without records have runs too.
-    runs = orders.runs_of_backfill(backfill, dates)
-    assert len(runs) == len(dates)
-    assert {run["state"] for run in runs} == {"success"}
-    tasks = {run["dag_run_id"]: orders.api.task_states(f"{STREAM}_batches", run["dag_run_id"]) for run in runs}
-    (repeating,) = [run_id for run_id, states in tasks.items() if "skipped" not in states.values()]
-    for run_id in tasks.keys() - {repeating}:
-        why = orders.api.xcom(f"{STREAM}_batches", run_id, "await_blocks", "nothing_to_run")
-        assert f"run {repeating} repeats that batch" in why
-        assert time_text(missed.batch_time_ms) in why
-        assert [task for task, state in tasks[run_id].items() if state != "skipped"] == ["await_blocks"]
-    assert len(orders.ledger.attempts.of_batch(STREAM, missed.batch_time_ms)) == attempts + 1
-    orders.assert_proved()
 
 
 def test_kill_9_of_job_triggerer_and_api_server_at_once(orders: Orders) -> None:
