@@ -1,4 +1,4 @@
-"""A child process of test_api_rights.py: Airflow's own API server application, on a database of its own.
+"""A child process of test_api_rights.py: Airflow's own API server application, on a migrated database of its own.
 
 Prints one JSON object: for each user and request the status, and what some requests had as consequences.
 """
@@ -41,15 +41,13 @@ ACTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def prepare() -> str:
-    """Make Airflow's database with the stream's DAGs, and the stream's ledger. Returns the ledger's URL."""
+    """Put the stream's DAGs into Airflow's database, and make the stream's ledger. Returns the ledger's URL."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
-    from airflow.utils.db import initdb
     from tests.support.seeded_ledger import seed
 
     from headrace.ledger import Ledger
 
-    initdb()
     DagBundlesManager().sync_bundles_to_db()
     bag = DagBag(str(HOME / "dags"), bundle_path=HOME / "dags", bundle_name="dags-folder")
     assert not bag.import_errors, bag.import_errors

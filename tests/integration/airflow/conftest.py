@@ -5,7 +5,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def _until(condition: Callable[[], object], seconds: float = _TIMEOUT_SECONDS, w
     raise AssertionError(f"{what} did not happen in {seconds} s")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def until() -> Callable[..., object]:
     return _until
 
@@ -52,15 +53,15 @@ def _connection(kind: str, url: str) -> dict[str, object]:
 
 
 class Installation:
-    """A real Airflow with one DAG file, whose streams' ledger is the connection `flights_ledger`."""
+    """A real Airflow with toy_dags.py, whose streams' ledger is the connection `flights_ledger`."""
 
-    def __init__(self, folder: Path, database_url: str, ledger_url: str, *, dag_file: str) -> None:
+    def __init__(self, folder: Path, database_url: str, ledger_url: str) -> None:
         self.folder = folder
         self.ledger_connection = _connection("headrace_ledger", ledger_url)
         self.fail_if = folder / "fail"
         dags = folder / "dags"
         dags.mkdir()
-        shutil.copy(HERE / dag_file, dags)
+        self._dag_file = Path(shutil.copy(HERE / "toy_dags.py", dags))
         self.airflow = Airflow(
             folder / "airflow",
             database_url=database_url,
@@ -86,6 +87,42 @@ class Installation:
         variable = {variable_name("flights_ledger"): json.dumps(self.ledger_connection)}
         return Ledger.open("connection:flights_ledger", environ=variable)
 
+    def stop_receiving(self, stream: str) -> None:
+        """Stop the receiver job, and wait for its end."""
+        self.api.pause(f"{stream}_receiver")
+        with self.ledger() as ledger:
+            ledger.streams.set_desired_state(stream, "stopped")
+            ledger.jobs.request_stop(stream, "the test")
+            _until(lambda: not ledger.jobs.current(stream).alive(ledger.now_ms()), what="the receiver job's end")
+
+    def end_schedule(self, stream: str, at: datetime) -> None:
+        """Let no run begin for intervals that begin after ``at``; those asked for do."""
+        (self.folder / f"{stream}_schedule_ends").write_text(at.isoformat())
+        # Airflow parses a changed file at once.
+        self._dag_file.touch()
+        details = f"/dags/{stream}_batches/details"
+        _until(lambda: self.api.request("GET", details)["end_date"] is not None, what="the end of the schedule")
+
+    def begin_story(self, dag_ids: Sequence[str]) -> None:
+        """Start what a story before this one has killed, if it failed; wait until the DAGs are known."""
+        for component in self.airflow.components.values():
+            if not component.alive:
+                component.start()
+        for dag_id in dag_ids:
+            self.api.wait_for_dag(dag_id)
+
+    def end_story(self, dag_ids: Sequence[str]) -> None:
+        """Let nothing of it go on: pause its DAGs, stop its streams."""
+        for file in ("fail", "hold"):
+            (self.folder / file).unlink(missing_ok=True)
+        for dag_id in dag_ids:
+            self.api.pause(dag_id)
+        with self.ledger() as ledger:
+            for stream in ledger.streams.all():
+                if f"{stream.name}_receiver" in dag_ids:
+                    ledger.streams.set_desired_state(stream.name, "stopped")
+                    ledger.jobs.request_stop(stream.name, "its story is over")
+
 
 @pytest.fixture(scope="session")
 def migrated_database(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -96,23 +133,26 @@ def migrated_database(postgres_server: PostgresServer, tmp_path_factory: pytest.
     return name
 
 
-@pytest.fixture(scope="module")
-def installation(
-    request: pytest.FixtureRequest, postgres_server: PostgresServer, migrated_database: str
-) -> Iterator[Installation]:
-    """With the test module's DAG_FILE; its DAGS are known to Airflow, and paused."""
+@pytest.fixture(scope="session")
+def airflow_with_toys(postgres_server: PostgresServer, migrated_database: str) -> Iterator[Installation]:
+    """One for all stories, whose streams are their own: a start takes 40 s of a processor."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-airflow-"))
     # Airflow refuses backfills on SQLite while anything else runs.
     databases = [f"{name}_{uuid.uuid4().hex[:8]}" for name in ("airflow", "ledger")]
     airflow_url = postgres_server.create_database(databases[0], template=migrated_database, settings=DATABASE_SETTINGS)
-    ledger_url = postgres_server.create_database(databases[1])
-    made = Installation(folder, airflow_url, ledger_url, dag_file=request.module.DAG_FILE)
+    made = Installation(folder, airflow_url, postgres_server.create_database(databases[1]))
     try:
         with made.airflow:
-            for dag_id in request.module.DAGS:
-                made.api.wait_for_dag(dag_id)
             yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         for name in databases:
             postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="module")
+def installation(request: pytest.FixtureRequest, airflow_with_toys: Installation) -> Iterator[Installation]:
+    """The test module's DAGS are known to Airflow, and paused."""
+    airflow_with_toys.begin_story(request.module.DAGS)
+    yield airflow_with_toys
+    airflow_with_toys.end_story(request.module.DAGS)

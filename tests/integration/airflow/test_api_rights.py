@@ -1,6 +1,6 @@
 """Every route of the API as every role, in Airflow's own API server application with its simple auth manager.
 
-The application runs in a child process on a SQLite database, without scheduler: rights, DAGs and runs are Airflow's.
+The application runs in a child process, without scheduler: rights, DAGs and runs are Airflow's.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ import json
 import os
 import subprocess
 import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from headrace.devstack.postgres import PostgresServer
 
 DAGS = '''\
 """airflow dag"""
@@ -35,22 +39,27 @@ replay = replay_dag(stream, "v2", outputs={"elasticsearch": {"index": "orders-v2
 '''
 
 
-# Airflow's migrations took minutes on a busy machine.
+# Airflow's migrations take minutes on a busy machine.
 pytestmark = pytest.mark.timeout(1600)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def found(
+    tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresServer, migrated_database: str
+) -> Iterator[Any]:
     home = tmp_path_factory.mktemp("api-server")
     (home / "dags").mkdir()
     (home / "dags" / "orders.py").write_text(DAGS)
+    database = f"airflow_{uuid.uuid4().hex[:8]}"
+    url = postgres_server.create_database(database, template=migrated_database)
     settings = {
         "CORE__DAGS_FOLDER": str(home / "dags"),
         "CORE__PLUGINS_FOLDER": str(home / "plugins"),
         "CORE__LOAD_EXAMPLES": "False",
         "CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,op:op,user:user,viewer:viewer",
         "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
-        "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "DATABASE__SQL_ALCHEMY_CONN": url,
+        "DATABASE__SQL_ALCHEMY_CONN_ASYNC": url,
         "API_AUTH__JWT_SECRET": "s" * 64,
         "API__SECRET_KEY": "k" * 64,
     }
@@ -65,7 +74,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
         check=False,
     )
     assert child.returncode == 0, child.stderr[-4000:]
-    return json.loads(child.stdout.splitlines()[-1])
+    yield json.loads(child.stdout.splitlines()[-1])
+    postgres_server.drop_database(database)
 
 
 def _statuses(found: Any, user: str, method: str) -> set[int]:

@@ -1,6 +1,6 @@
 """Assets under a real Airflow: DAGs that run after batches, and batches that are started by what was received.
 
-The tests are steps of one story, in order: starting an Airflow costs half a minute.
+The tests are steps of one story, in order.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from playwright.sync_api import expect
@@ -22,7 +22,6 @@ from headrace.ledger.states import EventKind
 # The first test also waits for Airflow's start.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-DAG_FILE = "clicks_dags.py"
 DAGS = ("clicks_receiver", "clicks_batches", "reports", "orders_receiver", "orders_batches")
 INTERVAL_MS = 10_000
 
@@ -41,14 +40,6 @@ def reported_times(installation) -> Counter[int]:
 def completed(installation, stream: str) -> dict:
     with installation.ledger() as ledger:
         return {batch.batch_time_ms: batch for batch in ledger.batches.page(stream, 1000, ["completed"])}
-
-
-def stop_receiving(installation, until, stream: str) -> None:
-    installation.api.pause(f"{stream}_receiver")
-    with installation.ledger() as ledger:
-        ledger.streams.set_desired_state(stream, "stopped")
-        ledger.jobs.request_stop(stream, "the test")
-        until(lambda: not ledger.jobs.current(stream).alive(ledger.now_ms()), what="the receiver job's end")
 
 
 def test_a_dag_runs_after_each_completed_batch_and_reads_its_numbers(installation, until):
@@ -94,7 +85,8 @@ def failed_in_spark(installation) -> dict | None:
 
 
 def test_a_batch_emits_another_event_only_when_it_was_run_again(installation, until):
-    stop_receiving(installation, until, "clicks")
+    installation.stop_receiving("clicks")
+    installation.end_schedule("clicks", datetime.now(UTC))
     at_ms = max(at_ms for at_ms, batch in completed(installation, "clicks").items() if batch.records)
     until(lambda: reported_times(installation)[at_ms] == 1, what="the report")
     for seconds, conf in ((1, {}), (2, {"reprocess": True})):
@@ -145,7 +137,7 @@ def test_batches_are_started_by_what_was_received_each_with_records_of_its_own(i
     installation.airflow.components["triggerer"].start()
     so_far = len(completed(installation, "orders"))
     until(lambda: len(completed(installation, "orders")) >= so_far + 2, what="batches after the new triggerer's start")
-    stop_receiving(installation, until, "orders")
+    installation.stop_receiving("orders")
     # What is left is less than a batch needs: its oldest record has to wait for its time.
     with installation.ledger() as ledger:
         until(lambda: not ledger.blocks.unclaimed("orders"), what="the last batch")

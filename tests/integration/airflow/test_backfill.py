@@ -1,7 +1,7 @@
 """Batches in time under a real Airflow: down-time, backfills by API, CLI and UI, runs for one batch time, replays.
 
-The tests are steps of one story, in order: starting an Airflow costs half a minute. One task does a batch here; the
-story of the schedule (test_schedule.py) has the DAG of five.
+The tests are steps of one story, in order. One task does a batch here; the story of outputs (test_outputs.py) has the
+DAG of more.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import pytest
 from headrace.devstack.airflow import airflow_command
 from headrace.devstack.airflow_api import AirflowApiError
 
-# The first test waits for Airflow's start, and for six batch times to pass.
+# The first test waits for Airflow's start, and for five batch times to pass.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-DAG_FILE = "clicks_dags.py"
-DAGS = RECEIVER, BATCHES, REPLAY = "clicks_receiver", "clicks_batches", "clicks_replay_v2"
+DAGS = RECEIVER, BATCHES, REPLAY = "taps_receiver", "taps_batches", "taps_replay_v2"
 INTERVAL_MS = 10_000
 REPOSITORY = Path(__file__).parents[3]
 
@@ -39,7 +38,7 @@ def batch_time(run) -> int:
 
 def batch_of(installation, at_ms: int):
     with installation.ledger() as ledger:
-        return ledger.batches.find("clicks", at_ms)
+        return ledger.batches.find("taps", at_ms)
 
 
 def attempts(installation, times) -> list[int]:
@@ -54,8 +53,8 @@ def story() -> dict:
 
 @pytest.fixture
 def times(story) -> list[int]:
-    """Four batch times with records, all of them completed."""
-    return story["down"][2:6]
+    """Three batch times with records, all of them completed."""
+    return story["down"][2:]
 
 
 @pytest.fixture
@@ -96,8 +95,8 @@ def _unfinished(installation, dag_id: str, dates: set[str]) -> str:
     with installation.ledger() as ledger:
         running = [
             attempt
-            for batch in ledger.batches.page("clicks", 50, ["running"])
-            for attempt in ledger.attempts.of_batch("clicks", batch.batch_time_ms)
+            for batch in ledger.batches.page("taps", 50, ["running"])
+            for attempt in ledger.attempts.of_batch("taps", batch.batch_time_ms)
             if attempt.ended_at_ms is None
         ]
     return f"runs: {tasks}; attempts: {running}"
@@ -116,28 +115,28 @@ def test_what_was_missed_while_the_scheduler_was_down_is_caught_up_each_batch_ti
     scheduler = installation.airflow.components["scheduler"]
     scheduler.kill()
     with installation.ledger() as ledger:
-        first_ms = ledger.streams.get("clicks").batch_time_after(ledger.now_ms()) + INTERVAL_MS
-        story["down"] = down = [first_ms + n * INTERVAL_MS for n in range(6)]
-        until(lambda: ledger.now_ms() > down[-1], what="six batch times")
-        assert [time.batch_time_ms for time in ledger.blocks.unclaimed("clicks") if time.batch_time_ms in down] == down
-        _stop_receiving(installation, ledger, until)
-        _end_schedule(installation, date_of(ledger.now_ms() + INTERVAL_MS), until)
+        first_ms = ledger.streams.get("taps").batch_time_after(ledger.now_ms()) + INTERVAL_MS
+        story["down"] = down = [first_ms + n * INTERVAL_MS for n in range(5)]
+        until(lambda: ledger.now_ms() > down[-1], what="five batch times")
+        assert [time.batch_time_ms for time in ledger.blocks.unclaimed("taps") if time.batch_time_ms in down] == down
+        installation.stop_receiving("taps")
+        installation.end_schedule("taps", date_of(ledger.now_ms() + INTERVAL_MS))
         scheduler.start()
-        until(lambda: not ledger.blocks.unclaimed("clicks"), what="the last batch")
+        until(lambda: not ledger.blocks.unclaimed("taps"), what="the last batch")
         until(lambda: all(_is_complete(installation, at_ms) for at_ms in down), what="the missed batches")
 
         reached = 0
-        for batch in ledger.batches.page("clicks", 1000, oldest_first=True):
-            for taken in ledger.batches.inputs("clicks", batch.batch_time_ms):
+        for batch in ledger.batches.page("taps", 1000, oldest_first=True):
+            for taken in ledger.batches.inputs("taps", batch.batch_time_ms):
                 assert taken.from_offset == reached
                 reached = taken.until_offset
-            for block in ledger.allocations.blocks_of("clicks", batch.batch_time_ms):
+            for block in ledger.allocations.blocks_of("taps", batch.batch_time_ms):
                 assert batch.batch_time_ms - INTERVAL_MS <= block.info.cut_time_ms < batch.batch_time_ms
-        (position,) = ledger.positions.all("clicks")
+        (position,) = ledger.positions.all("taps")
         assert reached == position.next_offset
     runs = [batch_time(run) for run in installation.api.runs(BATCHES, limit=500)]
-    assert [runs.count(at_ms) for at_ms in down] == [1] * 6
-    assert attempts(installation, down) == [1] * 6
+    assert [runs.count(at_ms) for at_ms in down] == [1] * 5
+    assert attempts(installation, down) == [1] * 5
 
 
 def test_a_backfill_leaves_alone_what_has_a_run(installation, run_backfill, times):
@@ -146,7 +145,7 @@ def test_a_backfill_leaves_alone_what_has_a_run(installation, run_backfill, time
     assert asked["total_entries"] == 0
     backfill = installation.api.backfill(BATCHES, date_of(times[0]), date_of(times[-1]))
     assert run_backfill(BATCHES, backfill, times) == []
-    assert attempts(installation, times) == [1] * 4
+    assert attempts(installation, times) == [1] * 3
 
 
 def test_a_backfill_runs_completed_batches_again_with_the_same_records(installation, run_backfill, times):
@@ -159,7 +158,7 @@ def test_a_backfill_runs_completed_batches_again_with_the_same_records(installat
     assert {run["state"] for run in runs} == {"success"}
     assert _most_at_once(runs) <= 2
     after = [batch_of(installation, at_ms) for at_ms in times]
-    assert [batch.attempt for batch in after] == [2] * 4
+    assert [batch.attempt for batch in after] == [2] * 3
     for was, batch in zip(before, after, strict=True):
         assert batch.state.value == "completed"
         assert (batch.records, batch.manifest_sha256) == (was.records, was.manifest_sha256)
@@ -180,7 +179,7 @@ def test_the_command_line_backfills_backwards(installation, run_backfill, times)
     runs = run_backfill(BATCHES, _newest_backfill(installation, BATCHES), times)
     assert [batch_time(run) for run in runs] == times[::-1]
     assert _most_at_once(runs) == 1
-    assert attempts(installation, times) == [3] * 4
+    assert attempts(installation, times) == [3] * 3
 
 
 def test_the_user_interface_runs_what_failed_again(installation, run_backfill, times):
@@ -196,7 +195,7 @@ def test_the_user_interface_runs_what_failed_again(installation, run_backfill, t
     assert run["state"] == "failed"
     assert batch_of(installation, failing).state.value == "failed"
     with installation.ledger() as ledger:
-        written = {row.output_id: row.state.value for row in ledger.attempts.outputs("clicks", failing)}
+        written = {row.output_id: row.state.value for row in ledger.attempts.outputs("taps", failing)}
         assert written == {"search": "completed", "lake": "failed"}
     # As the form sends it: with the session's cookie, all fields, and the params as it shows them.
     body = {
@@ -212,10 +211,10 @@ def test_the_user_interface_runs_what_failed_again(installation, run_backfill, t
     answer = _as_the_browser(installation, "POST", "/api/v2/backfills", body)
     runs = run_backfill(BATCHES, answer["id"], times)
     assert [run["state"] for run in runs if batch_time(run) == failing] == ["success"]
-    assert attempts(installation, times) == [3, 5, 3, 3]
+    assert attempts(installation, times) == [3, 5, 3]
     with installation.ledger() as ledger:
         # What had been written was not written again.
-        written = {row.output_id: row.attempt for row in ledger.attempts.outputs("clicks", failing)}
+        written = {row.output_id: row.attempt for row in ledger.attempts.outputs("taps", failing)}
         assert written == {"search": 4, "lake": 5}
 
 
@@ -229,8 +228,8 @@ def test_a_run_for_one_batch_time_does_what_its_conf_says(installation, times):
         date = date_of(at_ms) + timedelta(seconds=seconds)
         installation.api.wait_for_run(BATCHES, installation.api.trigger(BATCHES, conf=conf, logical_date=date))
     with installation.ledger() as ledger:
-        rows = {row.output_id: row for row in ledger.attempts.outputs("clicks", at_ms)}
-        assert ledger.batches.get("clicks", at_ms).state.value == "completed"
+        rows = {row.output_id: row for row in ledger.attempts.outputs("taps", at_ms)}
+        assert ledger.batches.get("taps", at_ms).state.value == "completed"
     assert {output: row.attempt for output, row in rows.items()} == {"search": 4, "lake": 3}
     assert rows["search"].counts["parameters"] == {"factor": 7}
     assert rows["lake"].counts["parameters"] == {"factor": 1}
@@ -239,7 +238,7 @@ def test_a_run_for_one_batch_time_does_what_its_conf_says(installation, times):
 @pytest.mark.parametrize("conf", [{"outputs": ["nowhere"]}, {"reprocess": "perhaps"}, {"parameters": {"other": 1}}])
 def test_a_conf_that_the_stream_does_not_know_is_refused_at_once(installation, times, conf):
     with pytest.raises(AirflowApiError) as refused:
-        installation.api.trigger(BATCHES, conf=conf, logical_date=date_of(times[3]) + timedelta(seconds=1))
+        installation.api.trigger(BATCHES, conf=conf, logical_date=date_of(times[2]) + timedelta(seconds=1))
     assert refused.value.status == http.client.BAD_REQUEST
 
 
@@ -265,7 +264,7 @@ def test_history_is_replayed_beside_the_stream(installation, run_backfill, times
     assert [batch_time(run) for run in runs] == (times[::-1] if backwards else times)
     assert {run["state"] for run in runs} == {"success"}
     with installation.ledger() as ledger:
-        rows = ledger.replays.between("clicks", "v2", 0, 2**60)
+        rows = ledger.replays.between("taps", "v2", 0, 2**60)
         assert [(row.batch_time_ms, row.state.value) for row in rows] == [(at_ms, "completed") for at_ms in times]
     assert [batch_of(installation, at_ms).completed_at_ms for at_ms in times] == [row.completed_at_ms for row in before]
 
@@ -309,14 +308,14 @@ def test_cleaning_airflows_database_as_documented_leaves_the_batches(installatio
     file = file.replace("KEEP = timedelta(days=3)", "KEEP = timedelta(seconds=20)").replace("flights_batches", BATCHES)
     (installation.folder / "dags" / "clean.py").write_text(file)
     installation.api.wait_for_dag("clean_airflow_db")
-    at_ms = times[3]
+    at_ms = times[2]
     before = [run for run in installation.api.runs(BATCHES, limit=500) if run["start_date"]]
     receivers = installation.api.runs(RECEIVER)
     (run,) = [run for run in before if _date(run) == date_of(at_ms).isoformat()]
     until(lambda: datetime.fromisoformat(run["start_date"]) + keep < datetime.now(UTC), what="the run's age")
     with installation.ledger() as ledger:
         # The others are being run meanwhile.
-        batches = [batch for batch in ledger.batches.page("clicks", 1000) if batch.completed_at_ms is not None]
+        batches = [batch for batch in ledger.batches.page("taps", 1000) if batch.completed_at_ms is not None]
     started = datetime.now(UTC)
     installation.api.unpause("clean_airflow_db")
     cleaning = until(lambda: installation.api.runs("clean_airflow_db"), what="the cleaning's run")[-1]
@@ -331,6 +330,7 @@ def test_cleaning_airflows_database_as_documented_leaves_the_batches(installatio
         # Airflow leaves rows that are in use; the next cleaning deletes them, as it would on the next day.
         print(left(), installation.api.task_log("clean_airflow_db", cleaning["dag_run_id"], "clean"))
         installation.api.wait_for_run("clean_airflow_db", installation.api.trigger("clean_airflow_db"))
+    installation.api.pause("clean_airflow_db")
     assert len(left()) <= 1, left()
     assert [run["dag_run_id"] for run in installation.api.runs(RECEIVER)] == [run["dag_run_id"] for run in receivers]
     assert all(batch_of(installation, was.batch_time_ms).completed_at_ms == was.completed_at_ms for was in batches)
@@ -365,27 +365,12 @@ def _json_values(text: str) -> list[dict]:
 
 def _completed_with_records(installation) -> bool:
     with installation.ledger() as ledger:
-        return any(batch.records for batch in ledger.batches.page("clicks", states=["completed"]))
+        return any(batch.records for batch in ledger.batches.page("taps", states=["completed"]))
 
 
 def _is_complete(installation, at_ms: int) -> bool:
     batch = batch_of(installation, at_ms)
     return batch is not None and batch.state.value == "completed"
-
-
-def _stop_receiving(installation, ledger, until) -> None:
-    installation.api.pause(RECEIVER)
-    ledger.streams.set_desired_state("clicks", "stopped")
-    ledger.jobs.request_stop("clicks", "the test")
-    until(lambda: not ledger.jobs.current("clicks").alive(ledger.now_ms()), what="the receiver job's end")
-
-
-def _end_schedule(installation, at: datetime, until) -> None:
-    (installation.folder / "schedule_ends").write_text(at.isoformat())
-    until(
-        lambda: installation.api.request("GET", f"/dags/{BATCHES}/details")["end_date"] is not None,
-        what="the end of the schedule",
-    )
 
 
 def _most_at_once(runs) -> int:

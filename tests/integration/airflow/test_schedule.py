@@ -1,6 +1,7 @@
 """A stream's DAGs under a real Airflow, toys in place of Spark: schedule, states, crashes.
 
-The tests are steps of one story, in order: starting an Airflow costs half a minute.
+The tests are steps of one story, in order. One task does a batch here: in the DAG of more, their states after a failure
+are in the story of outputs (test_outputs.py).
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-DAG_FILE = "flights_dags.py"
-DAGS = RECEIVER, BATCHES = "flights_receiver", "flights_batches"
-INTERVAL = timedelta(seconds=20)
+DAGS = RECEIVER, BATCHES = "landings_receiver", "landings_batches"
+INTERVAL = timedelta(seconds=10)
 
 
 def job(installation):
     with installation.ledger() as ledger:
-        found = ledger.jobs.current("flights")
+        found = ledger.jobs.current("landings")
         return found, found is not None and found.alive(ledger.now_ms())
 
 
@@ -49,7 +49,7 @@ def test_times_before_the_first_run_are_repaired_and_others_follow_by_the_clock(
     # Until there are times that no run of the schedule will be about: at each parse, the first run becomes a later one.
     until(lambda: _missed_by_the_schedule(installation), what="a batch time before the schedule's first")
     installation.api.unpause(BATCHES)
-    until(lambda: len(finished(installation)) >= 4, what="runs")
+    until(lambda: len(finished(installation)) >= 3, what="runs")
     upto_ms = max(_batch_time(run) for run in finished(installation))
     until(lambda: not _gaps(installation, upto_ms), what="all batches so far")
     runs = installation.api.runs(BATCHES)
@@ -61,13 +61,13 @@ def test_times_before_the_first_run_are_repaired_and_others_follow_by_the_clock(
         assert run["logical_date"] == run["data_interval_start"]
     assert {run["run_type"] for run in runs} == {"scheduled"}
     with installation.ledger() as ledger:
-        first = ledger.batches.page("flights", oldest_first=True)[0]
+        first = ledger.batches.page("landings", oldest_first=True)[0]
         assert first.batch_time_ms < min(map(_batch_time, runs))
         # Every offset from the first on, in one batch each.
         reached = 0
-        for batch in ledger.batches.page("flights", oldest_first=True):
+        for batch in ledger.batches.page("landings", oldest_first=True):
             if batch.batch_time_ms <= upto_ms:
-                (taken,) = ledger.batches.inputs("flights", batch.batch_time_ms)
+                (taken,) = ledger.batches.inputs("landings", batch.batch_time_ms)
                 assert taken.from_offset == reached
                 reached = taken.until_offset
         assert reached > 0
@@ -76,7 +76,7 @@ def test_times_before_the_first_run_are_repaired_and_others_follow_by_the_clock(
 def _missed_by_the_schedule(installation) -> bool:
     first = datetime.fromisoformat(installation.api.wait_for_dag(BATCHES)["next_dagrun_logical_date"])
     with installation.ledger() as ledger:
-        ends = [time.batch_time_ms for time in ledger.blocks.unclaimed("flights")]
+        ends = [time.batch_time_ms for time in ledger.blocks.unclaimed("landings")]
     return bool(ends) and ends[0] <= first.timestamp() * 1000
 
 
@@ -84,38 +84,26 @@ def _gaps(installation, upto_ms: int) -> set[int]:
     """The times up to ``upto_ms`` that have records and no completed batch."""
     with installation.ledger() as ledger:
         first_ms = min(
-            [time.batch_time_ms for time in ledger.blocks.unclaimed("flights")]
-            + [batch.batch_time_ms for batch in ledger.batches.page("flights", oldest_first=True)]
+            [time.batch_time_ms for time in ledger.blocks.unclaimed("landings")]
+            + [batch.batch_time_ms for batch in ledger.batches.page("landings", oldest_first=True)]
         )
-        done = {batch.batch_time_ms for batch in ledger.batches.page("flights", states=["completed"])}
+        done = {batch.batch_time_ms for batch in ledger.batches.page("landings", states=["completed"])}
         return set(range(first_ms, upto_ms + 1, int(INTERVAL.total_seconds() * 1000))) - done
 
 
-def test_a_failed_batch_fails_its_run_though_checkpoint_and_cleanup_run(installation, until):
+def test_a_failed_batch_fails_its_run_and_a_cleared_run_processes_it_again(installation, until):
     installation.fail_if.touch()
     try:
         until(lambda: any(run["state"] == "failed" for run in finished(installation)), what="a failed run")
     finally:
         installation.fail_if.unlink()
     failed = [run for run in finished(installation) if run["state"] == "failed"][-1]
-    assert installation.api.task_states(BATCHES, failed["dag_run_id"]) == {
-        "await_blocks": "success",
-        "allocate_blocks": "success",
-        "generate_batch.elasticsearch": "failed",
-        "checkpoint": "success",
-        "cleanup": "success",
-    }
-    log = installation.api.task_log(BATCHES, failed["dag_run_id"], "generate_batch.elasticsearch")
-    assert "the transform said no" in log
-
-
-def test_a_cleared_run_processes_the_same_batch_again(installation, until):
-    failed = next(run for run in finished(installation) if run["state"] == "failed")
+    assert installation.api.task_states(BATCHES, failed["dag_run_id"]) == {"micro_batch": "failed"}
+    assert "the transform said no" in installation.api.task_log(BATCHES, failed["dag_run_id"], "micro_batch")
     installation.api.clear(BATCHES, failed["dag_run_id"])
     installation.api.wait_for_run(BATCHES, failed["dag_run_id"], timeout=300)
-    at_ms = _batch_time(failed)
     with installation.ledger() as ledger:
-        assert ledger.batches.get("flights", at_ms).state.value == "completed"
+        assert ledger.batches.get("landings", _batch_time(failed)).state.value == "completed"
 
 
 @dataclass(frozen=True)
@@ -135,7 +123,7 @@ def _held(installation) -> Held | None:
 def _attempt_states(installation, held: Held) -> dict[int, str]:
     """The state of the attempt held and of those after it, by number."""
     with installation.ledger() as ledger:
-        rows = ledger.attempts.of_batch("flights", held.batch_time_ms)
+        rows = ledger.attempts.of_batch("landings", held.batch_time_ms)
     return {row.number: row.state.value for row in rows if row.number >= held.attempt}
 
 
@@ -153,12 +141,12 @@ def test_a_completed_batch_is_run_again_when_a_run_asks_for_it(installation):
     done = next(run for run in finished(installation) if run["state"] == "success")
     inside = datetime.fromisoformat(done["data_interval_start"]) + timedelta(seconds=1)
     with installation.ledger() as ledger:
-        before = ledger.batches.get("flights", _batch_time(done))
+        before = ledger.batches.get("landings", _batch_time(done))
     run_id = installation.api.trigger(BATCHES, conf={"reprocess": True}, logical_date=inside)
     run = installation.api.wait_for_run(BATCHES, run_id, timeout=300)
     assert run["data_interval_start"] == done["data_interval_start"]
     with installation.ledger() as ledger:
-        after = ledger.batches.get("flights", _batch_time(done))
+        after = ledger.batches.get("landings", _batch_time(done))
     assert after.attempt == before.attempt + 1
     assert (after.records, after.manifest_sha256) == (before.records, before.manifest_sha256)
 
@@ -178,7 +166,7 @@ def test_a_backfill_runs_intervals_that_no_run_has_taken(installation, until):
     until(lambda: done() == wanted, what="the backfill")
     with installation.ledger() as ledger:
         for date in wanted:
-            assert ledger.batches.get("flights", int((date + INTERVAL).timestamp() * 1000)).state.value == "completed"
+            assert ledger.batches.get("landings", int((date + INTERVAL).timestamp() * 1000)).state.value == "completed"
 
 
 def test_a_killed_triggerer_and_scheduler_cost_the_receiver_job_nothing(installation, until):
@@ -189,7 +177,7 @@ def test_a_killed_triggerer_and_scheduler_cost_the_receiver_job_nothing(installa
     for name in ("triggerer", "scheduler"):
         installation.airflow.components[name].start()
     with installation.ledger() as ledger:
-        ledger.jobs.request_stop("flights", "the test")
+        ledger.jobs.request_stop("landings", "the test")
     run = installation.api.runs(RECEIVER)[-1]
     installation.api.wait_for_run(RECEIVER, run["dag_run_id"], timeout=300)
     # @continuous: the next run starts the next job.
@@ -217,6 +205,8 @@ def test_a_batch_whose_scheduler_dies_is_taken_over_by_its_next_try_while_the_fi
     (run,) = [run for run in installation.api.runs(BATCHES) if _batch_time(run) == held.batch_time_ms]
     installation.api.wait_for_run(BATCHES, run["dag_run_id"], timeout=300)
     assert list(_attempt_states(installation, held).values()) == ["fenced", "completed"]
+    # What follows is about the receiver job.
+    installation.api.pause(BATCHES)
 
 
 def test_a_mark_that_no_trigger_heard_is_heard_by_the_next_run(installation, until):
@@ -232,7 +222,7 @@ def test_a_mark_that_no_trigger_heard_is_heard_by_the_next_run(installation, unt
     triggerer.start()
     until(lambda: job(installation)[1] and job(installation)[0].epoch == before.epoch + 1, what="the next job")
     with installation.ledger() as ledger:
-        assert ledger.jobs.page("flights")[1].state.value == "stopped"
+        assert ledger.jobs.page("landings")[1].state.value == "stopped"
 
 
 def test_marking_the_deferred_task_stops_the_job(installation, until):
