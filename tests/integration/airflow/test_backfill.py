@@ -275,6 +275,7 @@ def test_the_documented_calls_are_right(installation, run_backfill, times):
         "http://localhost:8080": installation.airflow.url,
         "…": installation.airflow.password(),
         "flights_batches": BATCHES,
+        "flights_replay_v2": REPLAY,
         # Not one of the backfill's: it would take the batch over from this run.
         "2026-11-21T14:05:01Z": (date_of(times[2]) + timedelta(seconds=3)).isoformat(),
         "2026-11-21T14:00:00Z": date_of(times[0]).isoformat(),
@@ -288,8 +289,8 @@ def test_the_documented_calls_are_right(installation, run_backfill, times):
     script = script.replace("/backfills/1/", f"/backfills/{max(so_far) + 1}/")
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     answers = _json_values(done.stdout)
-    assert [answer.get("detail") for answer in answers] == [None] * 6, answers
-    run, planned, made, listed, paused, cancelled = answers
+    assert [answer.get("detail") for answer in answers] == [None] * 7, answers
+    run, planned, made, listed, paused, cancelled, replayed = answers
     assert run["conf"]["parameters"] == {"factor": 3}
     assert planned["total_entries"] == 2
     assert (made["max_active_runs"], made["reprocess_behavior"]) == (2, "completed")
@@ -298,6 +299,10 @@ def test_the_documented_calls_are_right(installation, run_backfill, times):
     assert cancelled["completed_at"] is not None
     installation.api.wait_for_run(BATCHES, run["dag_run_id"])
     run_backfill(BATCHES, made["id"], times[:2])
+    assert replayed["dag_id"] == REPLAY
+    runs = run_backfill(REPLAY, replayed["id"], times[:2])
+    assert {batch_time(run) for run in runs} == set(times[:2])
+    assert {run["state"] for run in runs} == {"success"}
 
 
 def test_cleaning_airflows_database_as_documented_leaves_the_batches(installation, until, run_backfill, times):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DAGS = RECEIVER, BATCHES = "landings_receiver", "landings_batches"
 INTERVAL = timedelta(seconds=10)
+REPOSITORY = Path(__file__).parents[3]
 
 
 def job(installation):
@@ -43,6 +45,27 @@ def test_the_receiver_dag_starts_the_job_and_waits_deferred(installation, until)
     log = installation.api.task_log(RECEIVER, run["dag_run_id"], "receive")
     assert "writes its log to" in log
     assert "http://127.0.0.1:4040" in installation.api.xcom(RECEIVER, run["dag_run_id"], "receive", "_link_SparkUiLink")
+
+
+def test_a_dag_of_another_file_waits_for_the_stream_by_its_name(installation, until):
+    file = (REPOSITORY / "dags" / "flights_watch.py").read_text()
+    for here, there in {
+        "from deployment import LEDGER\n": "",
+        'STREAM = "flights"': 'STREAM = "landings"\nLEDGER = "connection:flights_ledger"',
+    }.items():
+        assert here in file
+        file = file.replace(here, there)
+    (installation.folder / "dags" / "flights_watch.py").write_text(file)
+    installation.api.wait_for_dag("flights_watch")
+    installation.api.unpause("flights_watch")
+    run_id = installation.api.trigger("flights_watch")
+    run = installation.api.wait_for_run("flights_watch", run_id)
+    assert run["state"] == "success"
+    assert installation.api.task_states("flights_watch", run_id) == {"is_received": "success", "report": "success"}
+    # No batch has run yet.
+    assert installation.api.xcom("flights_watch", run_id, "report") == {"records": 0, "late_records": 0}
+    installation.api.pause("flights_watch")
+    assert installation.api.import_errors() == {}
 
 
 def test_times_before_the_first_run_are_repaired_and_others_follow_by_the_clock(installation, until):
