@@ -47,7 +47,7 @@ class Load:
         """Returns the number of records in each partition."""
         self._over.set()
         self._thread.join()
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(240) == 0
         return self.produced
 
 

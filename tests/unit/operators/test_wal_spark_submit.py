@@ -132,7 +132,7 @@ def test_a_batch_of_a_stopped_stream_waits_for_no_receiver_job(stream, source, a
     assert len(submitted) == 1
     warned = capsys.readouterr().out
     assert "The stream is stopped, and has no receiver job; `headrace streams start flights` starts it." in warned
-    assert "each batch is submitted as an application of its own" in warned
+    assert "each batch is submitted as a Spark application of its own" in warned
 
 
 def test_a_batch_does_not_run_in_a_job_with_another_secret_key(
@@ -318,7 +318,7 @@ def test_an_empty_batch_completes_without_spark(stream, allocated, ledger, capsy
     at_ms, task = allocated(records=0)
     make(stream).execute(task.context)
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
-    assert "without Spark" in capsys.readouterr().out
+    assert "no Spark is needed" in capsys.readouterr().out
 
 
 def test_the_console_heading_of_an_empty_batch_is_printed_by_a_plain_process(stream, allocated, toy_batch, capsys):
