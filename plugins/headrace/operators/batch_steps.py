@@ -7,7 +7,7 @@ emits an event only when the task adds one (`emit_batch_event`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,21 +17,18 @@ from airflow.sdk import Asset, AssetAlias, BaseOperator
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.runs.batch_run import BatchRun, NothingToRun, run_identity, takes_over
+from headrace.runs.batch_run import BatchRun, NothingToRun, attempts_without_replays, run_identity, takes_over
 from headrace.runs.processes import connections_in_environment
 from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import to_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from airflow.sdk import Context
 
     from headrace.batch.allocation import Allocation
     from headrace.batch.cleanup import Cleaned
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import BatchOutputRow, BatchRow
-    from headrace.runs.batch_run import BatchRun
     from headrace.stream import Stream
 
 
@@ -213,7 +210,6 @@ def _warn_of_steps_left(run: BatchRun, log: Any) -> None:
     """Warn of the steps that the batch still needs and that no live attempt is running, and of how to run them."""
     from headrace.ledger.errors import StepsLostError
     from headrace.ledger.states import AttemptState, BatchState
-    from headrace.runs.batch_run import attempts_without_replays
 
     batch = run.find_batch()
     if batch is None or batch.state not in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
@@ -354,7 +350,6 @@ def _numbers_of_own(context: Context, ledger: Ledger, stream_name: str, batch_ti
     """The batch's numbers if it is complete and this run, since it was last cleared, made the attempt that recorded
     its last output; else None."""
     from headrace.ledger.states import BatchState
-    from headrace.runs.batch_run import attempts_without_replays
 
     batch = ledger.batches.find(stream_name, batch_time_ms)
     if batch is None or batch.state is not BatchState.COMPLETED:

@@ -26,7 +26,7 @@ from headrace.errors import FAILURE, REPAIR, Failure, HeadraceError
 from headrace.hooks.ledger import LedgerHook
 from headrace.operators.batch_steps import BatchStep
 from headrace.operators.links import SparkUiLink
-from headrace.runs.batch_run import BatchRun, holder
+from headrace.runs.batch_run import BatchRun, attempts_without_replays, find_steps_to_run, holder, needs_of
 from headrace.runs.processes import BatchProcess, child_environment, secret_key
 from headrace.runs.receiver_job import awaited_application, missing_application, replace_older_job
 from headrace.triggers.ledger import in_triggerer, poll_seconds
@@ -185,7 +185,6 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         """The wait for a receiver job that is starting or due, if the steps need Spark: a separate application would
         compete with it for the machine, and be ready later. A job of an older version is asked to stop, so that the
         next one replaces it."""
-        from headrace.runs.batch_run import needs_of
 
         replaced = replace_older_job(ledger, self.stream.name)
         waited = self._waited - self._waiting_since if self._waiting_for == _APPLICATION else 0.0
@@ -288,7 +287,6 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             BatchTaskError: it did not complete; the failure is recorded in the ledger.
             AttemptFencedInSparkError: another attempt took over.
         """
-        from headrace.runs.batch_run import needs_of
 
         self._ran.append(attempt)
         steps, at = ", ".join(attempt.outputs), time_text(batch.batch_time_ms)
@@ -449,7 +447,6 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         """Run what is left of the batch; return what it has to wait for first, if anything."""
         from headrace.ledger.errors import AlreadyCompletedError, SlotBusyError
         from headrace.ledger.states import BatchState
-        from headrace.runs.batch_run import find_steps_to_run
 
         batch, at = self._batch(run), time_text(run.batch_time_ms)
         if batch.state is BatchState.ABANDONED:
@@ -513,7 +510,6 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         Raises:
             AttemptFencedInSparkError: a later try of this run runs these steps, so this try is a zombie.
         """
-        from headrace.runs.batch_run import attempts_without_replays
 
         now_ms, at = run.ledger.now_ms(), time_text(batch.batch_time_ms)
         for row in attempts_without_replays(run.ledger, batch):
