@@ -307,7 +307,7 @@ class ReceiverLifecycle:
         for thread, ended in list(self._threads):
             if thread is not threading.current_thread() and thread.ident is not None:
                 self._clock.wait(ended, until - self._clock.monotonic())
-        late = [thread.name for thread, ended in self._threads if not ended.is_set()]
+        late = [thread.name for thread, ended in self._threads if thread.is_alive() and not ended.is_set()]
         if late:
             with self._lock:
                 text = f"{', '.join(late)} did not end within {STOP_SECONDS:.0f} s of on_stop"

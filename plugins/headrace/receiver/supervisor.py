@@ -142,7 +142,7 @@ class ReceiverSupervisor:
         self._log_url = context.storage.url
         self._stop = threading.Event()
         self._drains = False
-        self._hangs: StoreFailedError | None = None
+        self._hang: StoreFailedError | None = None
 
     def run(self, stop: threading.Event) -> ReceiverReport:
         """Receive until ``stop`` is set or the ledger orders a stop. Store what was read, then release the lease.
@@ -218,17 +218,18 @@ class ReceiverSupervisor:
 
     def _check_log(self) -> None:
         """Raise StoreFailedError if the log's disk hangs: no call can interrupt the write of the pushing thread."""
-        if self._log_hangs() and self._hangs is not None:
-            raise self._hangs
+        if (hang := self._find_hang()) is not None:
+            raise hang
 
-    def _log_hangs(self) -> bool:
+    def _find_hang(self) -> StoreFailedError | None:
+        """The error of a write that hangs, None if none does. Once there was one, the receiver ends."""
         seconds = self._store.writing_seconds
-        if self._hangs is None and self._store_timeout is not None and seconds > self._store_timeout:
-            self._hangs = StoreFailedError(
+        if self._hang is None and self._store_timeout is not None and seconds > self._store_timeout:
+            self._hang = StoreFailedError(
                 f"A write to the log in {self._log_url} has not returned for {seconds:.0f} s.",
                 remedy="Check whether the disk hangs. The receiver starts again from the ledger's positions.",
             )
-        return self._hangs is not None
+        return self._hang
 
     def _begin_draining(self) -> None:
         """From now on the thread that stores gives up after a while."""
@@ -252,9 +253,9 @@ class ReceiverSupervisor:
     def _drain(self, error: BaseException | None) -> BaseException | None:
         """Store what was read, unless the lease or the store is gone. Returns the error that ended the receiver."""
         self._heartbeat.drain_until(self._clock.monotonic() + _DRAIN_TIMEOUT_SECONDS)
-        self._generator.stop(give_up=self._log_hangs)
-        if self._hangs is not None:
-            return self._hangs
+        self._generator.stop(give_up=lambda: self._find_hang() is not None)
+        if self._hang is not None:
+            return self._hang
         failure = self._generator.failure
         if failure is not None and (error is None or isinstance(error, GeneratorStateError)):
             return failure
@@ -270,7 +271,7 @@ class ReceiverSupervisor:
             release = partial(self._heartbeat.end, report.state, report.error, report.stack)
             # A segment whose disk hangs cannot be ended. The pushing thread is left to itself: without the lease, the
             # ledger refuses its block.
-            steps = [self._source.close, release] if self._hangs else [self._store.close, self._source.close, release]
+            steps = [self._source.close, release] if self._hang else [self._store.close, self._source.close, release]
         for step in steps:
             try:
                 step()
