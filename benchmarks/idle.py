@@ -8,12 +8,9 @@ Starts an embedded Kafka and a receiver job of one stream, and waits for it to s
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
 import time
-from pathlib import Path
 
-from benchmarks.measures import Measure, print_measures
+from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.structured_streaming import cpu_seconds
 from benchmarks.warm_batch import receiving
 
@@ -28,17 +25,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
     shares = []
-    try:
-        with receiving(folder, records=1_000) as (_, _, job):
-            time.sleep(SETTLING_SECONDS)
-            for _ in range(options.rounds):
-                used, began = cpu_seconds(job), time.monotonic()
-                time.sleep(options.seconds)
-                shares.append((cpu_seconds(job) - used) / (time.monotonic() - began))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with bench_folder() as folder, receiving(folder, records=1_000) as (_, _, job):
+        time.sleep(SETTLING_SECONDS)
+        for _ in range(options.rounds):
+            used, began = cpu_seconds(job), time.monotonic()
+            time.sleep(options.seconds)
+            shares.append((cpu_seconds(job) - used) / (time.monotonic() - began))
     limits = tuple(MOST for _ in shares)
     print_measures(
         [Measure("one idle stream", "of a core", tuple(shares), f"{MOST:.0%}", limits)], as_json=options.json

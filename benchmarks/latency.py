@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -29,7 +27,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from benchmarks.measures import Measure, print_measures
+from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.warm_batch import until
 from confluent_kafka import Producer
 from examples.demo.elasticsearch_side import ElasticsearchSide
@@ -197,6 +195,14 @@ def empty_run_seconds(api: AirflowApi) -> float:
     return run_seconds(api, "empty")
 
 
+def stack_options(folder: Path, dag_file: str) -> StackOptions:
+    """Of a stack in the folder, whose only stream is in this DAG file."""
+    dags = folder / "dags"
+    dags.mkdir()
+    (dags / "orders.py").write_text(dag_file)
+    return StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins")
+
+
 def begin(stack: Stack) -> tuple[KafkaServer, ElasticsearchServer, AirflowApi]:
     """Start the stack and its stream."""
     stack.start()
@@ -210,11 +216,9 @@ def begin(stack: Stack) -> tuple[KafkaServer, ElasticsearchServer, AirflowApi]:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    dags = folder / "dags"
-    dags.mkdir()
-    (dags / "empty.py").write_text(EMPTY_DAG_FILE.replace("COUNT", "1" if options.single_task else str(TASKS)))
-    (dags / "orders.py").write_text(DAG_FILE.replace("SINGLE_TASK", str(options.single_task)))
-    stack = Stack(StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins"))
+    stack = Stack(stack_options(folder, DAG_FILE.replace("SINGLE_TASK", str(options.single_task))))
+    empty = EMPTY_DAG_FILE.replace("COUNT", "1" if options.single_task else str(TASKS))
+    (folder / "dags" / "empty.py").write_text(empty)
     busy: list[subprocess.Popen[bytes]] = []
     try:
         kafka, elasticsearch, api = begin(stack)
@@ -260,12 +264,8 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=0, help="processes that use up a core each")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    folder.chmod(0o755)
-    try:
+    with bench_folder() as folder:
         result = measure(folder, options)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     for name, value in result.items():
         print(f"{name}: {value}", file=sys.stderr)
     work = f"produced until searchable, {'one task' if options.single_task else f'{TASKS} tasks'}"

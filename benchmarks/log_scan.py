@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pyspark
-from benchmarks.measures import Measure, print_measures
+from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.receiver_throughput import define, fill, measure
 from pyspark.sql import DataFrame, SparkSession
 
@@ -48,44 +45,40 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="with the first, which does not count")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     rounds = []
-    try:
-        with KafkaServer(folder / "kafka") as kafka:
-            fill(kafka.bootstrap_servers, TOPIC, options.records, spread_seconds=0)
-            stream = define(kafka.bootstrap_servers, TOPIC, folder, 128, "arrival")
-            measure(kafka.bootstrap_servers, TOPIC, options.records, folder, stream)
-            manifests = []
-            with Ledger.open(stream.ledger) as ledger:
-                context = StreamContext(stream, ledger)
-                for waiting in ledger.blocks.unclaimed(stream.name):
-                    while ledger.now_ms() < waiting.batch_time_ms:
-                        time.sleep(0.1)
-                    manifests.append(Manifest.load(allocate(context, waiting.batch_time_ms).batch.manifest_uri))
-            spark = (
-                SparkSession.builder.master(f"local[{CORES}]")
-                .config("spark.jars.packages", f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}")
-                .config("spark.ui.enabled", "false")
-                .getOrCreate()
-            )
-            kafka_source = (
-                spark.read.format("kafka")
-                .option("kafka.bootstrap.servers", kafka.bootstrap_servers)
-                .option("subscribe", TOPIC)
-                .option("includeHeaders", "true")
-            )
-            for _ in range(options.rounds):
-                blocks = LogBlocks.of(manifests, "records")
-                rounds.append(
-                    (
-                        seconds(lambda blocks=blocks: blocks.frame(spark, tasks=CORES), options.records),  # type: ignore[misc]
-                        seconds(kafka_source.load, options.records),
-                    )
+    with bench_folder() as folder, KafkaServer(folder / "kafka") as kafka:
+        fill(kafka.bootstrap_servers, TOPIC, options.records, spread_seconds=0)
+        stream = define(kafka.bootstrap_servers, TOPIC, folder, 128, "arrival")
+        measure(kafka.bootstrap_servers, TOPIC, options.records, folder, stream)
+        manifests = []
+        with Ledger.open(stream.ledger) as ledger:
+            context = StreamContext(stream, ledger)
+            for waiting in ledger.blocks.unclaimed(stream.name):
+                while ledger.now_ms() < waiting.batch_time_ms:
+                    time.sleep(0.1)
+                manifests.append(Manifest.load(allocate(context, waiting.batch_time_ms).batch.manifest_uri))
+        spark = (
+            SparkSession.builder.master(f"local[{CORES}]")
+            .config("spark.jars.packages", f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}")
+            .config("spark.ui.enabled", "false")
+            .getOrCreate()
+        )
+        kafka_source = (
+            spark.read.format("kafka")
+            .option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+            .option("subscribe", TOPIC)
+            .option("includeHeaders", "true")
+        )
+        for _ in range(options.rounds):
+            blocks = LogBlocks.of(manifests, "records")
+            rounds.append(
+                (
+                    seconds(lambda blocks=blocks: blocks.frame(spark, tasks=CORES), options.records),  # type: ignore[misc]
+                    seconds(kafka_source.load, options.records),
                 )
-            spark.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            )
+        spark.stop()
     mine, other = (tuple(options.records / each[side] for each in rounds[1:]) for side in (0, 1))
     name = "scan of the log into Spark"
     print_measures([Measure(name, "records/s", mine, "Spark's Kafka source", other)], as_json=options.json)

@@ -5,12 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Self
+
+
+@contextmanager
+def bench_folder() -> Iterator[Path]:
+    """A folder for what a benchmark leaves, deleted afterwards. Postgres may enter, which under root runs as nobody."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 Unit = Literal["records/s", "s", "CPU s per million records", "of a core", "MiB", "batches", "files", "threads"]
 

@@ -12,19 +12,17 @@ failed: these are what a person sees of the outage.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count
-from benchmarks.measures import Measure, print_measures
+from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count, stack_options
+from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.slow_elasticsearch import completed
 from benchmarks.warm_batch import until
 from examples.demo.elasticsearch_side import ElasticsearchSide
 
-from headrace.devstack.stack import Stack, StackOptions
+from headrace.devstack.stack import Stack
 from headrace.ledger import Ledger
 
 RATE = 100.0
@@ -52,10 +50,7 @@ def has_caught_up(ledger: Ledger) -> bool:
 
 def measure(folder: Path, batch_times: int) -> tuple[float, int]:
     """The batch intervals until all has caught up, and the number of failed runs."""
-    dags = folder / "dags"
-    dags.mkdir()
-    (dags / "orders.py").write_text(DAG_FILE.replace("SINGLE_TASK", "False"))
-    stack = Stack(StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins"))
+    stack = Stack(stack_options(folder, DAG_FILE.replace("SINGLE_TASK", "False")))
     try:
         kafka, elasticsearch, api = begin(stack)
         load = Load(kafka.bootstrap_servers, RATE)
@@ -89,12 +84,8 @@ def main() -> None:
     parser.add_argument("--batch-times", type=int, default=40, help="that Elasticsearch is away")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    folder.chmod(0o755)
-    try:
+    with bench_folder() as folder:
         took, failed = measure(folder, options.batch_times)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     name = f"Elasticsearch away for {options.batch_times} batch times"
     print_measures(
         [

@@ -26,7 +26,6 @@ import random
 import resource
 import shutil
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -35,7 +34,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from benchmarks.measures import Measure, print_measures
+from benchmarks.measures import Measure, bench_folder, print_measures
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
@@ -291,49 +290,45 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
     limits: list[float] = []
     rates: dict[str, list[float]] = {delivery: [] for delivery in options.delivery}
-    try:
-        with KafkaServer(folder / "kafka") as kafka:
-            topic = f"bench-{uuid.uuid4().hex[:8]}"
-            fill(
-                kafka.bootstrap_servers,
-                topic,
-                options.records,
-                options.spread,
-                options.shape,
-                partitions=options.partitions,
-            )
-            for number in range(options.rounds):
-                for delivery in options.delivery:
-                    target = folder / f"round-{number}-{delivery}"
-                    target.mkdir()
-                    stream = define(
-                        kafka.bootstrap_servers,
-                        topic,
-                        target,
-                        options.prefetch_mib,
-                        options.batch_by,
-                        delivery=delivery,
-                        receivers=options.receivers,
-                    )
-                    if len(limits) == number:
-                        limits.append(limit(stream, topic, options.records, options.partitions))
-                    result = measure(
-                        kafka.bootstrap_servers,
-                        topic,
-                        options.records,
-                        target,
-                        stream,
-                        partitions=options.partitions,
-                        receivers=options.receivers,
-                    )
-                    rates[delivery].append(result["records_per_second"])
-                    print(f"{number}: limit {limits[-1]:,.0f} records/s, {delivery} {result}", file=sys.stderr)
-                    shutil.rmtree(target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with bench_folder() as folder, KafkaServer(folder / "kafka") as kafka:
+        topic = f"bench-{uuid.uuid4().hex[:8]}"
+        fill(
+            kafka.bootstrap_servers,
+            topic,
+            options.records,
+            options.spread,
+            options.shape,
+            partitions=options.partitions,
+        )
+        for number in range(options.rounds):
+            for delivery in options.delivery:
+                target = folder / f"round-{number}-{delivery}"
+                target.mkdir()
+                stream = define(
+                    kafka.bootstrap_servers,
+                    topic,
+                    target,
+                    options.prefetch_mib,
+                    options.batch_by,
+                    delivery=delivery,
+                    receivers=options.receivers,
+                )
+                if len(limits) == number:
+                    limits.append(limit(stream, topic, options.records, options.partitions))
+                result = measure(
+                    kafka.bootstrap_servers,
+                    topic,
+                    options.records,
+                    target,
+                    stream,
+                    partitions=options.partitions,
+                    receivers=options.receivers,
+                )
+                rates[delivery].append(result["records_per_second"])
+                print(f"{number}: limit {limits[-1]:,.0f} records/s, {delivery} {result}", file=sys.stderr)
+                shutil.rmtree(target)
     by_timestamp = " by timestamp" if options.batch_by == "timestamp" else ""
     name = f"receive a backlog{by_timestamp}, {options.shape} records"
     if options.partitions != PARTITIONS:

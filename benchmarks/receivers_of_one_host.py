@@ -19,11 +19,9 @@ import json
 import multiprocessing
 import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +29,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+from benchmarks.measures import bench_folder
 from tests.support.records import TOPIC_ID, make_block
 
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
@@ -190,13 +189,8 @@ def ledger_url(folder: Path, kind: str) -> Iterator[str]:
 
 def run(case: Case, seconds: float, records: int) -> Measured:
     """Run a case in a folder of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    folder.chmod(0o755)
-    try:
-        with ledger_url(folder, case.ledger) as url:
-            return measure(folder, url, case, seconds, records)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with bench_folder() as folder, ledger_url(folder, case.ledger) as url:
+        return measure(folder, url, case, seconds, records)
 
 
 def run_with(checkout: Path, case: Case, seconds: float, records: int) -> Measured:

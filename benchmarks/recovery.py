@@ -9,14 +9,12 @@ that has the log open, and waits for the next block in the ledger. At the end ev
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
 import time
 from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from benchmarks.measures import Measure, print_measures
+from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.receiver_throughput import PARTITIONS, record
 from benchmarks.warm_batch import received, receiving, until
 from confluent_kafka import Producer
@@ -66,28 +64,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
     pauses = []
-    try:
-        with receiving(folder) as (bootstrap, ledger, job):
-            load = Load(bootstrap)
-            for _ in range(options.rounds):
-                until("a receiver", lambda: receiver_of(job, folder / "storage"))
-                time.sleep(STEADY_SECONDS)
-                receiver = receiver_of(job, folder / "storage")
-                assert receiver is not None
-                receiver.kill()
-                receiver.wait(10)
-                began, before = time.monotonic(), received(ledger)
-                until("the next block", lambda before=before: received(ledger) > before)  # type: ignore[misc]
-                pauses.append(time.monotonic() - began)
-            load.stop()
-            until("all records", lambda: received(ledger) >= load.sent)
-            added = [each for each in ledger.events.page("bench", limit=100_000) if each.kind == "block_added"]
-            records = sum(each.payload["records"] for each in added)
-            assert records == load.sent, (records, load.sent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with bench_folder() as folder, receiving(folder) as (bootstrap, ledger, job):
+        load = Load(bootstrap)
+        for _ in range(options.rounds):
+            until("a receiver", lambda: receiver_of(job, folder / "storage"))
+            time.sleep(STEADY_SECONDS)
+            receiver = receiver_of(job, folder / "storage")
+            assert receiver is not None
+            receiver.kill()
+            receiver.wait(10)
+            began, before = time.monotonic(), received(ledger)
+            until("the next block", lambda before=before: received(ledger) > before)  # type: ignore[misc]
+            pauses.append(time.monotonic() - began)
+        load.stop()
+        until("all records", lambda: received(ledger) >= load.sent)
+        added = [each for each in ledger.events.page("bench", limit=100_000) if each.kind == "block_added"]
+        records = sum(each.payload["records"] for each in added)
+        assert records == load.sent, (records, load.sent)
     limits = tuple(MOST_SECONDS for _ in pauses)
     name = "kill -9 of the receiver until the next block"
     print_measures([Measure(name, "s", tuple(pauses), f"{MOST_SECONDS:g} s", limits)], as_json=options.json)

@@ -12,19 +12,16 @@ receiver job's process is gone, and the next job also waits for the end of its l
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
 import time
 from pathlib import Path
 
 import psutil
-from benchmarks.latency import DAG_FILE, STREAM, Load, count
-from benchmarks.measures import Measure, print_measures
+from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count, stack_options
+from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.warm_batch import until
 from examples.demo.elasticsearch_side import ElasticsearchSide
-from examples.demo.producing import create_topic
 
-from headrace.devstack.stack import Stack, StackOptions
+from headrace.devstack.stack import Stack
 from headrace.devstack.state import processes_of_stack
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import SchemaError
@@ -59,25 +56,17 @@ def completed_since(folder: Path, began_ms: float) -> bool:
 
 def measure(folder: Path, rounds: int) -> list[float]:
     """The seconds of each round."""
-    dags = folder / "dags"
-    dags.mkdir()
-    (dags / "orders.py").write_text(DAG_FILE.replace("SINGLE_TASK", "False"))
-    options = StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins")
+    options = stack_options(folder, DAG_FILE.replace("SINGLE_TASK", "False"))
     stack = Stack(options)
     took: list[float] = []
     sent = 0
     try:
-        stack.start()
-        assert stack.kafka and stack.airflow
-        create_topic(stack.kafka.bootstrap_servers, STREAM, 2)
-        api = stack.airflow.api()
-        for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
-            api.wait_for_dag(dag_id)
-            api.unpause(dag_id)
+        begin(stack)
         ledger = folder / STREAM / "ledger.db"
         until("the ledger", ledger.exists, _FOUND_SECONDS)
         began_ms = 0.0
         for _ in range(rounds):
+            assert stack.kafka
             load = Load(stack.kafka.bootstrap_servers, RATE)
             until("a batch", lambda after=began_ms: completed_since(folder, after), _FOUND_SECONDS)  # type: ignore[misc]
             time.sleep(STEADY_SECONDS)
@@ -103,12 +92,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    folder.chmod(0o755)
-    try:
+    with bench_folder() as folder:
         took = measure(folder, options.rounds)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     name = "kill -9 of everything until the first batch has completed"
     limits = tuple(MOST_SECONDS for _ in took)
     print_measures([Measure(name, "s", tuple(took), f"{MOST_SECONDS:g} s", limits)], as_json=options.json)

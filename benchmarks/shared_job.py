@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import psutil
 from benchmarks.idle import SETTLING_SECONDS
+from benchmarks.measures import bench_folder
 from benchmarks.structured_streaming import cpu_seconds
 from benchmarks.warm_batch import until
 from examples.demo.producing import create_topic
@@ -132,13 +131,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 20])
     parser.add_argument("--seconds", type=float, default=60.0, help="of idleness that are measured")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    try:
-        with KafkaServer(folder / "kafka") as kafka:
-            for count in options.streams:
-                print(measure(folder / str(count), kafka.bootstrap_servers, count, options.seconds), flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with bench_folder() as folder, KafkaServer(folder / "kafka") as kafka:
+        for count in options.streams:
+            print(measure(folder / str(count), kafka.bootstrap_servers, count, options.seconds), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,21 +12,19 @@ complete after the slow time until one begins at most an interval late and recei
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count
-from benchmarks.measures import Measure, print_measures
+from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count, stack_options
+from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.warm_batch import until
 from examples.demo.elasticsearch_side import ElasticsearchSide
 
 from headrace.devstack.elasticsearch import ElasticsearchServer
-from headrace.devstack.stack import Stack, StackOptions
+from headrace.devstack.stack import Stack
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.batch_tables import BatchRow
 
@@ -129,14 +127,11 @@ def failures(ledger: Ledger) -> list[str]:
 
 def measure(folder: Path, minutes: float) -> tuple[float, float, int]:
     """The memory before and meanwhile in MiB, and the batches until full rate."""
-    dags = folder / "dags"
-    dags.mkdir()
     text = DAG_FILE.replace("SINGLE_TASK", "False").replace(
         'batch_interval="10 s",', 'batch_interval="10 s",\n    limits=Limits(backpressure=Backpressure()),'
     )
     text = text.replace("import ElasticsearchOutput,", "import Backpressure, ElasticsearchOutput, Limits,")
-    (dags / "orders.py").write_text(text)
-    stack = Stack(StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins"))
+    stack = Stack(stack_options(folder, text))
     try:
         kafka, elasticsearch, _ = begin(stack)
         load = Load(kafka.bootstrap_servers, RATE)
@@ -178,12 +173,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="of slowness")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    folder.chmod(0o755)
-    try:
+    with bench_folder() as folder:
         before, meanwhile, batches = measure(folder, options.minutes)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     name = "Elasticsearch at a tenth of its speed"
     print_measures(
         [

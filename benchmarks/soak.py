@@ -12,10 +12,8 @@ end of the batch. At the end every record has to be in the index, once, and no a
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,14 +21,14 @@ from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from benchmarks.latency import DAG_FILE, STREAM, begin, count
-from benchmarks.measures import Measure, Unit, print_measures
+from benchmarks.latency import DAG_FILE, STREAM, begin, count, stack_options
+from benchmarks.measures import Measure, Unit, bench_folder, print_measures
 from benchmarks.slow_elasticsearch import completed, failures
 from benchmarks.warm_batch import until
 from confluent_kafka import Producer
 from examples.demo.elasticsearch_side import ElasticsearchSide
 
-from headrace.devstack.stack import Stack, StackOptions
+from headrace.devstack.stack import Stack
 from headrace.ledger import BatchState, Ledger
 
 WARM_UP_SECONDS = 600.0
@@ -136,10 +134,7 @@ def most_grown(processes: Processes, field: str, unit: float) -> tuple[str, floa
 
 
 def measure(folder: Path, options: argparse.Namespace) -> list[Measure]:
-    dags = folder / "dags"
-    dags.mkdir()
-    (dags / "orders.py").write_text(DAG_FILE.replace("SINGLE_TASK", "False"))
-    stack = Stack(StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins"))
+    stack = Stack(stack_options(folder, DAG_FILE.replace("SINGLE_TASK", "False")))
     try:
         kafka, elasticsearch, _ = begin(stack)
         load = SteadyLoad(kafka.bootstrap_servers, options.rate)
@@ -184,12 +179,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=5_000.0, help="records a second")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    folder.chmod(0o755)
-    try:
+    with bench_folder() as folder:
         measures = measure(folder, options)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     print_measures(measures, as_json=options.json)
 
 

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from benchmarks.measures import bench_folder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -216,14 +215,13 @@ def main() -> None:
     parser.add_argument("--snapshot-every", type=int, default=10)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
     conf = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
     spark = classic_session("benchmark", master="local[2]", conf=conf)
     try:
-        result = (windows if options.what == "window" else lineage)(spark, folder, options)
+        with bench_folder() as folder:
+            result = (windows if options.what == "window" else lineage)(spark, folder, options)
     finally:
         spark.stop()
-        shutil.rmtree(folder, ignore_errors=True)
     if options.json:
         print(json.dumps(result))
     else:

@@ -23,11 +23,9 @@ import json
 import os
 import resource
 import secrets
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measures import Measure, print_measures
+from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.receiver_throughput import PARTITIONS, define, fill, record
 from benchmarks.structured_streaming import SCHEMA, Peer, cpu_seconds
 
@@ -282,11 +280,8 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="also with Structured Streaming, see structured_streaming")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    try:
+    with bench_folder() as folder:
         rounds = measure(options, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     print_measures(measures(rounds, options), as_json=options.json)
 
 
