@@ -134,6 +134,25 @@ def test_what_killed_writers_left_incomplete_goes_after_a_day_once_an_hour(recei
     assert clean() == 1
 
 
+def test_a_batch_that_runs_keeps_its_log_while_later_ones_are_done(receiving: Receiving) -> None:
+    """However long it runs, and also if its process has died."""
+    for time_ms in (T1, T2):
+        receiving.store(1)
+        receiving.clock.advance(10_000)
+        receiving.new_segment()
+        take(receiving, time_ms)
+    segments = receiving.segments()
+    receiving.complete(T2)
+    receiving.ledger.attempts.begin("shop", T1, holder="test", way="connect", lease_ms=3_600_000)
+    write_checkpoint(receiving.context, T2)
+    receiving.clock.advance(60_000)
+    assert clean_up(receiving.context).segments == 1
+    assert receiving.segments() == segments[:1]
+    receiving.clock.advance(3_600_000)
+    assert clean_up(receiving.context).segments == 0
+    assert receiving.segments() == segments[:1]
+
+
 def test_a_backlog_keeps_its_log_until_it_is_caught_up(receiving: Receiving) -> None:
     """However far batches fall behind, nothing that they need goes; when they are done, all of it does."""
     times = []

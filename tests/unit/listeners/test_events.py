@@ -80,6 +80,7 @@ def test_batches_are_reported_as_submitted_started_and_completed_with_their_dela
     started = [event.batch for event in of(recorder, "on_batch_started")]
     completed = [event.batch for event in of(recorder, "on_batch_completed")]
     assert all(event.succeeded for event in of(recorder, "on_batch_completed"))
+    assert [event.failure_reason for event in of(recorder, "on_output_operation_completed")] == [None] * 3
     for batches in (submitted, started, completed):
         assert [batch.batch_time_ms for batch in batches] == [T1, T2, T3]
         assert {(batch.records, batch.blocks, batch.payload_bytes, batch.interval_ms) for batch in batches} == {

@@ -35,7 +35,9 @@ def test_an_empty_log_has_no_blocks(mode: RecoveryMode) -> None:
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
-def test_many_small_blocks(codec: Codec) -> None:
+def test_many_small_blocks(monkeypatch: pytest.MonkeyPatch, codec: Codec) -> None:
+    """Many times what is fetched at a time."""
+    fetch_at_a_time(monkeypatch, 5_000)
     storage = MemoryStorage()
     sizes = [at % 7 for at in range(400)]
     blocks = write(open_writer(storage, codec), sizes)

@@ -129,10 +129,18 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(live: Callable
     assert Step.CHECKPOINT_WRITTEN in report.steps
 
 
-def test_without_any_checkpoint_its_definition_is_enough(live: Callable[..., Life], new_url: str) -> None:
+@pytest.mark.parametrize("harm", ["missing", "damaged"])
+def test_without_a_readable_checkpoint_its_definition_is_enough(
+    live: Callable[..., Life], new_url: str, harm: str
+) -> None:
     life = live(6)
     folder = life.storage.below(NAME)
-    for path in [*checkpoint_paths(folder), *folder.paths("history")]:
+    for path in checkpoint_paths(folder):
+        if harm == "damaged":
+            folder.write_atomically(path, folder.read(path)[:-30])
+        else:
+            folder.delete(path)
+    for path in folder.paths("history"):
         folder.delete(path)
     life.clock.advance(LEASE_MS + 1_000)
     with Ledger.open(new_url, clock=life.clock) as ledger:
