@@ -113,8 +113,9 @@ class Installation:
 
     def end_story(self, dag_ids: Sequence[str]) -> None:
         """Let nothing of it go on: pause its DAGs, stop its streams."""
-        for file in ("fail", "hold"):
-            (self.folder / file).unlink(missing_ok=True)
+        for pattern in ("fail", "hold", "held.*"):
+            for file in self.folder.glob(pattern):
+                file.unlink()
         for dag_id in dag_ids:
             self.api.pause(dag_id)
         with self.ledger() as ledger:
