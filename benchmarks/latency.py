@@ -39,6 +39,7 @@ from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.stack import Stack, StackOptions
 from headrace.ledger import Ledger
+from headrace.ledger.errors import LedgerMissingError, SchemaError
 
 STREAM = "orders"
 LIMIT = "half the interval and an empty DAG run"
@@ -201,6 +202,21 @@ def stack_options(folder: Path, dag_file: str) -> StackOptions:
     dags.mkdir()
     (dags / "orders.py").write_text(dag_file)
     return StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins")
+
+
+def open_ledger(folder: Path) -> Ledger:
+    """The stream's ledger, once its first task has made it, within five minutes. The caller closes it."""
+    opened: list[Ledger] = []
+
+    def is_made() -> bool:
+        try:
+            opened.append(Ledger.open(f"sqlite:///{folder}/{STREAM}/ledger.db", create=False))
+        except (LedgerMissingError, SchemaError):
+            return False
+        return True
+
+    until("the ledger", is_made, 300)
+    return opened[0]
 
 
 def begin(stack: Stack) -> tuple[KafkaServer, ElasticsearchServer, AirflowApi]:

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count, stack_options
+from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count, open_ledger, stack_options
 from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.slow_elasticsearch import completed
 from benchmarks.warm_batch import until
@@ -54,10 +54,7 @@ def measure(folder: Path, batch_times: int) -> tuple[float, int]:
     try:
         kafka, elasticsearch, api = begin(stack)
         load = Load(kafka.bootstrap_servers, RATE)
-        path = folder / STREAM / "ledger.db"
-        until("the ledger", path.exists, _FOUND_SECONDS)
-        time.sleep(5)
-        with Ledger.open(f"sqlite:///{path}", create=False) as ledger:
+        with open_ledger(folder) as ledger:
             until("the first batches", lambda: len(completed(ledger)) >= 3, _FOUND_SECONDS)
             elasticsearch.kill()
             time.sleep(batch_times * INTERVAL_SECONDS)

@@ -24,7 +24,7 @@ from examples.demo.elasticsearch_side import ElasticsearchSide
 from headrace.devstack.stack import Stack
 from headrace.devstack.state import processes_of_stack
 from headrace.ledger import BatchState, Ledger
-from headrace.ledger.errors import SchemaError
+from headrace.ledger.errors import LedgerMissingError, SchemaError
 
 RATE = 100.0
 STEADY_SECONDS = 40.0
@@ -48,7 +48,7 @@ def completed_since(folder: Path, began_ms: float) -> bool:
     try:
         with Ledger.open(f"sqlite:///{folder}/{STREAM}/ledger.db", create=False) as ledger:
             newest = ledger.batches.page(STREAM, 5, [BatchState.COMPLETED])
-    except SchemaError:
+    except (LedgerMissingError, SchemaError):
         # The first task has made the file, and not yet its tables.
         return False
     return any(row.records and (row.started_at_ms or 0) > began_ms for row in newest)

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count, stack_options
+from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count, open_ledger, stack_options
 from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.warm_batch import until
 from examples.demo.elasticsearch_side import ElasticsearchSide
@@ -135,10 +135,7 @@ def measure(folder: Path, minutes: float) -> tuple[float, float, int]:
     try:
         kafka, elasticsearch, _ = begin(stack)
         load = Load(kafka.bootstrap_servers, RATE)
-        path = folder / STREAM / "ledger.db"
-        until("the ledger", path.exists, _FOUND_SECONDS)
-        time.sleep(5)
-        with Ledger.open(f"sqlite:///{path}", create=False) as ledger:
+        with open_ledger(folder) as ledger:
             until("the first batches", lambda: bool(completed(ledger)), _FOUND_SECONDS)
             job = ledger.jobs.current(STREAM)
             assert job is not None
