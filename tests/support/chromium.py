@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
+
+# For every assertion, and for a page that is given it: Airflow's page is megabytes of script, and the machine is busy
+# with other processes.
+PATIENCE_MS = 120_000
 
 
 @contextmanager
@@ -29,6 +33,7 @@ def open_chromium() -> Iterator[Browser]:
         raise FileNotFoundError("These tests need Chromium: apt-get install chromium, or name a program in CHROMIUM.")
     # Chromium refuses its own sandbox under root, as CI runs it; it loads only this machine's pages.
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"] if os.geteuid() == 0 else []
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=arguments)
         try:

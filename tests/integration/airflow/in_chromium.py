@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import FrameLocator, Page, expect
-from tests.support.chromium import open_chromium
+from playwright.sync_api import FrameLocator, Page
+from tests.support.chromium import PATIENCE_MS, open_chromium
 
 from headrace.devstack.airflow import USER, Airflow
-
-# Airflow's page is megabytes of script, and the machine is busy with its other processes.
-PATIENCE_MS = 120_000
 
 
 @contextmanager
@@ -22,16 +19,12 @@ def signed_in(airflow: Airflow, *, theme: Any = "light") -> Iterator[Page]:
     with open_chromium() as browser:
         page = browser.new_context(color_scheme=theme, viewport={"width": 1360, "height": 850}).new_page()
         page.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)
-        try:
-            page.goto(airflow.url)
-            page.locator("input[name=username]").fill(USER)
-            page.locator("input[name=password]").fill(airflow.password())
-            page.get_by_role("button", name=re.compile("sign in", re.IGNORECASE)).click()
-            page.get_by_test_id("nav-sidebar").wait_for()
-            yield page
-        finally:
-            expect.set_options(timeout=5_000)
+        page.goto(airflow.url)
+        page.locator("input[name=username]").fill(USER)
+        page.locator("input[name=password]").fill(airflow.password())
+        page.get_by_role("button", name=re.compile("sign in", re.IGNORECASE)).click()
+        page.get_by_test_id("nav-sidebar").wait_for()
+        yield page
 
 
 def frame(page: Page, title: str) -> FrameLocator:

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Browser, Page
-from tests.support.chromium import open_chromium
+from tests.support.chromium import PATIENCE_MS, open_chromium
 from tests.support.page_server import application
 from tests.support.seeded_ledger import seed
 
@@ -74,7 +74,7 @@ def view(chromium: Browser, address: str) -> Iterator[View]:
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
         page.goto(address + route)

@@ -13,6 +13,7 @@ import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from tests.integration.dead_letter_shop import Shop
+from tests.support.chromium import PATIENCE_MS
 from tests.support.page_server import application
 
 
@@ -33,7 +34,7 @@ def page(shop: Shop, chromium: Browser) -> Iterator[Page]:
     thread.start()
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(PATIENCE_MS)
     page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}/headrace/#/streams/shop/dead-letters")
     yield page
     context.close()
@@ -43,7 +44,7 @@ def page(shop: Shop, chromium: Browser) -> Iterator[Page]:
 
 def test_dead_letters_are_shown_with_their_reasons_and_replayed_after_a_correction(shop: Shop, page: Page) -> None:
     lines = page.locator("tbody tr")
-    expect(lines).to_have_count(2, timeout=60_000)
+    expect(lines).to_have_count(2)
     expect(lines.first).to_contain_text("failed to parse field [n]")
     # Three lines of a reason are shown, and all of it after a click.
     reason = lines.first.locator("summary", has_text="failed to parse").first
@@ -54,9 +55,9 @@ def test_dead_letters_are_shown_with_their_reasons_and_replayed_after_a_correcti
     shop.correct_mapping()
     page.get_by_role("button", name="Replay").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog.locator(".will")).to_contain_text("2 of 2 dead letters", timeout=60_000)
+    expect(dialog.locator(".will")).to_contain_text("2 of 2 dead letters")
     assert Axe().run(page).response["violations"] == []
     dialog.get_by_role("button", name="Replay").click()
-    expect(page.get_by_text(re.compile("2 of 2 dead letters are indexed"))).to_be_attached(timeout=60_000)
-    expect(page.get_by_text("No dead letter")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text(re.compile("2 of 2 dead letters are indexed"))).to_be_attached()
+    expect(page.get_by_text("No dead letter")).to_be_visible()
     assert {document["n"] for document in shop.documents().values()} == {1, "one", "two"}

@@ -200,7 +200,7 @@ def test_an_unreadable_ledger_is_an_error_with_a_remedy_and_old_data_stay(view: 
         lambda route: route.fulfill(status=503, json={"detail": "no connection", "remedy": "Start its database."}),
     )
     alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("Not available at the moment", timeout=15_000)
+    expect(alert).to_contain_text("Not available at the moment")
     expect(alert).to_contain_text("Start its database.")
     expect(page.get_by_role("table", name="Receivers")).to_be_visible()
     page.unroute("**/api/v1/**")
@@ -223,7 +223,7 @@ def test_each_kind_of_problem_has_a_heading_that_fits(view: View) -> None:
     ]
     page.route("**/api/v1/streams", lambda route: route.fulfill(json={"streams": [], "problems": problems}))
     alerts = page.get_by_role("alert")
-    expect(alerts).to_have_count(len(headings), timeout=15_000)
+    expect(alerts).to_have_count(len(headings))
     for kind, heading in headings.items():
         expect(alerts.filter(has_text=f"The error of {kind}.").locator("strong")).to_have_text(heading)
 
@@ -284,4 +284,4 @@ def test_a_change_of_state_is_announced(view: View, address: str) -> None:
 
     page.route("**/api/v1/streams", answer)
     page.goto(address + "#/streams")
-    expect(page.get_by_role("status").last).to_contain_text("is stalled", timeout=15_000)
+    expect(page.get_by_role("status").last).to_contain_text("is stalled")
