@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from examples.demo.stack import dags_folder
 from examples.demo.word_count_demo import LineServer
+from tests.support.scheduling import SPARING
 from tests.system.clicks import DAG_FILE as CLICKS_DAG_FILE
 from tests.system.orders import DAG_FILE, STREAM, TRANSFORM_FILE, Orders
 
@@ -60,6 +61,8 @@ def stack(lines: LineServer) -> Iterator[Stack]:
         environment.setenv("CLICKS_FILES", str(data / "clicks"))
         environment.setenv("CLICKS_SCHEDULE_ENDS", str(data / "clicks_schedule_ends"))
         stack = Stack(StackOptions(data=data, dags=dags, plugins=data / "plugins"))
+        assert stack.airflow is not None
+        stack.airflow.config |= SPARING
         try:
             stack.start()
             yield stack

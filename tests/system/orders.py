@@ -67,7 +67,7 @@ def with_total(records):
 
 # Far above what it takes: on a machine that does ten other things at once, Airflow takes half a minute for a run.
 _DEADLINE_SECONDS = 600.0
-_POLL_SECONDS = 0.25
+_POLL_SECONDS = 0.5
 _TRANSACTIONS = """
     SELECT pid, state, wait_event_type, wait_event, pg_blocking_pids(pid), now() - xact_start, left(query, 200)
     FROM pg_stat_activity WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()

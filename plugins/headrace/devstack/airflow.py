@@ -111,7 +111,7 @@ class Airflow(Startable):
         self.connections = dict(connections or {})
         self.users = {USER: "admin"} | dict(users or {})
         self._environment = dict(environment or {})
-        self._config = dict(config or {})
+        self.config = dict(config or {})
         self._migrated = migrated
         self._migration: GuardedProcess | None = None
         self.components = {name: AirflowComponent(self, name) for name in COMPONENTS}
@@ -205,7 +205,7 @@ class Airflow(Startable):
             "api_auth.jwt_secret": keys["jwt"],
         }
         variables = {f"AIRFLOW__{name.replace('.', '__', 1).upper()}": value for name, value in settings.items()}
-        variables |= {f"AIRFLOW__{name.replace('.', '__', 1).upper()}": value for name, value in self._config.items()}
+        variables |= {f"AIRFLOW__{name.replace('.', '__', 1).upper()}": value for name, value in self.config.items()}
         variables |= {f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in self.connections.items()}
         inherited = {name: value for name, value in child_environment().items() if not name.startswith("AIRFLOW__")}
         return (

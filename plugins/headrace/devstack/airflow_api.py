@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from headrace.devstack.errors import LocalStackError
 
-_POLL_SECONDS = 0.25
+_POLL_SECONDS = 0.5
 _FINISHED = ("success", "failed")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy.engine import make_url
+from tests.support.scheduling import SPARING
 
 from headrace.connections import variable_name
 from headrace.devstack.airflow import DATABASE_SETTINGS, Airflow
@@ -31,7 +32,7 @@ def _until(condition: Callable[[], object], seconds: float = _TIMEOUT_SECONDS, w
         found = condition()
         if found:
             return found
-        time.sleep(0.25)
+        time.sleep(0.5)
     raise AssertionError(f"{what} did not happen in {seconds} s")
 
 
@@ -72,6 +73,7 @@ class Installation:
                 "flights_ledger": self.ledger_connection,
                 "airflow_db": _connection("postgres", database_url),
             },
+            config=SPARING,
             environment={
                 "HEADRACE_TOYS": str(HERE),
                 "HEADRACE_FOLDER": str(folder),
