@@ -22,6 +22,7 @@ from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.guarded_process import child_environment
 from headrace.devstack.postgres import PostgresServer
 from headrace.devstack.state import STACK_VARIABLE, Phase, StackState, end_stack_processes, read_state
+from headrace.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = (ROOT / "docs" / "first-stream.md").read_text()
@@ -42,7 +43,7 @@ def eventually(what: Callable[[], Any], reason: str) -> Any:
     deadline = time.monotonic() + SECONDS
     while not (found := what()):
         assert time.monotonic() < deadline, reason
-        time.sleep(0.2)
+        time.sleep(0.5)
     return found
 
 
@@ -149,8 +150,9 @@ def test_the_tutorial_does_what_it_says(newcomer: Newcomer) -> None:
     (dags / "orders_transform.py").write_text(block("def with_total"))
     dag_file.write_text(with_transform)
     # "Airflow reads the changed file within half a minute": before, a batch would still run without the transform.
-    revision = f"{ledger}\n{show_stream} --json"
-    eventually(lambda: json.loads(newcomer.type(revision))["revision"] == 2, "Airflow did not read the changed file")
+    with Ledger.open(f"sqlite:///{newcomer.folder}/mine/orders/ledger.db") as opened:
+        eventually(lambda: opened.streams.get("orders").revision == 2, "Airflow did not read the changed file")
+    assert json.loads(newcomer.type(f"{ledger}\n{show_stream} --json"))["revision"] == 2
     newcomer.type(f"{ledger}\n{block('headrace streams start orders')}")
     newcomer.send("""producer.produce("orders", value='{"item": "pot", "cents": 350, "pieces": 2}')""")
     eventually(lambda: 700 in newcomer.totals(), "no document has a total")

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+import tenacity
+
 from headrace.devstack.errors import LocalStackError
 
 _POLL_SECONDS = 0.5
@@ -22,6 +24,17 @@ class AirflowApiError(LocalStackError):
     def __init__(self, what: str, status: int) -> None:
         super().__init__(what)
         self.status = status
+
+
+# Airflow answers with a 500 where its database has ended a transaction, which a busy machine leaves open for too long.
+_read_again = tenacity.retry(
+    retry=tenacity.retry_if_exception(
+        lambda error: isinstance(error, AirflowApiError) and error.status == http.client.INTERNAL_SERVER_ERROR
+    ),
+    stop=tenacity.stop_after_attempt(4),
+    wait=tenacity.wait_fixed(_POLL_SECONDS),
+    reraise=True,
+)
 
 
 class RunFailedError(LocalStackError):
@@ -50,20 +63,21 @@ class AirflowApi:
 
     def request(self, method: str, path: str, body: object = None, params: Mapping[str, object] | None = None) -> Any:
         """Call ``/api/v2<path>``, or ``/<path>`` for a path written as ``//<path>``. Returns the decoded JSON, or the
-        text if it is not JSON."""
+        text if it is not JSON. A GET that is answered with a 500 is repeated three times."""
         path = path.removeprefix("/") if path.startswith("//") else f"/api/v2{path}"
         if params:
             path = f"{path}?{urlencode(params, doseq=True)}"
         if self._token is None:
             self._token = str(self._call("POST", "/auth/token", self._login, None)["access_token"])
+        call = _read_again(self._call) if method == "GET" else self._call
         try:
-            return self._call(method, path, body, self._token)
+            return call(method, path, body, self._token)
         except AirflowApiError as error:
             if error.status != http.client.UNAUTHORIZED:
                 raise
         # The token has expired, or the secrets have changed.
         self._token = str(self._call("POST", "/auth/token", self._login, None)["access_token"])
-        return self._call(method, path, body, self._token)
+        return call(method, path, body, self._token)
 
     def dags(self) -> list[str]:
         """The ids of the DAGs that Airflow knows."""

@@ -73,6 +73,20 @@ def test_the_client_logs_in_once_and_again_when_the_token_expires(airflow: tuple
     assert fake.seen[0] == ("PATCH", "/api/v2/dags/d", {"is_paused": False})
 
 
+def test_a_read_is_repeated_after_an_internal_error_and_a_change_is_not(airflow: tuple[_FakeAirflow, str]) -> None:
+    fake, url = airflow
+    api = AirflowApi(url, "admin", "secret")
+    answers = iter([(500, {"detail": "Database error"}), (200, {"state": "success"})])
+    fake.answer = lambda _method, _path, _body: next(answers)
+    assert api.run("d", "r")["state"] == "success"
+    fake.answer = lambda _method, _path, _body: (500, {"detail": "Database error"})
+    for ask, times in ((lambda: api.run("d", "r"), 4), (lambda: api.pause("d"), 1)):
+        fake.seen.clear()
+        with pytest.raises(AirflowApiError, match="500"):
+            ask()
+        assert len(fake.seen) == times
+
+
 def test_a_wrong_password_is_reported_without_the_password(airflow: tuple[_FakeAirflow, str]) -> None:
     _, url = airflow
     with pytest.raises(AirflowApiError, match=r"/auth/token was answered 401.*Invalid credentials") as raised:
