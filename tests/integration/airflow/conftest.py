@@ -127,6 +127,9 @@ class Installation:
                     ledger.jobs.request_stop(stream.name, "its story is over")
 
 
+_INSTALLATION = pytest.StashKey[Installation]()
+
+
 @pytest.fixture(scope="session")
 def migrated_database(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The name of a database with Airflow's schema, to be copied: its migrations take a quarter of a start."""
@@ -137,7 +140,9 @@ def migrated_database(postgres_server: PostgresServer, tmp_path_factory: pytest.
 
 
 @pytest.fixture(scope="session")
-def airflow_with_toys(postgres_server: PostgresServer, migrated_database: str) -> Iterator[Installation]:
+def airflow_with_toys(
+    request: pytest.FixtureRequest, postgres_server: PostgresServer, migrated_database: str
+) -> Iterator[Installation]:
     """One for all stories, whose streams are their own: a start takes 40 s of a processor."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-airflow-"))
     # Airflow refuses backfills on SQLite while anything else runs.
@@ -146,11 +151,23 @@ def airflow_with_toys(postgres_server: PostgresServer, migrated_database: str) -
     made = Installation(folder, airflow_url, postgres_server.create_database(databases[1]))
     try:
         with made.airflow:
+            request.session.stash[_INSTALLATION] = made
             yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         for name in databases:
             postgres_server.drop_database(name)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop it after the last story: an Airflow that has nothing to do takes a quarter of a core until the session ends.
+
+    `Installation.begin_story` would start it again.
+    """
+    made = item.session.stash.get(_INSTALLATION, None)
+    if made is not None and (nextitem is None or HERE not in nextitem.path.parents):
+        made.airflow.stop()
 
 
 @pytest.fixture(scope="module")
