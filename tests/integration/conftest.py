@@ -27,7 +27,8 @@ from headrace.devstack.postgres import PostgresServer
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def new_server_folder() -> Iterator[Path]:
+    """A folder for the data of servers, which goes with them."""
     # Not below pytest's own temporary folder: that is closed to others, and Postgres runs as nobody under root.
     folder = Path(tempfile.mkdtemp(prefix="headrace-test-"))
     folder.chmod(0o755)
@@ -40,14 +41,14 @@ def _folder() -> Iterator[Path]:
 @pytest.fixture
 def server_folder() -> Iterator[Path]:
     """A folder for the data of a test's own servers."""
-    with _folder() as folder:
+    with new_server_folder() as folder:
         yield folder
 
 
 @pytest.fixture(scope="session")
 def kafka_server() -> Iterator[KafkaServer]:
     """The session's Kafka. Do not stop it: others use it too."""
-    with _folder() as folder, KafkaServer(folder) as server:
+    with new_server_folder() as folder, KafkaServer(folder) as server:
         yield server
 
 
@@ -66,7 +67,7 @@ def kafka_admin(kafka: str) -> AdminClient:
 @pytest.fixture(scope="session")
 def elasticsearch_server() -> Iterator[ElasticsearchServer]:
     """The session's Elasticsearch. Do not stop it: others use it too."""
-    with _folder() as folder:
+    with new_server_folder() as folder:
         server = ElasticsearchServer(folder)
         if shutil.which("javac"):
             _add_processor(folder)
@@ -100,7 +101,10 @@ def elasticsearch(elasticsearch_server: ElasticsearchServer) -> str:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """The session's Postgres; it survives kill -9 of itself, not of the machine (no fsync)."""
-    with _folder() as folder, PostgresServer(folder, settings={"fsync": "off", "synchronous_commit": "off"}) as server:
+    with (
+        new_server_folder() as folder,
+        PostgresServer(folder, settings={"fsync": "off", "synchronous_commit": "off"}) as server,
+    ):
         yield server
 
 

@@ -9,12 +9,11 @@ from xdist.scheduler import LoadFileScheduling
 # Each starts an Airflow of its own, which takes a third of a core while it only waits.
 _WITH_AIRFLOW = ("the stack", "the toys", "tests/system/", "tests/integration/devstack/test_stack.py")
 _AIRFLOWS_AT_ONCE = 2
-# The files that share one: a worker takes them at once. They are the longest, so they come first.
-_STACK, _TOYS = "tests/system/test_{}.py", "tests/integration/airflow/test_{}.py"
-_SHARING = {
-    **{_STACK.format(name): "the stack" for name in ("down_time", "stream", "word_count")},
-    # The first of them has a copy of the database that is made for the others.
-    **{_TOYS.format(name): "the toys" for name in ("api_rights", "assets", "backfill", "outputs", "schedule")},
+# Files that share servers of their own: a worker takes them at once, and first of all, since they take longest.
+_TOGETHER = {
+    "the stack": tuple(f"tests/system/test_{name}.py" for name in ("down_time", "stream", "word_count")),
+    "the toys": ("tests/integration/airflow/",),
+    "the cluster": ("tests/integration/spark/cluster/",),
 }
 
 
@@ -24,16 +23,15 @@ SPARING = {"scheduler.scheduler_idle_sleep_time": "1"}
 
 
 class FilesAndTheStack(LoadFileScheduling):
-    """Files that share an Airflow are one unit, and the first to be taken. Two units with an Airflow run at once while
-    others are left: more would make each other late on two cores."""
+    """Two units with an Airflow run at once while others are left: more would make each other late on two cores."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return _SHARING.get(file, file)
+        return next((scope for scope, files in _TOGETHER.items() if file.startswith(files)), file)
 
     def _assign_work_unit(self, node: Any) -> None:
-        for shared in sorted(set(_SHARING.values()) & self.workqueue.keys()):
-            self.workqueue.move_to_end(shared, last=False)
+        if first := next((scope for scope in _TOGETHER if scope in self.workqueue), None):
+            self.workqueue.move_to_end(first, last=False)
         units = [(scope, tests) for units in self.assigned_work.values() for scope, tests in units.items()]
         running = [scope for scope, tests in units if scope.startswith(_WITH_AIRFLOW) and not all(tests.values())]
         if len(running) >= _AIRFLOWS_AT_ONCE:

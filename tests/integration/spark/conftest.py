@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.integration.spark.application import Application, new_application
-from tests.support.spark_cluster import SparkCluster
 
 from headrace.batch.allocation import allocate
 from headrace.batch.manifest import Manifest, ManifestBlock
@@ -164,16 +163,6 @@ class BatchLedger:
         open_session = spark if callable(spark) else lambda: spark
         context = StreamContext(stream or self.stream, self.ledger)
         return run_attempt(BatchAttempt(context, attempt, open_session, **options))
-
-
-@pytest.fixture
-def cluster(server_folder: Path) -> Iterator[SparkCluster]:
-    """A standalone cluster of two workers with two cores each, on loopback.
-
-    It takes applications that have its settings: ``SPARK_CONF_DIR`` names their folder.
-    """
-    with SparkCluster(server_folder, workers=2, cores=2, memory="1g", secret=uuid.uuid4().hex) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

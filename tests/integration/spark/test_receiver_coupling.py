@@ -12,7 +12,6 @@ import pytest
 from tests.support.living_process import is_alive
 
 from headrace.ledger import JobState
-from headrace.stream import SparkSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -76,10 +75,3 @@ def test_a_start_without_the_secret_fails_before_spark(application: Any) -> None
     assert process.wait(240) == 1
     assert "HEADRACE_SECRET_KEY is not set" in str(application.job().error)
     assert "Using Spark" not in application.log("receiver")
-
-
-def test_without_connect_there_is_no_server(receiver_application: Callable[..., Any]) -> None:
-    application = receiver_application(spark=SparkSettings(master="local[2]", run_batches="submit"))
-    job = application.running_job(application.start_job(HEADRACE_SECRET_KEY=""))
-    assert job.attributes["connect_url"] is None
-    assert "Connect" not in application.log("receiver")

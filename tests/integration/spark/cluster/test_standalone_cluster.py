@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.integration.spark.executors import executors, process_of
+from tests.integration.spark.cluster.executors import executors, process_of
 from tests.support.spark_cluster import SparkCluster
 
 from headrace.ledger import JobState, ReceiverState
@@ -126,7 +126,7 @@ def test_the_package_and_the_users_code_reach_executors_that_have_neither(
 
     application.produce("b", "b", "a")
     time_ms = application.allocate_next()
-    # The receivers' application has every core of this cluster.
+    # The batch's own application takes as many cores.
     application.ledger.jobs.request_stop("clicks", "make room")
     assert process.wait(240) == 0, application.log("receiver")
     assert application.job().state is JobState.STOPPED

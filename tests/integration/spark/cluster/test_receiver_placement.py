@@ -1,4 +1,4 @@
-"""Receivers on a standalone cluster of two workers: an executor each, and another one when theirs is lost."""
+"""Receivers on a standalone cluster: an executor each, and another one when theirs is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
-from tests.integration.spark.executors import process_of, running
+from tests.integration.spark.cluster.executors import process_of, running
 from tests.support.spark_cluster import SparkCluster
 
 from headrace.ledger import EventKind
@@ -115,7 +115,11 @@ def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_execut
         tasks = sorted(running(application).values())
         return tasks == [1, 1] and all(row.host for row in receivers(application))
 
-    application.running_job(application.start_job(PYSPARK_PYTHON=sys.executable, SPARK_CONF_DIR=str(cluster.conf_dir)))
+    # No batch connects, so no secret is needed.
+    environment = {"SPARK_CONF_DIR": str(cluster.conf_dir), "HEADRACE_SECRET_KEY": ""}
+    job = application.running_job(application.start_job(PYSPARK_PYTHON=sys.executable, **environment))
+    assert job.attributes["connect_url"] is None, "there is no Spark Connect server"
+    assert "Connect" not in application.log("receiver")
     received(1)
     planned = re.findall(r"receiver (\S+) is to run on executor (\d+) on", application.log("receiver"))
     assert len(planned) == len(set(dict(planned).values())) == 2

@@ -6,14 +6,14 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.integration.spark.executors import process_of, running
+from tests.integration.spark.cluster.executors import process_of, running
 from tests.support.spark_cluster import SparkCluster
 
 from headrace.stream import KafkaInput, SparkSettings
@@ -51,14 +51,8 @@ class Load:
         return self.produced
 
 
-@pytest.fixture
-def three_workers(server_folder: Path) -> Iterator[SparkCluster]:
-    with SparkCluster(server_folder, workers=3, cores=2, memory="1g", secret=uuid.uuid4().hex) as cluster:
-        yield cluster
-
-
 def test_nothing_is_lost_or_doubled_and_the_load_is_balanced_again(
-    kafka: str, three_workers: SparkCluster, receiver_application: Callable[..., Any], tmp_path: Path
+    kafka: str, cluster: SparkCluster, receiver_application: Callable[..., Any], tmp_path: Path
 ) -> None:
     topic = f"load-{uuid.uuid4().hex}"
     admin = AdminClient({"bootstrap.servers": kafka})
@@ -67,7 +61,7 @@ def test_nothing_is_lost_or_doubled_and_the_load_is_balanced_again(
         inputs=KafkaInput(bootstrap_servers=kafka, topics=topic, receivers=RECEIVERS),
         storage={"url": str(tmp_path / "storage"), "shared": True},
         spark=SparkSettings(
-            master=three_workers.url,
+            master=cluster.url,
             run_batches="submit",
             conf={
                 "spark.executor.cores": "2",
@@ -89,7 +83,7 @@ def test_nothing_is_lost_or_doubled_and_the_load_is_balanced_again(
         )
         return len(live) == RECEIVERS and owners == dict.fromkeys(live, PARTITIONS // RECEIVERS)
 
-    environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_CONF_DIR": str(three_workers.conf_dir)}
+    environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_CONF_DIR": str(cluster.conf_dir)}
     application.running_job(application.start_job(**environment))
     application.until("each receiver has two partitions", is_balanced)
     load = Load(kafka, topic)
