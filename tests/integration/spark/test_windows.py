@@ -47,7 +47,7 @@ def reduce(records):
     return records.groupBy("value.k").agg(F.sum("value.v").alias("v")).orderBy("k")
 
 def group(records):
-    return records.groupBy("value.k").agg(F.sort_array(F.collect_set("value.v")).alias("v")).orderBy("k")
+    return records.groupBy("value.k").agg(F.sort_array(F.collect_list("value.v")).alias("v")).orderBy("k")
 
 def count(records):
     return records.agg(F.count("*"))
@@ -209,8 +209,16 @@ def test_reduce_by_key_and_window_with_inverse_function_and_with_a_filter(
 
 
 def test_group_by_key_and_window(spark: SparkSession, stream: Make, code: str) -> None:
-    found = stream(outputs=window(code, "group")).windows(spark, BIG[:6])
-    assert found == [[(key, [1]) for key, _ in rows] for rows in BIG_REDUCED[:6]]
+    batches = [[(key, number) for key, _ in rows] for number, rows in enumerate(BIG[:6])]
+    found = stream(outputs=window(code, "group")).windows(spark, batches)
+    assert found == [
+        [("a", [0])],
+        [("a", [0, 1]), ("b", [1])],
+        [("a", [1, 2]), ("b", [1, 2]), ("c", [2])],
+        [("a", [2, 3]), ("b", [2, 3]), ("c", [2])],
+        [("a", [3, 4]), ("b", [3])],
+        [("a", [4])],
+    ]
 
 
 def test_count_by_window(spark: SparkSession, stream: Make, code: str) -> None:

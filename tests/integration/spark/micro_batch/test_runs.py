@@ -7,6 +7,7 @@ import re
 import uuid
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
@@ -73,14 +74,17 @@ def test_several_inputs_reach_the_transform_by_name(
     assert printed.splitlines()[3:5] == ["l", "r"]
 
 
-def test_an_unused_input_without_records_is_no_error(
-    spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any
+@pytest.mark.parametrize("unused", [0, 2], ids=["without records", "with records"])
+def test_an_unused_input_is_no_error(
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any, unused: int
 ) -> None:
     inputs = [KafkaInput(id=name, bootstrap_servers="h:1", topics=name) for name in ("left", "right")]
     batch = make_batch_ledger(inputs=inputs, **transforms("left_alone"))
     batch.add(make_records([b"l"], topic="left"), input_id="left")
+    if unused:
+        batch.add(make_records([b"r"] * unused, topic="right"), input_id="right")
     result, printed = run(spark, batch)
-    assert (result.records, printed.splitlines()[3]) == (1, "l")
+    assert (result.records, printed.splitlines()[3:]) == (1 + unused, ["l", ""])
 
 
 def test_an_empty_batch_prints_its_header_without_spark(make_batch_ledger: Make) -> None:
@@ -101,10 +105,19 @@ def test_an_empty_batch_runs_if_a_transform_can_make_rows_without_records(
 def test_jobs_are_named_by_batch_and_output(
     spark: SparkSession, make_batch_ledger: Make, make_records: Records
 ) -> None:
+    """And the thread that runs the batch keeps its own names."""
+    context: Any = spark.sparkContext
     batch = make_batch_ledger()
     batch.add(make_records([b"x"]))
-    run(spark, batch)
-    assert spark.sparkContext.statusTracker().getJobIdsForGroup("headrace/clicks/10000/1/console")
+    context.setLocalProperty("spark.jobGroup.id", "of the caller")
+    try:
+        run(spark, batch)
+        assert context.getLocalProperty("spark.jobGroup.id") == "of the caller"
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+    jobs = context.statusTracker().getJobIdsForGroup("headrace/clicks/10000/1/console")
+    described = {context._jsc.sc().statusStore().job(job).description().get() for job in jobs}
+    assert described == {"clicks: batch 1970-01-01T00:00:10Z, output console, attempt 1"}
 
 
 def test_a_batch_that_only_kafka_has_is_read_from_there(
