@@ -14,6 +14,12 @@ WARNING = "warning"
 REPAIR = "repair"
 """The attribute of an attempt that a repair made at a batch that its own run left unfinished."""
 
+TRY_NUMBER = "try_number"
+"""The attribute of an attempt that holds the try number of its task."""
+
+RANGE = "range"
+"""The attribute of an attempt that a run made for a range of batch times (`headrace.batch.batch_range`)."""
+
 
 class Failure(StrEnum):
     """The cause of a failure, which determines whether to retry."""

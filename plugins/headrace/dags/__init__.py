@@ -9,14 +9,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from headrace.dags.factories import batch_dag, received_schedule, receiver_dag, repair_dag, replay_dag
+from headrace.dags.factories import again_dag, batch_dag, received_schedule, receiver_dag, repair_dag, replay_dag
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
     from headrace.stream import Stream
 
-__all__ = ["batch_dag", "received_schedule", "receiver_dag", "repair_dag", "replay_dag", "stream_dags"]
+__all__ = ["again_dag", "batch_dag", "received_schedule", "receiver_dag", "repair_dag", "replay_dag", "stream_dags"]
 
 
 def stream_dags(

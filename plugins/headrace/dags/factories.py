@@ -1,7 +1,7 @@
-"""The factories of a stream's DAGs: the receiver's, the batches', the repair's, and those of replays.
+"""The factories of a stream's DAGs: the receiver's, the batches', the repair's, and those that run batches again.
 
 In this order: what keeps the receiver job alive; what runs a batch for each batch time, its schedule and its params;
-what tries failed batches again; what replays batches into other places.
+what tries failed batches again; what runs a range of completed batches again; what replays batches into other places.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOpe
 from headrace.operators.kafka_receiver import KafkaReceiverOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.repair_batches import RepairBatchesOperator, RepairCheckpointOperator
-from headrace.operators.replay_batch import ReplayBatchOperator
+from headrace.operators.replay_batch import RepeatBatchesOperator, ReplayBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.runs.retries import batch_retries, replay_retries
 from headrace.sensors.blocks_ready import BlocksReadySensor
@@ -216,6 +216,21 @@ def batch_params(stream: Stream) -> dict[str, Any]:
     }
 
 
+def range_params() -> dict[str, Any]:
+    """The params of a run for a range of batches."""
+    times: dict[str, Any] = {"type": ["null", "string"], "format": "date-time"}
+    return {
+        "from": Param(None, **times, title="From", description="Run all batches of a range: where it begins."),
+        "until": Param(
+            None,
+            **times,
+            title="Until",
+            description="Where it ends. A day is from its midnight until the next one. Without a range, the run is "
+            "about the batch of its logical date.",
+        ),
+    }
+
+
 def outputs_param(stream: Stream) -> Param:
     """The param that limits a run to some of the stream's steps."""
     return Param(
@@ -342,13 +357,64 @@ def repair_dag(stream: Stream, *, dag_id: str | None = None, batch_dag_id: str |
     return dag
 
 
+_AGAIN_DOC = """\
+# {name}: again
+
+Runs completed batches again, into the places of the stream, with the same records and the code as it is. Nothing runs
+by itself. Trigger a run with `from` and `until`: it runs all batches of this range, several at a time. A retry goes on
+with what is left. The log says how far it is.
+
+{stream}
+"""
+
+
+def again_dag(stream: Stream, *, dag_id: str | None = None, **options: Any) -> DAG:
+    """The DAG whose runs run a range of completed batches again. It is not paused when Airflow first sees it.
+
+    :param dag_id: by default ``<stream>_again``.
+    :param options: passed on to ``DAG``; ``default_args`` are merged.
+
+    Raises:
+        StreamDefinitionError: the stream has state, or another DAG file declares a stream of this name.
+    """
+    if stream.state is not None:
+        raise StreamDefinitionError(
+            f"Stream {stream.name!r} has state, which only the runs of its batches update, one after another.",
+            remedy="Backfill its batch DAG with the reprocess behaviour `completed`.",
+        )
+    declare_once(stream, "again")
+    with DAG(
+        dag_id=dag_id or f"{stream.name}_again",
+        description=f"Runs a range of completed batches of stream {stream.name} again",
+        doc_md=_AGAIN_DOC.format(name=stream.name, stream=describe(stream)),
+        schedule=None,
+        start_date=START_DATE,
+        max_active_runs=1,
+        dagrun_timeout=None,
+        is_paused_upon_creation=options.pop("is_paused_upon_creation", False),
+        default_args={**replay_retries(), **options.pop("default_args", {})},
+        params={
+            **range_params(),
+            "outputs": outputs_param(stream),
+            **parameters_param(stream),
+            **options.pop("params", {}),
+        },
+        tags=[*tags(stream, "again"), *options.pop("tags", [])],
+        **options,
+    ) as dag:
+        again = RepeatBatchesOperator(task_id="run_again", stream=stream, doc_json=declaration(stream, "again"))
+        again >> RepairCheckpointOperator(task_id="checkpoint", stream=stream).as_teardown()
+    return dag
+
+
 _REPLAY_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 _REPLAY_DOC = """\
 # {name}: replay {replay}
 
 Runs batches of the stream {name} once more, with the records that each was allocated, into other places, while the
-stream itself goes on. Nothing runs by itself: backfill this DAG over the time to be replayed, or trigger it for one
-batch time. Batch times that have no batch of their own are skipped.
+stream itself goes on. Nothing runs by itself. Trigger a run with `from` and `until`: it replays all batches of this
+range, several at a time, and a retry goes on with what is left. Or trigger one for a batch time, or backfill this DAG.
+Batch times that have no batch of their own are skipped.
 
 {stream}
 """
@@ -390,7 +456,12 @@ def replay_dag(
             max_active_runs=options.pop("max_active_runs", stream.limits.max_concurrent_batches),
             dagrun_timeout=None,
             default_args=default_args,
-            params={"outputs": outputs_param(replay), **parameters_param(replay), **options.pop("params", {})},
+            params={
+                **range_params(),
+                "outputs": outputs_param(replay),
+                **parameters_param(replay),
+                **options.pop("params", {}),
+            },
             tags=[*tags(stream, "replay"), *options.pop("tags", [])],
             **options,
         ) as dag,

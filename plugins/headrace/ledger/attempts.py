@@ -10,10 +10,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, literal, select, update
 
 from headrace.clock import time_text
+from headrace.errors import RANGE
 from headrace.ledger.batch_states import (
+    COLUMNS,
     are_lost,
     check_order,
     check_slots,
@@ -123,7 +125,8 @@ class Attempts(Repository):
                     _check_not_running(connection, locked, batch, taken)
                 _check_state_step(locked, batch, taken, recorded)
                 check_order(connection, locked, batch)
-                check_slots(connection, locked, batch)
+                if locked.row.ordered or RANGE not in (attributes or {}):
+                    check_slots(connection, locked, batch)
                 begun = {"holder": holder, "way": way, "lease_ms": lease_ms, "attributes": attributes}
                 return _begin(connection, locked, batch, taken, **begun)
             # The attempt that recorded the last output may have died before it completed the batch.
@@ -265,6 +268,17 @@ class Attempts(Repository):
             batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms
         )
         return self._rows(AttemptRow, query.order_by(batch_attempts.c.number))
+
+    def between(self, stream: str, after_ms: int, until_ms: int, *, target: str = "") -> list[AttemptRow]:
+        """Return the attempts at the batches of times ``(after_ms, until_ms]``, or at their replays in ``target``, by
+        batch time, oldest first. They come without the replay's definition."""
+        query = select(*COLUMNS, literal(None).label("definition")).where(
+            batch_attempts.c.stream == stream,
+            batch_attempts.c.batch_time_ms > after_ms,
+            batch_attempts.c.batch_time_ms <= until_ms,
+            batch_attempts.c.target == target,
+        )
+        return self._rows(AttemptRow, query.order_by(batch_attempts.c.batch_time_ms, batch_attempts.c.number))
 
     def outputs(self, stream: str, batch_time_ms: int, *, target: str = "") -> list[BatchOutputRow]:
         """Return the newest record or failure of each output, sorted by id. An output being written has neither.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, insert, select, update
 
 from headrace.clock import time_text, times_text
+from headrace.errors import RANGE
 from headrace.ledger.batch_tables import (
     Attempt,
     AttemptRow,
@@ -303,7 +304,8 @@ def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> d
     return blocks_left
 
 
-_COLUMNS = [column for column in batch_attempts.c if column.name != "replay_revision"]
+COLUMNS = [column for column in batch_attempts.c if column.name != "replay_revision"]
+"""Those of an `AttemptRow`, without the definition of its replay."""
 
 
 def insert_attempt(
@@ -493,7 +495,7 @@ def outputs_of(attempt: Attempt | AttemptRow) -> tuple[Any, ...]:
 
 def select_attempts() -> Select[Any]:
     """Return the query for attempts; attempts of replays have the definition that they began with."""
-    return select(*_COLUMNS, replay_definitions.c.definition).outerjoin(
+    return select(*COLUMNS, replay_definitions.c.definition).outerjoin(
         replay_definitions,
         and_(
             replay_definitions.c.stream == batch_attempts.c.stream,
@@ -638,10 +640,17 @@ def _place(definition: str, output_id: str) -> tuple[Any, ...] | None:
 def check_slots(connection: Connection, locked: LockedStream, batch: BatchRow) -> None:
     """Check that a slot is free. A batch with live attempts holds one slot; replays hold none.
 
+    Batches of a range that is run again (`RANGE`) hold none either, unless the stream is ordered: a day of them must
+    not delay the batches that are due.
+
     Raises:
         SlotBusyError: other batches hold all slots.
     """
-    live = [row for row in live_attempts(connection, batch.stream, locked.now_ms) if not row.target]
+    live = [
+        row
+        for row in live_attempts(connection, batch.stream, locked.now_ms)
+        if not row.target and (locked.row.ordered or RANGE not in row.attributes)
+    ]
     others = {row.batch_time_ms: row for row in live if row.batch_time_ms != batch.batch_time_ms}
     slots = 1 if locked.row.ordered else locked.row.max_concurrent_batches
     if len(others) >= slots:

@@ -86,6 +86,13 @@ class Batches(Repository):
                 rows += BatchRow.rows(connection, part.order_by(order).limit(limit))
         return sorted(rows, key=lambda row: row.batch_time_ms, reverse=not oldest_first)[:limit]
 
+    def between(self, stream: str, after_ms: int, until_ms: int) -> list[BatchRow]:
+        """Return the batches of times ``(after_ms, until_ms]``, oldest first."""
+        query = select(batches).where(
+            batches.c.stream == stream, batches.c.batch_time_ms > after_ms, batches.c.batch_time_ms <= until_ms
+        )
+        return self._rows(BatchRow, query.order_by(batches.c.batch_time_ms))
+
     def uncleaned(self, stream: str, limit: int | None = None, *, with_built: bool = True) -> list[BatchRow]:
         """Return the oldest ``limit`` batches that cleanup has not marked, without absorbed ones; None means all.
 

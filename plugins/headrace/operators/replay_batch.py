@@ -1,20 +1,22 @@
-"""The operator that replays a batch: runs it again into another target, beside the stream's own outputs."""
+"""The operators that run batches again: into another target, beside the stream's own outputs; or a range of completed
+batches into the stream's outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.clock import time_text
 from headrace.operators.wal_spark_submit import FIRST_LEASE_MS, SparkAttemptOperator, Wait
-from headrace.runs.batch_run import NoBatchTimeError, end_of_interval_ms, holder, run_request
+from headrace.runs.batch_run import RANGE_OPTIONS, NoBatchTimeError, end_of_interval_ms, holder, run_request
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.batch_tables import AttemptRow, BatchRow
+    from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
     from headrace.runs.batch_run import RunRequest
     from headrace.stream import Stream
 
@@ -25,6 +27,9 @@ class ReplayBatchOperator(SparkAttemptOperator):
     The replay reads the records that the batch was allocated, whether the batch has completed or not. It does not
     change the batch's state, its results or its slots: the ledger records the replay under its own name. A batch time
     that has no blocks of its own is skipped: it was never allocated, or a later batch took its blocks over.
+
+    A run with ``from`` and ``until`` in its conf replays all allocated batches of this range, in one process. What it
+    has done is not done again by a retry.
 
     :param stream: the stream whose batches are replayed.
     :param replay: the stream definition with the replay's outputs (``headrace.stream.stream.replayed``).
@@ -44,9 +49,11 @@ class ReplayBatchOperator(SparkAttemptOperator):
 
     def run_step(self, context: Context) -> Any:
         """Replay the batch of this run's logical date."""
-        request = run_request(context, self.replay, options=("outputs", "parameters"))
+        request = run_request(context, self.replay, options=RANGE_OPTIONS)
         if not request.wants(self.step):
             raise AirflowSkipException(f"This run does not ask for {self.step}, so there is nothing to replay.")
+        if request.span is not None:
+            return self._replay_range(context, request)
         try:
             batch_time_ms = end_of_interval_ms(context, self.stream.batch_interval)
         except NoBatchTimeError as error:
@@ -54,6 +61,25 @@ class ReplayBatchOperator(SparkAttemptOperator):
         with self.opened() as stream_context:
             while (awaited := self._replay(stream_context.ledger, batch_time_ms, context, request)) is not None:
                 self.wait(awaited)
+        return None
+
+    def _replay_range(self, context: Context, request: RunRequest) -> dict[str, int]:
+        with self.opened() as stream_context:
+            ledger = stream_context.ledger
+
+            def begin(batch: BatchRow, attributes: Mapping[str, Any]) -> Attempt:
+                return self._begin(ledger, batch.batch_time_ms, context, attributes)
+
+            return self.run_range(
+                ledger,
+                request,
+                context,
+                outputs=(self.step,),
+                begin=begin,
+                definition=self.replay.digest,
+                target=self.target,
+                ordered=self._deletes_by_key,
+            )
 
     def _replay(self, ledger: Ledger, batch_time_ms: int, context: Context, request: RunRequest) -> Wait | None:
         """Replay the batch; return what it has to wait for first, if anything."""
@@ -66,24 +92,31 @@ class ReplayBatchOperator(SparkAttemptOperator):
         awaited = self.wait_for_application(ledger, batch, (self.step,))
         if awaited is not None:
             return awaited
-        way = self.choose_way(ledger)
         try:
-            attempt = ledger.replays.begin(
-                self.stream.name,
-                batch_time_ms,
-                target=self.target,
-                definition=self.replay.to_json(),
-                outputs=(self.step,),
-                ordered=(self.step,) if self.replay.output_of_step(self.step).deletes_by_key else (),
-                holder=holder(context),
-                way=way,
-                lease_ms=FIRST_LEASE_MS[way],
-                attributes=request.attributes,
-            )
+            attempt = self._begin(ledger, batch_time_ms, context, request.attributes)
         except NotItsTurnError as error:
             return Wait(str(error), f"batches {error.busy}", otherwise=error)
         self.run_attempt(ledger, attempt, batch, context)
         return None
+
+    def _begin(self, ledger: Ledger, batch_time_ms: int, context: Context, attributes: Mapping[str, Any]) -> Attempt:
+        way = self.choose_way(ledger)
+        return ledger.replays.begin(
+            self.stream.name,
+            batch_time_ms,
+            target=self.target,
+            definition=self.replay.to_json(),
+            outputs=(self.step,),
+            ordered=(self.step,) if self._deletes_by_key else (),
+            holder=holder(context),
+            way=way,
+            lease_ms=FIRST_LEASE_MS[way],
+            attributes=attributes,
+        )
+
+    @property
+    def _deletes_by_key(self) -> bool:
+        return self.replay.output_of_step(self.step).deletes_by_key
 
     def _batch(self, ledger: Ledger, batch_time_ms: int) -> BatchRow:
         from headrace.ledger.errors import BatchRemovedError
@@ -119,3 +152,34 @@ class ReplayBatchOperator(SparkAttemptOperator):
     def _attempts(self, ledger: Ledger, batch_time_ms: int) -> list[AttemptRow]:
         """The attempts of this replay, oldest first."""
         return [row for row in ledger.attempts.of_batch(self.stream.name, batch_time_ms) if row.target == self.target]
+
+
+class RepeatBatchesOperator(SparkAttemptOperator):
+    """Runs the completed batches of a range again, into the stream's own outputs, with the code as it is.
+
+    A run needs ``from`` and ``until`` in its conf. One process runs all steps of a batch in one attempt, and several
+    batches at a time, without taking slots from the batches that are due; in an ordered stream one after another, and
+    then a batch that is due comes first. A retry goes on with what is left. Batches that have never completed are left
+    to their own runs and to the repair.
+
+    :param stream: the stream; it has no state, since each batch would start from the state that the one before it left.
+
+    For the other parameters see ``SparkAttemptOperator``.
+    """
+
+    def run_step(self, context: Context) -> dict[str, int]:
+        """Run what is left of the run's range. Returns its numbers."""
+        request = run_request(context, self.stream, options=RANGE_OPTIONS)
+        if request.span is None:
+            raise AirflowFailException(
+                'This run has no range. Trigger it with two times, such as {"from": "2026-11-20T00:00:00Z", "until": '
+                '"2026-11-21T00:00:00Z"} for a day.'
+            )
+        steps = tuple(filter(request.wants, self.stream.steps))
+        with self.opened() as stream_context:
+            ledger = stream_context.ledger
+
+            def begin(batch: BatchRow, attributes: Mapping[str, Any]) -> Attempt:
+                return self.begin(ledger, batch, context, steps=steps, attributes=attributes, force=True)
+
+            return self.run_range(ledger, request, context, outputs=steps, begin=begin, ordered=self.stream.is_ordered)

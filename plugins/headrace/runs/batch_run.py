@@ -61,6 +61,9 @@ class RunIdentity:
         started = attributes.get("run_started", self.started)
         return clear if clear < self.clear_number or self.started in (None, started) else None
 
+    def __str__(self) -> str:
+        return f"{self.run_id}, cleared {self.clear_number} times, begun {self.started}"
+
     def made(self, attributes: Mapping[str, Any]) -> bool:
         """Whether this run made the attempt with these attributes, since it was last cleared."""
         return self.clear_of(attributes) == self.clear_number
@@ -90,6 +93,8 @@ def is_automatic(context: Mapping[str, Any]) -> bool:
 
 
 _OPTIONS = ("reprocess", "outputs", "parameters", "from_kafka")
+RANGE_OPTIONS = ("from", "until", "outputs", "parameters")
+"""The names that mean something to a run that may run a range of batches."""
 # Airflow's TriggerDagRunOperator adds this name while OpenLineage is on.
 _OF_AIRFLOW = ("openlineage",)
 
@@ -102,6 +107,9 @@ class RunRequestError(HeadraceError):
 class RunRequest:
     """A run's request. ``outputs``: steps; None: all of them. ``parameters`` None: the stream's own.
 
+    ``span``: the run is about the batches whose intervals lie between these two times, in milliseconds since the epoch;
+    None: about that of its logical date.
+
     ``run`` distinguishes one request from another: a task's retry is the same request, a cleared run is a new one.
     """
 
@@ -111,6 +119,7 @@ class RunRequest:
     outputs: tuple[str, ...] | None = None
     parameters: Mapping[str, Any] | None = None
     from_kafka: bool = False
+    span: tuple[int, int] | None = None
 
     def wants(self, step: str) -> bool:
         """Whether the run should do the step. True for the state's update, because outputs may be computed from it."""
@@ -144,6 +153,7 @@ def run_request(context: Context, stream: Stream, *, options: Collection[str] = 
             outputs=_outputs(asked.get("outputs"), stream),
             parameters=_parameters(asked.get("parameters"), stream),
             from_kafka=_flag(asked, "from_kafka"),
+            span=_span(asked) if "from" in options else None,
         )
     except (RunRequestError, ParameterError) as error:
         raise AirflowFailException(str(error)) from error
@@ -179,6 +189,31 @@ def _flag(asked: Mapping[str, Any], name: str) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
     raise RunRequestError(f"{name} must be true or false, not {value!r}.")
+
+
+def _span(asked: Mapping[str, Any]) -> tuple[int, int] | None:
+    after_ms, until_ms = (_time_ms(asked.get(name), name) for name in ("from", "until"))
+    if after_ms is None and until_ms is None:
+        return None
+    if after_ms is None or until_ms is None or after_ms >= until_ms:
+        raise RunRequestError(
+            f"from={asked.get('from')!r} and until={asked.get('until')!r} are no range of batches.",
+            remedy="Give two times, the earlier one as `from`: "
+            '{"from": "2026-11-20T00:00:00Z", "until": "2026-11-21T00:00:00Z"} is a day.',
+        )
+    return after_ms, until_ms
+
+
+def _time_ms(value: Any, name: str) -> int | None:
+    if value is None or value == "":
+        return None
+    try:
+        at = datetime.fromisoformat(value)
+        return to_ms(at if at.tzinfo else at.replace(tzinfo=UTC))
+    except (TypeError, ValueError, OverflowError):
+        raise RunRequestError(
+            f"{name} must be a time in ISO 8601, not {value!r}.", remedy="For example 2026-11-20T00:00:00Z."
+        ) from None
 
 
 def _outputs(value: Any, stream: Stream) -> tuple[str, ...] | None:

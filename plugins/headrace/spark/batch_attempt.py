@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from headrace.clock import time_text
 from headrace.spark.outputs.writer import WARNING
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from headrace.stream import Stream, Window
     from headrace.stream_context import StreamContext
 
-_POOL = "batches"
 # The local properties that Spark takes a job's description and group from.
 _DESCRIPTION = "spark.job.description"
 _GROUP = "spark.jobGroup.id"
@@ -41,6 +40,8 @@ class BatchAttempt:
         partitions: the approximate number of tasks that read an input; by default the session's parallelism.
         out: where console outputs print, by default stdout.
         report: receives a line of text at each step.
+        pool: the pool of Spark's scheduler that its jobs run in; by default the stream's own. Jobs of one pool do not
+            wait for the tasks of another: a large batch of one stream does not delay the others of a shared job.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class BatchAttempt:
         partitions: int | None = None,
         out: IO[str] | None = None,
         report: Callable[[str], None] | None = None,
+        pool: str | None = None,
     ) -> None:
         self.context = context
         self.claim = claim
@@ -64,6 +66,7 @@ class BatchAttempt:
         self._report = report or (lambda _: None)
         self._spark: SparkSession | None = None
         self._tag = attempt_tag(claim)
+        self._pool = pool or f"batches of {claim.stream}"
 
     @property
     def stream(self) -> Stream:
@@ -117,20 +120,21 @@ class BatchAttempt:
             return
         group = f"{self._tag}/{step}"
         if is_connect(spark):
+            # As in the thread that opens a session: a user's function may ask for the active one.
+            cast("Any", type(spark))._set_default_and_active_session(spark)
             spark.clearTags()
             spark.addTag(self._tag)
             spark.addTag(group)
             spark.conf.set(_DESCRIPTION, self.description(step))
             spark.conf.set(_GROUP, group)
-            # A pool for each stream: in a shared job's application, a large batch of one does not delay the others'.
-            spark.conf.set(_SCHEDULER_POOL, f"batches of {self.claim.stream}")
+            spark.conf.set(_SCHEDULER_POOL, self._pool)
             return
         # A writer looks up its data source in its thread's active session, and a new thread has none.
         jvm: Any = spark._jvm
         spark._get_j_spark_session_class(jvm).setActiveSession(spark._jsparkSession)
         context = spark.sparkContext
         context.setJobGroup(group, self.description(step), interruptOnCancel=True)
-        context.setLocalProperty(_SCHEDULER_POOL, _POOL)
+        context.setLocalProperty(_SCHEDULER_POOL, self._pool)
         context.addJobTag(self._tag)
 
     def description(self, step: str) -> str:

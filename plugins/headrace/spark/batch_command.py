@@ -16,19 +16,24 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from headrace.batch.batch_range import TimeRange
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
+from headrace.ledger.states import AttemptState
 from headrace.spark.attempt import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.failures import python_account
 from headrace.spark.packaging import connections_conf, send_code, send_connections
+from headrace.spark.range_run import RangeResult, RangeRunner, RangeSettings
 from headrace.spark.sessions import (
     attempt_session_id,
     attempt_tag,
@@ -62,6 +67,10 @@ if TYPE_CHECKING:
     from headrace.ledger.tables import JobRow
 
 
+# The batches of a range that run at a time for each task slot: while one is written, others are planned and recorded.
+_THREADS_A_SLOT = 4
+_NICENESS = 10
+
 # How long an attempt that is begun here holds its batch after its process has died.
 LEASE_MS = 30_000
 
@@ -78,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code."""
     options = _parse(arguments)
     raise_on_sigterm()
-    report = _reporter(options.stream, options.batch_time)
+    report = _reporter(options.stream, f"batch {time_text(options.batch_time)}")
     watch = ProcessWatch(parent_gone()).start() if under_spark_submit() else None
     closing = contextlib.ExitStack()
     try:
@@ -112,15 +121,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(
     options: argparse.Namespace, ledger: Ledger, closing: contextlib.ExitStack, report: Callable[[str], None]
-) -> BatchResult:
-    claim, given = _begin(options, ledger) if options.attempt is None else _begun(options, ledger)
+) -> BatchResult | RangeResult:
+    row = None if options.attempt is None else _begun(options, ledger)
+    if row is not None and (batches := TimeRange.of(row.attributes)) is not None:
+        return _run_range(options, ledger, closing, batches, row)
+    # The parameters are not on the command line, which every user of the machine can read.
+    claim, given = _begin(options, ledger) if row is None else (row.claim(), row.attributes.get(parameters.ATTRIBUTE))
     context = StreamContext(definition_of(claim, ledger), ledger)
     replay = f" of replay {claim.target}" if claim.target else ""
     report(f"attempt {claim.number}{replay}, {options.way}: {', '.join(claim.outputs)}")
-    partitions = None
-    if options.way == "connect":
-        job = ledger.jobs.current(context.name)
-        partitions = None if job is None else job.attributes.get("batch_slots")
 
     def open_session() -> SparkSession:
         started = time.monotonic()
@@ -135,11 +144,43 @@ def _run(
         claim,
         open_session,
         parameters=parameters.merged(context.stream, given),
-        partitions=partitions,
+        partitions=_batch_slots(options, ledger),
         out=cast(IO[str], ReadByTask(sys.stdout)),
         report=report,
     )
     return run_attempt(attempt)
+
+
+def _batch_slots(options: argparse.Namespace, ledger: Ledger) -> int | None:
+    """The task slots that batches have in the receiver job's application; None in another one."""
+    job = ledger.jobs.current(options.stream) if options.way == "connect" else None
+    return None if job is None else job.attributes.get("batch_slots")
+
+
+def _run_range(
+    options: argparse.Namespace,
+    ledger: Ledger,
+    closing: contextlib.ExitStack,
+    batches: TimeRange,
+    first: AttemptRow,
+) -> RangeResult:
+    """Run the range that the attempt was begun for. Raises what `RangeRunner.run` raises."""
+    with contextlib.suppress(OSError):
+        # The live batches go first where processors are short.
+        os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), _NICENESS))
+    context = StreamContext(definition_of(first.claim(), ledger), ledger)
+    sessions = ConnectSessions(context) if options.way == "connect" else OwnSession(context, first.claim())
+    closing.callback(sessions.close)
+    slots = _batch_slots(options, ledger)
+    settings = RangeSettings(
+        threads=_THREADS_A_SLOT * (slots or os.cpu_count() or 1),
+        partitions=slots,
+        parameters=parameters.merged(context.stream, first.attributes.get(parameters.ATTRIBUTE)),
+        out=cast(IO[str], ReadByTask(sys.stdout)),
+        report=_reporter(options.stream, f"replay {first.target}" if first.target else "again"),
+        lease_ms=options.lease_ms,
+    )
+    return RangeRunner(context, batches, first, sessions, settings).run()
 
 
 def _session(context: StreamContext, claim: Attempt, way: str) -> SparkSession:
@@ -191,14 +232,11 @@ def _begin(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
     return attempt, given
 
 
-def _begun(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
-    """The attempt that the caller began, and its parameters from the ledger.
-
-    They are not on the command line, which every user of the machine can read.
-    """
+def _begun(options: argparse.Namespace, ledger: Ledger) -> AttemptRow:
+    """The attempt that the caller began."""
     for row in ledger.attempts.of_batch(options.stream, options.batch_time):
         if row.number == options.attempt:
-            return row.claim(), row.attributes.get(parameters.ATTRIBUTE)
+            return row
     raise AttemptUnknownError(
         f"The ledger has no attempt {options.attempt} at batch {time_text(options.batch_time)} of stream "
         f"{options.stream!r}.",
@@ -232,12 +270,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _reporter(stream: str, batch_time_ms: int) -> Callable[[str], None]:
-    when = time_text(batch_time_ms)
-
+def _reporter(stream: str, work: str) -> Callable[[str], None]:
     def report(line: str) -> None:
         # stderr: stdout belongs to console outputs and the result.
-        print(f"headrace: {stream}, batch {when}: {line}", file=ReadByTask(sys.stderr), flush=True)
+        print(f"headrace: {stream}, {work}: {line}", file=ReadByTask(sys.stderr), flush=True)
 
     return report
 
@@ -284,12 +320,20 @@ def open_connect_session(context: StreamContext, attempt: Attempt) -> SparkSessi
 
     Raises ApplicationMissingError, VersionMismatchError, SecretKeyMissingError, ConnectUrlError, ConnectRefusedError.
     """
+    url, token = _connect_server(context)
+    end_earlier_attempts(context.ledger, attempt, url, token)
+    return _connected(context, url, token, attempt_session_id(attempt))
+
+
+def _connect_server(context: StreamContext) -> tuple[str, str]:
+    """The URL of the receiver application's Connect server, and its token."""
     job = await_job(context.ledger, context.name)
     check_versions(job.versions)
-    url = str(job.attributes["connect_url"])
-    token = token_of_job(job)
-    end_earlier_attempts(context.ledger, attempt, url, token)
-    spark = connect_session(url, token, session_id=attempt_session_id(attempt))
+    return str(job.attributes["connect_url"]), token_of_job(job)
+
+
+def _connected(context: StreamContext, url: str, token: str, session_id: str) -> SparkSession:
+    spark = connect_session(url, token, session_id=session_id)
     time_zone = context.stream.spark.conf.get("spark.sql.session.timeZone", "UTC")
     spark.conf.set("spark.sql.session.timeZone", time_zone)
     return spark
@@ -342,10 +386,90 @@ def end_earlier_attempts(ledger: Ledger, attempt: Attempt, url: str, token: str)
     Attempts at other outputs of the batch, and replays, run concurrently and are not interrupted.
     """
     interrupted = []
-    for earlier in ledger.attempts.of_batch(attempt.stream, attempt.batch_time_ms):
-        if earlier.way == "connect" and replaces(attempt, earlier):
-            interrupted += end_session(url, token, attempt_session_id(earlier), attempt_tag(earlier))
+    for earlier in replaced_by(ledger, attempt):
+        session_id = earlier.attributes.get(SESSION) or attempt_session_id(earlier)
+        interrupted += end_session(url, token, session_id, attempt_tag(earlier))
     return interrupted
+
+
+def replaced_by(ledger: Ledger, attempt: Attempt) -> list[AttemptRow]:
+    """The earlier attempts over Spark Connect at outputs of this one."""
+    rows = ledger.attempts.of_batch(attempt.stream, attempt.batch_time_ms)
+    return [row for row in rows if row.way == "connect" and replaces(attempt, row)]
+
+
+SESSION = "session"
+"""The attribute of an attempt of a range with the id of its Connect session, which the range's attempts share."""
+
+
+class ConnectSessions:
+    """The sessions of a range's threads in the stream's receiver application (`RangeSessions`)."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self._context = context
+        self._ids: dict[int, str] = {}
+        self._open: dict[int, SparkSession] = {}
+        # pyspark imports modules and sets its mode at the first session, and threads would do so at once.
+        self._lock = threading.Lock()
+
+    def attributes(self, number: int) -> dict[str, Any]:
+        """The attributes of the attempts that run in the thread's session."""
+        return {SESSION: self._ids.setdefault(number, str(uuid.uuid4()))}
+
+    def open(self, number: int, claim: Attempt) -> SparkSession:
+        """The thread's session, after ending the operations of the attempts that this one replaces.
+
+        Raises as `open_connect_session`.
+        """
+        if number not in self._open:
+            session_id = self.attributes(number)[SESSION]
+            with self._lock:
+                self._open[number] = _connected(self._context, *_connect_server(self._context), session_id)
+        # Most batches have no earlier attempt that may still run.
+        if any(row.state is not AttemptState.COMPLETED for row in replaced_by(self._context.ledger, claim)):
+            end_earlier_attempts(self._context.ledger, claim, *_connect_server(self._context))
+        return self._open[number]
+
+    def give_up(self, number: int) -> None:
+        """Close the thread's session, which may be gone. The next one has another id."""
+        self._ids.pop(number, None)
+        spark = self._open.pop(number, None)
+        if spark is not None:
+            with contextlib.suppress(Exception):
+                _close(spark)
+
+    def close(self) -> None:
+        """Close all sessions."""
+        for number in list(self._open):
+            self.give_up(number)
+
+
+class OwnSession:
+    """The session of an application that runs only a range, which its threads share (`RangeSessions`)."""
+
+    def __init__(self, context: StreamContext, first: Attempt) -> None:
+        self._context, self._first = context, first
+        self._lock = threading.Lock()
+        self._spark: SparkSession | None = None
+
+    def attributes(self, number: int) -> dict[str, Any]:  # noqa: ARG002
+        """None: the application is the process's own, so it ends with it."""
+        return {}
+
+    def open(self, number: int, claim: Attempt) -> SparkSession:  # noqa: ARG002
+        """The session, opened by the first thread that needs it."""
+        with self._lock:
+            if self._spark is None:
+                self._spark = _session(self._context, self._first, "submit")
+            return self._spark
+
+    def give_up(self, number: int) -> None:
+        """Nothing: another thread may use it."""
+
+    def close(self) -> None:
+        """Stop the application."""
+        if self._spark is not None:
+            self._spark.stop()
 
 
 def replaces(attempt: Attempt, earlier: AttemptRow) -> bool:

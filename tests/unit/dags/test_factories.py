@@ -15,7 +15,7 @@ from airflow.timetables.simple import AssetTriggeredTimetable
 
 from headrace.batch.build_from_kafka import BatchBuildError
 from headrace.batch.manifest import ManifestError
-from headrace.dags import batch_dag, receiver_dag, repair_dag, replay_dag, stream_dags
+from headrace.dags import again_dag, batch_dag, receiver_dag, repair_dag, replay_dag, stream_dags
 from headrace.dags.factories import received_schedule
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.runs.batch_run import NoBatchTimeError
@@ -291,6 +291,21 @@ class TestRepairDag:
     def test_it_looks_at_the_batch_dag_that_is_named(self, stream):
         assert repair_dag(stream).get_task("repair").batch_dag_id == "flights_batches"
         assert repair_dag(stream, batch_dag_id="mine").get_task("repair").batch_dag_id == "mine"
+
+
+class TestAgainDag:
+    def test_a_run_takes_a_range_and_nothing_else_starts_one(self, stream):
+        dag = again_dag(stream)
+        assert (dag.dag_id, dag.schedule, dag.max_active_runs) == ("flights_again", None, 1)
+        assert not dag.is_paused_upon_creation
+        assert {"from", "until", "outputs"} <= set(dag.params)
+        assert dag.get_task("checkpoint").is_teardown
+        assert {task.retries for task in dag.tasks} == {30}
+
+    def test_a_stream_with_state_has_none(self, stream):
+        state = State(update="m:f", fields="k STRING", keys="k")
+        with pytest.raises(StreamDefinitionError, match="Backfill its batch DAG"):
+            again_dag(make_stream(state=state))
 
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

@@ -228,6 +228,18 @@ def test_slots_are_held_by_live_leases(filled: Any) -> None:
     assert filled.ledger.attempts.begin("flights", T2, **RUN).number == 1
 
 
+def test_a_range_that_is_run_again_takes_no_slot_from_the_batches_that_are_due(filled: Any) -> None:
+    filled.allocate(T1)
+    filled.allocate(T2)
+    attempts = filled.ledger.attempts
+    again = {"attributes": {"range": {}}, "force": True}
+    first = attempts.begin("flights", T1, **RUN, **again)
+    due = attempts.begin("flights", T2, **RUN)
+    attempts.fail(first, "once more")
+    attempts.begin("flights", T1, **RUN, **again)
+    attempts.renew(due)
+
+
 def test_more_slots_run_more_batches(build: Callable[..., Any]) -> None:
     world = build(max_concurrent_batches=2)
     world.clock.advance(3000)

@@ -1,4 +1,4 @@
-"""Batches run again into other places."""
+"""Batches run again: into other places, and a range of them into the stream's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
 from headrace.errors import Failure
+from headrace.hooks.ledger import register
 from headrace.ledger.errors import ReplayOrderError
-from headrace.operators.replay_batch import ReplayBatchOperator
+from headrace.operators.replay_batch import RepeatBatchesOperator, ReplayBatchOperator
 from headrace.operators.wal_spark_submit import BatchTaskError
 from headrace.stream import KeyIds, RecordIds
 from headrace.stream.stream import replayed
@@ -137,3 +138,146 @@ def test_what_has_no_batch_of_its_own_is_skipped(stream, allocated, connectable,
         ReplayBatchOperator(task_id="r", stream=stream, replay=replay, target="v2", step="elasticsearch").execute(
             task.again(conf={"outputs": ["b"]}).context
         )
+
+
+@pytest.fixture
+def day(stream, source, allocated, make_task, ledger):
+    """Five batches, and the task of a run for their range."""
+
+    def make(number=5, **options):
+        times = [allocated()[0] for _ in range(number)]
+        span = {"from": from_ms(times[0] - 200).isoformat(), "until": from_ms(times[-1]).isoformat()}
+        return times, make_task(None, {**span, **options}, run_id="day", run_type="manual")
+
+    return make
+
+
+def test_one_run_replays_all_batches_of_a_range(stream, day, toy_batch, connectable, ledger):
+    times, task = day()
+    assert run_range(stream, task)["completed"] == 5
+    assert task.xcoms["range"] == {
+        "batches": 5, "completed": 5, "failed": 0, "left": 0, "left_out": 0, "records": 15,
+    }  # fmt: skip
+    assert replays(ledger) == [(at_ms, "completed") for at_ms in times]
+    (attempt,) = ledger.attempts.of_batch("flights", times[3])
+    assert (attempt.holder, attempt.run_id) == ("airflow:flights_batches/day/task/1", "day")
+    # What a run has done is not done again by a retry, and is by a run that was cleared.
+    run_range(stream, task.again(run_id="day", try_number=2))
+    assert len(ledger.attempts.of_batch("flights", times[0])) == 1
+    run_range(stream, task.again(run_id="day", clear_number=1))
+    assert {len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times} == {2}
+
+
+def test_a_batch_of_a_range_that_fails_is_named_and_retried_alone(stream, day, toy_batch, connectable, ledger):
+    times, task = day()
+    toy_batch(f"fail@{times[1]}")
+    with pytest.raises(BatchTaskError, match=r"4 of 5 batches.*1 have failed.*the transform said no") as failed:
+        run_range(stream, task)
+    assert failed.value.failure is Failure.PASSING
+    assert task.xcoms["range"]["failed"] == 1
+    toy_batch("ok")
+    assert run_range(stream, task.again(run_id="day", try_number=2))["completed"] == 5
+    assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [1, 2, 1, 1, 1]
+
+
+def test_a_range_whose_process_was_killed_goes_on_with_what_is_left(stream, day, toy_batch, connectable, ledger):
+    times, task = day()
+    toy_batch(f"killed@{times[2]}")
+    with pytest.raises(BatchTaskError, match="2 of 5 batches are done"):
+        run_range(stream, task)
+    assert not ledger.attempts.running("flights")
+    toy_batch("ok")
+    run_range(stream, task.again(run_id="day", try_number=2))
+    assert replays(ledger) == [(at_ms, "completed") for at_ms in times]
+    assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [1, 1, 2, 1, 1]
+
+
+def test_a_cleared_run_goes_on_with_the_range_that_it_has_not_completed(stream, day, toy_batch, connectable, ledger):
+    times, task = day(3)
+    toy_batch(f"fail@{times[1]}")
+    with pytest.raises(BatchTaskError):
+        run_range(stream, task)
+    toy_batch("ok")
+    run_range(stream, task.again(run_id="day", clear_number=1))
+    assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [1, 2, 1]
+    run_range(stream, task.again(run_id="day", clear_number=2))
+    assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [2, 3, 2]
+
+
+def test_a_range_does_not_begin_with_a_batch_that_another_run_is_running(stream, day, toy_batch, connectable, ledger):
+    times, task = day(2)
+    fields = {"target": "v2", "definition": stream.to_json(), "outputs": ["elasticsearch"], "way": "connect"}
+    ledger.replays.begin("flights", times[0], holder="another run", lease_ms=1_500, **fields)
+    run_range(stream, task)
+    first, second = (ledger.attempts.of_batch("flights", at_ms)[-1] for at_ms in times)
+    assert second.started_at_ms < first.started_at_ms
+
+
+def test_a_changed_definition_begins_a_range_again(stream, day, toy_batch, connectable, ledger):
+    times, task = day(2)
+    run_range(stream, task)
+    run_range(stream, task.again(run_id="day", try_number=2), index="flights-v3")
+    assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("conf", "why"),
+    [
+        ({"from": "2026-11-20T00:00:00Z"}, "are no range of batches.*is a day"),
+        ({"from": "2026-11-21T00:00:00Z", "until": "2026-11-20T00:00:00Z"}, "are no range of batches"),
+        ({"from": "yesterday", "until": "today"}, "from must be a time in ISO 8601, not 'yesterday'"),
+        ({"form": "2026-11-20T00:00:00Z"}, "Did you mean 'from'"),
+        ({"from": "2020-11-20", "until": "2020-11-21"}, "no batch to run in 2020-11-20T00:00:00Z until"),
+    ],
+)
+def test_a_range_that_cannot_be_run_says_what_to_do(stream, connectable, make_task, conf, why):
+    with pytest.raises(AirflowFailException, match=why):
+        run_range(stream, make_task(None, conf))
+
+
+def run_range(stream, task, index="flights-v2"):
+    replay = replayed(stream, {"elasticsearch": {"index": index}})
+    operator = ReplayBatchOperator(task_id="r", stream=stream, replay=replay, target="v2", step="elasticsearch")
+    return operator.execute(task.context)
+
+
+def run_again(stream, task):
+    return RepeatBatchesOperator(task_id="run_again", stream=stream).execute(task.context)
+
+
+def complete(ledger, *times):
+    for at_ms in times:
+        attempt = ledger.attempts.begin("flights", at_ms, holder="own run", way="connect", lease_ms=30_000)
+        ledger.attempts.record_output(attempt, "elasticsearch", {"indexed": 3})
+        ledger.attempts.complete(attempt)
+
+
+def test_one_run_runs_the_completed_batches_of_a_range_again(stream, day, toy_batch, connectable, ledger):
+    times, task = day()
+    complete(ledger, *times[:4])
+    assert run_again(stream, task) == {
+        "batches": 4, "completed": 4, "failed": 0, "left": 0, "left_out": 1, "records": 12,
+    }  # fmt: skip
+    assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [2, 2, 2, 2, 0]
+    assert {ledger.batches.get("flights", at_ms).state.value for at_ms in times[:4]} == {"completed"}
+    assert run_again(stream, task.again(run_id="day", try_number=2))["completed"] == 4
+    assert len(ledger.attempts.of_batch("flights", times[0])) == 2
+
+
+@pytest.mark.usefixtures("toy_batch", "connectable")
+def test_a_range_of_an_ordered_stream_runs_again_in_order(stream, day, ledger, monkeypatch):
+    # The third batch is due, and is not run here.
+    monkeypatch.setattr("headrace.spark.range_run._GIVE_WAY_SECONDS", 0.1)
+    stream = stream.model_copy(update={"outputs": (stream.outputs[0].model_copy(update={"document_ids": KeyIds()}),)})
+    assert stream.is_ordered
+    times, task = day(3)
+    register(ledger, stream)
+    complete(ledger, *times[:2])
+    assert run_again(stream, task)["completed"] == 2
+    began = [ledger.attempts.of_batch("flights", at_ms)[-1].started_at_ms for at_ms in times[:2]]
+    assert began == sorted(began)
+
+
+def test_a_run_without_a_range_says_how_to_give_one(stream, connectable, make_task):
+    with pytest.raises(AirflowFailException, match="has no range"):
+        run_again(stream, make_task(None))

@@ -12,7 +12,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 from tests.unit.pins.freezing import frozen
 
-from headrace.dags import batch_dag, receiver_dag, repair_dag, replay_dag, stream_dags
+from headrace.dags import again_dag, batch_dag, receiver_dag, repair_dag, replay_dag, stream_dags
 from headrace.stream import (
     BatchTrigger,
     ConsoleOutput,
@@ -62,6 +62,7 @@ def dags() -> Iterator[tuple[str, DAG]]:
         for dag in stream_dags(stream(spark=SparkSettings(job="shop", master="local[8]")))
     )
     yield "repair", repair_dag(stream())
+    yield "a range again", again_dag(stream())
     yield "replay", replay_dag(several, "v2", outputs={"elasticsearch": {"index": "v2"}, "parquet": {"path": "/v2"}})
     yield "ids that are given", receiver_dag(stream(), dag_id="mine")
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headrace.batch.allocation import allocate
+from headrace.batch.batch_range import TimeRange
 from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, Ledger
-from headrace.spark import batch_command
+from headrace.spark import batch_command, range_run
+from headrace.spark.batch_attempt import BatchAttempt
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 
@@ -82,3 +85,44 @@ def test_the_command_uses_the_definition_with_which_the_attempt_began(stream: St
     command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(at_ms), "--way", "submit"]
     assert batch_command.main([*command, "--attempt", str(attempt.number)]) == 0
     assert ran == [({"version": "old"}, {"version": "old"})]
+
+
+def test_an_attempt_of_a_range_runs_the_range_in_a_session_of_each_thread(stream: Stream, monkeypatch: Any) -> None:
+    opened, closed, priorities = [], [], []
+
+    def run(attempt: BatchAttempt) -> SimpleNamespace:
+        assert attempt.spark in opened
+        attempt.ledger.attempts.record_output(attempt.claim, "console", {})
+        attempt.ledger.attempts.complete(attempt.claim)
+        return SimpleNamespace(records=0)
+
+    def connect(_context: StreamContext, url: str, token: str, session_id: str) -> str:
+        assert (url, token) == ("sc://localhost:1", "token")
+        opened.append(session_id)
+        return session_id
+
+    monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
+    monkeypatch.setattr(batch_command, "_connect_server", lambda _: ("sc://localhost:1", "token"))
+    monkeypatch.setattr(batch_command, "_connected", connect)
+    monkeypatch.setattr(batch_command, "_close", closed.append)
+    monkeypatch.setattr(batch_command.os, "setpriority", lambda *given: priorities.append(given[2]))
+    monkeypatch.setattr(range_run, "run_attempt", run)
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, stream)
+        last_ms = ledger.now_ms() // 10_000 * 10_000
+        times = [last_ms - 30_000 + step for step in range(0, 40_000, 10_000)]
+        for at_ms in times:
+            allocate(StreamContext(stream, ledger), at_ms)
+            single = ledger.attempts.begin("shop", at_ms, holder="own", way="connect", lease_ms=60_000)
+            ledger.attempts.record_output(single, "console", {})
+            ledger.attempts.complete(single)
+        attributes = TimeRange(times[0] - 10_000, last_ms, "run").attributes
+        first = ledger.attempts.begin(
+            "shop", times[0], holder="task", way="connect", lease_ms=60_000, force=True, attributes=attributes
+        )
+        command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(times[0])]
+        assert batch_command.main([*command, "--attempt", str(first.number)]) == 0
+        rows = [ledger.attempts.of_batch("shop", at_ms)[-1] for at_ms in times]
+    assert {(row.number, row.state, row.holder) for row in rows} == {(2, AttemptState.COMPLETED, "task")}
+    assert {row.attributes["session"] for row in rows} == set(opened) == set(closed)
+    assert priorities[0] >= 10

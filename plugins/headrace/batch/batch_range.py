@@ -1,0 +1,166 @@
+"""A range of batches that one Airflow run runs again or replays, and how far the run has come.
+
+The ledger has no row for the range itself: each attempt of the run names it in an attribute. So a run that was killed,
+retried or cleared finds by the attempts what is left, and every batch keeps its own attempts, counts and fencing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from headrace.clock import time_text
+from headrace.errors import RANGE, Failure, HeadraceError
+from headrace.ledger.states import AttemptState, BatchState
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+    from headrace.ledger.batch_tables import AttemptRow, BatchRow
+
+
+class RangeError(HeadraceError):
+    """The range cannot be run."""
+
+    failure = Failure.FINAL
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """The batches of the times ``(after_ms, until_ms]``: those whose intervals begin at ``after_ms`` or later, and have
+    ended by ``until_ms``.
+
+    ``run`` identifies the Airflow run, since it last began the range. ``definition`` is the digest of a replay's: with
+    another one, the replay begins again.
+    """
+
+    after_ms: int
+    until_ms: int
+    run: str
+    definition: str = ""
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> Self | None:
+        """The range of the attempt with these attributes; None if it was made for its batch alone."""
+        fields = attributes.get(RANGE)
+        return None if fields is None else cls(**fields)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes by which an attempt names the range."""
+        return {RANGE: asdict(self)}
+
+    def __str__(self) -> str:
+        return f"{time_text(self.after_ms)} until {time_text(self.until_ms)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RangeProgress:
+    """How far a run has come with its range.
+
+    ``left``: the batches to run, oldest first, those that have failed in this run last; in an ordered range oldest
+    first. ``failed`` are the last attempts at these, by batch time. ``left_out`` counts the batches that are not run,
+    by reason.
+    """
+
+    left: tuple[BatchRow, ...]
+    completed: tuple[BatchRow, ...]
+    failed: Mapping[int, AttemptRow]
+    left_out: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls, ledger: Ledger, stream: str, batches: TimeRange, outputs: Collection[str], *, target: str, ordered: bool
+    ) -> Self:
+        """Read it from the ledger.
+
+        Args:
+            outputs: the ids of the outputs that the run writes of each batch.
+            target: the name of the replay; "" if the batches themselves are run again.
+
+        Raises:
+            RangeError: the range has no batch that can be run, or some of its batches were removed.
+        """
+        rows = ledger.batches.between(stream, batches.after_ms, batches.until_ms)
+        own: dict[int, AttemptRow] = {}
+        for attempt in ledger.attempts.between(stream, batches.after_ms, batches.until_ms, target=target):
+            if TimeRange.of(attempt.attributes) == batches and set(outputs) <= set(attempt.outputs):
+                own[attempt.batch_time_ms] = attempt
+        if not own:
+            # They may be removed while the run goes on.
+            _check_not_removed(ledger, stream, batches)
+        left, failed, completed, left_out = [], {}, [], Counter[str]()
+        for batch in rows:
+            reason, last = _left_out(batch, is_replay=bool(target)), own.get(batch.batch_time_ms)
+            if reason is not None:
+                left_out[reason] += 1
+            elif last is not None and last.state is AttemptState.COMPLETED:
+                completed.append(batch)
+            else:
+                left.append(batch)
+                if last is not None and last.state is AttemptState.FAILED:
+                    failed[batch.batch_time_ms] = last
+        if not left and not completed:
+            raise RangeError(
+                f"Stream {stream!r} has no batch to run in {batches}{_counted(left_out)}.",
+                remedy="`from` and `until` are times: the batches whose intervals lie between them are run. "
+                f"`headrace batches list {stream}` shows the batches.",
+            )
+        if not ordered:
+            left.sort(key=lambda batch: batch.batch_time_ms in failed)
+        return cls(tuple(left), tuple(completed), failed, left_out)
+
+    @property
+    def number(self) -> int:
+        """The number of batches in the range, without those left out."""
+        return len(self.left) + len(self.completed)
+
+    def __str__(self) -> str:
+        failed = f", {len(self.failed):,} have failed" if self.failed else ""
+        return f"{len(self.completed):,} of {self.number:,} batches are done{failed}{_counted(self.left_out)}"
+
+    def to_dict(self) -> dict[str, int]:
+        """The numbers, small enough for an XCom."""
+        return {
+            "batches": self.number,
+            "completed": len(self.completed),
+            "failed": len(self.failed),
+            "left": len(self.left),
+            "left_out": sum(self.left_out.values()),
+            "records": sum(batch.records for batch in self.completed),
+        }
+
+    def failures(self, most: int = 5) -> Iterator[str]:
+        """The first of the failed batches, with their errors."""
+        for time_ms, attempt in sorted(self.failed.items())[:most]:
+            yield f"{time_text(time_ms)}, attempt {attempt.number}: {attempt.error}"
+        if len(self.failed) > most:
+            yield f"and {len(self.failed) - most:,} more"
+
+
+def _left_out(batch: BatchRow, *, is_replay: bool) -> str | None:
+    """Why the batch is not run; None if it is."""
+    if batch.state is BatchState.ABSORBED:
+        return "taken over by a later batch"
+    if batch.state is BatchState.ABANDONED:
+        return "abandoned"
+    if not is_replay and batch.steps is None:
+        # Its own run, or the stream's repair, is to complete it.
+        return "not completed yet"
+    return None
+
+
+def _counted(left_out: Mapping[str, int]) -> str:
+    return "".join(f"; {number:,} {reason}" for reason, number in left_out.items())
+
+
+def _check_not_removed(ledger: Ledger, stream: str, batches: TimeRange) -> None:
+    row = ledger.streams.get(stream)
+    last_ms = row.removed_until_ms
+    if last_ms and row.removed_from_ms <= batches.until_ms and row.batch_time_after(batches.after_ms) <= last_ms:
+        raise RangeError(
+            f"Batches of {batches} were removed: stream {stream!r} keeps its batches for limits.history, and has "
+            f"removed those up to {time_text(last_ms)}.",
+            remedy=f"Begin at {time_text(last_ms)} or later. What the removed ones wrote is where it was written.",
+        )

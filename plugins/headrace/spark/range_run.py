@@ -1,0 +1,343 @@
+"""Runs the batches of a range in one process, several at a time, each by an attempt of its own:
+
+1. Read from the ledger which batches are left (``headrace.batch.batch_range``).
+2. Begin an attempt at each, like the one that the task has begun at the first: the same outputs, definition, parameters
+   and Airflow run. A live attempt of another run is waited for.
+3. Run it (``attempt``) in its thread's Spark session. So what a batch costs beside its records, in Spark and in the
+   ledger, passes while other batches are written.
+4. Report how far the range is, every few seconds.
+
+A batch that fails does not stop the others. But if as many fail in a row as run at a time, an output is unavailable or
+the code is wrong: the run ends, and what is left is for the task's retry. An ordered range has one batch at a time, and
+ends with the first failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from headrace.batch.batch_range import RangeProgress, TimeRange
+from headrace.clock import readable_seconds, time_text
+from headrace.errors import TRY_NUMBER, HeadraceError
+from headrace.ledger.errors import AttemptFencedError, SlotBusyError
+from headrace.ledger.states import AttemptState, BatchState
+from headrace.spark.attempt import run_attempt
+from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.failures import reason_of
+from headrace.spark.outputs.writer import WARNING
+from headrace.stream import STATE_STEP
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
+    from headrace.stream_context import StreamContext
+
+logger = logging.getLogger(__name__)
+
+_REPORT_SECONDS = 10.0
+_POLL_SECONDS = 1.0
+# How long to wait at the end for attempts whose Spark jobs are cancelled.
+_END_SECONDS = 15.0
+_ERROR_CHARACTERS = 500
+_FEWEST_FAILURES = 3
+_GIVE_WAY_SECONDS = 30.0
+
+
+class RangeIncompleteError(HeadraceError):
+    """Batches of the range are left."""
+
+
+class RangeSessions(Protocol):
+    """The Spark sessions of a range's threads, which have numbers. The command makes them, since it knows the way.
+
+    Over Connect each thread has its own: jobs are named by the settings of a session, which are not a thread's.
+    """
+
+    def attributes(self, number: int) -> Mapping[str, Any]:
+        """The attributes of the attempts that run in the thread's session."""
+        ...
+
+    def open(self, number: int, claim: Attempt) -> SparkSession:
+        """Return the session for this attempt, after ending what the attempts that it replaces still run there."""
+        ...
+
+    def give_up(self, number: int) -> None:
+        """Close the thread's session: it may be gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSettings:
+    """``threads``: how many batches run at a time. The others are as in `BatchAttempt`."""
+
+    threads: int
+    partitions: int | None
+    parameters: Any
+    out: IO[str]
+    report: Callable[[str], None]
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """What a run of a range has done: its batches, their records, and its duration."""
+
+    batches: int
+    records: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON fields."""
+        return asdict(self)
+
+
+class RangeRunner:
+    """The run of a range. ``first`` is the attempt that the task has begun for it, at one of the batches.
+
+    Raises RangeError.
+    """
+
+    def __init__(
+        self,
+        context: StreamContext,
+        batches: TimeRange,
+        first: AttemptRow,
+        sessions: RangeSessions,
+        settings: RangeSettings,
+    ) -> None:
+        self._range, self._first, self._context = batches, first, context
+        self._sessions, self._settings, self._report = sessions, settings, settings.report
+        self._ledger, self._stream = context.ledger, context.stream
+        written = [self._stream.output_of_step(step) for step in first.outputs if step != STATE_STEP]
+        # Those whose batches the replay has to write in the order of their times.
+        self._ordered_steps = tuple(output.step for output in written if first.target and output.deletes_by_key)
+        self._ordered = bool(self._ordered_steps) if first.target else self._stream.is_ordered
+        progress = RangeProgress.of(
+            self._ledger, first.stream, batches, first.outputs, target=first.target, ordered=self._ordered
+        )
+        self._number, self._done = progress.number, len(progress.completed)
+        # The one that the task has begun comes first: its lease has begun too.
+        left = sorted(progress.left, key=lambda batch: batch.batch_time_ms != first.batch_time_ms)
+        self._left = deque(left)
+        self._threads = 1 if self._ordered else max(1, min(settings.threads, len(left)))
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._running: dict[int, BatchAttempt] = {}
+        self._failed = self._failed_in_row = self._records = 0
+        self._replaced: AttemptFencedError | None = None
+
+    def run(self) -> RangeResult:
+        """Run what is left.
+
+        Raises:
+            RangeIncompleteError: batches have failed, or were not begun after failures.
+            AttemptFencedError: a later try of the task runs the range.
+        """
+        started = time.monotonic()
+        before = self._done
+        self._report(f"{self._range}: {before:,} of {self._number:,} batches are done, {self._threads} run at a time")
+        threads = [
+            threading.Thread(target=self._work, args=(number,), name=f"headrace-range-{number}", daemon=True)
+            for number in range(self._threads)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._follow(threads, started, before)
+        finally:
+            self._end(threads)
+        seconds = time.monotonic() - started
+        if self._replaced is not None:
+            raise self._replaced
+        left = self._number - self._done
+        if left:
+            raise RangeIncompleteError(
+                f"{left:,} of {self._number:,} batches of {self._range} are left, {self._failed:,} failed in this try."
+            )
+        self._report(f"all {self._number:,} batches are done: {self._rate(seconds)} in {readable_seconds(seconds)}")
+        return RangeResult(self._done - before, self._records, round(seconds, 3))
+
+    # --- the thread that reports
+
+    def _follow(self, threads: list[threading.Thread], started: float, before: int) -> None:
+        next_report = started + _REPORT_SECONDS
+        while any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(_POLL_SECONDS / len(threads))
+            now = time.monotonic()
+            if now >= next_report:
+                next_report = now + _REPORT_SECONDS
+                self._report(self._progress(now - started, before))
+
+    def _progress(self, seconds: float, before: int) -> str:
+        done = self._done - before
+        line = f"{self._done:,} of {self._number:,} batches, {self._rate(seconds)}"
+        if self._failed:
+            line += f", {self._failed:,} failed"
+        if done:
+            line += f", about {readable_seconds(seconds / done * (self._number - self._done))} left"
+        return line
+
+    def _rate(self, seconds: float) -> str:
+        return f"{self._records:,} records, {self._records / max(seconds, 0.001):,.0f} a second"
+
+    def _end(self, threads: list[threading.Thread]) -> None:
+        """Let the threads end: at once if the run was interrupted."""
+        self._stop.set()
+        deadline = time.monotonic() + _END_SECONDS
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+            with self._lock:
+                running = list(self._running.values())
+            for attempt in running:
+                # Repeated: a job may start just after the others are cancelled.
+                with contextlib.suppress(Exception):
+                    attempt.cancel_jobs()
+            threads[0].join(0.5)
+
+    # --- the threads that run batches
+
+    def _work(self, number: int) -> None:
+        try:
+            while (batch := self._next()) is not None:
+                self._run_batch(number, batch)
+        except BaseException as error:
+            # For example the reader of this process's output is gone.
+            logger.debug("thread %d ends: %s", number, error)
+            self._stop.set()
+        finally:
+            with contextlib.suppress(Exception):
+                self._sessions.give_up(number)
+
+    def _next(self) -> BatchRow | None:
+        with self._lock:
+            return self._left.popleft() if self._left and not self._stop.is_set() else None
+
+    def _run_batch(self, number: int, batch: BatchRow) -> None:
+        at = time_text(batch.batch_time_ms)
+        try:
+            claim = self._begin(number, batch)
+            if claim is None:
+                return
+            attempt = BatchAttempt(
+                self._context,
+                claim,
+                lambda: self._sessions.open(number, claim),
+                parameters=self._settings.parameters,
+                partitions=self._settings.partitions,
+                out=self._settings.out,
+                report=lambda line: self._report(f"batch {at}: {line}") if line.startswith(WARNING) else None,
+                pool="again",
+            )
+            with self._lock:
+                self._running[number] = attempt
+            try:
+                result = run_attempt(attempt)
+            finally:
+                with self._lock:
+                    del self._running[number]
+        except AttemptFencedError as fenced:
+            # The one that replaced it runs the batch. What it leaves, the task's next try finds.
+            self._report(f"batch {at}: {fenced}")
+            self._sessions.give_up(number)
+        except Exception as error:
+            self._sessions.give_up(number)
+            self._has_failed(at, error)
+        else:
+            with self._lock:
+                self._done += 1
+                self._failed_in_row = 0
+                self._records += result.records
+
+    def _has_failed(self, at: str, error: Exception) -> None:
+        with self._lock:
+            self._failed += 1
+            self._failed_in_row += 1
+            stop = self._ordered or self._failed_in_row >= max(self._threads, _FEWEST_FAILURES)
+        if self._stop.is_set():
+            return
+        self._report(f"batch {at} failed: {reason_of(error)[:_ERROR_CHARACTERS]}")
+        if stop:
+            why = "the batches have an order" if self._ordered else f"{self._failed_in_row} have failed in a row"
+            self._report(f"no more batches are begun, because {why}")
+            self._stop.set()
+
+    def _begin(self, number: int, batch: BatchRow) -> Attempt | None:
+        """Begin an attempt at the batch, once no other run's is live. None if this run has done the batch meanwhile."""
+        attributes = self._sessions.attributes(number)
+        if batch.batch_time_ms == self._first.batch_time_ms:
+            claim = self._first.claim()
+            self._ledger.attempts.renew(claim, attributes=attributes)
+            return claim
+        return self._begin_like(batch, {**self._first.attributes, **attributes}) if self._may_begin(batch) else None
+
+    def _may_begin(self, batch: BatchRow) -> bool:
+        reported = False
+        while not self._stop.is_set():
+            attempts = [row for row in self._attempts(batch) if set(row.outputs) & set(self._first.outputs)]
+            own = [row for row in attempts if TimeRange.of(row.attributes) == self._range]
+            if any(row.attributes.get(TRY_NUMBER, 0) > self._first.attributes.get(TRY_NUMBER, 0) for row in own):
+                self._replaced = AttemptFencedError("A later try of this task runs the range.")
+                self._stop.set()
+                return False
+            if any(row.state is AttemptState.COMPLETED for row in own):
+                with self._lock:
+                    self._done += 1
+                return False
+            now_ms = self._ledger.now_ms()
+            others = [row for row in attempts if row.alive(now_ms) and row not in own]
+            if not others:
+                return True
+            if not reported:
+                self._report(f"batch {time_text(batch.batch_time_ms)} waits for {others[-1].holder}, which runs it")
+                reported = True
+            self._stop.wait(_POLL_SECONDS)
+        return False
+
+    def _attempts(self, batch: BatchRow) -> list[AttemptRow]:
+        time_ms = batch.batch_time_ms
+        return self._ledger.attempts.between(batch.stream, time_ms - 1, time_ms, target=self._first.target)
+
+    def _begin_like(self, batch: BatchRow, attributes: Mapping[str, Any]) -> Attempt:
+        first = self._first
+        begun: dict[str, Any] = {
+            "holder": first.holder,
+            "way": first.way,
+            "lease_ms": self._settings.lease_ms,
+            "outputs": first.outputs,
+            "attributes": attributes,
+        }
+        if first.target:
+            return self._ledger.replays.begin(
+                batch.stream,
+                batch.batch_time_ms,
+                target=first.target,
+                definition=str(first.definition),
+                ordered=self._ordered_steps,
+                **begun,
+            )
+        while True:
+            self._give_way(batch)
+            try:
+                return self._ledger.attempts.begin(
+                    batch.stream, batch.batch_time_ms, force=True, revision=first.revision, **begun
+                )
+            except SlotBusyError:
+                if self._stop.wait(_POLL_SECONDS):
+                    raise
+
+    def _give_way(self, batch: BatchRow) -> None:
+        """In an ordered stream, let a batch that is due go first. Not for ever: it may wait for a person."""
+        deadline = time.monotonic() + _GIVE_WAY_SECONDS
+        while self._ordered and time.monotonic() < deadline and not self._stop.is_set():
+            due = self._ledger.batches.earlier_unfinished(batch.stream, self._ledger.now_ms(), limit=1)
+            if not due or due[0].state not in (BatchState.ALLOCATED, BatchState.RUNNING):
+                return
+            self._stop.wait(_POLL_SECONDS)

@@ -1,0 +1,308 @@
+"""The batches of a range in one process. The ledger is real; what an attempt does is not."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.receiver.waiting import eventually
+
+from headrace.batch.allocation import allocate
+from headrace.batch.batch_range import RangeError, RangeProgress, TimeRange
+from headrace.errors import TRY_NUMBER, HeadraceError
+from headrace.hooks.ledger import register
+from headrace.ledger import AttemptState, BatchState, Ledger
+from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.errors import AttemptFencedError
+from headrace.spark import range_run
+from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.range_run import RangeIncompleteError, RangeResult, RangeRunner, RangeSettings
+from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
+from headrace.stream.stream import replayed
+from headrace.stream_context import StreamContext
+
+INTERVAL_MS = 10_000
+
+
+class Sessions:
+    """No session is ever needed."""
+
+    def __init__(self) -> None:
+        self.given_up: list[int] = []
+
+    def attributes(self, number: int) -> dict[str, Any]:
+        return {"session": f"of thread {number}"}
+
+    def open(self, number: int, claim: Attempt) -> Any:
+        raise AssertionError("nobody asks")
+
+    def give_up(self, number: int) -> None:
+        self.given_up.append(number)
+
+
+class Rig:
+    """A stream with empty batches, and runs of their range. ``acts`` are called in place of an attempt's work."""
+
+    def __init__(self, ledger: Ledger, stream: Stream, number: int) -> None:
+        self.ledger, self.stream = ledger, stream
+        now_ms = ledger.now_ms() // INTERVAL_MS * INTERVAL_MS
+        self.after_ms = now_ms - number * INTERVAL_MS
+        self.times = [self.after_ms + (place + 1) * INTERVAL_MS for place in range(number)]
+        for time_ms in self.times:
+            allocate(StreamContext(stream, ledger), time_ms)
+        self.acts: dict[int, Callable[[], None]] = {}
+        self.ran: list[int] = []
+        self.reported: list[str] = []
+        self.sessions = Sessions()
+        self.document_ids: Any = None
+
+    @property
+    def replay(self) -> Stream:
+        ids = {} if self.document_ids is None else {"document_ids": self.document_ids}
+        return replayed(self.stream, {"elasticsearch": {"index": "clicks-v2", **ids}})
+
+    def batches(self, run: str = "run 1") -> TimeRange:
+        return TimeRange(self.after_ms, self.times[-1], run)
+
+    def begin(self, time_ms: int, *, run: str = "run 1", try_number: int = 1, holder: str = "task") -> Attempt:
+        attributes = {**self.batches(run).attributes, TRY_NUMBER: try_number, "run_id": run}
+        return self.ledger.replays.begin(
+            "shop", time_ms, target="v2", definition=self.replay.to_json(), outputs=("elasticsearch",),
+            holder=holder, way="connect", lease_ms=30_000, attributes=attributes,
+        )  # fmt: skip
+
+    def progress(self, run: str = "run 1", *, target: str = "v2", ordered: bool = False) -> RangeProgress:
+        return RangeProgress.of(
+            self.ledger, "shop", self.batches(run), ("elasticsearch",), target=target, ordered=ordered
+        )
+
+    def run(self, *, run: str = "run 1", threads: int = 3, **options: Any) -> RangeResult:
+        left = self.progress(run, ordered=self.document_ids is not None).left
+        first = self.begin(left[0].batch_time_ms, run=run, **options)
+        (row,) = [r for r in self.attempts(first.batch_time_ms) if r.number == first.number]
+        settings = RangeSettings(
+            threads=threads, partitions=1, parameters={}, out=StringIO(), report=self.reported.append, lease_ms=30_000
+        )
+        context = StreamContext(self.replay, self.ledger)
+        return RangeRunner(context, self.batches(run), row, self.sessions, settings).run()
+
+    def attempts(self, time_ms: int) -> Any:
+        return self.ledger.attempts.of_batch("shop", time_ms)
+
+    def work(self, attempt: BatchAttempt) -> Any:
+        """In place of `run_attempt`."""
+        self.ran.append(attempt.batch_time_ms)
+        try:
+            self.acts.get(attempt.batch_time_ms, lambda: None)()
+        except HeadraceError as error:
+            self.ledger.attempts.fail(attempt.claim, str(error))
+            raise
+        self.ledger.attempts.record_output(attempt.claim, "elasticsearch", {"created": 10})
+        self.ledger.attempts.complete(attempt.claim)
+        return SimpleNamespace(records=10)
+
+    def fail(self, *times: int) -> None:
+        def refuse() -> None:
+            raise HeadraceError("the index said no")
+
+        self.acts.update(dict.fromkeys(times, refuse))
+
+    def states(self) -> list[str]:
+        rows = self.ledger.replays.between("shop", "v2", 0, 1 << 60)
+        return [row.state.value for row in rows]
+
+
+@pytest.fixture(scope="module")
+def empty_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty ledger, to be copied: making the schema takes longer than a test."""
+    path = tmp_path_factory.mktemp("ledger") / "ledger.db"
+    Ledger.open(f"sqlite:///{path}").close()
+    return path
+
+
+@pytest.fixture
+def stream(tmp_path: Path, empty_ledger: Path) -> Stream:
+    shutil.copy(empty_ledger, tmp_path / "ledger.db")
+    return Stream(
+        name="shop",
+        inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks"),
+        outputs=ElasticsearchOutput(hosts="http://127.0.0.1:1", index="clicks"),
+        batch_interval="10 s",
+        storage=tmp_path,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+
+
+@pytest.fixture
+def rig(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, stream)
+        rig = Rig(ledger, stream, 8)
+        monkeypatch.setattr(range_run, "run_attempt", rig.work)
+        monkeypatch.setattr(range_run, "_POLL_SECONDS", 0.05)
+        yield rig
+
+
+def test_every_batch_of_a_range_has_an_attempt_like_the_first(rig: Rig) -> None:
+    result = rig.run()
+    assert (result.batches, result.records) == (8, 80)
+    assert sorted(rig.ran) == rig.times
+    assert rig.states() == ["completed"] * 8
+    for time_ms in rig.times:
+        (attempt,) = rig.attempts(time_ms)
+        assert (attempt.holder, attempt.definition) == ("task", rig.replay.to_json())
+        assert attempt.attributes["session"].startswith("of thread")
+        assert TimeRange.of(attempt.attributes) == rig.batches()
+    assert "8 batches are done: 80 records" in rig.reported[-1]
+    assert rig.progress().to_dict() == {
+        "batches": 8, "completed": 8, "failed": 0, "left": 0, "left_out": 0, "records": 0
+    }  # fmt: skip
+
+
+def test_a_batch_that_fails_does_not_stop_the_others_and_the_next_try_runs_it_alone(rig: Rig) -> None:
+    rig.fail(rig.times[2])
+    with pytest.raises(RangeIncompleteError, match="1 of 8 batches"):
+        rig.run()
+    assert rig.states().count("completed") == 7
+    assert list(rig.progress().failures()) and "the index said no" in next(rig.progress().failures())
+    rig.acts.clear()
+    rig.ran.clear()
+    rig.run(try_number=2)
+    assert rig.ran == [rig.times[2]]
+
+
+def test_as_many_failures_in_a_row_as_run_at_a_time_end_the_run(rig: Rig) -> None:
+    rig.fail(*rig.times)
+    with pytest.raises(RangeIncompleteError, match="8 of 8 batches"):
+        rig.run(threads=2)
+    assert 3 <= len(rig.ran) <= 4, "an output that is away does not cost an attempt at each batch"
+    assert any("no more batches are begun" in line for line in rig.reported)
+    assert len(rig.progress().failed) == len(rig.ran)
+
+
+def test_what_has_failed_comes_last_in_the_next_try(rig: Rig) -> None:
+    rig.fail(rig.times[0])
+    with pytest.raises(RangeIncompleteError):
+        rig.run(threads=1)
+    rig.ledger.attempts.fail(rig.begin(rig.times[1], run="run 2"), "no")
+    left = [batch.batch_time_ms for batch in rig.progress("run 2").left]
+    assert left == [rig.times[0], *rig.times[2:], rig.times[1]]
+
+
+def test_a_range_that_deletes_by_key_runs_one_batch_after_another_and_stops_at_a_failure(rig: Rig) -> None:
+    rig.document_ids = KeyIds()
+    rig.fail(rig.times[3])
+    with pytest.raises(RangeIncompleteError):
+        rig.run()
+    assert rig.ran == rig.times[:4]
+    rig.acts.clear()
+    rig.run(try_number=2)
+    assert rig.ran == [*rig.times[:4], *rig.times[3:]]
+
+
+def test_a_live_attempt_of_another_run_is_waited_for_and_its_batch_run_after_it(rig: Rig) -> None:
+    other = rig.begin(rig.times[5], run="run 2", holder="another task")
+    thread = threading.Thread(target=rig.run)
+    thread.start()
+    eventually(lambda: any("waits for another task" in line for line in rig.reported))
+    eventually(lambda: len(rig.ran) == 7)
+    assert rig.times[5] not in rig.ran
+    rig.ledger.attempts.fail(other, "it is over")
+    thread.join(20)
+    assert rig.states() == ["completed"] * 8
+    assert [row.state for row in rig.attempts(rig.times[5])] == [AttemptState.FAILED, AttemptState.COMPLETED]
+
+
+def test_an_attempt_that_a_killed_try_has_left_is_fenced_at_once(rig: Rig) -> None:
+    left = rig.begin(rig.times[4])
+    assert rig.run(try_number=2).batches == 8
+    states = {row.number: row.state for row in rig.attempts(rig.times[4])}
+    assert states == {left.number: AttemptState.FENCED, left.number + 1: AttemptState.COMPLETED}
+
+
+def test_a_try_that_was_replaced_gives_the_range_up(rig: Rig) -> None:
+    rig.begin(rig.times[6], try_number=2)
+    with pytest.raises(AttemptFencedError, match="later try"):
+        rig.run(try_number=1, threads=1)
+    assert rig.ran == rig.times[:6]
+
+
+def test_an_interrupted_run_cancels_what_runs_and_begins_nothing_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled = threading.Event()
+    monkeypatch.setattr(BatchAttempt, "cancel_jobs", lambda _: cancelled.set())
+    started = threading.Barrier(3)
+
+    def wait_until_cancelled() -> None:
+        started.wait(20)
+        cancelled.wait(20)
+        raise HeadraceError("cancelled")
+
+    rig.acts = dict.fromkeys(rig.times, wait_until_cancelled)
+
+    def interrupt(*_: Any) -> None:
+        started.wait(20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RangeRunner, "_follow", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        rig.run(threads=2)
+    assert len(rig.ran) == 2
+    assert rig.states() == ["failed"] * 2
+
+
+def test_a_reader_that_is_gone_ends_the_run(rig: Rig) -> None:
+    rig.fail(rig.times[0])
+    reported = []
+
+    def report(line: str) -> None:
+        reported.append(line)
+        if "failed" in line:
+            raise HeadraceError("the task is gone")
+
+    rig.reported = SimpleNamespace(append=report)  # type: ignore[assignment]
+    with pytest.raises(RangeIncompleteError):
+        rig.run(threads=1)
+    assert rig.ran == rig.times[:1]
+
+
+def test_a_range_leaves_out_what_has_no_records_of_its_own(rig: Rig) -> None:
+    rig.ledger.batches.abandon("shop", rig.times[0], "lost")
+    assert rig.progress().left_out == {"abandoned": 1}
+    assert rig.run().batches == 7
+
+
+def test_only_batches_that_have_completed_are_run_again(rig: Rig) -> None:
+    claim = rig.ledger.attempts.begin("shop", rig.times[1], holder="t", way="connect", lease_ms=5_000)
+    rig.ledger.attempts.record_output(claim, "elasticsearch", {})
+    assert rig.ledger.attempts.complete(claim).state is BatchState.COMPLETED
+    progress = rig.progress(target="")
+    assert [batch.batch_time_ms for batch in progress.left] == [rig.times[1]]
+    assert progress.left_out == {"not completed yet": 7}
+
+
+def test_a_range_without_batches_says_what_to_do(rig: Rig) -> None:
+    rig.after_ms, rig.times = 0, [1_000]
+    with pytest.raises(RangeError, match=r"no batch to run in 1970-.*`headrace batches list shop`"):
+        rig.progress()
+
+
+def test_a_range_with_removed_batches_is_refused_only_when_it_begins(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = rig.ledger.streams.get("shop")
+    removed = {**row.to_columns(), "removed_from_ms": rig.times[0], "removed_until_ms": rig.times[1]}
+    monkeypatch.setattr(
+        type(rig.ledger.streams),
+        "get",
+        lambda *_: SimpleNamespace(**removed, batch_time_after=row.batch_time_after),
+    )
+    with pytest.raises(RangeError, match=r"were removed.*Begin at"):
+        rig.progress()
+    rig.begin(rig.times[3])
+    assert len(rig.progress().left) == 8
