@@ -31,8 +31,10 @@ def open_chromium() -> Iterator[Browser]:
     program = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         raise FileNotFoundError("These tests need Chromium: apt-get install chromium, or name a program in CHROMIUM.")
-    # Chromium refuses its own sandbox under root, as CI runs it; it loads only this machine's pages.
-    arguments = ["--no-sandbox", "--disable-dev-shm-usage"] if os.geteuid() == 0 else []
+    arguments = ["--disable-gpu"]
+    if os.geteuid() == 0:
+        # Chromium refuses its own sandbox under root, as CI runs it; it loads only this machine's pages.
+        arguments += ["--no-sandbox", "--disable-dev-shm-usage"]
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=arguments)
