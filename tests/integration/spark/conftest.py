@@ -22,7 +22,7 @@ from headrace.ledger.receiving_tables import ReceiverLease
 from headrace.spark.attempt import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.decoding import RecordDecoding
-from headrace.spark.sessions import classic_session
+from headrace.spark.sessions import classic_session, current_versions
 from headrace.spark.wal_source import LogBlocks
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
 from headrace.stream_context import StreamContext
@@ -110,7 +110,7 @@ class BatchLedger:
             outputs=stream.steps,
             ordered=stream.is_ordered,
         )
-        self._job = self.ledger.jobs.acquire(stream.name, holder="test", lease_ms=600_000)
+        self.job = self.ledger.jobs.acquire(stream.name, holder="test", lease_ms=600_000, versions=current_versions())
         self._leases: dict[str, ReceiverLease] = {}
 
     def add(self, batch: pa.RecordBatch, *, input_id: str = "records") -> None:
@@ -119,16 +119,16 @@ class BatchLedger:
         if lease is None:
             receiver = ReceiverId(self.stream.name, input_id, 0)
             lease = self.ledger.receivers.register(
-                self.ledger.receivers.schedule(self._job, receiver), host="test", lease_ms=600_000
+                self.ledger.receivers.schedule(self.job, receiver), host="test", lease_ms=600_000
             )
             self._leases[input_id] = lease
         sequence = self.log.writers[input_id].next_sequence if input_id in self.log.writers else 0
         block = self.log.add(batch, input_id=input_id)
         partition, first = block.ranges[0].partition, block.ranges[0].from_offset
         if first == 0:
-            self.ledger.topics.observe(self._job, input_id, [(partition.topic, partition.topic_id, 1)])
-            self.ledger.positions.ensure_all(self._job, input_id, {partition: 0})
-            self.ledger.positions.assign(self._job, input_id, {partition: 0})
+            self.ledger.topics.observe(self.job, input_id, [(partition.topic, partition.topic_id, 1)])
+            self.ledger.positions.ensure_all(self.job, input_id, {partition: 0})
+            self.ledger.positions.assign(self.job, input_id, {partition: 0})
         info = BlockInfo(
             lease.receiver_id, lease.epoch, sequence, 0, block.handle, block.ranges, block.records, block.payload_bytes
         )
@@ -136,8 +136,8 @@ class BatchLedger:
 
     def begin_partition(self, partition: TopicPartition, offset: int, *, input_id: str = "records") -> None:
         """Know of a partition that the stream reads from this offset on."""
-        self.ledger.topics.observe(self._job, input_id, [(partition.topic, partition.topic_id, 1)])
-        self.ledger.positions.ensure_all(self._job, input_id, {partition: offset})
+        self.ledger.topics.observe(self.job, input_id, [(partition.topic, partition.topic_id, 1)])
+        self.ledger.positions.ensure_all(self.job, input_id, {partition: offset})
 
     def allocate(self) -> int:
         """Allocate the next batch time; the batch time."""

@@ -7,9 +7,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-TOKEN = "connect-test"
+from headrace.ledger import Ledger
+from headrace.ledger.tables import JobLease
+from headrace.spark import sessions
+from headrace.spark.sessions import derive_token
+
+SECRET = "a secret for the tests"
+APPLICATION = ("connect-test", 1)
+TOKEN = derive_token(SECRET, *APPLICATION)
 
 _SERVER = """
 import sys
@@ -69,6 +76,13 @@ class ConnectServer:
         self.printed += client.stdout + client.stderr
         assert client.returncode == 0, client.stderr[-3000:]
         return client
+
+    def serve(self, ledger: Ledger, job: JobLease) -> None:
+        """Let this job's batches run here. Their commands need ``HEADRACE_SECRET_KEY`` (`SECRET`)."""
+        attributes: dict[str, Any] = {
+            "connect_url": self._url, "batch_slots": 2, sessions.APPLICATION: list(APPLICATION)
+        }  # fmt: skip
+        ledger.jobs.update(job, state="running", attributes=attributes)
 
     def stop(self) -> None:
         """End the application; its log of events is complete then."""

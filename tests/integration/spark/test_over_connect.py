@@ -7,8 +7,12 @@ the server and its clients have written.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
+import signal
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,14 +23,18 @@ import pandas as pd
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.integration.spark.conftest import SMALL_DATA
-from tests.integration.spark.connect_server import ConnectServer
+from tests.integration.spark.application import JOBS, environment, until
+from tests.integration.spark.conftest import SMALL_DATA, BatchLedger, records
+from tests.integration.spark.connect_server import SECRET, ConnectServer
 from tests.integration.spark.test_elasticsearch_sink import Index
 from tests.integration.spark.test_foreach_batch_output import make_batch
 from tests.integration.spark.test_kafka_ranges import Received
 
+from headrace.batch.batch_range import RangeProgress, TimeRange
+from headrace.ledger import AttemptState
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.stream import ConsoleOutput, KafkaInput, KafkaOutput, ParquetOutput, SparkSettings, Stream
+from headrace.stream.stream import replayed
 
 __all__ = ["make_batch"]
 
@@ -206,6 +214,94 @@ def test_documents_are_indexed_once(
     first, second = (json.loads(line) for line in client.stdout.splitlines())
     assert (first["created"], first["dead_lettered"]) == (999, 1)
     assert (second["repeated"], second["dead_lettered"], second["indexed"]) == (999, 1, 0)
+
+
+SINGLE = """
+import json, sys
+from headrace.ledger import Ledger
+from headrace.spark.attempt import run_attempt
+from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.sessions import connect_session
+from headrace.stream import Stream
+from headrace.stream_context import StreamContext
+
+url, token, definition, *times = sys.argv[1:]
+stream = Stream.from_json(definition)
+spark = connect_session(url, token)
+with Ledger.open(stream.ledger) as ledger:
+    for time_ms in map(int, times):
+        claim = ledger.attempts.begin(stream.name, time_ms, holder="single", way="connect", lease_ms=60_000)
+        run_attempt(BatchAttempt(StreamContext(stream, ledger), claim, lambda: spark, partitions=2))
+spark.stop()
+"""
+BATCHES, RECORDS = 40, 20
+
+
+class Range:
+    """Batches of a stream that one command replays into another index, in tries."""
+
+    def __init__(self, server: ConnectServer, elasticsearch: str, folder: Path, batch: BatchLedger) -> None:
+        self.server, self.batch = server, batch
+        self.index = Index(elasticsearch, folder)
+        for number in range(BATCHES):
+            values = [b'{"number":%d}' % each for each in range(number * RECORDS, (number + 1) * RECORDS)]
+            batch.add(records(values, first_offset=number * RECORDS))
+            batch.allocate()
+        self.times = [row.batch_time_ms for row in batch.ledger.batches.page("clicks", BATCHES, oldest_first=True)]
+        server.serve(batch.ledger, batch.job)
+        self._batches = TimeRange(0, self.times[-1], "run")
+
+    def progress(self) -> RangeProgress:
+        return RangeProgress.of(
+            self.batch.ledger, "clicks", self._batches, ["elasticsearch"], target="v2", ordered=False
+        )
+
+    def start(self, try_number: int, log: Path) -> subprocess.Popen[bytes]:
+        """The command of a try, at the first batch that is left."""
+        replay = replayed(self.batch.stream, {"elasticsearch": {"index": self.index.name}})
+        at_ms = self.progress().left[0].batch_time_ms
+        first = self.batch.ledger.replays.begin(
+            "clicks", at_ms, target="v2", definition=replay.to_json(), outputs=["elasticsearch"], holder="task",
+            way="connect", lease_ms=30_000, attributes={**self._batches.attributes, "try_number": try_number},
+        )  # fmt: skip
+        command = [sys.executable, str(JOBS / "micro_batch.py"), "--ledger", self.batch.stream.ledger]
+        command += ["--stream", "clicks", "--batch-time", str(at_ms), "--attempt", str(first.number)]
+        with log.open("wb") as file:
+            environ = environment(HEADRACE_SECRET_KEY=SECRET)
+            return subprocess.Popen(command, stdout=file, stderr=file, env=environ)
+
+
+def digest(index: Index) -> str:
+    """A hash over all documents of an index, with their ids."""
+    index.ask("POST", f"/{index.name}/_refresh")
+    hits = index.ask("POST", f"/{index.name}/_search", {"size": 10_000})["hits"]["hits"]
+    documents = sorted((hit["_id"], hit["_source"]) for hit in hits)
+    assert len(documents) == BATCHES * RECORDS
+    return hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest()
+
+
+@pytest.mark.timeout(900)
+def test_a_killed_range_goes_on_and_leaves_the_documents_of_single_batches(
+    server: ConnectServer, elasticsearch: str, make_batch_ledger: Callable[..., BatchLedger], tmp_path: Path
+) -> None:
+    single = Index(elasticsearch, tmp_path)
+    batch = make_batch_ledger(outputs=single.output())
+    day = Range(server, elasticsearch, tmp_path, batch)
+    server.run(SINGLE, batch.stream.to_json(), *map(str, day.times), seconds=600)
+    killed = day.start(1, tmp_path / "first.log")
+    until("some batches", lambda: killed.poll() is not None or len(day.progress().completed) >= 10, 600)
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL, (tmp_path / "first.log").read_text()
+    done = [row.batch_time_ms for row in day.progress().completed]
+    assert 10 <= len(done) < BATCHES
+    second = day.start(2, tmp_path / "second.log")
+    assert second.wait(600) == 0, (tmp_path / "second.log").read_text()
+    assert f"all {BATCHES} batches are done" in (tmp_path / "second.log").read_text()
+    assert not day.progress().left
+    attempts = {at_ms: [r for r in batch.ledger.attempts.of_batch("clicks", at_ms) if r.target] for at_ms in day.times}
+    assert {len(attempts[at_ms]) for at_ms in done} == {1}, "what was done is not done again"
+    assert all(rows[-1].state is AttemptState.COMPLETED for rows in attempts.values())
+    assert digest(day.index) == digest(single)
 
 
 STATE = """
