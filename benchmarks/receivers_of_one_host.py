@@ -23,11 +23,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measures import bench_folder
 from tests.support.records import TOPIC_ID, make_block
@@ -86,7 +88,7 @@ def store_blocks(work: Work, index: int, begin: Barrier, pipe: Connection) -> No
     with Ledger.open(work.ledger_url, create=False) as ledger:
         job = work.jobs[index % len(work.jobs)]
         receiver = ReceiverId(job.stream, INPUT, index)
-        lease = ledger.receivers.register(ledger.receivers.schedule(job, receiver), host="here", lease_ms=600_000)
+        lease: ReceiverLease = until_available(partial(register, ledger, job, receiver))
         writer = WriteAheadLogWriter(open_storage(work.storage_url), "log", receiver, lease.epoch)
         partition = TopicPartition("flights", TOPIC_ID, index)
         records, _ = make_block([VALUE] * work.records, partition=index)
@@ -110,19 +112,22 @@ def store_blocks(work: Work, index: int, begin: Barrier, pipe: Connection) -> No
                 receiver=receiver, epoch=lease.epoch, sequence=frame.sequence, cut_time_ms=now_ms(),
                 handle=frame.handle, ranges=(span,), records=work.records, payload_bytes=frame.payload_bytes,
             )  # fmt: skip
-            add(ledger, lease, block)
+            until_available(partial(ledger.blocks.add, lease, block))
             accepted = frame.sequence
             times.append((written - began, time.monotonic() - written))
         now = resource.getrusage(resource.RUSAGE_SELF)
         pipe.send((times, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime))
 
 
-def add(ledger: Ledger, lease: ReceiverLease, block: BlockInfo) -> None:
-    """Add a block, as often as a receiver would try: a wait for a lock is limited."""
+def register(ledger: Ledger, job: JobLease, receiver: ReceiverId) -> ReceiverLease:
+    return ledger.receivers.register(ledger.receivers.schedule(job, receiver), host="here", lease_ms=600_000)
+
+
+def until_available(step: Callable[[], Any]) -> Any:
+    """Take a step of the ledger as often as a receiver would try: a wait for a lock is limited."""
     while True:
         with contextlib.suppress(LedgerUnavailableError):
-            ledger.blocks.add(lease, block)
-            return
+            return step()
 
 
 def now_ms() -> int:

@@ -157,7 +157,9 @@ def test_a_name_like_none_is_refused_with_the_list(stream):
 def test_a_replays_runs_have_its_options_alone(stream):
     replay = replay_dag(stream.model_copy(update={"state": None}), "v2", outputs={"one": {"rows": 5}})
     (task,) = replay.roots
-    with pytest.raises(AirflowFailException, match=r"'reprocess', which means nothing here\. .* from, outputs, parameters, until\."):
+    with pytest.raises(
+        AirflowFailException, match=r"'reprocess', which means nothing here\. .* from, outputs, parameters, until\."
+    ):
         task.execute(as_airflow_merges(replay, {"reprocess": True}))
 
 
