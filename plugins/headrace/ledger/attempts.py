@@ -13,7 +13,6 @@ from typing import Any
 from sqlalchemy import Connection, Row, literal, select, update
 
 from headrace.clock import time_text
-from headrace.errors import RANGE
 from headrace.ledger.batch_states import (
     COLUMNS,
     are_lost,
@@ -38,6 +37,7 @@ from headrace.ledger.batch_states import (
     select_attempts,
     settle,
     source_of,
+    takes_slot,
     wrote_output,
 )
 from headrace.ledger.batch_tables import (
@@ -125,7 +125,7 @@ class Attempts(Repository):
                     _check_not_running(connection, locked, batch, taken)
                 _check_state_step(locked, batch, taken, recorded)
                 check_order(connection, locked, batch)
-                if locked.row.ordered or RANGE not in (attributes or {}):
+                if takes_slot(locked, attributes):
                     check_slots(connection, locked, batch)
                 begun = {"holder": holder, "way": way, "lease_ms": lease_ms, "attributes": attributes}
                 return _begin(connection, locked, batch, taken, **begun)

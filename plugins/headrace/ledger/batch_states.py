@@ -637,11 +637,17 @@ def _place(definition: str, output_id: str) -> tuple[Any, ...] | None:
     return None
 
 
-def check_slots(connection: Connection, locked: LockedStream, batch: BatchRow) -> None:
-    """Check that a slot is free. A batch with live attempts holds one slot; replays hold none.
+def takes_slot(locked: LockedStream, attributes: Mapping[str, Any] | None) -> bool:
+    """Whether an attempt with these attributes takes a slot for its batch.
 
-    Batches of a range that is run again (`RANGE`) hold none either, unless the stream is ordered: a day of them must
-    not delay the batches that are due.
+    One of a range that is run again (`RANGE`) takes none, unless the stream is ordered: a day of them must not delay
+    the batches that are due.
+    """
+    return locked.row.ordered or RANGE not in (attributes or {})
+
+
+def check_slots(connection: Connection, locked: LockedStream, batch: BatchRow) -> None:
+    """Check that a slot is free. A batch with live attempts holds one slot (`takes_slot`); replays hold none.
 
     Raises:
         SlotBusyError: other batches hold all slots.
@@ -649,7 +655,7 @@ def check_slots(connection: Connection, locked: LockedStream, batch: BatchRow) -
     live = [
         row
         for row in live_attempts(connection, batch.stream, locked.now_ms)
-        if not row.target and (locked.row.ordered or RANGE not in row.attributes)
+        if not row.target and takes_slot(locked, row.attributes)
     ]
     others = {row.batch_time_ms: row for row in live if row.batch_time_ms != batch.batch_time_ms}
     slots = 1 if locked.row.ordered else locked.row.max_concurrent_batches
