@@ -3,25 +3,164 @@ batches into the stream's outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.clock import time_text
-from headrace.operators.wal_spark_submit import FIRST_LEASE_MS, SparkAttemptOperator, Wait
+from headrace.errors import FAILURE, TRY_NUMBER, Failure
+from headrace.operators.wal_spark_submit import FIRST_LEASE_MS, BatchTaskError, SparkAttemptOperator, Wait, cause_of
 from headrace.runs.batch_run import RANGE_OPTIONS, NoBatchTimeError, end_of_interval_ms, holder, run_request
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from headrace.batch.batch_range import RangeProgress, TimeRange
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
     from headrace.runs.batch_run import RunRequest
     from headrace.stream import Stream
 
 
-class ReplayBatchOperator(SparkAttemptOperator):
+class RangeOperator(SparkAttemptOperator):
+    """Runs a range of batches in one process, where a run asks for one. See ``headrace.batch.batch_range``."""
+
+    def run_range(
+        self,
+        ledger: Ledger,
+        request: RunRequest,
+        context: Context,
+        *,
+        outputs: Collection[str],
+        begin: Callable[[BatchRow, Mapping[str, Any]], Attempt],
+        definition: str = "",
+        target: str = "",
+        ordered: bool = False,
+    ) -> dict[str, int]:
+        """Run what is left of the request's range, in one process (``headrace.spark.range_run``). Returns the numbers
+        of the range.
+
+        Args:
+            outputs: the outputs that the run writes of each batch.
+            begin: begins the first attempt, with these attributes; the process begins the others like it.
+            definition: as in `TimeRange`.
+            target: the replay's name; "" if the batches themselves are run again.
+            ordered: whether the batches have to be written in the order of their times.
+
+        Raises:
+            AirflowFailException: no batch of the range can be run.
+            BatchTaskError: batches have failed, or are left; the next try goes on with them.
+        """
+        from headrace.batch.batch_range import RangeError, RangeProgress
+
+        read = partial(RangeProgress.of, ledger, self.stream.name, outputs=outputs, target=target, ordered=ordered)
+        try:
+            batches, progress = self._range(ledger, request, read, definition=definition, target=target)
+        except RangeError as error:
+            raise AirflowFailException(str(error)) from error
+        self.log.info("Range %s: %s.", batches, progress)
+        if progress.left:
+            # An empty batch does not show whether Spark is needed.
+            largest = max(progress.left, key=lambda batch: batch.records)
+            while (awaited := self.wait_for_application(ledger, largest, outputs)) is not None:
+                self.wait(awaited)
+            attributes = {**request.attributes, **batches.attributes, TRY_NUMBER: context["ti"].try_number}
+            free = partial(self._free, ledger, batches, progress.left[: 1 if ordered else None], target)
+            self._run_range_process(ledger, self._begun(free, lambda batch: begin(batch, attributes)), context)
+            progress = read(batches)
+        numbers = progress.to_dict()
+        context["ti"].xcom_push("range", numbers)
+        if not progress.left:
+            self.log.info("Range %s: %s.", batches, progress)
+            return numbers
+        failed = BatchTaskError(
+            f"Range {batches} of stream {self.stream.name!r}: {progress}. {'; '.join(progress.failures())}",
+            remedy="The next try goes on with what is left, and so does clearing the task. Another run begins again.",
+        )
+        kinds = {Failure(row.attributes.get(FAILURE, Failure.PASSING)) for row in progress.failed.values()}
+        # If something is left that has not failed, it is worth a retry.
+        if len(progress.failed) == len(progress.left) and Failure.PASSING not in kinds:
+            failed.failure = Failure.CODE if Failure.CODE in kinds else Failure.FINAL
+        raise failed
+
+    def _range(
+        self,
+        ledger: Ledger,
+        request: RunRequest,
+        read: Callable[[TimeRange], RangeProgress],
+        *,
+        definition: str,
+        target: str,
+    ) -> tuple[TimeRange, RangeProgress]:
+        """The range of the run, and how far it is. A run that was cleared goes on with what it has left; what it had
+        completed, it begins again."""
+        from headrace.batch.batch_range import TimeRange
+
+        after_ms, until_ms = request.span or (0, 0)
+        new = TimeRange(after_ms, until_ms, str(request.run), definition)
+        own = [
+            row
+            for row in ledger.attempts.between(self.stream.name, after_ms, until_ms, target=target)
+            if request.run.clear_of(row.attributes) is not None
+        ]
+        begun = {TimeRange.of(row.attributes): row.started_at_ms for row in own}
+        last = max((known for known in begun if known is not None), key=lambda known: begun[known], default=new)
+        if last != new and (last.after_ms, last.until_ms, last.definition) == (after_ms, until_ms, definition):
+            progress = read(last)
+            if progress.left:
+                return last, progress
+        return new, read(new)
+
+    def _begun(self, free: Callable[[], BatchRow | None], begin: Callable[[BatchRow], Attempt]) -> Attempt:
+        """Begin an attempt at a batch that is ``free``, once it is its turn."""
+        from headrace.ledger.errors import SlotBusyError
+
+        while True:
+            try:
+                if (batch := free()) is not None:
+                    return begin(batch)
+                self.wait(Wait("Other runs run the batches of the range.", "other runs", soon=True))
+            except SlotBusyError as error:
+                self.wait(Wait(str(error), f"batches {error.busy}", otherwise=error, soon=True))
+
+    def _free(self, ledger: Ledger, batches: TimeRange, left: Sequence[BatchRow], target: str) -> BatchRow | None:
+        """The first batch that no attempt of another run is running."""
+        from headrace.batch.batch_range import TimeRange
+
+        now_ms = ledger.now_ms()
+        others = {
+            row.batch_time_ms
+            for row in ledger.attempts.running(self.stream.name)
+            if row.target == target and row.alive(now_ms) and TimeRange.of(row.attributes) != batches
+        }
+        return next((batch for batch in left if batch.batch_time_ms not in others), None)
+
+    def _run_range_process(self, ledger: Ledger, first: Attempt, context: Context) -> None:
+        """Run the process of a range; log how it ended. The attempts that it has left running are failed."""
+        from headrace.ledger.errors import LedgerError
+
+        ended = "The process of the range has ended."
+        try:
+            self._run_application(first, context, spark=True)
+        except Exception as error:
+            # Its batches say what is left; the ledger has their errors.
+            self.log.warning("%s", error)
+            ended = cause_of(error)
+        except BaseException as error:
+            ended = cause_of(error)
+            raise
+        finally:
+            self._process = None
+            for row in ledger.attempts.running(self.stream.name):
+                if row.holder == first.holder:
+                    with contextlib.suppress(LedgerError):
+                        ledger.attempts.fail(row.claim(), ended)
+
+
+class ReplayBatchOperator(RangeOperator):
     """Runs one output of a batch with the replay's code, into the replay's target, while the stream itself continues.
 
     The replay reads the records that the batch was allocated, whether the batch has completed or not. It does not
@@ -154,7 +293,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
         return [row for row in ledger.attempts.of_batch(self.stream.name, batch_time_ms) if row.target == self.target]
 
 
-class RepeatBatchesOperator(SparkAttemptOperator):
+class RepeatBatchesOperator(RangeOperator):
     """Runs the completed batches of a range again, into the stream's own outputs, with the code as it is.
 
     A run needs ``from`` and ``until`` in its conf. One process runs all steps of a batch in one attempt, and several
