@@ -10,14 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
-from headrace.elasticsearch.transport import NoAnswerError, Response, Transport
-
-if TYPE_CHECKING:
-    from elasticsearch import Elasticsearch
+from headrace.elasticsearch.transport import NoAnswerError, Response
 
 MAX_ID_BYTES = 512
 
@@ -164,33 +160,6 @@ class FakeElasticsearch:
         if action.verb == "delete":
             return {"status": 200 if existed else 404, "result": "deleted" if existed else "not_found"}
         return {"result": "updated" if existed else "created", "status": 200 if existed else 201}
-
-
-def official_client(transport: Transport) -> Elasticsearch:
-    """The official client, whose requests a fake transport answers instead of a server."""
-    from elastic_transport import ApiResponseMeta, BaseNode, ConnectionError, HttpHeaders
-    from elasticsearch import Elasticsearch
-
-    class Node(BaseNode):
-        _CLIENT_META_HTTP_CLIENT = ("fake", "1")
-
-        def perform_request(
-            self,
-            method: str,
-            target: str,
-            body: bytes | None = None,
-            headers: HttpHeaders | None = None,
-            request_timeout: Any = None,
-        ) -> Any:
-            try:
-                answer = transport.request(method, target, body)
-            except NoAnswerError as error:
-                raise ConnectionError(str(error)) from error
-            headers = HttpHeaders({"content-type": "application/json", "x-elastic-product": "Elasticsearch"})
-            meta = ApiResponseMeta(answer.status, "1.1", headers, 0.0, self.config)
-            return SimpleNamespace(meta=meta, body=answer.body)
-
-    return Elasticsearch(["http://fake:9200"], node_class=Node, max_retries=0, retry_on_status=())
 
 
 def parse_bulk(body: bytes) -> list[Action]:

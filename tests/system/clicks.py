@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 from confluent_kafka import Consumer, Producer, TopicPartition
-from elasticsearch import Elasticsearch
-from elasticsearch.helpers import scan
 from examples.demo.elasticsearch_side import ElasticsearchSide
 from examples.demo.kafka_side import offsets
 from examples.demo.producing import create_topic
@@ -201,8 +200,13 @@ class Clicks:
         """Source, version and sequence number of every document, by id."""
         self.elasticsearch.get(f"/{INDEX}/_refresh")
         # On a slow machine there are more than the 10,000 that one search returns.
-        with Elasticsearch(self.elasticsearch_url) as client:
-            hits = list(scan(client, index=INDEX, query={"version": True, "seq_no_primary_term": True}, size=5_000))
+        hits: list[dict[str, Any]] = []
+        with httpx.Client(base_url=self.elasticsearch_url, timeout=120) as client:
+            search = {"version": True, "seq_no_primary_term": True, "size": 5_000, "sort": ["_doc"]}
+            page = client.post(f"/{INDEX}/_search?scroll=2m", json=search).json()
+            while page["hits"]["hits"]:
+                hits += page["hits"]["hits"]
+                page = client.post("/_search/scroll", json={"scroll": "2m", "scroll_id": page["_scroll_id"]}).json()
         assert len(hits) == self.elasticsearch.count(INDEX)
         return {hit["_id"]: (json.dumps(hit["_source"]).encode(), hit["_version"], hit["_seq_no"]) for hit in hits}
 

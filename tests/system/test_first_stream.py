@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from elasticsearch import Elasticsearch, NotFoundError
 
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.guarded_process import child_environment
@@ -62,7 +62,7 @@ class Newcomer:
             )
         self.stack: StackState = eventually(self._running, "the stack did not start")
         address = {name: service.address or "" for name, service in self.stack.services.items()}
-        self.kafka, self.elasticsearch = address["kafka"], Elasticsearch(address["elasticsearch"], request_timeout=120)
+        self.kafka, self.elasticsearch = address["kafka"], httpx.Client(base_url=address["elasticsearch"], timeout=120)
         assert self.stack.login is not None
         password = json.loads(Path(self.stack.login.password_file).read_text())[self.stack.login.user]
         self.airflow = AirflowApi(address["api-server"], self.stack.login.user, password, timeout=120)
@@ -95,11 +95,10 @@ class Newcomer:
         self.type(script)
 
     def documents(self, index: str = "orders") -> list[dict[str, Any]]:
-        try:
-            self.elasticsearch.indices.refresh(index=index)
-            return [dict(hit) for hit in self.elasticsearch.search(index=index)["hits"]["hits"]]
-        except NotFoundError:
+        if self.elasticsearch.post(f"/{index}/_refresh").status_code == 404:
             return []
+        hits: list[dict[str, Any]] = self.elasticsearch.get(f"/{index}/_search").json()["hits"]["hits"]
+        return hits
 
     def totals(self) -> list[int | None]:
         return [each["_source"].get("total") for each in self.documents()]

@@ -14,6 +14,6 @@ A row's path: ``columns`` (the shape) -> ``document_ids`` -> ``bulk_bodies`` (ch
 (requests, retries, bisection; ``verdicts`` reads the answers) -> ``transport`` (HTTP) -> ``dead_letters``. ``indexer``
 runs these steps for one task's rows.
 
-Everything else (aliases, privileges, dead letters that people read and replay) uses the official client, by
-``administration``. Spark's workers import it only to delete the dead letters of earlier attempts.
+Everything else (aliases, privileges, dead letters that people read and replay) is ``administration``, by the same
+transport.
 """

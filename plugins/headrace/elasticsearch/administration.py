@@ -1,117 +1,70 @@
-"""Questions and administration of Elasticsearch, through the official client: indices, aliases, privileges, letters.
+"""Questions and administration of a search server: indices, aliases, privileges, the letters that people read.
 
-Import this module inside functions: the client takes half a second to import, which no Spark worker that writes a batch
-may spend (``transport``).
+By the same transport as the writes, for every server that headrace supports: each official client refuses the servers
+of the other product, and the one for Elasticsearch 9 a server 8.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from itertools import islice
 from types import TracebackType
-from typing import Any, Self
-
-from elastic_transport import NodeConfig, TlsError, TransportError
-from elasticsearch import ApiError, Elasticsearch
-from elasticsearch.helpers import ScanError
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
 from headrace.clock import Clock, SystemClock
-from headrace.elasticsearch.concrete_index import DESCRIPTION, ConcreteIndex, check_server, single_index
-from headrace.elasticsearch.errors import (
-    ElasticsearchRefusedError,
-    IndexingOptionsError,
-    IndexNotWritableError,
-    UnsuitableTargetError,
-)
-from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget
-from headrace.elasticsearch.transport import UNTRUSTED, Cluster, ElasticsearchTransport, Transport, error_of
+from headrace.elasticsearch.concrete_index import ConcreteIndex, check_server, describe_indices, single_index
+from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexNotWritableError, UnsuitableTargetError
+from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
+from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, NoAnswerError, Response, Transport
 from headrace.elasticsearch.verdicts import Reason, refusal
-from headrace.stream.outputs import ElasticsearchOutput
+
+if TYPE_CHECKING:
+    from headrace.stream.outputs import ElasticsearchOutput
 
 # A conflict is settled by the document that is there, and letters of earlier attempts are found and withdrawn.
 _DOCUMENT_PRIVILEGES = ("create_doc", "index", "read", "view_index_metadata")
 _LETTER_PRIVILEGES = (*_DOCUMENT_PRIVILEGES, "delete")
 
-# A scroll expires after some minutes, or is lost with its node. The search is then started again.
-_LOST_SCROLL = "search_context_missing_exception"
+# How long the server keeps a scroll between two pages.
+_KEPT_OPEN = "2m"
 
 # An alias's properties, which are kept when it moves.
 _ALIAS_PROPERTIES = ("filter", "search_routing", "is_hidden")
 
 
-def official_client(cluster: Cluster, *, timeout_seconds: float) -> Elasticsearch:
-    """The official client for the cluster of an output. It does not retry: `Administration` does.
-
-    Raises IndexingOptionsError if a certificate's file cannot be read or a fingerprint is invalid.
-    """
-    try:
-        return Elasticsearch(
-            [
-                NodeConfig(
-                    scheme=node.scheme,
-                    host=node.host,
-                    port=node.port,
-                    path_prefix=node.path_prefix,
-                    headers={"authorization": cluster.authorization} if cluster.authorization else {},
-                    request_timeout=timeout_seconds,
-                    http_compress=cluster.http_compress,
-                    **(_tls_settings(cluster) if node.scheme == "https" else {}),
-                )
-                for node in cluster.nodes
-            ],
-            request_timeout=timeout_seconds,
-            max_retries=0,
-            retry_on_status=(),
-            retry_on_timeout=False,
-        )
-    except (OSError, ValueError) as error:
-        raise IndexingOptionsError(
-            f"A TLS setting of the connection to {', '.join(map(str, cluster.nodes))} cannot be used: {error}.",
-            remedy="The files ca_certs, client_cert and client_key have to be on this host. A fingerprint is 64 "
-            "hexadecimal digits.",
-        ) from error
-
-
-def _tls_settings(cluster: Cluster) -> dict[str, Any]:
-    return {
-        "verify_certs": cluster.verify_certs,
-        "ca_certs": cluster.ca_certs,
-        "client_cert": cluster.client_cert,
-        "client_key": cluster.client_key,
-        "ssl_assert_fingerprint": cluster.ssl_assert_fingerprint,
-    }
+class _ScrollLostError(Exception):
+    """A scroll has expired, was lost with its node, or left out a shard."""
 
 
 class Administration:
-    """Asks a cluster by the official client. Every method raises:
+    """Asks a cluster. Every method raises:
 
-    ElasticsearchRefusedError: the request is not allowed, or the server is not Elasticsearch.
+    ElasticsearchRefusedError: the request is not allowed, or the server is none that headrace supports.
     ElasticsearchUnavailableError: there was no answer within ``max_retry_seconds``.
     """
 
     def __init__(
-        self,
-        client: Elasticsearch,
-        *,
-        max_retry_seconds: float,
-        clock: Clock | None = None,
-        transport: Transport | None = None,
+        self, transport: Transport, where: str, *, max_retry_seconds: float, clock: Clock | None = None
     ) -> None:
-        """``transport``: by it the server is asked who it is, before the first request; not at all without one."""
-        self._client = client
+        """``where`` is the cluster's address, for error texts. The server is asked who it is before anything else."""
         self._transport = transport
-        self._is_checked = transport is None
+        self._where = where
+        self._is_checked = False
         self._max_retry_seconds = max_retry_seconds
         self._clock = clock or SystemClock()
 
     @classmethod
     def of(cls, cluster: Cluster, *, timeout_seconds: float, max_retry_seconds: float) -> Self:
-        """``timeout_seconds`` is for each request, ``max_retry_seconds`` for trying again (0: not at all)."""
-        return cls(
-            official_client(cluster, timeout_seconds=timeout_seconds),
-            max_retry_seconds=max_retry_seconds,
-            transport=ElasticsearchTransport(cluster, connections=1, timeout_seconds=timeout_seconds),
-        )
+        """``timeout_seconds`` is for each request, ``max_retry_seconds`` for trying again (0: not at all).
+
+        Raises IndexingOptionsError if a certificate's file cannot be read or a fingerprint is invalid.
+        """
+        transport = ElasticsearchTransport(cluster, connections=1, timeout_seconds=timeout_seconds)
+        return cls(transport, ", ".join(map(str, cluster.nodes)), max_retry_seconds=max_retry_seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -119,15 +72,15 @@ class Administration:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._client.close()
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
     def ask(
         self,
         purpose: str,
         index: str,
-        request: Callable[[Elasticsearch], Any],
+        method: str,
+        path: str,
+        body: bytes | Callable[[], bytes] | None = None,
         *,
         missing_is_none: bool = False,
         incomplete: Callable[[Any], str | None] = lambda _body: None,
@@ -136,50 +89,71 @@ class Administration:
 
         ``purpose`` and ``index`` are for error texts. ``missing_is_none``: return None if what is asked for
         does not exist (404). ``incomplete``: why the answer with this body is to be requested again; None if it is not.
+        ``body`` is called for each of these requests if it is a function.
         """
+        retry_budget = self._begin(purpose)
+        while True:
+            sent = body() if callable(body) else body
+            response = request_with_retries(self._transport, retry_budget, method, path, sent)
+            if response.status == 404 and missing_is_none:
+                return None
+            parsed = _parsed(response, index)
+            if (why := incomplete(parsed)) is None:
+                return parsed
+            retry_budget.wait(why)
+
+    def ids(self, purpose: str, index: str, search: dict[str, Any], limit: int | None = None) -> list[str]:
+        """The ids of the documents that a search finds, in its order; none if there is no such index.
+
+        All are read by one scroll. If it is lost, the search is started again.
+        """
+        retry_budget = self._begin(purpose)
+        path = f"/{quote(index, safe='')}/_search?scroll={_KEPT_OPEN}&allow_partial_search_results=false"
+        body = json.dumps({**search, "_source": False}).encode()
+        while True:
+            response = request_with_retries(self._transport, retry_budget, "POST", path, body)
+            if response.status == 404:
+                return []
+            with contextlib.closing(self._scroll(_parsed(response, index))) as hits:
+                try:
+                    return [hit["_id"] for hit in islice(hits, limit)]
+                except (NoAnswerError, _ScrollLostError) as error:
+                    retry_budget.wait(str(error))
+
+    def _scroll(self, answer: Any) -> Generator[dict[str, Any], None, None]:
+        scroll_id = answer["_scroll_id"]
+        try:
+            while hits := answer["hits"]["hits"]:
+                yield from hits
+                # A page that was requested twice would be skipped once: so there is one try.
+                body = json.dumps({"scroll": _KEPT_OPEN, "scroll_id": scroll_id}).encode()
+                response = self._transport.request("POST", "/_search/scroll", body)
+                answer = response.json()
+                if response.status != 200 or not isinstance(answer, dict):
+                    raise _ScrollLostError(f"{response.status} {Reason(*response.error())}")
+                if failed := answer.get("_shards", {}).get("failed"):
+                    raise _ScrollLostError(f"{failed} shards did not answer")
+                scroll_id = answer["_scroll_id"]
+        finally:
+            with contextlib.suppress(NoAnswerError):
+                self._transport.request("DELETE", "/_search/scroll", json.dumps({"scroll_id": scroll_id}).encode())
+
+    def _begin(self, purpose: str) -> RetryBudget:
         retry_budget = RetryBudget(
             purpose, max_seconds=self._max_retry_seconds, clock=self._clock, cancelled=threading.Event()
         )
-        if not self._is_checked and self._transport is not None:
+        if not self._is_checked:
             check_server(self._transport, retry_budget, self._where)
             self._is_checked = True
-        while True:
-            try:
-                answer = request(self._client)
-                body = getattr(answer, "body", answer)
-                if (why := incomplete(body)) is None:
-                    return body
-                retry_budget.wait(why)
-            except ApiError as error:
-                reason = _reason(error)
-                lost_scroll = reason.type == _LOST_SCROLL
-                if error.status_code == 404 and missing_is_none and not lost_scroll:
-                    return None
-                if error.status_code not in RETRIED_STATUSES and not lost_scroll:
-                    raise refusal(error.status_code, reason, index) from error
-                retry_budget.wait(f"{error.status_code} {reason}")
-            except ScanError as error:
-                retry_budget.wait(str(error))
-            except TransportError as error:
-                if isinstance(error, TlsError) and any(sign in str(error).lower() for sign in UNTRUSTED):
-                    raise ElasticsearchRefusedError(
-                        f"The certificate of Elasticsearch at {self._where} is not trusted: {error}.",
-                        remedy="Give the authority's certificate as ca_certs in the connection's extra.",
-                    ) from error
-                retry_budget.wait(f"no answer from {self._where}: {_cause(error)}")
+        return retry_budget
 
     def concrete_index(self, name: str) -> ConcreteIndex | None:
         """The concrete index behind the name; None if it does not exist yet.
 
         Raises UnsuitableTargetError too: see `single_index`.
         """
-        described = self.ask(
-            f"Asking about index {name!r}",
-            name,
-            lambda client: client.indices.get(index=name, filter_path=list(DESCRIPTION)),
-            missing_is_none=True,
-        )
-        return single_index(name, described)
+        retry_budget = self._begin(f"Asking about index {name!r}")
+        return single_index(name, describe_indices(self._transport, retry_budget, name))
 
     def check_writable(self, output: ElasticsearchOutput) -> None:
         """Raise UnsuitableTargetError or IndexNotWritableError if the output could not write to its indices."""
@@ -189,7 +163,8 @@ class Administration:
         settings = self.ask(
             purpose,
             index,
-            lambda client: client.indices.get_settings(index=index, filter_path=["*.settings.index.blocks"]),
+            "GET",
+            f"/{quote(index, safe='')}/_settings?filter_path=error,*.settings.index.blocks",
             missing_is_none=True,
         )
         for name, described in (settings or {}).items():
@@ -231,7 +206,7 @@ class Administration:
         if old == new:
             return old
         purpose = f"Moving the alias {alias!r}"
-        aliases = self.ask(purpose, alias, lambda client: client.indices.get_alias(index=old, name=alias))
+        aliases = self.ask(purpose, alias, "GET", f"/{quote(old, safe='')}/_alias/{quote(alias, safe='')}")
         held = aliases[old]["aliases"][alias]
         kept = {name: held[name] for name in _ALIAS_PROPERTIES if name in held}
         actions: list[dict[str, Any]] = [
@@ -239,7 +214,7 @@ class Administration:
             {"remove": {"index": old, "alias": alias, "must_exist": True}},
             {"add": {"index": new, "alias": alias, **kept}},
         ]
-        self.ask(purpose, alias, lambda client: client.indices.update_aliases(actions=actions))
+        self.ask(purpose, alias, "POST", "/_aliases", json.dumps({"actions": actions}).encode())
         return old
 
     def _check_privileges(self, output: ElasticsearchOutput) -> None:
@@ -254,7 +229,8 @@ class Administration:
         ]
         try:
             purpose = f"Asking for the privileges on index {output.index!r}"
-            answer = self.ask(purpose, output.index, lambda client: client.security.has_privileges(index=asked))
+            body = json.dumps({"index": asked}).encode()
+            answer = self.ask(purpose, output.index, "POST", "/_security/user/_has_privileges", body)
         except ElasticsearchRefusedError:
             # A cluster without security does not have this API.
             return
@@ -270,18 +246,10 @@ class Administration:
                 remedy="Grant it these privileges.",
             )
 
-    @property
-    def _where(self) -> str:
-        return ", ".join(node.base_url for node in self._client.transport.node_pool.all())
 
-
-def _reason(error: ApiError) -> Reason:
-    return Reason(*error_of(error.body, str(error.body)))
-
-
-def _cause(error: TransportError) -> str:
-    """The error with its innermost cause, which the client's own text omits."""
-    cause: BaseException = error.errors[0] if error.errors else error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    return str(error) if str(cause) in str(error) else f"{error}: {cause}"
+def _parsed(response: Response, index: str) -> Any:
+    """The answer's body. Raises ElasticsearchRefusedError if it is an error."""
+    parsed = response.json()
+    if response.status >= 300 or not isinstance(parsed, dict):
+        raise refusal(response.status, Reason(*response.error()), index)
+    return parsed

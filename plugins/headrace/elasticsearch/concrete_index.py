@@ -36,7 +36,6 @@ DESCRIPTION = (
 
 PRODUCT = "Elasticsearch"
 OLDEST_MAJOR = 8
-"""The oldest version that the official client speaks to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,7 @@ class ConcreteIndex:
 
 
 def check_server(transport: Transport, retry_budget: RetryBudget, where: str) -> None:
-    """Ask who answers, before anything is written: the official client refuses other servers, and by then a first
-    attempt would have written to them.
+    """Ask who answers, before anything is written.
 
     Raises ElasticsearchRefusedError: it is not Elasticsearch, or too old. A server that does not let the user ask, with
     401 or 403, is not refused here. Also raises the errors of ``request_with_retries``.

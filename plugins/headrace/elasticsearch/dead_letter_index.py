@@ -12,17 +12,20 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 
 from headrace.clock import Clock
 from headrace.elasticsearch import columns
+from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.bulk_bodies import PreparedRows, prepare_rows
 from headrace.elasticsearch.bulk_sender import BulkSender
 from headrace.elasticsearch.counts import IndexingCounts
@@ -33,17 +36,10 @@ from headrace.elasticsearch.options import IndexingOptions, WriteMethod
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Item, Reason, item_reason, judge_item, refusal
 
-if TYPE_CHECKING:
-    from elasticsearch import Elasticsearch
-
-    from headrace.elasticsearch.administration import Administration
-
-
 PAGE = 100
 """Letters that are read or updated at once. Each may be as large as a Kafka message."""
 IDS_PAGE = 1000
 """Ids that are read at once, and letters that are deleted at once."""
-_KEPT_OPEN = "2m"
 _REASONS_REPORTED = 100
 _CONTENTS = ("key", "value", "value_text", "document_text", "headers")
 
@@ -169,31 +165,17 @@ class DeadLetterIndex:
                 size=len(ids),
                 query=self._query(replace(letters, ids=ids)),
                 seq_no_primary_term=True,
-                source=True if contents else {"excludes": list(_CONTENTS)},
+                _source=True if contents else {"excludes": list(_CONTENTS)},
             )
             hits = {} if answer is None else {hit["_id"]: hit for hit in answer["hits"]["hits"]}
             for hit in (hits[id_] for id_ in ids if id_ in hits):
                 yield StoredLetter(hit["_id"], hit["_seq_no"], hit["_primary_term"], hit["_source"])
 
     def _ids(self, letters: LetterFilter, limit: int | None) -> list[str]:
-        from elasticsearch.helpers import scan
-
         sort = [{"batch_time": "desc"}, {"topic": "asc"}, {"partition": "asc"}, {"offset": "asc"}]
-
-        def read(client: Elasticsearch) -> list[str]:
-            hits = scan(
-                client,
-                index=self._name,
-                query={"query": self._query(letters), "sort": sort, "_source": False},
-                size=IDS_PAGE if limit is None else min(limit, IDS_PAGE),
-                scroll=_KEPT_OPEN,
-                preserve_order=True,
-                request_timeout=self._options.request_timeout_seconds,
-                allow_partial_search_results=False,
-            )
-            return [hit["_id"] for hit in islice(hits, limit)]
-
-        return self._ask(read, missing_is_none=True) or []
+        size = IDS_PAGE if limit is None else min(limit, IDS_PAGE)
+        search = {"query": self._query(letters), "sort": sort, "size": size}
+        return self._administration.ids(self._purpose, self._name, search, limit)
 
     def withdraw(self, batch_time_ms: int, attempt: int) -> int:
         """Delete the letters of the batch and this index that attempts before ``attempt`` wrote.
@@ -234,7 +216,7 @@ class DeadLetterIndex:
         """Add the mappings of the replay's fields, which an index of an earlier version lacks."""
         names = ("document_id", "version", "value_is_document", "timestamp", "replayed_at")
         properties = {name: MAPPINGS["properties"][name] for name in names}
-        self._ask(lambda client: client.indices.put_mapping(index=self._name, properties=properties))
+        self._ask("PUT", "_mapping", json.dumps({"properties": properties}).encode())
 
     def note(self, notes: Sequence[tuple[StoredLetter, Mapping[str, Any]]]) -> list[StoredLetter]:
         """Update fields of letters. Returns the letters left unchanged because they were rewritten or deleted since."""
@@ -255,9 +237,8 @@ class DeadLetterIndex:
         length = len(lines) // len(letters)
         left = [(letter, lines[number * length : (number + 1) * length]) for number, letter in enumerate(letters)]
 
-        def send(client: Elasticsearch) -> Any:
-            operations = [line for _, of_letter in left for line in of_letter]
-            return client.bulk(index=self._name, operations=operations, refresh=refresh)
+        def operations() -> bytes:
+            return "".join(f"{json.dumps(line)}\n" for _, of_letter in left for line in of_letter).encode()
 
         def unanswered(body: Any) -> str | None:
             """Keep what Elasticsearch cannot do at the moment, and say why."""
@@ -275,7 +256,7 @@ class DeadLetterIndex:
             left[:] = again
             return why
 
-        self._ask(send, incomplete=unanswered)
+        self._ask("POST", f"_bulk?refresh={str(refresh).lower()}", operations, incomplete=unanswered)
         return moved
 
     def _query(self, letters: LetterFilter) -> dict[str, Any]:
@@ -288,18 +269,21 @@ class DeadLetterIndex:
     def _refresh(self) -> None:
         # Without the privilege to refresh, letters written in the last second may be missing.
         with contextlib.suppress(ElasticsearchRefusedError):
-            self._ask(lambda client: client.indices.refresh(index=self._name), missing_is_none=True)
+            self._ask("POST", "_refresh", missing_is_none=True)
 
     def _search(self, **search: Any) -> Any:
         """The search's answer; None if there is no such index. A shard that does not answer is an error."""
-        return self._ask(
-            lambda client: client.search(index=self._name, allow_partial_search_results=False, **search),
-            missing_is_none=True,
-        )
+        path = "_search?allow_partial_search_results=false"
+        return self._ask("POST", path, json.dumps(search).encode(), missing_is_none=True)
 
-    def _ask(self, request: Callable[[Elasticsearch], Any], **how: Any) -> Any:
-        purpose = f"Asking for the dead letters in {self._name!r}"
-        return self._administration.ask(purpose, self._name, request, **how)
+    def _ask(self, method: str, path: str, body: bytes | Callable[[], bytes] | None = None, **how: Any) -> Any:
+        """Ask for ``path`` of the letters' index."""
+        path = f"/{quote(self._name, safe='')}/{path}"
+        return self._administration.ask(self._purpose, self._name, method, path, body, **how)
+
+    @property
+    def _purpose(self) -> str:
+        return f"Asking for the dead letters in {self._name!r}"
 
 
 def _decoded(text: Any) -> bytes | None:

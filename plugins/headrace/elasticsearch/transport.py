@@ -1,11 +1,10 @@
-"""Sends one HTTP request to an Elasticsearch cluster: the small transport of the write path. It does not retry.
+"""Sends one HTTP request to an Elasticsearch cluster. It does not retry.
 
 `Cluster` has the addresses and the credentials, from an Airflow connection or from plain URLs.
 
 Spark starts new Python workers for each batch, so what they import delays every batch. The official client takes half a
 second to import, because it also loads its asynchronous transports; urllib3 alone takes a tenth of that. Bodies are
-sent as given: the official client would copy each of them twice. Administration uses the official client
-(``administration``).
+sent as given: the official client would copy each of them twice. And it speaks only to servers of its own version.
 """
 
 from __future__ import annotations

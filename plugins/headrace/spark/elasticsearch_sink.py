@@ -215,7 +215,7 @@ def withdraw_letters(options: IndexingOptions) -> int:
     """Delete the dead letters of earlier attempts that this one did not write again. Returns their number."""
     if not options.withdraw_letters or options.batch_time_ms is None or options.attempt is None:
         return 0
-    # Only a batch that was tried before has such letters, so other batches do not import the official client.
+    # Only a batch that was tried before has such letters, so other batches do not import this.
     from headrace.elasticsearch.administration import Administration
     from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
 

@@ -12,9 +12,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import quote
 
 from headrace.clock import time_text
+from headrace.elasticsearch.administration import Administration
+from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
@@ -34,10 +37,6 @@ from headrace.views.traced import (
     TracedLetter,
     UnknownRecordError,
 )
-
-if TYPE_CHECKING:
-    from headrace.elasticsearch.administration import Administration
-
 
 # What the newest result of an output has.
 _RECORDED = ("attempt", "code_version", "recorded_at_ms", "error", "counts")
@@ -350,8 +349,6 @@ class DocumentLookup:
         cls, output: ElasticsearchOutput, stream_name: str, environ: Mapping[str, str] | None = None
     ) -> Iterator[DocumentLookup]:
         """Open a client for the output's cluster. Raises the errors of its connection."""
-        from headrace.elasticsearch.administration import Administration
-
         timeout = min(output.request_timeout_seconds, _REQUEST_SECONDS)
         with Administration.of(
             Cluster.of(output, environ), timeout_seconds=timeout, max_retry_seconds=MAX_RETRY_SECONDS
@@ -360,9 +357,8 @@ class DocumentLookup:
 
     def document(self, index: str, id_: str) -> TracedDocument:
         """The document with this id; not ``found`` if there is none, or no index."""
-        answer = self._administration.ask(
-            f"Asking for document {id_!r}", index, lambda client: client.get(index=index, id=id_), missing_is_none=True
-        )
+        path = f"/{quote(index, safe='')}/_doc/{quote(id_, safe='')}"
+        answer = self._administration.ask(f"Asking for document {id_!r}", index, "GET", path, missing_is_none=True)
         if answer is None:
             return TracedDocument(index=index, id=id_, found=False, version=None, same=None, source=None)
         return TracedDocument(
@@ -376,8 +372,6 @@ class DocumentLookup:
 
     def letters(self, position: RecordPosition, index: str) -> tuple[TracedLetter, ...]:
         """The dead letters of the record for this index or the output's, the newest batch first."""
-        from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter
-
         options = IndexingOptions.of(self._output, stream_name=self._stream_name, batch_time_ms=None)
         partition = position.partition
         wanted = LetterFilter(

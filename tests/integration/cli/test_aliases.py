@@ -151,8 +151,8 @@ def test_an_alias_that_another_client_moves_meanwhile_stays_where_it_is(
     actions = [{"remove": {"index": shop.old, "alias": shop.live}}, {"add": {"index": other, "alias": shop.live}}]
     ask = Administration.ask
 
-    def moved_before_the_request(self: Administration, purpose: str, index: str, request: Any, **options: Any) -> Any:
-        answer = ask(self, purpose, index, request, **options)
+    def moved_before_the_request(self: Administration, purpose: str, *arguments: Any, **options: Any) -> Any:
+        answer = ask(self, purpose, *arguments, **options)
         if purpose.startswith("Moving") and shop.points_to() == [shop.old]:
             shop.ask("POST", "/_aliases", {"actions": actions})
         return answer

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from elasticsearch import Elasticsearch
 from sqlalchemy import create_engine, text
 
 from headrace.devstack.airflow import DATABASE_SETTINGS
@@ -79,25 +79,23 @@ def test_kafka_keeps_its_data_and_port_over_a_crash(server_folder: Path) -> None
 
 
 def test_elasticsearch_indexes_and_searches(elasticsearch: str) -> None:
-    with Elasticsearch(elasticsearch) as client:
-        client.index(index="local-a", id="1", document={"greeting": "hello world"}, refresh=True)
-        found = client.search(index="local-a", query={"match": {"greeting": "hello"}})
+    with httpx.Client(base_url=elasticsearch, timeout=60) as client:
+        client.put("/local-a/_doc/1?refresh=true", json={"greeting": "hello world"})
+        found = client.post("/local-a/_search", json={"query": {"match": {"greeting": "hello"}}}).json()
     assert found["hits"]["total"]["value"] == 1
 
 
 def test_elasticsearch_keeps_its_data_and_port_over_a_crash(server_folder: Path) -> None:
     with ElasticsearchServer(server_folder) as server:
         url = server.url
-        with Elasticsearch(url) as client:
-            client.index(index="kept", id="1", document={"a": 1})
+        httpx.put(f"{url}/kept/_doc/1", json={"a": 1}, timeout=60).raise_for_status()
         server.kill()
 
         server.start()
 
         assert server.url == url
-        with Elasticsearch(url) as client:
-            client.cluster.health(index="kept", wait_for_status="yellow", timeout="30s")
-            assert client.get(index="kept", id="1")["_source"] == {"a": 1}
+        httpx.get(f"{url}/_cluster/health/kept?wait_for_status=yellow&timeout=30s", timeout=60).raise_for_status()
+        assert httpx.get(f"{url}/kept/_doc/1", timeout=60).json()["_source"] == {"a": 1}
 
 
 def test_postgres_gives_a_fresh_database(postgres: str) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 from confluent_kafka import Producer
-from elasticsearch import Elasticsearch
 from tests.integration.spark.conftest import Application, new_application
 from typer.testing import CliRunner
 
@@ -31,7 +31,7 @@ class Traced:
 
     application: Application
     stream: Stream
-    client: Elasticsearch
+    client: httpx.Client
     index: str
     batch_time_ms: int
 
@@ -67,8 +67,8 @@ def traced(kafka: str, elasticsearch: str, tmp_path_factory: pytest.TempPathFact
     inputs = application.stream.inputs[0].model_copy(update={"value_decoder": decoder})
     application.stream = application.stream.model_copy(update={"inputs": (inputs,)})
     register(application.ledger, application.stream)
-    client = Elasticsearch(elasticsearch, request_timeout=120)
-    client.indices.create(index=index, mappings={"properties": {"n": {"type": "long"}}})
+    client = httpx.Client(base_url=elasticsearch, timeout=120)
+    client.put(f"/{index}", json={"mappings": {"properties": {"n": {"type": "long"}}}}).raise_for_status()
     try:
         application.running_job(application.start_job())
         produce(application, *VALUES)
@@ -108,7 +108,7 @@ def test_a_document_is_traced_by_its_record_and_by_its_id(traced: Traced) -> Non
     assert (output["outcome"], output["document"]["found"]) == ("document", True)
     assert output["document"]["index"] == traced.index
     assert output["document"]["source"]["item"] == "cup"
-    stored = traced.client.get(index=traced.index, id=output["document"]["id"])
+    stored = traced.client.get(f"/{traced.index}/_doc/{output['document']['id']}").json()
     assert stored["_source"] == output["document"]["source"]
     by_id = traced.trace(output["document"]["id"])
     assert by_id["position"] == found["position"]
@@ -149,7 +149,7 @@ def test_records_are_found_by_their_key(traced: Traced) -> None:
 
 def test_a_deleted_document_is_missed(traced: Traced) -> None:
     (output,) = traced.record(0)["outputs"]
-    traced.client.delete(index=traced.index, id=output["document"]["id"], refresh=True)
+    traced.client.delete(f"/{traced.index}/_doc/{output['document']['id']}?refresh=true").raise_for_status()
     (output,) = traced.record(0)["outputs"]
     assert output["outcome"] == "neither"
     assert not output["document"]["found"]

@@ -1,4 +1,4 @@
-"""Administration by the official client, whose requests an Elasticsearch in memory answers."""
+"""Administration, whose requests an Elasticsearch in memory answers."""
 
 from __future__ import annotations
 
@@ -8,28 +8,31 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support import fake_elasticsearch
 from tests.support.fake_elasticsearch import FakeElasticsearch
 
-from headrace.connections import Connection
-from headrace.elasticsearch.administration import Administration, official_client
+from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     ElasticsearchUnavailableError,
     UnsuitableTargetError,
 )
-from headrace.elasticsearch.transport import Cluster, NoAnswerError, Response
+from headrace.elasticsearch.transport import NoAnswerError, Response
 
 
 class Answers:
-    """Gives these answers, one after another, and remembers the requests."""
+    """Gives these answers, one after another, and remembers the requests. Says ``who`` it is."""
 
-    def __init__(self, *answers: Response | NoAnswerError) -> None:
+    def __init__(self, *answers: Response | NoAnswerError, who: Response | None = None) -> None:
         self._answers = deque(answers)
+        self._who = who or ELASTICSEARCH
+        self.asked_who = 0
         self.requests: list[tuple[str, str, Any]] = []
 
     def request(self, method: str, path: str, body: bytes | None = None) -> Response:
+        if path == "/":
+            self.asked_who += 1
+            return self._who
         self.requests.append((method, path.partition("?")[0], json.loads(body) if body else None))
         answer = self._answers.popleft()
         if isinstance(answer, NoAnswerError):
@@ -47,31 +50,19 @@ def error(status: int, kind: str = "es_rejected_execution_exception") -> Respons
     return answer(status, {"error": {"type": kind, "reason": "why"}, "status": status})
 
 
+ELASTICSEARCH = replace(answer(200, {"version": {"number": "9.2.1"}}), product="Elasticsearch")
+
+
 @pytest.fixture
 def administer(clock: Any) -> Any:
     def make(transport: Any, max_retry_seconds: float = 30) -> Administration:
-        client = fake_elasticsearch.official_client(transport)
-        return Administration(client, max_retry_seconds=max_retry_seconds, clock=clock)
+        return Administration(transport, "http://fake:9200", max_retry_seconds=max_retry_seconds, clock=clock)
 
     return make
 
 
 def ask(administration: Administration, **options: Any) -> Any:
-    return administration.ask("Asking", "clicks", lambda client: client.indices.get(index="clicks"), **options)
-
-
-def test_the_clients_settings_are_those_of_the_cluster() -> None:
-    extra = {"verify_certs": False, "ca_certs": "/ca.pem", "http_compress": True, "api_key": "k", "path_prefix": "/es"}
-    connection = Connection("es", "elasticsearch", "a,b", port=9243, schema="https", extra=extra)
-    with pytest.warns(match="verify_certs=False is insecure"):
-        client = official_client(Cluster.from_connection(connection), timeout_seconds=7)
-    configs = [node.config for node in client.transport.node_pool.all()]
-    assert sorted(config.host for config in configs) == ["a", "b"]
-    for config in configs:
-        assert (config.scheme, config.port, config.path_prefix) == ("https", 9243, "/es")
-        assert (config.verify_certs, config.ca_certs, config.http_compress) == (False, "/ca.pem", True)
-        assert (config.headers["authorization"], config.request_timeout) == ("ApiKey k", 7)
-    assert client._max_retries == 0, "Administration limits the retries by time"
+    return administration.ask("Asking", "clicks", "GET", "/clicks", **options)
 
 
 def test_a_request_is_repeated_after_a_passing_fault(administer: Any, clock: Any) -> None:
@@ -81,9 +72,9 @@ def test_a_request_is_repeated_after_a_passing_fault(administer: Any, clock: Any
 
 
 def test_a_request_fails_if_there_is_no_answer_for_too_long(administer: Any) -> None:
-    with pytest.raises(ElasticsearchUnavailableError, match=r"no answer from http://fake:9200: .*reset"):
+    with pytest.raises(ElasticsearchUnavailableError, match=r"Asking made no progress for 1 s .*: reset"):
         ask(administer(Answers(*[NoAnswerError("reset")] * 50), max_retry_seconds=1))
-    with pytest.raises(ElasticsearchUnavailableError, match=r"Asking failed: no answer from http://fake:9200"):
+    with pytest.raises(ElasticsearchUnavailableError, match=r"Asking failed: reset"):
         ask(administer(Answers(NoAnswerError("reset")), max_retry_seconds=0))
 
 
@@ -100,9 +91,39 @@ def test_a_missing_index_is_none_or_an_error(administer: Any) -> None:
         ask(administer(Answers(missing)))
 
 
-def test_a_scroll_that_was_lost_is_started_again_and_does_not_count_as_a_missing_index(administer: Any) -> None:
-    lost = error(404, "search_context_missing_exception")
-    assert ask(administer(Answers(lost, answer(200, {"clicks": {}}))), missing_is_none=True) == {"clicks": {}}
+def page(*ids: str, failed: int = 0) -> Response:
+    hits = {"hits": [{"_id": id_} for id_ in ids]}
+    return answer(200, {"_scroll_id": "s", "hits": hits, "_shards": {"failed": failed}})
+
+
+CLOSED = answer(200, {"succeeded": True})
+LOST = {
+    "expired": error(404, "search_context_missing_exception"),
+    "a shard is missing": page("c", failed=1),
+    "no answer": NoAnswerError("reset"),
+}
+
+
+@pytest.mark.parametrize("lost", LOST.values(), ids=LOST)
+def test_a_search_whose_scroll_was_lost_is_started_again(administer: Any, lost: Response | NoAnswerError) -> None:
+    """The same page requested again would be the next one."""
+    answers = Answers(page("a", "b"), lost, CLOSED, page("a"), page("d"), page(), CLOSED)
+    assert administer(answers).ids("Asking", "clicks", {}) == ["a", "d"]
+    assert [(method, path) for method, path, _ in answers.requests] == [
+        *(("POST", "/clicks/_search"), ("POST", "/_search/scroll"), ("DELETE", "/_search/scroll")),
+        *(("POST", "/clicks/_search"), ("POST", "/_search/scroll"), ("POST", "/_search/scroll")),
+        ("DELETE", "/_search/scroll"),
+    ]
+
+
+def test_a_scroll_that_is_lost_again_and_again_is_an_error(administer: Any) -> None:
+    answers = [page("a"), LOST["expired"], CLOSED] * 50
+    with pytest.raises(ElasticsearchUnavailableError, match="404 search_context_missing_exception: why"):
+        administer(Answers(*answers), max_retry_seconds=1).ids("Asking", "clicks", {})
+
+
+def test_there_are_no_ids_in_an_index_that_is_missing(administer: Any) -> None:
+    assert administer(Answers(error(404, "index_not_found_exception"))).ids("Asking", "clicks", {}) == []
 
 
 SERVERS = {
@@ -115,33 +136,29 @@ SERVERS = {
 
 @pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
 def test_another_server_is_refused_alike_by_a_write_and_by_every_other_request(
-    clock: Any, make_options: Any, server: tuple[int, Any, str | None, str]
+    administer: Any, clock: Any, make_options: Any, server: tuple[int, Any, str | None, str]
 ) -> None:
     status, version, product, says = server
     who = replace(answer(status, {"version": version}), product=product)
-    asked, written = Answers(who), Answers(who)
-    client = fake_elasticsearch.official_client(Answers())
-    administration = Administration(client, max_retry_seconds=0, clock=clock, transport=asked)
-    with pytest.raises(ElasticsearchRefusedError, match=says) as by_client:
-        ask(administration)
+    with pytest.raises(ElasticsearchRefusedError, match=says) as by_request:
+        ask(administer(Answers(who=who)))
     with pytest.raises(ElasticsearchRefusedError, match=says) as by_write:
-        TargetIndex(written, make_options(), clock=clock).check_server("http://fake:9200")
-    assert str(by_client.value) == str(by_write.value)
+        TargetIndex(Answers(who=who), make_options(), clock=clock).check_server("http://fake:9200")
+    assert str(by_request.value) == str(by_write.value)
     assert "http://fake:9200" in str(by_write.value)
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_user_who_may_not_ask_who_the_server_is_can_write(clock: Any, make_options: Any, status: int) -> None:
-    TargetIndex(Answers(error(status)), make_options(), clock=clock).check_server("http://fake:9200")
+    TargetIndex(Answers(who=error(status)), make_options(), clock=clock).check_server("http://fake:9200")
 
 
-def test_the_server_is_asked_who_it_is_once(clock: Any) -> None:
-    asked = Answers(replace(answer(200, {"version": {"number": "9.2.1"}}), product="Elasticsearch"))
-    client = fake_elasticsearch.official_client(Answers(answer(200, {}), answer(200, {})))
-    administration = Administration(client, max_retry_seconds=0, clock=clock, transport=asked)
+def test_the_server_is_asked_who_it_is_once(administer: Any) -> None:
+    answers = Answers(answer(200, {}), answer(200, {}))
+    administration = administer(answers)
     ask(administration)
     ask(administration)
-    assert [path for _, path, _ in asked.requests] == ["/"]
+    assert answers.asked_who == 1
 
 
 def test_the_concrete_index_is_the_same_as_a_write_finds(administer: Any, elasticsearch: FakeElasticsearch) -> None:

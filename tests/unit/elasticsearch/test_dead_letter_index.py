@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.fake_elasticsearch import Action, FakeElasticsearch, official_client
+from tests.support.fake_elasticsearch import Action, FakeElasticsearch
 
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.dead_letter_index import (
@@ -36,6 +37,8 @@ class Searches:
         """How often the deletion of a letter is rejected because the cluster is busy."""
 
     def request(self, method: str, path: str, body: bytes | None = None) -> Response:
+        if path == "/":
+            return replace(self._answer({"version": {"number": "9.2.1"}}), product="Elasticsearch")
         lines = (body or b"{}").splitlines()
         asked = json.loads(lines[0])
         if path == "/_search/scroll":
@@ -91,7 +94,7 @@ class Searches:
 @pytest.fixture
 def letters_in(make_options: Any, clock: Any) -> Callable[[Searches], DeadLetterIndex]:
     def index(searches: Searches) -> DeadLetterIndex:
-        administration = Administration(official_client(searches), max_retry_seconds=1, clock=clock)
+        administration = Administration(searches, "http://fake:9200", max_retry_seconds=1, clock=clock)
         return DeadLetterIndex(administration, make_options())
 
     return index
