@@ -6,6 +6,7 @@ A command is imported when it is called, or when help lists it. Commands do not 
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_OBJECTS_BETWEEN_COLLECTIONS = 50_000
+
+
 @contextmanager
 def errors_as_one_line() -> Iterator[None]:
     """Print a HeadraceError (what happened, and what to do about it) without a stack trace, and exit with code 1."""
@@ -42,6 +46,8 @@ class RootGroup(TyperGroup):
         super().__init__(**{**settings, "commands": Nouns()})
 
     def invoke(self, ctx: Any) -> Any:
+        # Imports make many objects and no garbage. With the default threshold, 700, they are searched over and over.
+        gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
         with errors_as_one_line():
             return super().invoke(ctx)
 

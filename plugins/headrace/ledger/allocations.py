@@ -29,9 +29,10 @@ from headrace.ledger.clock_corrections import CLOCK_SKEW_MS, take_back
 from headrace.ledger.database import LockedStream, Repository, chunks, insert_all
 from headrace.ledger.errors import AllocationConflictError, BatchRemovedError, BatchTimeError
 from headrace.ledger.events import record
+from headrace.ledger.model import partition_key
 from headrace.ledger.receiving_tables import StoredBlock, positions, unclaimed_times
 from headrace.ledger.states import BatchState, EventKind
-from headrace.ledger.tables import StreamRow, partition_key, streams
+from headrace.ledger.tables import StreamRow, streams
 
 
 class Allocations(Repository):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     ForeignKey,
     Index,
     Integer,
@@ -14,11 +16,20 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-from sqlalchemy.orm import Mapped, composite, mapped_column
 
 from headrace.blocks import BlockHandle, TopicPartition
+from headrace.ledger.model import (
+    NO_COLUMN,
+    NULLABLE,
+    BigInt,
+    Json,
+    Model,
+    StreamName,
+    batch_key,
+    composite,
+    partial_index,
+)
 from headrace.ledger.states import AttemptState, BatchState
-from headrace.ledger.tables import BigInt, Json, Model, StreamName, batch_key, partial_index, table_of
 
 
 class BatchRow(Model):
@@ -40,36 +51,36 @@ class BatchRow(Model):
         Index("ix_batches_state", "stream", "state", "batch_time_ms"),
     )
 
-    stream: Mapped[StreamName]
-    batch_time_ms: Mapped[BigInt]
-    interval_ms: Mapped[BigInt]
-    state: Mapped[BatchState]
-    revision: Mapped[int]
-    manifest_uri: Mapped[str]
-    manifest_sha256: Mapped[str]
-    code_version: Mapped[str | None]
-    blocks: Mapped[int]
-    records: Mapped[BigInt]
-    payload_bytes: Mapped[BigInt]
-    absorbed: Mapped[tuple[int, ...]]
-    absorbed_by_ms: Mapped[BigInt | None]
-    attempt: Mapped[int]
-    allocated_at_ms: Mapped[BigInt]
-    started_at_ms: Mapped[BigInt | None]
-    completed_at_ms: Mapped[BigInt | None]
-    checkpointed_at_ms: Mapped[BigInt | None]
-    checkpoint_uri: Mapped[str | None]
-    cleaned_at_ms: Mapped[BigInt | None]
-    cleanup: Mapped[Json | None]
-    error: Mapped[str | None]
-    late_records: Mapped[BigInt] = mapped_column(default=0)
-    built: Mapped[bool] = mapped_column(default=False)
-    required: Mapped[tuple[str, ...] | None] = mapped_column(default=None)
-    steps: Mapped[tuple[str, ...] | None] = mapped_column(default=None)
-    abandoned_steps: Mapped[Json] = mapped_column(default_factory=dict, insert_default=dict)
+    stream: StreamName
+    batch_time_ms: BigInt
+    interval_ms: BigInt
+    state: BatchState
+    revision: int
+    manifest_uri: str
+    manifest_sha256: str
+    code_version: str | None
+    blocks: int
+    records: BigInt
+    payload_bytes: BigInt
+    absorbed: tuple[int, ...]
+    absorbed_by_ms: BigInt | None
+    attempt: int
+    allocated_at_ms: BigInt
+    started_at_ms: BigInt | None
+    completed_at_ms: BigInt | None
+    checkpointed_at_ms: BigInt | None
+    checkpoint_uri: str | None
+    cleaned_at_ms: BigInt | None
+    cleanup: Json | None
+    error: str | None
+    late_records: BigInt = 0
+    built: bool = False
+    required: tuple[str, ...] | None = None
+    steps: tuple[str, ...] | None = None
+    abandoned_steps: Json = field(default_factory=dict)
     # The number of the history file that holds the batch in its present state. 0: none, so every checkpoint holds it.
     # Below 0: it is being written into that file.
-    _history = mapped_column("history", BigInteger, nullable=False, insert_default=0)
+    _history = Column("history", BigInteger, nullable=False, default=0)
 
     @property
     def first_time_ms(self) -> int:
@@ -151,27 +162,27 @@ class AttemptRow(Model):
         Index("ix_batch_attempts_state", "stream", "state", "batch_time_ms"),
     )
 
-    stream: Mapped[str]
-    batch_time_ms: Mapped[BigInt]
-    number: Mapped[int]
-    holder: Mapped[str]
-    way: Mapped[str]
-    state: Mapped[AttemptState]
-    outputs: Mapped[tuple[str, ...]]
-    attributes: Mapped[Json]
-    started_at_ms: Mapped[BigInt]
-    lease_ms: Mapped[BigInt]
-    lease_until_ms: Mapped[BigInt]
-    heartbeat_ms: Mapped[BigInt]
-    ended_at_ms: Mapped[BigInt | None]
-    error: Mapped[str | None]
-    source: Mapped[str] = mapped_column(default="log")
-    target: Mapped[str] = mapped_column(default="")
-    # No column: `select_attempts` reads it from the replay's definitions.
-    definition: str | None = None
-    code_version: Mapped[str | None] = mapped_column(default=None)
-    revision: Mapped[int | None] = mapped_column(default=None)
-    _replay_revision = mapped_column("replay_revision", Integer)
+    stream: str
+    batch_time_ms: BigInt
+    number: int
+    holder: str
+    way: str
+    state: AttemptState
+    outputs: tuple[str, ...]
+    attributes: Json
+    started_at_ms: BigInt
+    lease_ms: BigInt
+    lease_until_ms: BigInt
+    heartbeat_ms: BigInt
+    ended_at_ms: BigInt | None
+    error: str | None
+    source: str = "log"
+    target: str = ""
+    # `select_attempts` reads it from the replay's definitions.
+    definition: Annotated[str | None, NO_COLUMN] = None
+    code_version: str | None = None
+    revision: int | None = None
+    _replay_revision = Column("replay_revision", Integer)
 
     def alive(self, now_ms: int) -> bool:
         """Whether it runs and its lease is live at ``now_ms``."""
@@ -201,18 +212,18 @@ class BatchInputRow(Model):
         ),
     )
 
-    stream: Mapped[str]
-    batch_time_ms: Mapped[BigInt]
-    input_id: Mapped[str]
-    _topic = mapped_column("topic", Text, nullable=False)
-    _topic_id = mapped_column("topic_id", Text, nullable=False)
-    _partition = mapped_column("partition", Integer, nullable=False)
-    _incarnation = mapped_column("incarnation", Integer, nullable=False)
-    partition: Mapped[TopicPartition] = composite("_topic", "_topic_id", "_partition", "_incarnation")
-    from_offset: Mapped[BigInt]
-    until_offset: Mapped[BigInt]
-    records: Mapped[BigInt]
-    blocks: Mapped[int]
+    stream: str
+    batch_time_ms: BigInt
+    input_id: str
+    _topic = Column("topic", Text, nullable=False)
+    _topic_id = Column("topic_id", Text, nullable=False)
+    _partition = Column("partition", Integer, nullable=False)
+    _incarnation = Column("incarnation", Integer, nullable=False)
+    partition: TopicPartition = composite("topic", "topic_id", "partition", "incarnation")
+    from_offset: BigInt
+    until_offset: BigInt
+    records: BigInt
+    blocks: int
 
 
 class BatchOutputRow(Model):
@@ -228,17 +239,17 @@ class BatchOutputRow(Model):
         batch_key(),
     )
 
-    stream: Mapped[str]
-    batch_time_ms: Mapped[BigInt]
-    attempt: Mapped[int]
-    output_id: Mapped[str]
-    counts: Mapped[Json]
+    stream: str
+    batch_time_ms: BigInt
+    attempt: int
+    output_id: str
+    counts: Json
     # Without a value while the output is being written.
-    recorded_at_ms: Mapped[BigInt] = mapped_column(nullable=True)
-    state: Mapped[AttemptState] = mapped_column(default=AttemptState.COMPLETED)
-    error: Mapped[str | None] = mapped_column(default=None)
-    code_version: Mapped[str | None] = mapped_column(default=None)
-    target: Mapped[str] = mapped_column(default="")
+    recorded_at_ms: Annotated[BigInt, NULLABLE]
+    state: AttemptState = AttemptState.COMPLETED
+    error: str | None = None
+    code_version: str | None = None
+    target: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,17 +275,17 @@ class ReplayRow(Model):
         batch_key(),
     )
 
-    stream: Mapped[StreamName]
-    target: Mapped[str]
-    batch_time_ms: Mapped[BigInt]
-    state: Mapped[BatchState]
-    attempt: Mapped[int]
-    revision: Mapped[int]
-    outputs: Mapped[tuple[str, ...]]
-    code_version: Mapped[str | None]
-    started_at_ms: Mapped[BigInt]
-    completed_at_ms: Mapped[BigInt | None]
-    error: Mapped[str | None]
+    stream: StreamName
+    target: str
+    batch_time_ms: BigInt
+    state: BatchState
+    attempt: int
+    revision: int
+    outputs: tuple[str, ...]
+    code_version: str | None
+    started_at_ms: BigInt
+    completed_at_ms: BigInt | None
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +316,11 @@ class ReplayDefinitionRow(Model):
     __tablename__ = "replay_definitions"
     __table_args__ = (PrimaryKeyConstraint("stream", "target", "revision"),)
 
-    _stream = mapped_column("stream", Text, ForeignKey("streams.name"), nullable=False)
-    target: Mapped[str]
-    revision: Mapped[int]
-    definition: Mapped[str]
-    created_at_ms: Mapped[BigInt]
+    _stream = Column("stream", Text, ForeignKey("streams.name"), nullable=False)
+    target: str
+    revision: int
+    definition: str
+    created_at_ms: BigInt
 
 
 class RunBatchTime(Model):
@@ -322,20 +333,20 @@ class RunBatchTime(Model):
         Index("ix_batch_runs_batch", "stream", "batch_time_ms"),
     )
 
-    stream: Mapped[StreamName]
-    run_id: Mapped[str]
-    batch_time_ms: Mapped[BigInt]
-    at_ms: Mapped[BigInt]
-    repeats: Mapped[bool] = mapped_column(default=False)
+    stream: StreamName
+    run_id: str
+    batch_time_ms: BigInt
+    at_ms: BigInt
+    repeats: bool = False
 
 
-batches = table_of(BatchRow)
-batch_attempts = table_of(AttemptRow)
-batch_inputs = table_of(BatchInputRow)
-batch_outputs = table_of(BatchOutputRow)
-replays = table_of(ReplayRow)
-replay_definitions = table_of(ReplayDefinitionRow)
-batch_runs = table_of(RunBatchTime)
+batches = BatchRow.__table__
+batch_attempts = AttemptRow.__table__
+batch_inputs = BatchInputRow.__table__
+batch_outputs = BatchOutputRow.__table__
+replays = ReplayRow.__table__
+replay_definitions = ReplayDefinitionRow.__table__
+batch_runs = RunBatchTime.__table__
 
 # Finds uncleaned batches in order, however many were cleaned before them.
 partial_index(

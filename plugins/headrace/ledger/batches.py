@@ -40,9 +40,9 @@ from headrace.ledger.clock_corrections import CLOCK_SKEW_MS, take_back
 from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import BatchNotFoundError, BatchStateError
 from headrace.ledger.events import add_gap, record, remove_vanished
+from headrace.ledger.model import partition_key
 from headrace.ledger.receiving_tables import blocks, unclaimed_sums, unclaimed_times
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
-from headrace.ledger.tables import partition_key
 
 
 class Batches(Repository):

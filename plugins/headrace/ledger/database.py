@@ -77,7 +77,8 @@ from headrace.ledger.errors import (
     SchemaError,
     StreamNotFoundError,
 )
-from headrace.ledger.tables import Model, StreamRow, dump_json, streams
+from headrace.ledger.model import Model, dump_json
+from headrace.ledger.tables import StreamRow, streams
 
 # The number of values in one statement: far below the limits, 32,766 parameters in SQLite, 65,535 in Postgres.
 CHUNK = 1_000

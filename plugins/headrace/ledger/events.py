@@ -22,8 +22,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.ledger.database import LockedStream, Repository
+from headrace.ledger.model import partition_key
 from headrace.ledger.states import EventKind
-from headrace.ledger.tables import EventRow, GapRow, events, gaps, listener_cursors, partition_key, totals
+from headrace.ledger.tables import EventRow, GapRow, events, gaps, listener_cursors, totals
 
 _insert_event = insert(events)
 

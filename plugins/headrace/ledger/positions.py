@@ -24,10 +24,11 @@ from headrace.ledger.errors import (
 )
 from headrace.ledger.events import add_gap, record
 from headrace.ledger.jobs import require_job
+from headrace.ledger.model import partition_key, partition_of
 from headrace.ledger.receivers import find_receiver, require_receiver
 from headrace.ledger.receiving_tables import LIVE, PositionRow, ReceiverLease, positions
 from headrace.ledger.states import EventKind, PartitionState
-from headrace.ledger.tables import JobLease, partition_key, partition_of, streams
+from headrace.ledger.tables import JobLease, streams
 
 _NO_EPOCH_END: dict[str, Any] = {"leader_epoch": None, "epoch_end_offset": None}
 

@@ -15,7 +15,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, ExceptionContext
 
-from headrace.ledger.tables import dump_json
+from headrace.ledger.model import dump_json
 
 # The number of threads of one process that can be in a transaction at once; others wait for a connection.
 POOL_SIZE = 5

@@ -16,6 +16,7 @@ from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerError, ReceiverRefusedError
 from headrace.ledger.events import record
 from headrace.ledger.jobs import job_of, require_job
+from headrace.ledger.model import partition_key, partition_of
 from headrace.ledger.receiving_tables import (
     AssignedPartition,
     EpochEnd,
@@ -29,7 +30,7 @@ from headrace.ledger.receiving_tables import (
     segments,
 )
 from headrace.ledger.states import EventKind, ReceiverState
-from headrace.ledger.tables import JobLease, partition_key, partition_of, receiver_jobs, streams
+from headrace.ledger.tables import JobLease, receiver_jobs, streams
 
 MOST_STACK_CHARACTERS = 10_000
 """Of a stack, its last characters are kept."""

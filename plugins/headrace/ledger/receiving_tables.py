@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -24,11 +25,11 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.orm import Mapped, composite, mapped_column
 
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.ledger.model import BigInt, Json, Model, RowId, StreamName, composite, partial_index
 from headrace.ledger.states import PartitionState, ReceiverState
-from headrace.ledger.tables import BigInt, JobLease, Json, Model, RowId, StreamName, partial_index, table_of
+from headrace.ledger.tables import JobLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,33 +110,33 @@ class ReceiverRow(Model):
     __tablename__ = "receivers"
     __table_args__ = (PrimaryKeyConstraint("stream", "input_id", "receiver_index"),)
 
-    _stream = mapped_column("stream", Text, ForeignKey("streams.name"), nullable=False)
-    _input_id = mapped_column("input_id", Text, nullable=False)
-    _receiver_index = mapped_column("receiver_index", Integer, nullable=False)
-    receiver_id: Mapped[ReceiverId] = composite("_stream", "_input_id", "_receiver_index")
-    epoch: Mapped[BigInt]
-    job_epoch: Mapped[BigInt]
-    state: Mapped[ReceiverState]
-    host: Mapped[str | None]
-    registered_at_ms: Mapped[BigInt]
-    _lease_ms = mapped_column("lease_ms", BigInteger, nullable=False)
-    lease_until_ms: Mapped[BigInt]
-    heartbeat_ms: Mapped[BigInt]
-    sealed_through_ms: Mapped[BigInt]
-    last_accepted_sequence: Mapped[BigInt]
+    _stream = Column("stream", Text, ForeignKey("streams.name"), nullable=False)
+    _input_id = Column("input_id", Text, nullable=False)
+    _receiver_index = Column("receiver_index", Integer, nullable=False)
+    receiver_id: ReceiverId = composite("stream", "input_id", "receiver_index")
+    epoch: BigInt
+    job_epoch: BigInt
+    state: ReceiverState
+    host: str | None
+    registered_at_ms: BigInt
+    _lease_ms = Column("lease_ms", BigInteger, nullable=False)
+    lease_until_ms: BigInt
+    heartbeat_ms: BigInt
+    sealed_through_ms: BigInt
+    last_accepted_sequence: BigInt
     # The segment that its instance writes now.
-    _segment_id = mapped_column("segment_id", BigInteger, ForeignKey("segments.segment_id"))
-    stats: Mapped[Json]
-    last_error: Mapped[str | None]
-    restarts: Mapped[int]
-    paused_reason: Mapped[str | None] = mapped_column(default=None)
-    max_rate: Mapped[float | None] = mapped_column(default=None)
-    received_blocks: Mapped[BigInt] = mapped_column(default=0)
-    received_bytes: Mapped[BigInt] = mapped_column(default=0)
-    earlier_totals: Mapped[Json] = mapped_column(default_factory=dict, insert_default=dict)
-    executor_id: Mapped[str | None] = mapped_column(default=None)
-    last_error_at_ms: Mapped[BigInt | None] = mapped_column(default=None)
-    last_error_stack: Mapped[str | None] = mapped_column(default=None)
+    _segment_id = Column("segment_id", BigInteger, ForeignKey("segments.segment_id"))
+    stats: Json
+    last_error: str | None
+    restarts: int
+    paused_reason: str | None = None
+    max_rate: float | None = None
+    received_blocks: BigInt = 0
+    received_bytes: BigInt = 0
+    earlier_totals: Json = field(default_factory=dict)
+    executor_id: str | None = None
+    last_error_at_ms: BigInt | None = None
+    last_error_stack: str | None = None
 
     def alive(self, now_ms: int) -> bool:
         """Whether its lease is live at ``now_ms`` and it has not ended."""
@@ -166,17 +167,17 @@ class TopicRow(Model):
         UniqueConstraint("stream", "input_id", "topic", "incarnation"),
     )
 
-    stream: Mapped[StreamName]
-    input_id: Mapped[str]
-    topic: Mapped[str]
-    topic_id: Mapped[str]
-    incarnation: Mapped[int]
-    partitions: Mapped[int]
-    first_partitions: Mapped[int]
-    at_start: Mapped[bool]
-    current: Mapped[bool]
-    first_seen_ms: Mapped[BigInt]
-    changed_at_ms: Mapped[BigInt]
+    stream: StreamName
+    input_id: str
+    topic: str
+    topic_id: str
+    incarnation: int
+    partitions: int
+    first_partitions: int
+    at_start: bool
+    current: bool
+    first_seen_ms: BigInt
+    changed_at_ms: BigInt
 
 
 class PositionRow(Model):
@@ -200,28 +201,28 @@ class PositionRow(Model):
         Index("ix_positions_owner", "stream", "input_id", "receiver_index"),
     )
 
-    _stream = mapped_column("stream", Text, ForeignKey("streams.name"), nullable=False)
-    input_id: Mapped[str]
-    _topic = mapped_column("topic", Text, nullable=False)
-    _topic_id = mapped_column("topic_id", Text, nullable=False)
-    _partition = mapped_column("partition", Integer, nullable=False)
-    _incarnation = mapped_column("incarnation", Integer, nullable=False)
-    partition: Mapped[TopicPartition] = composite("_topic", "_topic_id", "_partition", "_incarnation")
-    next_offset: Mapped[BigInt]
-    starting_offset: Mapped[BigInt]
-    receiver_index: Mapped[int | None]
-    wanted_receiver_index: Mapped[int | None]
-    last_batch_time_ms: Mapped[BigInt]
-    state: Mapped[PartitionState]
-    error: Mapped[str | None]
-    updated_at_ms: Mapped[BigInt]
-    watermark_ms: Mapped[BigInt] = mapped_column(default=0)
-    drained_ms: Mapped[BigInt] = mapped_column(default=0)
-    leader_epoch: Mapped[int | None] = mapped_column(default=None)
-    epoch_end_offset: Mapped[BigInt | None] = mapped_column(default=None)
-    removed_until_offset: Mapped[BigInt | None] = mapped_column(default=None)
-    received_records: Mapped[BigInt] = mapped_column(default=0)
-    source_position: Mapped[str | None] = mapped_column(default=None)
+    _stream = Column("stream", Text, ForeignKey("streams.name"), nullable=False)
+    input_id: str
+    _topic = Column("topic", Text, nullable=False)
+    _topic_id = Column("topic_id", Text, nullable=False)
+    _partition = Column("partition", Integer, nullable=False)
+    _incarnation = Column("incarnation", Integer, nullable=False)
+    partition: TopicPartition = composite("topic", "topic_id", "partition", "incarnation")
+    next_offset: BigInt
+    starting_offset: BigInt
+    receiver_index: int | None
+    wanted_receiver_index: int | None
+    last_batch_time_ms: BigInt
+    state: PartitionState
+    error: str | None
+    updated_at_ms: BigInt
+    watermark_ms: BigInt = 0
+    drained_ms: BigInt = 0
+    leader_epoch: int | None = None
+    epoch_end_offset: BigInt | None = None
+    removed_until_offset: BigInt | None = None
+    received_records: BigInt = 0
+    source_position: str | None = None
 
     @property
     def kept_from(self) -> int:
@@ -244,19 +245,19 @@ class SegmentRow(Model):
         {"sqlite_autoincrement": True},
     )
 
-    segment_id: Mapped[RowId]
-    stream: Mapped[StreamName]
-    path: Mapped[str]
-    _input_id = mapped_column("input_id", Text, nullable=False)
-    _receiver_index = mapped_column("receiver_index", Integer, nullable=False)
-    receiver_id: Mapped[ReceiverId] = composite("stream", "_input_id", "_receiver_index")
-    epoch: Mapped[BigInt]
-    opened_at_ms: Mapped[BigInt]
-    closed_at_ms: Mapped[BigInt | None]
-    bytes: Mapped[BigInt | None]
-    removing_at_ms: Mapped[BigInt | None]
-    removed_at_ms: Mapped[BigInt | None]
-    last_batch_time_ms: Mapped[BigInt | None] = mapped_column(default=None)
+    segment_id: RowId
+    stream: StreamName
+    path: str
+    _input_id = Column("input_id", Text, nullable=False)
+    _receiver_index = Column("receiver_index", Integer, nullable=False)
+    receiver_id: ReceiverId = composite("stream", "input_id", "receiver_index")
+    epoch: BigInt
+    opened_at_ms: BigInt
+    closed_at_ms: BigInt | None
+    bytes: BigInt | None
+    removing_at_ms: BigInt | None
+    removed_at_ms: BigInt | None
+    last_batch_time_ms: BigInt | None = None
 
 
 class BlockRow(Model):
@@ -270,22 +271,22 @@ class BlockRow(Model):
         {"sqlite_autoincrement": True},
     )
 
-    block_id: Mapped[RowId]
-    stream: Mapped[StreamName]
-    batch_time_ms: Mapped[BigInt]
-    input_id: Mapped[str]
-    receiver_index: Mapped[int]
-    epoch: Mapped[BigInt]
-    sequence: Mapped[BigInt]
-    cut_time_ms: Mapped[BigInt]
-    event_time_ms: Mapped[BigInt | None]
-    added_at_ms: Mapped[BigInt]
-    segment_id: Mapped[BigInt] = mapped_column(ForeignKey("segments.segment_id"))
-    frame_offset: Mapped[BigInt]
-    frame_length: Mapped[BigInt]
-    ranges: Mapped[tuple[OffsetRange, ...]]
-    records: Mapped[BigInt]
-    payload_bytes: Mapped[BigInt]
+    block_id: RowId
+    stream: StreamName
+    batch_time_ms: BigInt
+    input_id: str
+    receiver_index: int
+    epoch: BigInt
+    sequence: BigInt
+    cut_time_ms: BigInt
+    event_time_ms: BigInt | None
+    added_at_ms: BigInt
+    segment_id: Annotated[BigInt, ForeignKey("segments.segment_id")]
+    frame_offset: BigInt
+    frame_length: BigInt
+    ranges: tuple[OffsetRange, ...]
+    records: BigInt
+    payload_bytes: BigInt
 
 
 class UnclaimedTime(Model):
@@ -299,12 +300,12 @@ class UnclaimedTime(Model):
     __tablename__ = "unclaimed_times"
     __table_args__ = (PrimaryKeyConstraint("stream", "batch_time_ms", "part"),)
 
-    _stream = mapped_column("stream", Text, ForeignKey("streams.name"), nullable=False)
-    batch_time_ms: Mapped[BigInt]
-    blocks: Mapped[int]
-    records: Mapped[BigInt]
-    payload_bytes: Mapped[BigInt]
-    _part = mapped_column("part", Integer, nullable=False)
+    _stream = Column("stream", Text, ForeignKey("streams.name"), nullable=False)
+    batch_time_ms: BigInt
+    blocks: int
+    records: BigInt
+    payload_bytes: BigInt
+    _part = Column("part", Integer, nullable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,12 +352,12 @@ class WaitingTimes:
     records: int
 
 
-receivers = table_of(ReceiverRow)
-topics = table_of(TopicRow)
-positions = table_of(PositionRow)
-segments = table_of(SegmentRow)
-blocks = table_of(BlockRow)
-unclaimed_times = table_of(UnclaimedTime)
+receivers = ReceiverRow.__table__
+topics = TopicRow.__table__
+positions = PositionRow.__table__
+segments = SegmentRow.__table__
+blocks = BlockRow.__table__
+unclaimed_times = UnclaimedTime.__table__
 
 # Bounds the rows of a batch time, whatever the number of receivers.
 _PARTS = 16

@@ -22,6 +22,7 @@ from headrace.ledger.batch_tables import (
 from headrace.ledger.blocks import stored_block
 from headrace.ledger.database import Repository
 from headrace.ledger.errors import StreamNotFoundError
+from headrace.ledger.model import Model
 from headrace.ledger.receiving_tables import (
     PositionRow,
     ReceiverRow,
@@ -35,7 +36,7 @@ from headrace.ledger.receiving_tables import (
     unclaimed_times,
 )
 from headrace.ledger.states import AttemptState
-from headrace.ledger.tables import GapRow, JobRow, Model, StreamRow, streams, table_of
+from headrace.ledger.tables import GapRow, JobRow, StreamRow, streams
 
 _Row = TypeVar("_Row", bound=Model)
 
@@ -120,8 +121,8 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
         raise StreamNotFoundError(stream)
 
     def rows(model: type[_Row], *order: str) -> tuple[_Row, ...]:
-        columns = table_of(model).c
-        query = select(table_of(model)).where(columns.stream == stream)
+        columns = model.__table__.c
+        query = select(model.__table__).where(columns.stream == stream)
         return tuple(model.rows(connection, query.order_by(*(columns[name] for name in order))))
 
     stored = (

@@ -1,10 +1,6 @@
-"""The ledger's tables of streams, jobs and history, and what all tables are made of; see also `receiving_tables`,
-`batch_tables`.
+"""The ledger's tables of streams, jobs and history; see also `receiving_tables`, `batch_tables`.
 
-A row's class is its table (`Model`): a mapped dataclass, so a column is written down once. Times are epoch milliseconds
-(``_ms``). The classes define the tables and the values that the ledger hands out. No ORM session loads them: a
-session's identity map would hand out one object for one row and change it when the row changes, but a row that was
-handed out is a value. `Model.from_row` builds it from a row of a Core statement.
+Times are epoch milliseconds (``_ms``).
 
 Every unique fact has a unique constraint, in addition to the checks made under the stream's lock. Look-ups use a
 primary key or an index named here, never a scan, so a ledger with a million blocks answers as fast as one with ten.
@@ -16,250 +12,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from enum import StrEnum
-from functools import cache
-from typing import Annotated, Any, ClassVar, Self, cast
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated, Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Column,
-    ColumnElement,
-    Connection,
-    Dialect,
-    Enum,
-    Executable,
-    Float,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    MetaData,
-    PrimaryKeyConstraint,
-    Row,
-    Table,
-    Text,
-    TextClause,
-    TypeDecorator,
-    UniqueConstraint,
+from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, PrimaryKeyConstraint, Text, UniqueConstraint
+
+from headrace.blocks import TopicPartition
+from headrace.ledger.model import (
+    PRIMARY_KEY,
+    BigInt,
+    Json,
+    Model,
+    RowId,
+    StreamName,
+    composite,
+    dump_json,
+    partial_index,
 )
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import ClassManager, DeclarativeBase, Mapped, MappedAsDataclass, composite, mapped_column
-from sqlalchemy.types import TypeEngine
-
-from headrace.blocks import OffsetRange, TopicPartition
-from headrace.ledger.states import AttemptState, BatchState, DesiredState, JobState, PartitionState, ReceiverState
-
-Json = dict[str, Any]
-
-_REPLACEMENT = "\ufffd"
-# In JSON: after an even number of backslashes, which stand for half as many, the next one begins an escape.
-_ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-
-
-def without_nul(text: str) -> str:
-    """Return the text with each NUL character replaced: Postgres refuses them, and texts of errors may quote any
-    data."""
-    return text.replace("\0", _REPLACEMENT)
-
-
-def dump_json(value: Any) -> str:
-    """Return JSON without spaces, and without NUL characters (`without_nul`)."""
-    dumped = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", dumped) if r"\u0000" in dumped else dumped
-
-
-def dump_ranges(ranges: Iterable[OffsetRange]) -> list[list[Any]]:
-    """Return each range as [topic, topic id, partition, incarnation, from, until, records, leader epoch if known]."""
-    return [
-        [
-            r.partition.topic,
-            r.partition.topic_id,
-            r.partition.partition,
-            r.partition.incarnation,
-            *r.numbers,
-        ]
-        for r in ranges
-    ]
-
-
-def load_ranges(value: Iterable[list[Any]]) -> tuple[OffsetRange, ...]:
-    """The reverse of `dump_ranges`."""
-    return tuple(
-        OffsetRange(TopicPartition(topic, topic_id, partition, incarnation), *numbers)
-        for topic, topic_id, partition, incarnation, *numbers in value
-    )
-
-
-def partition_of(row: Any) -> TopicPartition:
-    """Return the partition from a row's columns."""
-    return TopicPartition(row.topic, row.topic_id, row.partition, row.incarnation)
-
-
-def partition_key(partition: TopicPartition) -> dict[str, Any]:
-    """Return the columns that identify a partition, without its incarnation."""
-    return {"topic": partition.topic, "topic_id": partition.topic_id, "partition": partition.partition}
-
-
-BigInt = Annotated[int, mapped_column(BigInteger)]
-StreamName = Annotated[str, mapped_column(ForeignKey("streams.name"))]
-# SQLite generates row numbers only in a column whose type is exactly INTEGER.
-RowId = Annotated[int, mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)]
-
-Document = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
-
-
-class StorableText(TypeDecorator[str]):
-    """Text. NUL characters in bound values are replaced, so that a text that quotes one is stored on Postgres too."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
-        return None if value is None else without_nul(value)
-
-
-class _DocumentType(TypeDecorator[Any]):
-    """A column of JSON whose values have another type in Python."""
-
-    impl = JSON
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(JSONB(none_as_null=True) if dialect.name == "postgresql" else self._json)
-
-    _json = JSON(none_as_null=True)
-
-
-class TupleDocument(_DocumentType):
-    """A JSON array, read as a tuple."""
-
-    cache_ok = True
-
-    def process_result_value(self, value: list[Any] | None, _dialect: Dialect) -> tuple[Any, ...] | None:
-        return None if value is None else tuple(value)
-
-
-class RangesDocument(_DocumentType):
-    """Offset ranges as a JSON array of short arrays (`dump_ranges`)."""
-
-    cache_ok = True
-
-    def process_bind_param(self, value: Iterable[OffsetRange] | None, _dialect: Dialect) -> list[list[Any]] | None:
-        return None if value is None else dump_ranges(value)
-
-    def process_result_value(self, value: list[Any] | None, _dialect: Dialect) -> tuple[OffsetRange, ...] | None:
-        return None if value is None else load_ranges(value)
-
-
-def _state_type(kind: type[StrEnum]) -> Enum:
-    """Return the type of a column of states: text of up to 16 characters, read and written as ``kind``."""
-    return Enum(
-        kind, native_enum=False, length=16, validate_strings=True, values_callable=lambda e: [m.value for m in e]
-    )
-
-
-class Model(MappedAsDataclass, DeclarativeBase):
-    """A table of the ledger, and the type of its rows. Do not change a row: it is a value.
-
-    A column without ``Mapped`` is no field: callers do not see it.
-    """
-
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "fk": "fk_%(table_name)s_%(referred_table_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map: ClassVar[dict[Any, Any]] = {
-        str: StorableText(),
-        float: Float,
-        Json: Document,
-        tuple[str, ...]: TupleDocument(),
-        tuple[int, ...]: TupleDocument(),
-        tuple[OffsetRange, ...]: RangesDocument(),
-        **{
-            kind: _state_type(kind)
-            for kind in (AttemptState, BatchState, DesiredState, JobState, PartitionState, ReceiverState)
-        },
-    }
-
-    @classmethod
-    def from_row(cls, row: Row[Any]) -> Self:
-        """Return the value of a row that has all columns of the table, and all fields that are not columns."""
-        manager, names, composites = _shape(cls)
-        columns = dict(zip(row._fields, row, strict=True))
-        # As SQLAlchemy's own loader does: the constructor sets each attribute by its descriptor, which is 15 times as
-        # slow.
-        instance = manager.new_instance()
-        values = instance.__dict__
-        for name in names:
-            values[name] = columns[name]
-        for name, kind, parts in composites:
-            values[name] = kind(*[columns[part] for part in parts])
-        return cast("Self", instance)
-
-    @classmethod
-    def rows(cls, connection: Connection, query: Executable) -> list[Self]:
-        """Return the values of all rows of the query."""
-        return [cls.from_row(row) for row in connection.execute(query)]
-
-    @classmethod
-    def row(cls, connection: Connection, query: Executable) -> Self | None:
-        """Return the value of the query's only row; None if it has none."""
-        row = connection.execute(query).one_or_none()
-        return None if row is None else cls.from_row(row)
-
-    def to_columns(self) -> dict[str, Any]:
-        """Return the values of the table's columns, except those that are no fields."""
-        cls = type(self)
-        _, names, composites = _shape(cls)
-        there = cls.__table__.c
-        values = {name: getattr(self, name) for name in names if name in there}
-        for name, kind, parts in composites:
-            value = getattr(self, name)
-            values |= {
-                part: getattr(value, field) for part, field in zip(parts, kind.__dataclass_fields__, strict=True)
-            }
-        return values
-
-
-_Composite = tuple[str, Any, tuple[str, ...]]
-
-
-@cache
-def _shape(cls: type[Model]) -> tuple[ClassManager[Any], tuple[str, ...], tuple[_Composite, ...]]:
-    """Return the class manager, the fields that a row has by their names, and the composites with their columns."""
-    mapper = cls.__mapper__
-    composites = tuple(
-        (mapped.key, mapped.composite_class, tuple(prop.columns[0].name for prop in mapped.props))
-        for mapped in mapper.composites
-    )
-    left_out = {name for name, _, _ in composites}
-    names = tuple(field.name for field in fields(cls) if field.name not in left_out)
-    return mapper.class_manager, names, composites
-
-
-def batch_key() -> ForeignKeyConstraint:
-    """Return the foreign key of a row to its batch."""
-    return ForeignKeyConstraint(["stream", "batch_time_ms"], ["batches.stream", "batches.batch_time_ms"])
-
-
-def table_of(model: type[Model]) -> Table:
-    """Return the table of a model, for Core statements."""
-    return cast("Table", model.__table__)
-
-
-def partial_index(
-    name: str, *columns: Column[Any], where: ColumnElement[bool] | TextClause, unique: bool = False
-) -> Index:
-    """Add an index of the rows for which ``where`` is true, on SQLite and Postgres."""
-    return Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
+from headrace.ledger.states import DesiredState, JobState
 
 
 class StreamRow(Model):
@@ -275,27 +46,27 @@ class StreamRow(Model):
 
     __tablename__ = "streams"
 
-    name: Mapped[str] = mapped_column(primary_key=True)
-    definition: Mapped[str]
-    revision: Mapped[int]
-    batch_interval_ms: Mapped[BigInt]
-    block_interval_ms: Mapped[BigInt]
-    outputs: Mapped[tuple[str, ...]]
-    max_concurrent_batches: Mapped[int]
-    ordered: Mapped[bool]
-    zero_time_ms: Mapped[BigInt]
-    sealed_until_ms: Mapped[BigInt]
-    desired_state: Mapped[DesiredState]
-    job_epoch: Mapped[BigInt]
-    created_at_ms: Mapped[BigInt]
-    updated_at_ms: Mapped[BigInt]
-    batch_by: Mapped[str] = mapped_column(default="arrival")
-    allowed_lateness_ms: Mapped[BigInt] = mapped_column(default=0)
-    declared_at_ms: Mapped[BigInt] = mapped_column(default=0)
-    removed_from_ms: Mapped[BigInt] = mapped_column(default=0)
-    removed_until_ms: Mapped[BigInt] = mapped_column(default=0)
-    removed_files_ms: Mapped[BigInt] = mapped_column(default=0)
-    history_from: Mapped[BigInt] = mapped_column(default=0)
+    name: Annotated[str, PRIMARY_KEY]
+    definition: str
+    revision: int
+    batch_interval_ms: BigInt
+    block_interval_ms: BigInt
+    outputs: tuple[str, ...]
+    max_concurrent_batches: int
+    ordered: bool
+    zero_time_ms: BigInt
+    sealed_until_ms: BigInt
+    desired_state: DesiredState
+    job_epoch: BigInt
+    created_at_ms: BigInt
+    updated_at_ms: BigInt
+    batch_by: str = "arrival"
+    allowed_lateness_ms: BigInt = 0
+    declared_at_ms: BigInt = 0
+    removed_from_ms: BigInt = 0
+    removed_until_ms: BigInt = 0
+    removed_files_ms: BigInt = 0
+    history_from: BigInt = 0
 
     @property
     def id_of_step(self) -> dict[str, str]:
@@ -358,18 +129,18 @@ class StreamRevision(Model):
     __tablename__ = "stream_revisions"
     __table_args__ = (PrimaryKeyConstraint("stream", "revision"), UniqueConstraint("stream", "digest"))
 
-    _stream = mapped_column("stream", Text, ForeignKey("streams.name"), nullable=False)
-    _digest = mapped_column("digest", Text, nullable=False)
-    definition: Mapped[str]
-    batch_interval_ms: Mapped[BigInt]
-    block_interval_ms: Mapped[BigInt]
-    outputs: Mapped[tuple[str, ...]]
-    max_concurrent_batches: Mapped[int]
-    ordered: Mapped[bool]
-    batch_by: Mapped[str]
-    allowed_lateness_ms: Mapped[BigInt]
-    revision: Mapped[int]
-    created_at_ms: Mapped[BigInt]
+    _stream = Column("stream", Text, ForeignKey("streams.name"), nullable=False)
+    _digest = Column("digest", Text, nullable=False)
+    definition: str
+    batch_interval_ms: BigInt
+    block_interval_ms: BigInt
+    outputs: tuple[str, ...]
+    max_concurrent_batches: int
+    ordered: bool
+    batch_by: str
+    allowed_lateness_ms: BigInt
+    revision: int
+    created_at_ms: BigInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,20 +170,20 @@ class JobRow(Model):
     __tablename__ = "receiver_jobs"
     __table_args__ = (PrimaryKeyConstraint("stream", "epoch"),)
 
-    stream: Mapped[StreamName]
-    epoch: Mapped[BigInt]
-    holder: Mapped[str]
-    state: Mapped[JobState]
-    acquired_at_ms: Mapped[BigInt]
-    lease_ms: Mapped[BigInt]
-    lease_until_ms: Mapped[BigInt]
-    heartbeat_ms: Mapped[BigInt]
-    versions: Mapped[Json]
-    attributes: Mapped[Json]
-    stop_requested_at_ms: Mapped[BigInt | None]
-    stop_reason: Mapped[str | None]
-    ended_at_ms: Mapped[BigInt | None]
-    error: Mapped[str | None]
+    stream: StreamName
+    epoch: BigInt
+    holder: str
+    state: JobState
+    acquired_at_ms: BigInt
+    lease_ms: BigInt
+    lease_until_ms: BigInt
+    heartbeat_ms: BigInt
+    versions: Json
+    attributes: Json
+    stop_requested_at_ms: BigInt | None
+    stop_reason: str | None
+    ended_at_ms: BigInt | None
+    error: str | None
 
     def alive(self, now_ms: int) -> bool:
         """Whether its lease is live at ``now_ms`` and it has not ended."""
@@ -424,24 +195,24 @@ class SharedJobRow(Model):
 
     __tablename__ = "shared_jobs"
 
-    name: Mapped[str] = mapped_column(primary_key=True)
-    epoch: Mapped[BigInt]
-    holder: Mapped[str]
-    acquired_at_ms: Mapped[BigInt]
-    lease_ms: Mapped[BigInt]
-    lease_until_ms: Mapped[BigInt]
-    attributes: Mapped[Json]
-    ended_at_ms: Mapped[BigInt | None]
+    name: Annotated[str, PRIMARY_KEY]
+    epoch: BigInt
+    holder: str
+    acquired_at_ms: BigInt
+    lease_ms: BigInt
+    lease_until_ms: BigInt
+    attributes: Json
+    ended_at_ms: BigInt | None
 
     def alive(self, now_ms: int) -> bool:
         """Whether its lease is live at ``now_ms`` and it has not ended."""
         return self.ended_at_ms is None and self.lease_until_ms > now_ms
 
 
-streams = table_of(StreamRow)
-stream_revisions = table_of(StreamRevision)
-receiver_jobs = table_of(JobRow)
-shared_jobs = table_of(SharedJobRow)
+streams = StreamRow.__table__
+stream_revisions = StreamRevision.__table__
+receiver_jobs = JobRow.__table__
+shared_jobs = SharedJobRow.__table__
 
 
 class GapRow(Model):
@@ -454,19 +225,19 @@ class GapRow(Model):
         {"sqlite_autoincrement": True},
     )
 
-    gap_id: Mapped[RowId]
-    stream: Mapped[StreamName]
-    input_id: Mapped[str]
-    _topic = mapped_column("topic", Text, nullable=False)
-    _topic_id = mapped_column("topic_id", Text, nullable=False)
-    _partition = mapped_column("partition", Integer, nullable=False)
-    _incarnation = mapped_column("incarnation", Integer, nullable=False)
-    partition: Mapped[TopicPartition] = composite("_topic", "_topic_id", "_partition", "_incarnation")
-    from_offset: Mapped[BigInt]
-    until_offset: Mapped[BigInt]
-    reason: Mapped[str]
-    batch_time_ms: Mapped[BigInt | None]
-    at_ms: Mapped[BigInt]
+    gap_id: RowId
+    stream: StreamName
+    input_id: str
+    _topic = Column("topic", Text, nullable=False)
+    _topic_id = Column("topic_id", Text, nullable=False)
+    _partition = Column("partition", Integer, nullable=False)
+    _incarnation = Column("incarnation", Integer, nullable=False)
+    partition: TopicPartition = composite("topic", "topic_id", "partition", "incarnation")
+    from_offset: BigInt
+    until_offset: BigInt
+    reason: str
+    batch_time_ms: BigInt | None
+    at_ms: BigInt
 
 
 class EventRow(Model):
@@ -482,14 +253,14 @@ class EventRow(Model):
         {"sqlite_autoincrement": True},
     )
 
-    event_id: Mapped[RowId]
-    stream: Mapped[StreamName]
-    at_ms: Mapped[BigInt]
-    kind: Mapped[str]
-    batch_time_ms: Mapped[BigInt | None]
+    event_id: RowId
+    stream: StreamName
+    at_ms: BigInt
+    kind: str
+    batch_time_ms: BigInt | None
     # The block that the event reports, with whose row it is deleted.
-    _block_id = mapped_column("block_id", BigInteger)
-    payload: Mapped[Json] = mapped_column(default_factory=dict)
+    _block_id = Column("block_id", BigInteger)
+    payload: Json = field(default_factory=dict)
 
 
 class SampleRow(Model):
@@ -498,14 +269,14 @@ class SampleRow(Model):
     __tablename__ = "samples"
     __table_args__ = (PrimaryKeyConstraint("stream", "at_ms"),)
 
-    stream: Mapped[StreamName]
-    at_ms: Mapped[BigInt]
-    input_rate: Mapped[float]
-    lag: Mapped[BigInt | None]
-    lag_seconds: Mapped[float | None]
-    queue_bytes: Mapped[BigInt]
-    paused: Mapped[bool]
-    log_bytes: Mapped[BigInt]
+    stream: StreamName
+    at_ms: BigInt
+    input_rate: float
+    lag: BigInt | None
+    lag_seconds: float | None
+    queue_bytes: BigInt
+    paused: bool
+    log_bytes: BigInt
 
 
 class TotalRow(Model):
@@ -514,10 +285,10 @@ class TotalRow(Model):
     __tablename__ = "totals"
     __table_args__ = (PrimaryKeyConstraint("stream", "output_id", "name"),)
 
-    stream: Mapped[StreamName]
-    output_id: Mapped[str]
-    name: Mapped[str]
-    value: Mapped[float]
+    stream: StreamName
+    output_id: str
+    name: str
+    value: float
 
 
 class ListenerCursorRow(Model):
@@ -527,18 +298,18 @@ class ListenerCursorRow(Model):
     __tablename__ = "listener_cursors"
     __table_args__ = (PrimaryKeyConstraint("stream", "listener"),)
 
-    stream: Mapped[StreamName]
-    listener: Mapped[str]
-    event_id: Mapped[BigInt]
-    missed: Mapped[BigInt]
-    updated_at_ms: Mapped[BigInt]
+    stream: StreamName
+    listener: str
+    event_id: BigInt
+    missed: BigInt
+    updated_at_ms: BigInt
 
 
-gaps = table_of(GapRow)
-events = table_of(EventRow)
-samples = table_of(SampleRow)
-totals = table_of(TotalRow)
-listener_cursors = table_of(ListenerCursorRow)
+gaps = GapRow.__table__
+events = EventRow.__table__
+samples = SampleRow.__table__
+totals = TotalRow.__table__
+listener_cursors = ListenerCursorRow.__table__
 
 partial_index(
     "ix_events_batch",

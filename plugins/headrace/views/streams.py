@@ -17,7 +17,6 @@ from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
 from headrace.ledger.states import BatchState, PartitionState, ReceiverState
 from headrace.ledger.tables import JobRow, SampleRow, StreamRow
 from headrace.ledger.timelines import BatchOrder, BatchRange
-from headrace.listeners.bus import listener_statuses
 from headrace.receiver.health import InputProblem, input_problems, numbers, receiver_state
 from headrace.stream import Stream
 from headrace.stream.model import StreamDefinitionError
@@ -379,6 +378,9 @@ def stream_detail(ledger: Ledger, name: str, place: Placed, facts: Mapping[str, 
     Raises:
         StreamNotFoundError: the ledger does not have it.
     """
+    # The list of streams needs nothing of listeners, and their events are many classes.
+    from headrace.listeners.bus import listener_statuses
+
     row, now_ms = ledger.streams.get(name), ledger.now_ms()
     definition = json.loads(row.definition)
     job, receivers = ledger.jobs.current(name), ledger.receivers.all(name)

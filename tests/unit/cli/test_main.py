@@ -54,6 +54,19 @@ def test_a_mistyped_name_is_answered_with_the_nearest(wrong: tuple[str, ...], ri
     assert right in result.stderr
 
 
+def test_the_help_imports_no_command_except_one_that_is_listed_by_itself() -> None:
+    """A noun without verbs is a command, whose help is in its own module."""
+    script = (
+        "import sys; from headrace.cli.main import app; app(['--help'], standalone_mode=False);"
+        "print(*(name for name in sys.modules if name.partition('.')[0] in ('headrace', 'pydantic', 'sqlalchemy')))"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert set(shown.splitlines()[-1].split()) == {
+        *("headrace", "headrace.clock", "headrace.errors"),
+        *("headrace.cli", "headrace.cli.main", "headrace.cli.options", "headrace.cli.output", "headrace.cli.trace"),
+    }
+
+
 def completed(words: str, **environment: str) -> list[str]:
     variables = {"_HEADRACE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     result = CliRunner().invoke(app, [], prog_name="headrace", env=variables | environment)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ledger.tables import Model
+from headrace.ledger.model import Model
 from headrace.stream import (
     Backpressure,
     BatchTrigger,

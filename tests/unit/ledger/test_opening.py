@@ -34,7 +34,7 @@ from headrace.ledger.database import (
     read_version,
 )
 from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError, StreamNotFoundError
-from headrace.ledger.tables import Model
+from headrace.ledger.model import Model
 
 SECRET = "hunter2"
 STREAM = {"batch_interval_ms": 1000, "block_interval_ms": 200}

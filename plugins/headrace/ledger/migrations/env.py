@@ -6,7 +6,7 @@ from alembic import context
 
 # All tables: each module adds its own to the metadata.
 from headrace.ledger import batch_tables, receiving_tables  # noqa: F401
-from headrace.ledger.tables import Model
+from headrace.ledger.model import Model
 
 context.configure(
     connection=context.config.attributes["connection"],
