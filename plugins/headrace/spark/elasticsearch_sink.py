@@ -48,6 +48,7 @@ from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.errors import HeadraceError
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.ranges import RangeRun, RecordedRange
+from headrace.processes import freeze_imports
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
 
@@ -142,6 +143,7 @@ class IndexingTask:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Index the task's rows. Yields its counts and digests when every dead letter is written."""
+        freeze_imports()
         held = HeldDeletions()
         rows = batches if self.blocks is None else self.blocks.read(batches)
         if self.part is Part.REST:

@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.blocks import BlockHandle
 from headrace.errors import Failure, HeadraceError
+from headrace.processes import freeze_imports
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, LogVersionError, PayloadError, WalError
 from headrace.wal.local_copies import BlockCopies, CopyCounts, CopySettings
@@ -116,6 +117,7 @@ class LogBlocks:
 
         Raises UnreadableBlockError.
         """
+        freeze_imports()
         starts = np.cumsum([0, *(block.records for _, block in self.blocks)])[:-1]
         copies: dict[str, BlockCopies] = {}
         for batch in numbers:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
+from headrace.processes import freeze_imports
 from headrace.spark.sessions import current_versions, is_local_master, remote_session
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def _import_for_batches(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
     import headrace.spark.json_objects
     import headrace.spark.wal_source  # noqa: F401 - a worker keeps what it has imported
 
+    freeze_imports()
     yield from rows
     # So that no worker is free to take a second task before each slot has one.
     time.sleep(0.5)
