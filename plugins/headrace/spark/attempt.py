@@ -138,7 +138,7 @@ class _AttemptRun:
         try:
             inputs = BatchInputs(attempt)
             has_state = STATE_STEP in self._claim.outputs
-            if has_state or any(output.needs_spark for output in plan.outputs):
+            if has_state or any(output.needs_spark and not self._shares_jobs(output) for output in plan.outputs):
                 _ = attempt.spark
             if has_state:
                 self._run_step(STATE_STEP, partial(self._update_state, plan, inputs))
@@ -150,6 +150,9 @@ class _AttemptRun:
             self._error = as_attempt_failed(error)
         finally:
             self._ended.set()
+
+    def _shares_jobs(self, output: OutputPlan) -> bool:
+        return self._attempt.shares_jobs and sends_blocks(self._attempt.stream, output)
 
     def _run_step(self, step: str, work: Callable[[], Counts]) -> None:
         """Run one step and record its counts. If it fails, note its error.
@@ -213,12 +216,9 @@ class _AttemptRun:
 
     def _write_blocks(self, plan: AttemptPlan, output: OutputPlan, writer: BlockWriter) -> Counts:
         """Let Spark's tasks write the records of the log as they are."""
-        from headrace.spark.sessions import parallelism
-
-        spark, blocks = self._attempt.spark, blocks_of(self._attempt.stream, output)
-        numbers = blocks.numbers(spark, self._attempt.partitions or parallelism(spark))
         self._begun.add(output.output.step)
-        return writer.write_blocks(numbers, blocks, self._written_batch(plan, output))
+        blocks = blocks_of(self._attempt.stream, output)
+        return writer.write_blocks(self._attempt.run_blocks, blocks, self._written_batch(plan, output))
 
     def _written_batch(
         self,

@@ -5,28 +5,30 @@ All steps of the attempt (``attempt``) share this object.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 from headrace.clock import time_text
 from headrace.spark.outputs.writer import WARNING
-from headrace.spark.sessions import attempt_tag, fail_fast, is_connect
+from headrace.spark.sessions import attempt_tag, fail_fast, is_connect, name_jobs, parallelism
+from headrace.spark.shared_jobs import JobInterruptedError
 from headrace.spark.transforms import BatchContext
 from headrace.stream import STATE_STEP
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt
+    from headrace.spark.shared_jobs import BlockTask, SharedJobs
+    from headrace.spark.wal_source import LogBlocks
     from headrace.stream import Stream, Window
     from headrace.stream_context import StreamContext
 
-# The local properties that Spark takes a job's description and group from.
-_DESCRIPTION = "spark.job.description"
-_GROUP = "spark.jobGroup.id"
-_SCHEDULER_POOL = "spark.scheduler.pool"
+logger = logging.getLogger(__name__)
 
 
 class BatchAttempt:
@@ -42,6 +44,7 @@ class BatchAttempt:
         report: receives a line of text at each step.
         pool: the pool of Spark's scheduler that its jobs run in; by default the stream's own. Jobs of one pool do not
             wait for the tasks of another: a large batch of one stream does not delay the others of a shared job.
+        shared: the Spark jobs that this attempt shares with others; by default its jobs are its own.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class BatchAttempt:
         out: IO[str] | None = None,
         report: Callable[[str], None] | None = None,
         pool: str | None = None,
+        shared: SharedJobs | None = None,
     ) -> None:
         self.context = context
         self.claim = claim
@@ -66,6 +70,8 @@ class BatchAttempt:
         self._report = report or (lambda _: None)
         self._spark: SparkSession | None = None
         self._tag = attempt_tag(claim)
+        self._shared = shared
+        self._step: str | None = None
         self._pool = pool or f"batches of {claim.stream}"
 
     @property
@@ -88,7 +94,13 @@ class BatchAttempt:
         """The session, opened at the first use."""
         if self._spark is None:
             self._spark = self._open_session()
+            self._name_jobs(self._spark)
         return self._spark
+
+    @property
+    def shares_jobs(self) -> bool:
+        """Whether `run_blocks` shares the jobs of other attempts."""
+        return self._shared is not None
 
     def report(self, line: str) -> None:
         """Report a line of text. The last warning is kept in ``warning``, for the ledger."""
@@ -109,33 +121,27 @@ class BatchAttempt:
         )
 
     def name_jobs(self, step: str) -> None:
-        """Name the Spark jobs that this thread starts from now on by ``step``, if there is a session.
+        """Name the Spark jobs that this thread starts from now on by ``step``, once there is a session."""
+        self._step = step
+        if self._spark is not None:
+            self._name_jobs(self._spark)
 
-        A Connect server runs each operation in a thread of its own, and describes its jobs by the operation's text. It
-        also sets the session's settings as local properties of each query's jobs, and Spark takes a job's description
-        from a local property. So the session's setting replaces that text.
+    def _name_jobs(self, spark: SparkSession) -> None:
+        if self._step is not None:
+            tags = (self._tag, f"{self._tag}/{self._step}")
+            name_jobs(spark, self.description(self._step), group=tags[1], pool=self._pool, tags=tags)
+
+    def run_blocks(self, task: BlockTask, blocks: LogBlocks, schema: str) -> pa.Table:
+        """Let Spark's tasks do this with the records of the blocks. Returns its results; ``schema`` is theirs, as DDL.
+
+        Raises BatchTaskFailedError, or what Spark raises.
         """
-        spark = self._spark
-        if spark is None:
-            return
-        group = f"{self._tag}/{step}"
-        if is_connect(spark):
-            # As in the thread that opens a session: a user's function may ask for the active one.
-            cast("Any", type(spark))._set_default_and_active_session(spark)
-            spark.clearTags()
-            spark.addTag(self._tag)
-            spark.addTag(group)
-            spark.conf.set(_DESCRIPTION, self.description(step))
-            spark.conf.set(_GROUP, group)
-            spark.conf.set(_SCHEDULER_POOL, self._pool)
-            return
-        # A writer looks up its data source in its thread's active session, and a new thread has none.
-        jvm: Any = spark._jvm
-        spark._get_j_spark_session_class(jvm).setActiveSession(spark._jsparkSession)
-        context = spark.sparkContext
-        context.setJobGroup(group, self.description(step), interruptOnCancel=True)
-        context.setLocalProperty(_SCHEDULER_POOL, self._pool)
-        context.addJobTag(self._tag)
+        if self._shared is not None:
+            try:
+                return self._shared.run(self._tag, task, blocks)
+            except JobInterruptedError as error:
+                logger.debug("batch %s runs a job of its own: %s", time_text(self.batch_time_ms), error)
+        return blocks.run(self.spark, self.partitions or parallelism(self.spark), task, schema)
 
     def description(self, step: str) -> str:
         """The description of the Spark jobs of a step, for Spark's user interface."""

@@ -28,12 +28,12 @@ from headrace.errors import HeadraceError
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
-from headrace.ledger.states import AttemptState
 from headrace.spark.attempt import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.batch_frames import sends_records
 from headrace.spark.failures import python_account
 from headrace.spark.packaging import connections_conf, send_code, send_connections
-from headrace.spark.range_run import RangeResult, RangeRunner, RangeSettings
+from headrace.spark.range_run import POOL, RangeResult, RangeRunner, RangeSettings
 from headrace.spark.sessions import (
     attempt_session_id,
     attempt_tag,
@@ -46,6 +46,7 @@ from headrace.spark.sessions import (
     is_connect,
     token_of_job,
 )
+from headrace.spark.shared_jobs import SharedJobs
 from headrace.spark.termination import (
     EXIT_FAILED,
     EXIT_NOT_OURS,
@@ -57,7 +58,7 @@ from headrace.spark.termination import (
     raise_on_sigterm,
     under_spark_submit,
 )
-from headrace.stream import Stream, parameters
+from headrace.stream import STATE_STEP, Stream, parameters
 from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
 
 # The batches of a range that run at a time for each task slot: while one is written, others are planned and recorded.
 _THREADS_A_SLOT = 4
+# If they share jobs: so many are in one job, or come together for the next one.
+_SHARING_A_SLOT = 16
 _NICENESS = 10
 
 # How long an attempt that is begun here holds its batch after its process has died.
@@ -169,11 +172,14 @@ def _run_range(
         # The live batches go first where processors are short.
         os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), _NICENESS))
     context = StreamContext(definition_of(first.claim(), ledger), ledger)
-    sessions = ConnectSessions(context) if options.way == "connect" else OwnSession(context, first.claim())
-    closing.callback(sessions.close)
     slots = _batch_slots(options, ledger)
+    wide = slots or os.cpu_count() or 1
+    written = [context.stream.output_of_step(step) for step in first.outputs if step != STATE_STEP]
+    shares = all(sends_records(context.stream, output) for output in written)
+    sessions = (ConnectSessions if options.way == "connect" else OwnSession)(context, first, wide if shares else 0)
+    closing.callback(sessions.close)
     settings = RangeSettings(
-        threads=_THREADS_A_SLOT * (slots or os.cpu_count() or 1),
+        threads=wide * (_SHARING_A_SLOT if shares else _THREADS_A_SLOT),
         partitions=slots,
         parameters=parameters.merged(context.stream, first.attributes.get(parameters.ATTRIBUTE)),
         out=cast(IO[str], ReadByTask(sys.stdout)),
@@ -403,73 +409,102 @@ SESSION = "session"
 
 
 class ConnectSessions:
-    """The sessions of a range's threads in the stream's receiver application (`RangeSessions`)."""
+    """The sessions of a range's threads in the stream's receiver application (`RangeSessions`).
 
-    def __init__(self, context: StreamContext) -> None:
+    ``slots``: if it is not 0, the batches share their jobs, which may take so many task slots, and their session.
+    """
+
+    def __init__(self, context: StreamContext, first: AttemptRow, slots: int) -> None:
         self._context = context
         self._ids: dict[int, str] = {}
         self._open: dict[int, SparkSession] = {}
         # pyspark imports modules and sets its mode at the first session, and threads would do so at once.
         self._lock = threading.Lock()
+        self.jobs = shared_jobs(lambda: self._session(0), first, slots) if slots else None
 
     def attributes(self, number: int) -> dict[str, Any]:
         """The attributes of the attempts that run in the thread's session."""
-        return {SESSION: self._ids.setdefault(number, str(uuid.uuid4()))}
+        return {SESSION: self._ids.setdefault(self._place(number), str(uuid.uuid4()))}
 
-    def open(self, number: int, claim: Attempt) -> SparkSession:
-        """The thread's session, after ending the operations of the attempts that this one replaces.
+    def open(self, number: int) -> SparkSession:
+        """The thread's session. Raises as `open_connect_session`."""
+        return self._session(self._place(number))
 
-        Raises as `open_connect_session`.
-        """
-        if number not in self._open:
-            session_id = self.attributes(number)[SESSION]
-            with self._lock:
-                self._open[number] = _connected(self._context, *_connect_server(self._context), session_id)
-        # Most batches have no earlier attempt that may still run.
-        if any(row.state is not AttemptState.COMPLETED for row in replaced_by(self._context.ledger, claim)):
-            end_earlier_attempts(self._context.ledger, claim, *_connect_server(self._context))
-        return self._open[number]
+    def end_earlier(self, claim: Attempt) -> None:
+        """End the operations of the attempts that this one replaces. Raises as `open_connect_session`."""
+        end_earlier_attempts(self._context.ledger, claim, *_connect_server(self._context))
 
     def give_up(self, number: int) -> None:
-        """Close the thread's session, which may be gone. The next one has another id."""
-        self._ids.pop(number, None)
-        spark = self._open.pop(number, None)
-        if spark is not None:
-            with contextlib.suppress(Exception):
-                _close(spark)
+        """Close the thread's session, which may be gone. The next one has another id. Others may use a shared one."""
+        if self.jobs is None:
+            self._close(number)
 
     def close(self) -> None:
         """Close all sessions."""
-        for number in list(self._open):
-            self.give_up(number)
+        if self.jobs is not None:
+            self.jobs.close()
+        for place in list(self._open):
+            self._close(place)
+
+    def _place(self, number: int) -> int:
+        return number if self.jobs is None else 0
+
+    def _session(self, place: int) -> SparkSession:
+        with self._lock:
+            if place not in self._open:
+                session_id = self.attributes(place)[SESSION]
+                self._open[place] = _connected(self._context, *_connect_server(self._context), session_id)
+            return self._open[place]
+
+    def _close(self, place: int) -> None:
+        self._ids.pop(place, None)
+        spark = self._open.pop(place, None)
+        if spark is not None:
+            with contextlib.suppress(Exception):
+                _close(spark)
 
 
 class OwnSession:
     """The session of an application that runs only a range, which its threads share (`RangeSessions`)."""
 
-    def __init__(self, context: StreamContext, first: Attempt) -> None:
-        self._context, self._first = context, first
+    def __init__(self, context: StreamContext, first: AttemptRow, slots: int) -> None:
+        self._context, self._first = context, first.claim()
         self._lock = threading.Lock()
         self._spark: SparkSession | None = None
+        self.jobs = shared_jobs(self._session, first, slots) if slots else None
 
     def attributes(self, number: int) -> dict[str, Any]:  # noqa: ARG002
         """None: the application is the process's own, so it ends with it."""
         return {}
 
-    def open(self, number: int, claim: Attempt) -> SparkSession:  # noqa: ARG002
+    def open(self, number: int) -> SparkSession:  # noqa: ARG002
         """The session, opened by the first thread that needs it."""
-        with self._lock:
-            if self._spark is None:
-                self._spark = _session(self._context, self._first, "submit")
-            return self._spark
+        return self._session()
+
+    def end_earlier(self, claim: Attempt) -> None:
+        """Nothing: they ran in applications of their own, which their tasks have ended."""
 
     def give_up(self, number: int) -> None:
         """Nothing: another thread may use it."""
 
     def close(self) -> None:
         """Stop the application."""
+        if self.jobs is not None:
+            self.jobs.close()
         if self._spark is not None:
             self._spark.stop()
+
+    def _session(self) -> SparkSession:
+        with self._lock:
+            if self._spark is None:
+                self._spark = _session(self._context, self._first, "submit")
+            return self._spark
+
+
+def shared_jobs(open_session: Callable[[], SparkSession], first: AttemptRow, slots: int) -> SharedJobs:
+    """The jobs that the batches of a range share, which began with this attempt."""
+    replay = f", replay {first.target}" if first.target else " again"
+    return SharedJobs(open_session, slots=slots, description=f"{first.stream}{replay}", pool=POOL)
 
 
 def replaces(attempt: Attempt, earlier: AttemptRow) -> bool:

@@ -310,13 +310,16 @@ def _union(frames: Iterable[DataFrame]) -> DataFrame:
 
 def sends_blocks(stream: Stream, plan: OutputPlan) -> bool:
     """Whether the output sends the records as they are in the log, so that its writer takes blocks in place of rows."""
-    if not plan.output.takes_blocks or stream.transform_of(plan.output) is not None:
+    return sends_records(stream, plan.output) and all(origin.source != "kafka" for origin in plan.read)
+
+
+def sends_records(stream: Stream, output: Output) -> bool:
+    """Whether the output sends the records as they are in the log, as long as the log has them."""
+    if not output.takes_blocks or stream.transform_of(output) is not None:
         return False
     # A stream of several inputs has a transform. A decoder finds undecodable records, which Spark does.
     decoders = [decoder for source in stream.inputs for decoder in (source.key_decoder, source.value_decoder)]
-    return all(decoder.decodes is None for decoder in decoders) and all(
-        origin.source != "kafka" for origin in plan.read
-    )
+    return all(decoder.decodes is None for decoder in decoders)
 
 
 def blocks_of(stream: Stream, plan: OutputPlan) -> LogBlocks:

@@ -21,7 +21,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
+    from headrace.spark.outputs.writer import RunBlocks
     from headrace.spark.wal_source import LogBlocks
     from headrace.stream import ElasticsearchOutput
     from headrace.stream.inputs import KafkaInput
@@ -71,34 +72,46 @@ _RESULT_SCHEMA = pa.schema(
 _DIGESTS_IN_A_ROW = 256 * 1024
 
 
-def index_rows(rows: DataFrame, options: IndexingOptions, blocks: LogBlocks | None = None) -> IndexingReport:
+def index_rows(rows: DataFrame, options: IndexingOptions) -> IndexingReport:
     """Index the rows, with the columns of ``headrace.elasticsearch.columns``. Returns when every row has its outcome.
 
-    With ``blocks`` the rows are the numbers of their records, and the tasks index these records as they are in the log.
     The caller must check the report for duplicate ids and foreign documents.
 
     Raises:
         UnsuitableRowsError: the ids need a column that the rows do not have. Nothing was written.
         UnsuitableTargetError: the index cannot be written to, or it was replaced during the write.
-        DocumentsUnaccountedError: the tasks read other records than those of the blocks.
         IndexingError: within Spark, some row cannot get an outcome. Others may be indexed; write them all again.
     """
-    if blocks is None:
-        check_columns(rows.columns, options)
+    check_columns(rows.columns, options)
+    return _index(lambda task: rows.mapInArrow(task.run, _RESULT).toArrow(), options)
+
+
+def index_blocks(run: RunBlocks, options: IndexingOptions, blocks: LogBlocks) -> IndexingReport:
+    """Index the records of the blocks as they are in the log, by tasks that ``run`` runs. Otherwise as `index_rows`.
+
+    Raises DocumentsUnaccountedError, if the tasks read other records than those of the blocks.
+    """
+    report = _index(lambda task: run(task, blocks, _RESULT), options, blocks)
+    if report.counts.rows != blocks.records:
+        raise DocumentsUnaccountedError(
+            f"The tasks of the write read {report.counts.rows} records, the blocks of the batch have {blocks.records}.",
+            remedy="Run the batch again.",
+        )
+    return report
+
+
+def _index(
+    run: Callable[[IndexingTask], pa.Table], options: IndexingOptions, blocks: LogBlocks | None = None
+) -> IndexingReport:
     target = TargetWatch(options)
     with warnings_beside(options.report):
         target.check_before()
     task = IndexingTask(options, secrets.randbits(64), blocks, Part.REST if options.deletes else Part.ALL)
-    written = _Written.of(rows.mapInArrow(task.run, _RESULT).toArrow())
+    written = _Written.of(run(task))
     if written.held:
-        written.add(_delete(rows, task, written))
+        written.add(_delete(run, task, written))
     counts = written.counts
     counts.check()
-    if blocks is not None and counts.rows != blocks.records:
-        raise DocumentsUnaccountedError(
-            f"The tasks of the write read {counts.rows} records, the blocks of the batch have {blocks.records}.",
-            remedy="Run the batch again.",
-        )
     concrete = target.check_after()
     duplicates = repeated_digests(written.digests)
     if options.refresh:
@@ -107,13 +120,13 @@ def index_rows(rows: DataFrame, options: IndexingOptions, blocks: LogBlocks | No
     return IndexingReport(options.index, concrete, counts, duplicates)
 
 
-def _delete(rows: DataFrame, task: IndexingTask, written: _Written) -> _Written:
+def _delete(run: Callable[[IndexingTask], pa.Table], task: IndexingTask, written: _Written) -> _Written:
     """Send the deletions that the tasks have held back."""
     if sum(part.num_rows for part in written.deletions) == written.held:
         sending = replace(task, part=Part.DELETIONS, blocks=None)
         deleted = _Written.of(pa.Table.from_batches(sending.run(iter(written.deletions)), _RESULT_SCHEMA))
     else:
-        deleted = _Written.of(rows.mapInArrow(replace(task, part=Part.DELETIONS).run, _RESULT).toArrow())
+        deleted = _Written.of(run(replace(task, part=Part.DELETIONS)))
     if deleted.counts.rows != written.held:
         raise DocumentsUnaccountedError(
             f"The tasks of the write found {written.held} rows without a document, which delete their key's document, "

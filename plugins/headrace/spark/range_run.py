@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from headrace.batch.batch_range import RangeProgress, TimeRange
@@ -38,9 +39,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
+    from headrace.spark.shared_jobs import SharedJobs
     from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
+
+POOL = "again"
+"""The pool of Spark's scheduler for the jobs of ranges."""
 
 _REPORT_SECONDS = 10.0
 _POLL_SECONDS = 1.0
@@ -65,12 +70,21 @@ class RangeSessions(Protocol):
         """The attributes of the attempts that run in the thread's session."""
         ...
 
-    def open(self, number: int, claim: Attempt) -> SparkSession:
-        """Return the session for this attempt, after ending what the attempts that it replaces still run there."""
+    def open(self, number: int) -> SparkSession:
+        """Return the thread's session."""
+        ...
+
+    def end_earlier(self, claim: Attempt) -> None:
+        """End what the attempts that this one replaces still run in Spark."""
         ...
 
     def give_up(self, number: int) -> None:
         """Close the thread's session: it may be gone."""
+        ...
+
+    @property
+    def jobs(self) -> SharedJobs | None:
+        """The Spark jobs that the batches share; None if each has jobs of its own."""
         ...
 
 
@@ -229,12 +243,13 @@ class RangeRunner:
             attempt = BatchAttempt(
                 self._context,
                 claim,
-                lambda: self._sessions.open(number, claim),
+                partial(self._sessions.open, number),
                 parameters=self._settings.parameters,
                 partitions=self._settings.partitions,
                 out=self._settings.out,
                 report=lambda line: self._report(f"batch {at}: {line}") if line.startswith(WARNING) else None,
-                pool="again",
+                pool=POOL,
+                shared=self._sessions.jobs,
             )
             with self._lock:
                 self._running[number] = attempt
@@ -273,37 +288,49 @@ class RangeRunner:
         """Begin an attempt at the batch, once no other run's is live. None if this run has done the batch meanwhile."""
         attributes = self._sessions.attributes(number)
         if batch.batch_time_ms == self._first.batch_time_ms:
+            earlier = [row for row in self._attempts(batch) if row.number < self._first.number]
             claim = self._first.claim()
             self._ledger.attempts.renew(claim, attributes=attributes)
-            return claim
-        return self._begin_like(batch, {**self._first.attributes, **attributes}) if self._may_begin(batch) else None
+        else:
+            waited_for = self._earlier(batch)
+            if waited_for is None:
+                return None
+            earlier = waited_for
+            claim = self._begin_like(batch, {**self._first.attributes, **attributes})
+        # Most batches have no earlier attempt that may still run.
+        if any(row.state is not AttemptState.COMPLETED for row in earlier):
+            self._sessions.end_earlier(claim)
+        return claim
 
-    def _may_begin(self, batch: BatchRow) -> bool:
+    def _earlier(self, batch: BatchRow) -> list[AttemptRow] | None:
+        """The earlier attempts at the batch, once none of another run is live; None if it is not to be begun."""
         reported = False
         while not self._stop.is_set():
-            attempts = [row for row in self._attempts(batch) if set(row.outputs) & set(self._first.outputs)]
+            attempts = self._attempts(batch)
             own = [row for row in attempts if TimeRange.of(row.attributes) == self._range]
             if any(row.attributes.get(TRY_NUMBER, 0) > self._first.attributes.get(TRY_NUMBER, 0) for row in own):
                 self._replaced = AttemptFencedError("A later try of this task runs the range.")
                 self._stop.set()
-                return False
+                return None
             if any(row.state is AttemptState.COMPLETED for row in own):
                 with self._lock:
                     self._done += 1
-                return False
+                return None
             now_ms = self._ledger.now_ms()
             others = [row for row in attempts if row.alive(now_ms) and row not in own]
             if not others:
-                return True
+                return attempts
             if not reported:
                 self._report(f"batch {time_text(batch.batch_time_ms)} waits for {others[-1].holder}, which runs it")
                 reported = True
             self._stop.wait(_POLL_SECONDS)
-        return False
+        return None
 
     def _attempts(self, batch: BatchRow) -> list[AttemptRow]:
+        """The attempts at outputs of this run."""
         time_ms = batch.batch_time_ms
-        return self._ledger.attempts.between(batch.stream, time_ms - 1, time_ms, target=self._first.target)
+        rows = self._ledger.attempts.between(batch.stream, time_ms - 1, time_ms, target=self._first.target)
+        return [row for row in rows if set(row.outputs) & set(self._first.outputs)]
 
     def _begin_like(self, batch: BatchRow, attributes: Mapping[str, Any]) -> Attempt:
         first = self._first

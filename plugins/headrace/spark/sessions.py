@@ -22,7 +22,7 @@ import stat
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -46,6 +46,12 @@ _SESSIONS = uuid.UUID("6f1c3d0a-7e0f-5d0b-9a55-0f6f9d6f2c11")
 # 0.2 s doubled eight times gives 50 s of retries with a server that is busy or gone. pyspark's default is ten minutes,
 # but the lease shows much earlier that a receiver job has died.
 _RETRIES: dict[str, Any] = {"max_retries": 8, "initial_backoff": 200, "backoff_multiplier": 2.0, "max_backoff": 30_000}
+
+
+# The local properties that Spark takes a job's description and group from.
+_DESCRIPTION = "spark.job.description"
+_GROUP = "spark.jobGroup.id"
+_SCHEDULER_POOL = "spark.scheduler.pool"
 
 
 class AttemptName(Protocol):
@@ -258,6 +264,35 @@ def fail_fast(spark: SparkSession) -> None:
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     cast("Any", spark).client.set_retry_policies([DefaultPolicy(**{**_RETRIES, "max_retries": 1})])
+
+
+def name_jobs(spark: SparkSession, description: str, *, group: str, pool: str, tags: Iterable[str]) -> None:
+    """Name the Spark jobs that this thread starts from now on in the session, for Spark's user interface, and tag them.
+    They run in this pool of Spark's scheduler.
+
+    A Connect server runs each operation in a thread of its own, and describes its jobs by the operation's text. It also
+    sets the session's settings as local properties of each query's jobs, and Spark takes a job's description from a
+    local property. So the session's setting replaces that text.
+    """
+    if is_connect(spark):
+        # As in the thread that opens a session: a user's function may ask for the active one.
+        cast("Any", type(spark))._set_default_and_active_session(spark)
+        spark.clearTags()
+        for tag in tags:
+            spark.addTag(tag)
+        spark.conf.set(_DESCRIPTION, description)
+        spark.conf.set(_GROUP, group)
+        spark.conf.set(_SCHEDULER_POOL, pool)
+        return
+    # A writer looks up its data source in its thread's active session, and a new thread has none.
+    jvm: Any = spark._jvm
+    spark._get_j_spark_session_class(jvm).setActiveSession(spark._jsparkSession)
+    context = spark.sparkContext
+    context.clearJobTags()
+    for tag in tags:
+        context.addJobTag(tag)
+    context.setJobGroup(group, description, interruptOnCancel=True)
+    context.setLocalProperty(_SCHEDULER_POOL, pool)
 
 
 def is_connect(spark: SparkSession) -> bool:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from headrace.batch.manifest import Manifest
     from headrace.spark.decoding import RecordDecoding
+    from headrace.spark.shared_jobs import BlockTask
 
 # Blocks of 200 ms are often small. Combined into batches of this many records, Spark's cost per Arrow batch is small.
 _ROWS_PER_BATCH = 16_384
@@ -100,10 +101,19 @@ class LogBlocks:
         """The number of records in all blocks."""
         return sum(block.records for _, block in self.blocks)
 
+    @property
+    def payload_bytes(self) -> int:
+        """The size of all blocks as stored."""
+        return sum(block.payload_bytes for _, block in self.blocks)
+
     def numbers(self, spark: SparkSession, tasks: int) -> DataFrame:
         """The numbers of the records, for at most this many tasks."""
-        size = sum(block.payload_bytes for _, block in self.blocks)
-        return spark.range(0, self.records, 1, max(1, min(tasks, len(self.blocks), size // _MIN_TASK_BYTES)))
+        most = min(tasks, len(self.blocks), self.payload_bytes // _MIN_TASK_BYTES)
+        return spark.range(0, self.records, 1, max(1, most))
+
+    def run(self, spark: SparkSession, tasks: int, task: BlockTask, schema: str) -> pa.Table:
+        """The results of the task, with this schema (as DDL), for all records."""
+        return self.numbers(spark, tasks).mapInArrow(task.run, schema).toArrow()
 
     def frame(self, spark: SparkSession, tasks: int, decoding: RecordDecoding | None = None) -> DataFrame:
         """The records (``RECORD_SCHEMA``, or decoded), read by at most this many tasks."""

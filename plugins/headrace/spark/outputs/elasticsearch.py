@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.spark.documents import BatchIncarnations
-    from headrace.spark.outputs.writer import Counts, WrittenBatch
+    from headrace.spark.outputs.writer import Counts, RunBlocks, WrittenBatch
     from headrace.spark.wal_source import LogBlocks
 
 
@@ -67,13 +67,13 @@ class ElasticsearchOutputWriter:
                 total.add(write_undecodable(rows, self._output, batch, report=uri).counts)
         return self._outcome(report, total, batch, options)
 
-    def write_blocks(self, numbers: DataFrame, blocks: LogBlocks, batch: WrittenBatch) -> Counts:
-        """Index the records of these blocks of the log as they are; ``numbers`` are theirs. Otherwise as `write`."""
-        from headrace.spark.elasticsearch_sink import index_rows
+    def write_blocks(self, run: RunBlocks, blocks: LogBlocks, batch: WrittenBatch) -> Counts:
+        """Index the records of these blocks of the log as they are. Otherwise as `write`."""
+        from headrace.spark.elasticsearch_sink import index_blocks
 
         with report_file(batch, self._output.id) as uri:
             options = self._options(batch, uri)
-            report = index_rows(numbers, options, blocks)
+            report = index_blocks(run, options, blocks)
         if report.duplicates:
             raise duplicate_ids_error(options.index, options.document_id, [])
         report.check_foreign()

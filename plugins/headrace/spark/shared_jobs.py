@@ -1,0 +1,195 @@
+"""Spark jobs that the batches of a range share.
+
+A query costs Spark 60 to 100 ms of processor time, and a task in a Python worker some more, however few records it
+has. So batches whose records nothing transforms (`BlockWriter`) hand their tasks to one Spark job at a time: while it
+runs, the tasks of the next one come together. A batch keeps its own attempt, checks, counts and errors.
+
+A union of one query for each batch would not help: Spark plans and compiles each part of it. In 100 batches it took as
+much processor time as 100 queries, and a job whose tasks do several batches a fiftieth. So batches with a transform,
+which is a query of its own, do not share jobs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.spark.sessions import name_jobs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.wal_source import LogBlocks
+
+# While one job runs, another one is prepared, and takes the slots that become free at its end.
+_JOBS_AT_ONCE = 2
+_MOST_BATCHES = 64
+# A job waits so long for more batches, unless it has this many for each slot.
+_WAIT_SECONDS = 0.5
+_ENOUGH_A_SLOT = 8
+# A larger batch has more tasks than one, and is worth a job of its own.
+_MOST_BYTES = 8 * 1024 * 1024
+
+_RESULTS_DDL = "place INT, error STRING, results BINARY"
+_RESULTS = pa.schema([("place", pa.int32()), ("error", pa.string()), ("results", pa.binary())])
+
+
+class JobInterruptedError(Exception):
+    """The batch has no results from a shared job: a large one does not share, and a job fails as a whole, for example
+    when an attempt in it is fenced."""
+
+
+class BatchTaskFailedError(Exception):
+    """The batch's own task has failed in a shared job. Its text is the Python traceback of the task."""
+
+
+class BlockTask(Protocol):
+    """What is done with records that the task reads from the log by their numbers. It is pickled."""
+
+    def run(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Do it for the records with these numbers. Yields its results."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _JobTasks:
+    """The tasks of a shared job, which get the numbers of ``parts``. A part has batches: each has its place in the job,
+    what is done, and the number of its records."""
+
+    parts: tuple[tuple[tuple[int, BlockTask, int], ...], ...]
+
+    def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the results of each batch as an Arrow stream, or its error."""
+        for row in itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in rows):
+            for place, task, records in self.parts[row]:
+                results, error = None, None
+                try:
+                    results = _stream(task, records)
+                except Exception:
+                    error = traceback.format_exc()
+                yield pa.RecordBatch.from_pylist([{"place": place, "error": error, "results": results}], _RESULTS)
+
+
+def _stream(task: BlockTask, records: int) -> bytes:
+    numbers = pa.record_batch([pa.array(np.arange(records))], ["id"])
+    table = pa.Table.from_batches(task.run(iter([numbers])))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A batch that waits for its results. ``tag`` is its attempt's, by which the job can be interrupted."""
+
+    tag: str
+    task: BlockTask
+    records: int
+    results: Future[pa.Table] = field(default_factory=Future)
+
+
+class SharedJobs:
+    """Runs the tasks of several batches in one Spark job. Its methods may be called by any thread.
+
+    Args:
+        open_session: returns the session of the jobs.
+        slots: the task slots that a job may take.
+        description: of the jobs, for Spark's user interface.
+        pool: the pool of Spark's scheduler in which they run.
+    """
+
+    def __init__(self, open_session: Callable[[], SparkSession], *, slots: int, description: str, pool: str) -> None:
+        self._open_session, self._slots = open_session, slots
+        self._description, self._pool = description, pool
+        self._waiting: deque[_Asked] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"headrace-shared-job-{number}", daemon=True)
+            for number in range(_JOBS_AT_ONCE)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def run(self, tag: str, task: BlockTask, blocks: LogBlocks) -> pa.Table:
+        """Do this with all records of the blocks, and return the results.
+
+        Raises:
+            JobInterruptedError: the job as a whole has failed, or the batch is large: it needs a job of its own.
+            BatchTaskFailedError: the batch's own task has failed.
+        """
+        asked = _Asked(tag, task, blocks.records)
+        with self._changed:
+            if self._is_closed or blocks.payload_bytes > _MOST_BYTES:
+                raise JobInterruptedError("The batch does not share a job.")
+            self._waiting.append(asked)
+            self._changed.notify()
+        return asked.results.result()
+
+    def close(self) -> None:
+        """End the jobs. Batches that wait get a JobInterruptedError."""
+        with self._changed:
+            self._is_closed = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for asked in waiting:
+            asked.results.set_exception(JobInterruptedError("The run of the range ends."))
+
+    def _work(self) -> None:
+        while asked := self._next():
+            try:
+                found = self._run_job(asked)
+                if len(found) < len(asked):
+                    raise JobInterruptedError(f"The job returned {len(found)} of {len(asked)} results.")
+            except Exception as error:
+                interrupted = JobInterruptedError(str(error))
+                interrupted.__cause__ = error
+                for batch in asked:
+                    batch.results.set_exception(interrupted)
+                continue
+            for row in found:
+                results = asked[row["place"]].results
+                if row["error"] is None:
+                    results.set_result(pa.ipc.open_stream(row["results"]).read_all())
+                else:
+                    results.set_exception(BatchTaskFailedError(row["error"]))
+
+    def _next(self) -> list[_Asked]:
+        """The batches of the next job; none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            enough = self._slots * _ENOUGH_A_SLOT
+            self._changed.wait_for(lambda: len(self._waiting) >= enough or self._is_closed, _WAIT_SECONDS)
+            return [self._waiting.popleft() for _ in range(min(len(self._waiting), _MOST_BATCHES))]
+
+    def _run_job(self, asked: Sequence[_Asked]) -> list[dict[str, Any]]:
+        parts = _parts(asked, self._slots)
+        spark = self._open_session()
+        # Who replaces one of the attempts interrupts the job by its tag.
+        tags = [batch.tag for batch in asked]
+        name_jobs(spark, f"{self._description}, {len(asked)} batches", group=tags[0], pool=self._pool, tags=tags)
+        numbers = spark.range(0, len(parts), 1, len(parts))
+        return numbers.mapInArrow(_JobTasks(parts).run, _RESULTS_DDL).toArrow().to_pylist()  # type: ignore[no-any-return]
+
+
+def _parts(asked: Sequence[_Asked], slots: int) -> tuple[tuple[tuple[int, BlockTask, int], ...], ...]:
+    """Divide the batches among as many tasks, with about as many records each."""
+    parts: list[list[tuple[int, BlockTask, int]]] = [[] for _ in range(min(slots, len(asked)))]
+    fewest = [(0, number) for number in range(len(parts))]
+    for place in sorted(range(len(asked)), key=lambda place: -asked[place].records):
+        records, number = heapq.heappop(fewest)
+        parts[number].append((place, asked[place].task, asked[place].records))
+        heapq.heappush(fewest, (records + asked[place].records, number))
+    return tuple(tuple(part) for part in parts)
