@@ -415,10 +415,13 @@ class ConnectSessions:
     """
 
     def __init__(self, context: StreamContext, first: AttemptRow, slots: int) -> None:
+        # Threads that import its modules for the first time at once would wait for each other, for ever.
+        import pyspark.sql.connect.session  # noqa: F401
+
         self._context = context
         self._ids: dict[int, str] = {}
         self._open: dict[int, SparkSession] = {}
-        # pyspark imports modules and sets its mode at the first session, and threads would do so at once.
+        # The first session sets pyspark's mode.
         self._lock = threading.Lock()
         self.jobs = shared_jobs(lambda: self._session(0), first, slots) if slots else None
 

@@ -105,11 +105,12 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
     if own is None:
         raise BatchNotReadableError(f"Batch {time_text(time_ms)} is {batch.state.value}, so its records are not read.")
     leaving = evicted_batches(context, time_ms) if STATE_STEP in attempt.outputs else ()
-    written = written_before(context, attempt, batch)
-    tried = tried_before(context.ledger, attempt)
+    earlier = earlier_attempts(context.ledger, attempt)
+    written = written_before(context, attempt, batch, earlier)
+    tried = tried_before(attempt, earlier)
     plans = tuple(
         replace(plan, written_before=plan.output.step in written, tried_before=plan.output.step in tried)
-        for plan in plan_outputs(context, time_ms, attempt.outputs)
+        for plan in plan_outputs(context, time_ms, attempt.outputs, own=(own, batch.records))
     )
     for manifest in load_manifests([own, *leaving, *(origin for plan in plans for origin in plan.read)]):
         # Not those of a window's earlier batches: their inputs may have been removed since.
@@ -142,13 +143,20 @@ def _check_inputs(stream: Stream, manifest: Manifest, *, is_repeat: bool) -> Non
             )
 
 
-def plan_outputs(context: StreamContext, batch_time_ms: int, steps: Iterable[str]) -> list[OutputPlan]:
-    """The plans of these steps' outputs, in the order of ``steps``; the step "state" has no plan."""
+def plan_outputs(
+    context: StreamContext, batch_time_ms: int, steps: Iterable[str], *, own: tuple[BatchOrigin, int] | None = None
+) -> list[OutputPlan]:
+    """The plans of these steps' outputs, in the order of ``steps``; the step "state" has no plan.
+
+    ``own``: the origin of the batch's own records and their number, if the caller has read them.
+    """
     outputs = [context.stream.output_of_step(step) for step in steps if step != STATE_STEP]
-    return [_plan_output(context, batch_time_ms, output) for output in outputs]
+    return [_plan_output(context, batch_time_ms, output, own) for output in outputs]
 
 
-def _plan_output(context: StreamContext, batch_time_ms: int, output: Output) -> OutputPlan:
+def _plan_output(
+    context: StreamContext, batch_time_ms: int, output: Output, own: tuple[BatchOrigin, int] | None
+) -> OutputPlan:
     interval_ms = context.stream.batch_interval_ms
     window = output.window
     if window is not None and not window.is_due(batch_time_ms, interval_ms):
@@ -159,14 +167,17 @@ def _plan_output(context: StreamContext, batch_time_ms: int, output: Output) -> 
     if window is not None:
         held = window.batch_times_ms(batch_time_ms, interval_ms)
         fresh = window.fresh_times_ms(batch_time_ms, interval_ms)
+    # Without a transform there are no rows without records.
+    has_rows = context.stream.transform_of(output) is not None and output.takes_rows_without_records
+    if window is None and own is not None:
+        origin, records = own
+        return OutputPlan(output, (origin,), (origin,), has_rows or records > 0)
     by_time = origins_of(context, {*held, *fresh})
     return OutputPlan(
         output,
         tuple(by_time[time] for time in held if time in by_time),
         tuple(by_time[time] for time in fresh if time in by_time),
-        # Without a transform there are no rows without records.
-        (context.stream.transform_of(output) is not None and output.takes_rows_without_records)
-        or _hold_records(context, sorted(by_time)),
+        has_rows or _hold_records(context, sorted(by_time)),
     )
 
 
@@ -334,7 +345,9 @@ def load_manifests(origins: Iterable[BatchOrigin]) -> Iterator[Manifest]:
         yield from pool.map(load, by_uri.values())
 
 
-def written_before(context: StreamContext, attempt: Attempt, batch: BatchRow) -> frozenset[str]:
+def written_before(
+    context: StreamContext, attempt: Attempt, batch: BatchRow, earlier: Iterable[AttemptRow]
+) -> frozenset[str]:
     """The outputs of ``attempt`` whose documents of this batch an earlier attempt may have written.
 
     Only attempts at the same output of the batch, or of the same replay, count. All outputs are returned in two cases:
@@ -343,7 +356,7 @@ def written_before(context: StreamContext, attempt: Attempt, batch: BatchRow) ->
     records of one batch in several batches.
     """
     steps = {output.step for output in context.stream.outputs if output.window is not None}
-    for row in _earlier_attempts(context.ledger, attempt):
+    for row in earlier:
         steps.update(row.attributes.get(WRITTEN, row.outputs))
     asked = frozenset(attempt.outputs)
     if batch.built:
@@ -355,12 +368,12 @@ def written_before(context: StreamContext, attempt: Attempt, batch: BatchRow) ->
     return asked.intersection(steps)
 
 
-def tried_before(ledger: Ledger, attempt: Attempt) -> frozenset[str]:
+def tried_before(attempt: Attempt, earlier: Iterable[AttemptRow]) -> frozenset[str]:
     """The outputs of ``attempt`` for which an earlier attempt may have written dead letters."""
-    rows = _earlier_attempts(ledger, attempt)
-    return frozenset(attempt.outputs).intersection(name for row in rows for name in row.outputs)
+    return frozenset(attempt.outputs).intersection(name for row in earlier for name in row.outputs)
 
 
-def _earlier_attempts(ledger: Ledger, attempt: Attempt) -> list[AttemptRow]:
+def earlier_attempts(ledger: Ledger, attempt: Attempt) -> list[AttemptRow]:
+    """The attempts before this one at the batch, or at its replay, oldest first."""
     rows = ledger.attempts.of_batch(attempt.stream, attempt.batch_time_ms)
     return [row for row in rows if row.number < attempt.number and row.target == attempt.target]

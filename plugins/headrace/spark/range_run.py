@@ -3,8 +3,8 @@
 1. Read from the ledger which batches are left (``headrace.batch.batch_range``).
 2. Begin an attempt at each, like the one that the task has begun at the first: the same outputs, definition, parameters
    and Airflow run. A live attempt of another run is waited for.
-3. Run it (``attempt``) in its thread's Spark session. So what a batch costs beside its records, in Spark and in the
-   ledger, passes while other batches are written.
+3. Run it (``attempt``) in its thread's Spark session, or in Spark jobs that the batches share (``shared_jobs``). So
+   what a batch costs beside its records, in Spark and in the ledger, passes while other batches are written.
 4. Report how far the range is, every few seconds.
 
 A batch that fails does not stop the others. But if as many fail in a row as run at a time, an output is unavailable or
@@ -63,7 +63,8 @@ class RangeIncompleteError(HeadraceError):
 class RangeSessions(Protocol):
     """The Spark sessions of a range's threads, which have numbers. The command makes them, since it knows the way.
 
-    Over Connect each thread has its own: jobs are named by the settings of a session, which are not a thread's.
+    Over Connect each thread has its own, unless they share jobs: jobs are named by the settings of a session, which are
+    not a thread's.
     """
 
     def attributes(self, number: int) -> Mapping[str, Any]:

@@ -256,16 +256,16 @@ class Range:
             self.batch.ledger, "clicks", self._batches, ["elasticsearch"], target="v2", ordered=False
         )
 
-    def start(self, try_number: int, log: Path) -> subprocess.Popen[bytes]:
+    def start(self, try_number: int, log: Path, *, way: str) -> subprocess.Popen[bytes]:
         """The command of a try, at the first batch that is left."""
         replay = replayed(self.batch.stream, {"elasticsearch": {"index": self.index.name}})
         at_ms = self.progress().left[0].batch_time_ms
         first = self.batch.ledger.replays.begin(
             "clicks", at_ms, target="v2", definition=replay.to_json(), outputs=["elasticsearch"], holder="task",
-            way="connect", lease_ms=30_000, attributes={**self._batches.attributes, "try_number": try_number},
+            way=way, lease_ms=30_000, attributes={**self._batches.attributes, "try_number": try_number},
         )  # fmt: skip
         command = [sys.executable, str(JOBS / "micro_batch.py"), "--ledger", self.batch.stream.ledger]
-        command += ["--stream", "clicks", "--batch-time", str(at_ms), "--attempt", str(first.number)]
+        command += ["--stream", "clicks", "--batch-time", str(at_ms), "--attempt", str(first.number), "--way", way]
         with log.open("wb") as file:
             environ = environment(HEADRACE_SECRET_KEY=SECRET)
             return subprocess.Popen(command, stdout=file, stderr=file, env=environ)
@@ -288,13 +288,14 @@ def test_a_killed_range_goes_on_and_leaves_the_documents_of_single_batches(
     batch = make_batch_ledger(outputs=single.output())
     day = Range(server, elasticsearch, tmp_path, batch)
     server.run(SINGLE, batch.stream.to_json(), *map(str, day.times), seconds=600)
-    killed = day.start(1, tmp_path / "first.log")
+    killed = day.start(1, tmp_path / "first.log", way="connect")
     until("some batches", lambda: killed.poll() is not None or len(day.progress().completed) >= 10, 600)
     killed.kill()
     assert killed.wait() == -signal.SIGKILL, (tmp_path / "first.log").read_text()
     done = [row.batch_time_ms for row in day.progress().completed]
     assert 10 <= len(done) < BATCHES
-    second = day.start(2, tmp_path / "second.log")
+    # In an application of its own: its batches share jobs too.
+    second = day.start(2, tmp_path / "second.log", way="submit")
     assert second.wait(600) == 0, (tmp_path / "second.log").read_text()
     assert f"all {BATCHES} batches are done" in (tmp_path / "second.log").read_text()
     assert not day.progress().left

@@ -25,6 +25,7 @@ from headrace.ledger import EventKind, Ledger
 from headrace.spark.batch_plan import (
     WRITTEN,
     UndeclaredInputError,
+    earlier_attempts,
     plan_attempt,
     plan_outputs,
     refuse_reused,
@@ -227,7 +228,8 @@ def found(
     stream: Any = SimpleNamespace(name="s", outputs=outputs)
     batch: Any = SimpleNamespace(allocated_at_ms=100, built=built)
     ledger = make_ledger(*rows, rebuilt_at_ms=rebuilt_at_ms)
-    return written_before(StreamContext(stream, ledger), make_attempt(target), batch)
+    attempt = make_attempt(target)
+    return written_before(StreamContext(stream, ledger), attempt, batch, earlier_attempts(ledger, attempt))
 
 
 @pytest.mark.parametrize(
@@ -280,8 +282,12 @@ def test_of_a_replay_only_its_own_attempts_count() -> None:
 
 
 def test_dead_letters_may_be_left_by_every_earlier_attempt_at_the_output() -> None:
-    failed = {"attributes": {WRITTEN: []}}
-    assert tried_before(make_ledger(), make_attempt()) == set()
-    assert tried_before(make_ledger(failed), make_attempt()) == {"a"}
-    assert tried_before(make_ledger(failed, {"target": "v2", "outputs": ("c",)}), make_attempt()) == {"a"}
-    assert tried_before(make_ledger(*[{"outputs": ("b",)}] * 8, failed), make_attempt()) == set()
+    def tried(*rows: dict[str, Any]) -> frozenset[str]:
+        attempt = make_attempt()
+        return tried_before(attempt, earlier_attempts(make_ledger(*rows), attempt))
+
+    failed: dict[str, Any] = {"attributes": {WRITTEN: []}}
+    assert tried() == set()
+    assert tried(failed) == {"a"}
+    assert tried(failed, {"target": "v2", "outputs": ("c",)}) == {"a"}
+    assert tried(*[{"outputs": ("b",)}] * 8, failed) == set()

@@ -33,14 +33,20 @@ INTERVAL_MS = 10_000
 class Sessions:
     """No session is ever needed."""
 
+    jobs = None
+
     def __init__(self) -> None:
         self.given_up: list[int] = []
+        self.ended_before: list[int] = []
 
     def attributes(self, number: int) -> dict[str, Any]:
         return {"session": f"of thread {number}"}
 
-    def open(self, number: int, claim: Attempt) -> Any:
+    def open(self, number: int) -> Any:
         raise AssertionError("nobody asks")
+
+    def end_earlier(self, claim: Attempt) -> None:
+        self.ended_before.append(claim.batch_time_ms)
 
     def give_up(self, number: int) -> None:
         self.given_up.append(number)
@@ -224,6 +230,8 @@ def test_an_attempt_that_a_killed_try_has_left_is_fenced_at_once(rig: Rig) -> No
     assert rig.run(try_number=2).batches == 8
     states = {row.number: row.state for row in rig.attempts(rig.times[4])}
     assert states == {left.number: AttemptState.FENCED, left.number + 1: AttemptState.COMPLETED}
+    # What it had started in Spark ends before the batch is written again. The others have nothing to end.
+    assert rig.sessions.ended_before == [rig.times[4]]
 
 
 def test_a_try_that_was_replaced_gives_the_range_up(rig: Rig) -> None:

@@ -12,6 +12,7 @@ WORKERS = [
     "headrace.spark.wal_source",
     "headrace.spark.kafka_ranges_source",
     "headrace.spark.elasticsearch_sink",
+    "headrace.spark.shared_jobs",
     "headrace.spark.outputs.kafka",
     "headrace.spark.outputs.parquet",
     "headrace.spark.state.source",

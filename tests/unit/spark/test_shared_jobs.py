@@ -1,0 +1,169 @@
+"""Spark jobs that batches share. In place of Spark, their tasks run here, and a job fails when a test wants it to."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.receiver.waiting import eventually
+
+from headrace.spark import shared_jobs
+from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.failures import failure_of, first_cause
+from headrace.spark.shared_jobs import BatchTaskFailedError, JobInterruptedError, SharedJobs
+from headrace.spark.wal_source import DamagedBlockError
+
+SLOTS = 2
+
+
+@dataclass(frozen=True)
+class Count:
+    """Returns the batch's name and the number of its records."""
+
+    name: str
+
+    def run(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        records = sum(batch.num_rows for batch in numbers)
+        if self.name == "damaged":
+            raise DamagedBlockError("the block at 17 is damaged")
+        yield pa.record_batch([[self.name], [records]], ["name", "records"])
+        yield pa.record_batch([[self.name], [0]], ["name", "records"])
+
+
+class Session:
+    """As much of a session as a shared job asks for. ``jobs`` has the number of tasks of each job."""
+
+    def __init__(self) -> None:
+        self.jobs: list[int] = []
+        self.tags: list[list[str]] = []
+        self.fails: list[Exception] = []
+        self.may_run = threading.Event()
+        self.may_run.set()
+
+    def range(self, start: int, end: int, step: int, tasks: int) -> Any:
+        assert (start, step, tasks) == (0, 1, end)
+
+        def run(function: Any, _schema: str) -> Any:
+            sent = pickle.dumps(function.__self__)
+            return SimpleNamespace(toArrow=lambda: self._run(pickle.loads(sent).run, tasks))  # noqa: S301
+
+        return SimpleNamespace(mapInArrow=run)
+
+    def _run(self, function: Any, tasks: int) -> pa.Table:
+        self.jobs.append(tasks)
+        assert self.may_run.wait(20)
+        if self.fails:
+            raise self.fails.pop()
+        numbers = [pa.record_batch([pa.array([number])], ["id"]) for number in range(tasks)]
+        return pa.Table.from_batches([batch for number in numbers for batch in function(iter([number]))])
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Session:
+    session = Session()
+
+    def name(_spark: Any, _description: str, *, group: str, pool: str, tags: Any) -> None:
+        assert (group, pool) == (tags[0], "again")
+        session.tags.append(list(tags))
+
+    monkeypatch.setattr(shared_jobs, "name_jobs", name)
+    return session
+
+
+@pytest.fixture
+def jobs(session: Session) -> Iterator[SharedJobs]:
+    made = SharedJobs(lambda: session, slots=SLOTS, description="clicks again", pool="again")  # type: ignore[arg-type,return-value]
+    yield made
+    session.may_run.set()
+    made.close()
+
+
+def blocks(records: int, payload_bytes: int = 100) -> Any:
+    return SimpleNamespace(records=records, payload_bytes=payload_bytes)
+
+
+def asked(jobs: SharedJobs, *names: str) -> dict[str, Any]:
+    """The results of these batches, or their errors. The batch at place n has n records."""
+
+    def ask(place: int) -> Any:
+        try:
+            return jobs.run(names[place], Count(names[place]), blocks(place)).to_pylist()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        return dict(zip(names, pool.map(ask, range(len(names))), strict=True))
+
+
+def test_batches_share_a_job_and_each_gets_its_own_results(session: Session, jobs: SharedJobs) -> None:
+    names = [f"batch {number}" for number in range(SLOTS * 8)]
+    found = asked(jobs, *names)
+    for place, name in enumerate(names):
+        assert found[name] == [{"name": name, "records": place}, {"name": name, "records": 0}]
+    assert session.jobs == [SLOTS]
+    assert sorted(session.tags[0]) == sorted(names)
+
+
+def test_a_batch_whose_task_fails_leaves_the_others_their_results(jobs: SharedJobs) -> None:
+    found = asked(jobs, "good", "damaged", "fine")
+    assert [len(found[name]) for name in ("good", "fine")] == [2, 2]
+    error = found["damaged"]
+    assert isinstance(error, BatchTaskFailedError)
+    # As an error that comes through Spark, it is known by its traceback.
+    assert first_cause(error) == "headrace.spark.wal_source.DamagedBlockError: the block at 17 is damaged"
+    assert failure_of(error) is DamagedBlockError.failure
+
+
+def test_a_job_that_fails_as_a_whole_interrupts_each_of_its_batches(session: Session, jobs: SharedJobs) -> None:
+    session.fails = [RuntimeError("Python worker exited unexpectedly")]
+    found = asked(jobs, *[f"batch {number}" for number in range(SLOTS * 8)])
+    assert {type(error) for error in found.values()} == {JobInterruptedError}
+    assert {str(error) for error in found.values()} == {"Python worker exited unexpectedly"}
+    assert len(asked(jobs, "next")["next"]) == 2
+
+
+def test_a_large_batch_does_not_share_a_job(jobs: SharedJobs) -> None:
+    with pytest.raises(JobInterruptedError):
+        jobs.run("large", Count("large"), blocks(1, 8 * 1024 * 1024 + 1))
+
+
+def test_batches_that_wait_when_the_run_ends_are_interrupted(session: Session, jobs: SharedJobs) -> None:
+    session.may_run.clear()
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(jobs.run, name, Count(name), blocks(1)) for name in ("a", "b")]
+        eventually(lambda: sum(len(tags) for tags in session.tags) == 2)
+        jobs.close()
+        late = pool.submit(jobs.run, "c", Count("c"), blocks(1))
+        with pytest.raises(JobInterruptedError):
+            late.result(20)
+        session.may_run.set()
+        assert [len(each.result(20)) for each in running] == [2, 2]
+
+
+def test_a_batch_whose_shared_job_failed_runs_a_job_of_its_own(session: Session, jobs: SharedJobs) -> None:
+    session.fails = [RuntimeError("interrupted")]
+    opened: list[str] = []
+    claim: Any = SimpleNamespace(stream="clicks", batch_time_ms=10_000, number=1, target="", attempt=1)
+    stream: Any = SimpleNamespace(name="clicks", parameters={})
+
+    def open_session() -> Any:
+        opened.append("own")
+        return SimpleNamespace()
+
+    context: Any = SimpleNamespace(stream=stream, ledger=None)
+    attempt = BatchAttempt(context, claim, open_session, partitions=1, out=StringIO(), shared=jobs)
+    of_batch: Any = SimpleNamespace(
+        records=3, payload_bytes=1, run=lambda spark, tasks, task, schema: f"{tasks} task, {schema}"
+    )
+    assert attempt.run_blocks(Count("a"), of_batch, "name STRING") == "1 task, name STRING"
+    assert opened == ["own"]
+    assert len(attempt.run_blocks(Count("a"), of_batch, "name STRING")) == 2
+    assert opened == ["own"]
