@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt
-    from headrace.spark.shared_jobs import BlockTask, SharedJobs
+    from headrace.spark.shared_jobs import BlockTask, SharedSparkJobs
     from headrace.spark.wal_source import LogBlocks
     from headrace.stream import Stream, Window
     from headrace.stream_context import StreamContext
@@ -58,7 +58,7 @@ class BatchAttempt:
         out: IO[str] | None = None,
         report: Callable[[str], None] | None = None,
         pool: str | None = None,
-        shared: SharedJobs | None = None,
+        shared: SharedSparkJobs | None = None,
     ) -> None:
         self.context = context
         self.claim = claim

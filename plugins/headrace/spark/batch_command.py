@@ -46,7 +46,7 @@ from headrace.spark.sessions import (
     is_connect,
     token_of_job,
 )
-from headrace.spark.shared_jobs import SharedJobs
+from headrace.spark.shared_jobs import SharedSparkJobs
 from headrace.spark.termination import (
     EXIT_FAILED,
     EXIT_NOT_OURS,
@@ -504,10 +504,10 @@ class OwnSession:
             return self._spark
 
 
-def shared_jobs(open_session: Callable[[], SparkSession], first: AttemptRow, slots: int) -> SharedJobs:
+def shared_jobs(open_session: Callable[[], SparkSession], first: AttemptRow, slots: int) -> SharedSparkJobs:
     """The jobs that the batches of a range share, which began with this attempt."""
     replay = f", replay {first.target}" if first.target else " again"
-    return SharedJobs(open_session, slots=slots, description=f"{first.stream}{replay}", pool=POOL)
+    return SharedSparkJobs(open_session, slots=slots, description=f"{first.stream}{replay}", pool=POOL)
 
 
 def replaces(attempt: Attempt, earlier: AttemptRow) -> bool:

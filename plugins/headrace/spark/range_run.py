@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
-    from headrace.spark.shared_jobs import SharedJobs
+    from headrace.spark.shared_jobs import SharedSparkJobs
     from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class RangeSessions(Protocol):
         ...
 
     @property
-    def jobs(self) -> SharedJobs | None:
+    def jobs(self) -> SharedSparkJobs | None:
         """The Spark jobs that the batches share; None if each has jobs of its own."""
         ...
 

@@ -90,7 +90,7 @@ def _stream(task: BlockTask, records: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _WaitingBatch:
     """A batch that waits for its results. ``tag`` is its attempt's, by which the job can be interrupted."""
 
     tag: str
@@ -99,7 +99,7 @@ class _Asked:
     results: Future[pa.Table] = field(default_factory=Future)
 
 
-class SharedJobs:
+class SharedSparkJobs:
     """Runs the tasks of several batches in one Spark job. Its methods may be called by any thread.
 
     Args:
@@ -112,7 +112,7 @@ class SharedJobs:
     def __init__(self, open_session: Callable[[], SparkSession], *, slots: int, description: str, pool: str) -> None:
         self._open_session, self._slots = open_session, slots
         self._description, self._pool = description, pool
-        self._waiting: deque[_Asked] = deque()
+        self._waiting: deque[_WaitingBatch] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self._threads = [
@@ -129,7 +129,7 @@ class SharedJobs:
             JobInterruptedError: the job as a whole has failed, or the batch is large: it needs a job of its own.
             BatchTaskFailedError: the batch's own task has failed.
         """
-        asked = _Asked(tag, task, blocks.records)
+        asked = _WaitingBatch(tag, task, blocks.records)
         with self._changed:
             if self._is_closed or blocks.payload_bytes > _MOST_BYTES:
                 raise JobInterruptedError("The batch does not share a job.")
@@ -166,7 +166,7 @@ class SharedJobs:
                 else:
                     results.set_exception(BatchTaskFailedError(row["error"]))
 
-    def _next(self) -> list[_Asked]:
+    def _next(self) -> list[_WaitingBatch]:
         """The batches of the next job; none at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
@@ -174,7 +174,7 @@ class SharedJobs:
             self._changed.wait_for(lambda: len(self._waiting) >= enough or self._is_closed, _WAIT_SECONDS)
             return [self._waiting.popleft() for _ in range(min(len(self._waiting), _MOST_BATCHES))]
 
-    def _run_job(self, asked: Sequence[_Asked]) -> list[dict[str, Any]]:
+    def _run_job(self, asked: Sequence[_WaitingBatch]) -> list[dict[str, Any]]:
         parts = _parts(asked, self._slots)
         spark = self._open_session()
         # Who replaces one of the attempts interrupts the job by its tag.
@@ -184,7 +184,7 @@ class SharedJobs:
         return numbers.mapInArrow(_JobTasks(parts).run, _RESULTS_DDL).toArrow().to_pylist()  # type: ignore[no-any-return]
 
 
-def _parts(asked: Sequence[_Asked], slots: int) -> tuple[tuple[tuple[int, BlockTask, int], ...], ...]:
+def _parts(asked: Sequence[_WaitingBatch], slots: int) -> tuple[tuple[tuple[int, BlockTask, int], ...], ...]:
     """Divide the batches among as many tasks, with about as many records each."""
     parts: list[list[tuple[int, BlockTask, int]]] = [[] for _ in range(min(slots, len(asked)))]
     fewest = [(0, number) for number in range(len(parts))]

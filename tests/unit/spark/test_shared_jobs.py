@@ -18,7 +18,7 @@ from tests.unit.receiver.waiting import eventually
 from headrace.spark import shared_jobs
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.failures import failure_of, first_cause
-from headrace.spark.shared_jobs import BatchTaskFailedError, JobInterruptedError, SharedJobs
+from headrace.spark.shared_jobs import BatchTaskFailedError, JobInterruptedError, SharedSparkJobs
 from headrace.spark.wal_source import DamagedBlockError
 
 SLOTS = 2
@@ -79,8 +79,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Session:
 
 
 @pytest.fixture
-def jobs(session: Session) -> Iterator[SharedJobs]:
-    made = SharedJobs(lambda: session, slots=SLOTS, description="clicks again", pool="again")  # type: ignore[arg-type,return-value]
+def jobs(session: Session) -> Iterator[SharedSparkJobs]:
+    made = SharedSparkJobs(lambda: session, slots=SLOTS, description="clicks again", pool="again")  # type: ignore[arg-type,return-value]
     yield made
     session.may_run.set()
     made.close()
@@ -90,7 +90,7 @@ def blocks(records: int, payload_bytes: int = 100) -> Any:
     return SimpleNamespace(records=records, payload_bytes=payload_bytes)
 
 
-def asked(jobs: SharedJobs, *names: str) -> dict[str, Any]:
+def asked(jobs: SharedSparkJobs, *names: str) -> dict[str, Any]:
     """The results of these batches, or their errors. The batch at place n has n records."""
 
     def ask(place: int) -> Any:
@@ -103,7 +103,7 @@ def asked(jobs: SharedJobs, *names: str) -> dict[str, Any]:
         return dict(zip(names, pool.map(ask, range(len(names))), strict=True))
 
 
-def test_batches_share_a_job_and_each_gets_its_own_results(session: Session, jobs: SharedJobs) -> None:
+def test_batches_share_a_job_and_each_gets_its_own_results(session: Session, jobs: SharedSparkJobs) -> None:
     names = [f"batch {number}" for number in range(SLOTS * 8)]
     found = asked(jobs, *names)
     for place, name in enumerate(names):
@@ -112,7 +112,7 @@ def test_batches_share_a_job_and_each_gets_its_own_results(session: Session, job
     assert sorted(session.tags[0]) == sorted(names)
 
 
-def test_a_batch_whose_task_fails_leaves_the_others_their_results(jobs: SharedJobs) -> None:
+def test_a_batch_whose_task_fails_leaves_the_others_their_results(jobs: SharedSparkJobs) -> None:
     found = asked(jobs, "good", "damaged", "fine")
     assert [len(found[name]) for name in ("good", "fine")] == [2, 2]
     error = found["damaged"]
@@ -122,7 +122,7 @@ def test_a_batch_whose_task_fails_leaves_the_others_their_results(jobs: SharedJo
     assert failure_of(error) is DamagedBlockError.failure
 
 
-def test_a_job_that_fails_as_a_whole_interrupts_each_of_its_batches(session: Session, jobs: SharedJobs) -> None:
+def test_a_job_that_fails_as_a_whole_interrupts_each_of_its_batches(session: Session, jobs: SharedSparkJobs) -> None:
     session.fails = [RuntimeError("Python worker exited unexpectedly")]
     found = asked(jobs, *[f"batch {number}" for number in range(SLOTS * 8)])
     assert {type(error) for error in found.values()} == {JobInterruptedError}
@@ -130,12 +130,12 @@ def test_a_job_that_fails_as_a_whole_interrupts_each_of_its_batches(session: Ses
     assert len(asked(jobs, "next")["next"]) == 2
 
 
-def test_a_large_batch_does_not_share_a_job(jobs: SharedJobs) -> None:
+def test_a_large_batch_does_not_share_a_job(jobs: SharedSparkJobs) -> None:
     with pytest.raises(JobInterruptedError):
         jobs.run("large", Count("large"), blocks(1, 8 * 1024 * 1024 + 1))
 
 
-def test_batches_that_wait_when_the_run_ends_are_interrupted(session: Session, jobs: SharedJobs) -> None:
+def test_batches_that_wait_when_the_run_ends_are_interrupted(session: Session, jobs: SharedSparkJobs) -> None:
     session.may_run.clear()
     with ThreadPoolExecutor(3) as pool:
         running = [pool.submit(jobs.run, name, Count(name), blocks(1)) for name in ("a", "b")]
@@ -148,7 +148,7 @@ def test_batches_that_wait_when_the_run_ends_are_interrupted(session: Session, j
         assert [len(each.result(20)) for each in running] == [2, 2]
 
 
-def test_a_batch_whose_shared_job_failed_runs_a_job_of_its_own(session: Session, jobs: SharedJobs) -> None:
+def test_a_batch_whose_shared_job_failed_runs_a_job_of_its_own(session: Session, jobs: SharedSparkJobs) -> None:
     session.fails = [RuntimeError("interrupted")]
     opened: list[str] = []
     claim: Any = SimpleNamespace(stream="clicks", batch_time_ms=10_000, number=1, target="", attempt=1)
