@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.receiver_throughput import fill
 from benchmarks.structured_streaming import SCHEMA, cpu_seconds
-from benchmarks.warm_batch import JOBS, count, ended_cpu_seconds, environment, ready_made, receiver_job, received, until
+from benchmarks.warm_batch import JOBS, count, ended_cpu_seconds, environment, ready_made, received, receiver_job, until
 
 from headrace.batch.allocation import allocate
 from headrace.batch.batch_range import TimeRange
