@@ -3,7 +3,7 @@
     python -m benchmarks.day_again --batches 600 --records 2000 [--rounds 3] [--transform] [--json]
 
 Starts an embedded Kafka and Elasticsearch and a receiver job. It produces JSON records of 190 bytes whose timestamps
-are those of a time in the past, allocates the batches of that time, and runs ``spark_jobs/micro_batch.py`` for the range
+are in the past, allocates the batches of these times, and runs ``spark_jobs/micro_batch.py`` for the range
 over Spark Connect. Each round replays the same batches into a new index. Airflow's own cost (some seconds for the one
 run) comes on top.
 
