@@ -34,7 +34,7 @@ DAG_FILE = '''
 import os
 from pathlib import Path
 
-from headrace.dags import stream_dags
+from headrace.dags import replay_dag, stream_dags
 from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, SparkSettings, Stream
 
 stream = Stream(
@@ -54,6 +54,7 @@ stream = Stream(
 
 # One task does a batch: the demo and the tutorial have those of five, which take five times as much of a processor.
 receiver, batches = stream_dags(stream, single_task=True)
+replay = replay_dag(stream, "v2", outputs={"elasticsearch": {"index": "orders-v2"}})
 '''
 
 TRANSFORM_FILE = """

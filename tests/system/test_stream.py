@@ -7,7 +7,7 @@ import json
 import psutil
 import pytest
 from tests.system.killing import kill_session
-from tests.system.orders import STREAM, Orders, wait_until
+from tests.system.orders import INDEX, STREAM, Orders, wait_until
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
@@ -38,6 +38,21 @@ def test_a_batch_run_again_by_the_command_changes_nothing(orders: Orders, stack:
     orders.api.wait_for_run(f"{STREAM}_batches", run_id)
     assert orders.ledger.batches.get(STREAM, batch.batch_time_ms).attempt > batch.attempt
     orders.assert_proved()
+
+
+def test_a_range_that_one_call_replays_has_the_documents_of_its_batches(orders: Orders) -> None:
+    batches = orders.settle().with_records
+    replay, first = f"{STREAM}_replay_v2", batches[0].batch_time_ms - batches[0].interval_ms
+    orders.api.wait_for_dag(replay)
+    orders.api.unpause(replay)
+    asked = {"from": time_text(first), "until": time_text(batches[-1].batch_time_ms)}
+    orders.api.wait_for_run(replay, orders.api.trigger(replay, conf=asked))
+    documents = dict(orders.elasticsearch.documents(INDEX))
+    assert documents
+    assert dict(orders.elasticsearch.documents(f"{INDEX}-v2")) == documents
+    rows = orders.ledger.replays.between(STREAM, "v2", first, batches[-1].batch_time_ms + 1)
+    assert {batch.batch_time_ms for batch in batches} <= {row.batch_time_ms for row in rows}
+    assert {row.state.value for row in rows} == {"completed"}
 
 
 def test_kill_9_of_the_receiver_job(orders: Orders) -> None:
