@@ -1,12 +1,13 @@
 """How long a record takes from Kafka's acknowledgement until a search finds it, under a real Airflow.
 
-    python -m benchmarks.latency --rate 100 --minutes 10 [--single-task] [--busy 2] [--json]
+    python -m benchmarks.latency --rate 100 --minutes 10 [--single-task] [--busy 2] [--again] [--json]
 
 Starts the embedded stack with README's first stream (a batch every ten seconds, SQLite ledger) and produces JSON
 records of about 60 bytes at a steady rate. Every 0.2 s it asks Elasticsearch how many documents a search finds:
 record k became searchable when that count first reached k, which holds because batches follow each other in time. The
 first two minutes (Spark's start, the first batches) do not count. ``--busy`` has as many processes use up a core each
-meanwhile. At the end every record has to be there, once.
+meanwhile. With ``--again`` one run of a replay DAG after the other writes all batches so far into another index. At the
+end every record has to be there, once.
 
 The limit is half the interval and the run of a DAG with as many tasks that do nothing: what a batch would take that has
 nothing to do, if its run began at the end of its interval. (Runs begin up to a second before.) It is measured after the
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -75,7 +76,7 @@ DAG_FILE = '''
 
 from pathlib import Path
 
-from headrace.dags import stream_dags
+from headrace.dags import replay_dag, stream_dags
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 
 home = Path(__file__).absolute().parents[1] / "orders"
@@ -90,6 +91,7 @@ stream = Stream(
 )
 
 receiver, batches = stream_dags(stream, single_task=SINGLE_TASK)
+again = replay_dag(stream, "again", outputs={"elasticsearch": {"index": "orders-again"}})
 '''
 
 
@@ -125,6 +127,32 @@ class Load:
             self.sent.append(time.monotonic())
         else:
             self._error = error
+
+
+class Replaying:
+    """Replays all batches so far, by one run after the other; ``batches`` counts those that runs have written."""
+
+    def __init__(self, api: AirflowApi) -> None:
+        self.batches = 0
+        self._api = api
+        self._dag = f"{STREAM}_replay_again"
+        self._first = datetime.now(UTC) - timedelta(hours=1)
+        api.wait_for_dag(self._dag)
+        api.unpause(self._dag)
+        self._stop = Event()
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            span = {"from": self._first.isoformat(), "until": datetime.now(UTC).isoformat()}
+            run_id = self._api.trigger(self._dag, conf=span)
+            if self._api.wait_for_run(self._dag, run_id, timeout=300)["state"] == "success":
+                self.batches += int(self._api.xcom(self._dag, run_id, "elasticsearch", "range")["batches"])
 
 
 def count(index: ElasticsearchSide, known: int) -> int:
@@ -242,8 +270,11 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         load = Load(kafka.bootstrap_servers, options.rate)
         until("the first documents", lambda: count(index, 0), 300)
         busy += [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
+        replaying = Replaying(api) if options.again else None
         counted_from = time.monotonic() + WARM_UP_SECONDS
         found = searchable_times(index, load, counted_from + options.minutes * 60)
+        if replaying is not None:
+            replaying.stop()
         latencies = [(sent, seen - sent) for sent, seen in zip(load.sent, found, strict=True) if sent >= counted_from]
         minutes: dict[int, list[float]] = {}
         for sent, latency in latencies:
@@ -256,6 +287,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             "tasks": 1 if options.single_task else TASKS,
             "rate": options.rate,
             "busy": options.busy,
+            "replayed_batches": 0 if replaying is None else replaying.batches,
             "records": len(latencies),
             "seconds": quantiles([latency for _, latency in latencies]),
             "medians_by_minute": [round(statistics.median(minutes[at]), 1) for at in sorted(minutes)],
@@ -278,6 +310,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--single-task", action="store_true")
     parser.add_argument("--busy", type=int, default=0, help="processes that use up a core each")
+    parser.add_argument("--again", action="store_true", help="replay all batches so far meanwhile, again and again")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with bench_folder() as folder:
