@@ -311,11 +311,13 @@ def check(
     from headrace.kafka.client import check_client_settings
     from headrace.listeners.loading import check_listeners
     from headrace.receiver.receiver import check_receiver_classes
+    from headrace.spark.mixed_versions import check_spark_packages
     from headrace.spark.transforms import add_py_files, check_transform
     from headrace.stream import Stream
 
     sys.path.insert(0, "")
     stream = Stream.load(definition)
+    check_spark_packages()
     check_client_settings(stream)
     add_py_files(stream)
     check_transform(stream)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias, BaseOperator
 
+from headrace.airflow_versions import RetriedByPolicy
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, register
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 
-class BatchStep:
+class BatchStep(RetriedByPolicy):
     """Opens a stream for a task. Mixed into operators."""
 
     stream: Stream

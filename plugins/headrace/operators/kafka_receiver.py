@@ -167,6 +167,9 @@ class KafkaReceiverOperator(BaseOperator):
     # --- starting
 
     def _start(self, ledger: Ledger, context: Context, requested: JobRow | None = None) -> JobRow:
+        from headrace.spark.mixed_versions import check_spark_packages
+
+        check_spark_packages()
         row = ledger.streams.get(self.stream.name)
         stream = self._newest(row)
         self._is_shared = stream.spark.job is not None

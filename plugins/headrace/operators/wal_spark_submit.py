@@ -19,8 +19,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk.observability import stats
+from airflow.sdk import BaseOperator
 
+from headrace.airflow_versions import stats
 from headrace.clock import time_text
 from headrace.errors import FAILURE, RANGE, REPAIR, TRY_NUMBER, Failure, HeadraceError
 from headrace.hooks.ledger import LedgerHook
@@ -112,7 +113,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self._submit_options = submit_options(kwargs, way=self.way)
         kwargs["name"] = kwargs.get("name") or f"headrace batch {stream.name}"
         # An application left by an earlier try is fenced by the attempt's number, so a retry must not attach to it.
-        kwargs["durable"] = False
+        if "durable" in provider_arguments():
+            kwargs["durable"] = False
         super().__init__(**kwargs)
         self.stream = stream
         self.start_timeout = start_timeout
@@ -251,8 +253,11 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
     ) -> Attempt:
         """Begin an attempt at these steps of the batch, in the way that is usable now.
 
-        Raises what ``Attempts.begin`` raises.
+        Raises MixedSparkError, and what ``Attempts.begin`` raises.
         """
+        from headrace.spark.mixed_versions import check_spark_packages
+
+        check_spark_packages()
         way = self.choose_way(ledger)
         return ledger.attempts.begin(
             self.stream.name,
@@ -587,7 +592,9 @@ class SubmitArgumentError(HeadraceError):
 
 def provider_arguments() -> frozenset[str]:
     """The names that the installed SparkSubmitOperator takes, without those of BaseOperator."""
-    parameters = inspect.signature(SparkSubmitOperator.__init__).parameters.values()
+    # Also of its own base classes: some versions take ``durable`` there alone.
+    own = [each for each in SparkSubmitOperator.__mro__ if not issubclass(BaseOperator, each)]
+    parameters = [each for kind in own for each in inspect.signature(kind.__init__).parameters.values()]
     return frozenset(parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
 
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import RetryDecision, RetryPolicy
-
+from headrace.airflow_versions import RetryDecision, RetryPolicy
 from headrace.errors import FAILURE, REPAIR, TRIED_WITH, Failure
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ _NEWEST_OUTPUTS = 200
 _END_MS = 2**62
 
 
+@dataclass(frozen=True)
 class BatchRetryPolicy(RetryPolicy):
     """Allows the task's retries after a failure that may pass: a process was killed, a connection broke.
 
@@ -45,8 +45,8 @@ class BatchRetryPolicy(RetryPolicy):
     :param seconds: no retry follows a try that took this long, because the repair tries it again; None: no limit.
     """
 
-    def __init__(self, seconds: float | None = None) -> None:
-        self.seconds = seconds
+    # A dataclass for its repr: Airflow 3.2 stores it, and with an address in it each parse is a new version.
+    seconds: float | None = None
 
     def evaluate(
         self,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseSensorOperator
 
+from headrace.airflow_versions import RetriedByPolicy
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.runs.batch_run import BatchRun, NothingToRun, begin_run, run_request
 from headrace.stream_context import StreamContext
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 
-class LedgerSensor(BaseSensorOperator):
+class LedgerSensor(RetriedByPolicy, BaseSensorOperator):
     """Polls for a moment, then defers to a trigger that runs the same check.
 
     :param stream: the stream; the sensor registers it in the ledger, so that it may be the first to use it.

@@ -63,7 +63,7 @@ class TaskDecoder:
 
     def make(self, time_zone: str) -> ColumnDecoder:
         """Make the decoder, in a task. Raises DecoderMissingError."""
-        from pyspark.sql.pandas.types import to_arrow_type
+        from headrace.spark.arrow_types import arrow_type
 
         module, _, name = self.reference.partition(":")
         try:
@@ -73,7 +73,7 @@ class TaskDecoder:
                 f"A Spark task on {socket.gethostname()} cannot import the decoder {self.reference}: {error}.",
                 remedy="Install its package on all hosts of the Spark application, or name it in spark.py_files.",
             ) from error
-        return kind(to_arrow_type(self.column, timezone="UTC"), time_zone=time_zone, **self.arguments)
+        return kind(arrow_type(self.column), time_zone=time_zone, **self.arguments)
 
 
 class UnknownTimeZoneError(HeadraceError):
@@ -139,9 +139,10 @@ class RecordDecoding:
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches with the columns of ``schema``."""
         import pyarrow as pa
-        from pyspark.sql.pandas.types import to_arrow_schema
 
-        target = to_arrow_schema(self.schema, timezone="UTC")
+        from headrace.spark.arrow_types import arrow_schema
+
+        target = arrow_schema(self.schema)
         # The executor's database may lack what the driver's has. Each local time would then be refused.
         _check_time_zone(self.time_zone)
         decode = {name: decoder.make(self.time_zone).decode for name, decoder in self.decoders.items()}

@@ -26,13 +26,13 @@ from typing import Self
 import pyarrow as pa
 from pydantic import ValidationError
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.batch.manifest import Manifest
 from headrace.errors import HeadraceError
 from headrace.kafka.range_reader import STALL_SECONDS, KafkaRangeReader, RangeClients, check_ranges
 from headrace.kafka.ranges import RangeRun, deal, in_order, joined
+from headrace.spark.arrow_types import arrow_schema
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.spark.wal_source import to_spark
 from headrace.stream.inputs import KafkaInput
@@ -98,7 +98,7 @@ class KafkaRangesReader(DataSourceReader):
             raise TypeError(f"{FORMAT} reads its own partitions, not {type(partition).__name__}")
         if not partition.runs:
             return
-        target = to_arrow_schema(RECORD_SCHEMA, timezone="UTC")
+        target = arrow_schema(RECORD_SCHEMA)
         offsets = sum(run.until_offset - run.from_offset for run in partition.runs)
         with KafkaRangeReader(self._clients.for_offsets(offsets), stall_seconds=self._stall_seconds) as reader:
             for batch in reader.read(partition.runs):

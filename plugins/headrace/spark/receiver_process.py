@@ -34,6 +34,7 @@ from headrace.receiver.health import REVISION
 from headrace.spark.failures import first_cause
 from headrace.spark.job_application import JobApplication, StreamDoesNotFitError
 from headrace.spark.job_log import LOG_VARIABLE, bounded_log
+from headrace.spark.mixed_versions import check_spark_packages
 from headrace.spark.receiver_job import ERROR_CHARACTERS, RENEW_SECONDS, ReceiverJob, Renewing
 from headrace.spark.sessions import (
     APPLICATION,
@@ -105,7 +106,9 @@ class ReceiverProcess:
 
         Raises:
             LeaseHeldError: another process holds the stream, or is the shared job of this name.
+            MixedSparkError: pyspark and pyspark-client are installed in different versions.
         """
+        check_spark_packages()
         code = EXIT_FAILED
         if under_spark_submit():
             self._watch(parent_gone())

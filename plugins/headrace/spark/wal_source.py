@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.blocks import BlockHandle
 from headrace.errors import Failure, HeadraceError
 from headrace.processes import freeze_imports
+from headrace.spark.arrow_types import arrow_schema
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, LogVersionError, PayloadError, WalError
 from headrace.wal.local_copies import BlockCopies, CopyCounts, CopySettings
@@ -161,7 +161,7 @@ def read_partition(
     """
     if not blocks:
         return
-    target = to_arrow_schema(RECORD_SCHEMA, timezone="UTC")
+    target = arrow_schema(RECORD_SCHEMA)
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for records in _records(log_root, blocks, copies):

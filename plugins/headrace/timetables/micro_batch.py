@@ -182,7 +182,7 @@ class MicroBatchTimetable(Timetable):
             return None
         # Airflow names a backfill's run by run_after, and its interval has ended.
         run_after = end if is_backfill else end - self.ahead
-        return DagRunInfo(run_after=run_after, data_interval=DataInterval(start, end))
+        return DagRunInfo.interval(start, end)._replace(run_after=run_after)
 
     def generate_run_id(
         self, *, run_type: DagRunType, run_after: DateTime, data_interval: DataInterval | None, **extra: Any

@@ -110,10 +110,12 @@ class RecordsReceivedTrigger(LedgerWatcher):
         }
 
     async def recall(self) -> None:
-        if self.asset_state_store is None:
+        # Airflow 3.2 has none.
+        store = getattr(self, "asset_state_store", None)
+        if store is None:
             return
         try:
-            kept: Any = await self.asset_state_store.aget(_FIRED)
+            kept: Any = await store.aget(_FIRED)
         except Exception as error:
             self.log.warning("The last event cannot be read from Airflow, so it may be sent again: %s", error)
             return
@@ -123,11 +125,10 @@ class RecordsReceivedTrigger(LedgerWatcher):
     async def remember(self) -> None:
         """Store the fired batch times before the event is emitted: a lost event is repeated later, but a duplicate
         event would start a needless run."""
-        if self.asset_state_store is None:
+        store = getattr(self, "asset_state_store", None)
+        if store is None:
             return
         try:
-            await self.asset_state_store.aset(
-                _FIRED, {"through_ms": self._fired.through_ms, "at_ms": self._fired.at_ms}
-            )
+            await store.aset(_FIRED, {"through_ms": self._fired.through_ms, "at_ms": self._fired.at_ms})
         except Exception as error:
             self.log.warning("This event cannot be stored in Airflow, so a new triggerer may send it again: %s", error)

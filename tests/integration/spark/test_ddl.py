@@ -6,10 +6,10 @@ import contextlib
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructType
 from tests.unit.stream.ddl_texts import REFUSED, TAKEN
 
+from headrace.spark.arrow_types import arrow_type
 from headrace.spark.decoding import RecordDecoding
 from headrace.spark.json_objects import JsonObjects
 from headrace.stream import JsonDecoder, KafkaInput, StreamDefinitionError
@@ -41,6 +41,6 @@ def test_what_a_json_decoder_takes_can_be_decoded(spark: SparkSession) -> None:
         source = KafkaInput(bootstrap_servers="x:1", topics="t", value_decoder=JsonDecoder(fields=text))
         decoding = RecordDecoding.of(source, spark)
         assert decoding is not None
-        kind = to_arrow_type(decoding.decoders["value"].column, timezone="UTC")
+        kind = arrow_type(decoding.decoders["value"].column)
         (found,), refused = JsonObjects(kind).decode(pa.array([b"{}"], pa.binary()))
         assert (set(found.as_py().values()) - {None}, refused) == (set(), {}), text

@@ -15,16 +15,17 @@ from datetime import timedelta
 from subprocess import CalledProcessError
 
 import pytest
-from airflow.sdk import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 from tests.unit.operators.toy_micro_batch import InThisProcess
 
+from headrace.airflow_versions import RetryAction
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import SlotBusyError
 from headrace.operators.wal_spark_submit import BatchTaskError, WalSparkSubmitOperator
 from headrace.runs.processes import secret_key
 from headrace.runs.retries import BatchRetryPolicy
 from headrace.spark.batch_command import definition_of
+from headrace.spark.mixed_versions import MixedSparkError
 from headrace.spark.sessions import current_versions, secret_fingerprint
 from headrace.stream import ConsoleOutput
 
@@ -458,3 +459,11 @@ def test_a_deferred_wait_for_the_slot_ends_after_the_slot_timeout(stream, alloca
         make(stream).execute(task.context)
     with pytest.raises(SlotBusyError, match="other"):
         make(stream).slot_may_be_free(task.context, **{**waiting.value.kwargs, "waited": 10_000.0})
+
+
+def test_with_two_versions_of_spark_in_one_folder_no_attempt_begins(stream, allocated, connectable, ledger, monkeypatch):
+    at_ms, task = allocated()
+    monkeypatch.setattr("headrace.spark.mixed_versions.version", {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}.get)
+    with pytest.raises(MixedSparkError):
+        make(stream).execute(task.context)
+    assert list(ledger.attempts.of_batch("flights", at_ms)) == []

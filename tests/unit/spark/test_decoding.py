@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.support.records import make_block
 
+from headrace.spark.arrow_types import arrow_schema
 from headrace.spark.decoding import DecoderMissingError, RecordDecoding, TaskDecoder
 from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.spark.wal_source import to_spark
@@ -36,7 +36,7 @@ def test_bytes_are_kept_of_undecodable_records_of_all_or_instead(keep_bytes: Any
     block, _ = make_block([b'{"n":1}', b"x"], from_offset=0)
     given = RecordDecoding(DECODERS, "UTC", keep_bytes)
     decoding = pickle.loads(pickle.dumps(given))  # noqa: S301 - as Spark sends it to a task
-    (batch,) = decoding.run(iter([to_spark(block, to_arrow_schema(RECORD_SCHEMA, timezone="UTC"))]))
+    (batch,) = decoding.run(iter([to_spark(block, arrow_schema(RECORD_SCHEMA))]))
     assert batch.column("value").to_pylist() == values
     assert raw is None or batch.column("raw_value").to_pylist() == raw
     reasons = batch.column("undecodable_reason").to_pylist()

@@ -39,6 +39,8 @@ print(json.dumps({
 def start(*arguments: str) -> dict:
     """What a process has loaded that was started as ``airflow`` with these arguments."""
     environment = {**os.environ, "AIRFLOW__CORE__PLUGINS_FOLDER": str(REPOSITORY / "plugins")}
+    # A plugin of Airflow 3.2's examples imports pandas.
+    environment["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
     command = [sys.executable, "-c", START, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd="/")
     return json.loads(done.stdout.splitlines()[-1])

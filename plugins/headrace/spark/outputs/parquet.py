@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headrace.spark.arrow_types import arrow_schema
 from headrace.spark.outputs.batch_folder import Claim, OutputFolderError, WrittenFile, claim_gone
 from headrace.spark.outputs.writer import OutputOptionsError, OutputRowsError, counted, leave_counts
 from headrace.wal.storage import sync_file
@@ -159,7 +159,7 @@ class ParquetSink(DataSourceArrowWriter):
         files = [file for message in messages if isinstance(message, TaskFiles) for file in message.files]
         if not files:
             # A reader of only this batch gets its columns and no rows, not an error.
-            schema = to_arrow_schema(self._schema, timezone="UTC")
+            schema = arrow_schema(self._schema)
             files = [_write_file(iter(()), schema, self._claim, task=0, compression=self._compression)]
         self._claim.publish(files)
         leave_counts(

@@ -31,9 +31,9 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headrace.spark.arrow_types import arrow_schema
 from headrace.spark.state.version import (
     DATA,
     Outcome,
@@ -107,7 +107,7 @@ class StateReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, StatePartition):
             raise TypeError(f"the state's source reads its own partitions, not {type(partition).__name__}")
-        target = to_arrow_schema(self._schema, timezone="UTC")
+        target = arrow_schema(self._schema)
         for file in partition.files:
             yield from read_file(self._folder, file, target)
 
