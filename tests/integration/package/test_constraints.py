@@ -30,7 +30,7 @@ for module in pkgutil.walk_packages(headrace.__path__, "headrace."):
             importlib.import_module(module.name)
         except ImportError as error:
             failed[module.name] = error
-raise SystemExit("\\n".join(f"{name}: {error}" for name, error in failed.items()))
+raise SystemExit("\\n".join(f"{name}: {error}" for name, error in failed.items()) or None)
 """
 
 

@@ -461,7 +461,9 @@ def test_a_deferred_wait_for_the_slot_ends_after_the_slot_timeout(stream, alloca
         make(stream).slot_may_be_free(task.context, **{**waiting.value.kwargs, "waited": 10_000.0})
 
 
-def test_with_two_versions_of_spark_in_one_folder_no_attempt_begins(stream, allocated, connectable, ledger, monkeypatch):
+def test_with_two_versions_of_spark_in_one_folder_no_attempt_begins(
+    stream, allocated, connectable, ledger, monkeypatch
+):
     at_ms, task = allocated()
     monkeypatch.setattr("headrace.spark.mixed_versions.version", {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}.get)
     with pytest.raises(MixedSparkError):
