@@ -593,8 +593,9 @@ class SubmitArgumentError(HeadraceError):
 def provider_arguments() -> frozenset[str]:
     """The names that the installed SparkSubmitOperator takes, without those of BaseOperator."""
     # Also of its own base classes: some versions take ``durable`` there alone.
-    own = [each for each in SparkSubmitOperator.__mro__ if not issubclass(BaseOperator, each)]
-    parameters = [each for kind in own for each in inspect.signature(kind.__init__).parameters.values()]
+    own = [vars(each) for each in SparkSubmitOperator.__mro__ if not issubclass(BaseOperator, each)]
+    made = [names["__init__"] for names in own if "__init__" in names]
+    parameters = [parameter for init in made for parameter in inspect.signature(init).parameters.values()]
     return frozenset(parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
 
 
