@@ -23,6 +23,10 @@ ENV_PREFIX = "AIRFLOW_CONN_"
 FILE_VARIABLE = "HEADRACE_CONNECTIONS_FILE"
 """The environment variable that names a JSON file of further ``AIRFLOW_CONN_…`` variables and their values."""
 
+ALLOWLIST_VARIABLE = "AIRFLOW__APACHE_KAFKA__CALLBACK_ALLOWLIST"
+"""The environment variable of Airflow's option ``[apache_kafka] callback_allowlist``: the functions that a Kafka
+connection may name. It travels with the connections."""
+
 CONNECTION_PREFIX = "connection:"
 """The prefix of a ledger's URL that names a connection: ``connection:<its id>``."""
 
@@ -103,8 +107,7 @@ def resolve(conn_id: str, environ: Mapping[str, str] | None = None) -> Connectio
         ConnectionFormatError: its text is neither JSON nor a URI.
     """
     name = variable_name(conn_id)
-    environ = os.environ if environ is None else environ
-    text = environ.get(name) or _of_file(environ.get(FILE_VARIABLE)).get(name)
+    text = variable_of(name, environ)
     text = text or next((value for find in _lookups if (value := find(conn_id))), None)
     if not text:
         raise ConnectionNotFoundError(
@@ -112,6 +115,12 @@ def resolve(conn_id: str, environ: Mapping[str, str] | None = None) -> Connectio
             remedy=f"Define it in Airflow, or set {name} to Airflow's JSON or URI form of it.",
         )
     return from_text(conn_id, text)
+
+
+def variable_of(name: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """The value of a variable that travels with the connections: from the environment, or the file that it names."""
+    environ = os.environ if environ is None else environ
+    return environ.get(name) or _of_file(environ.get(FILE_VARIABLE)).get(name)
 
 
 def _of_file(path: str | None) -> Mapping[str, str]:

@@ -136,11 +136,11 @@ _KAFKA_PORT = 9092
 
 def topic_name(source: KafkaInput | KafkaOutput, topic: str) -> Dataset:
     """The name of a topic: the namespace has the first of the bootstrap servers."""
-    from headrace.kafka.client import connection_config
+    from headrace.kafka.client import bootstrap_servers
 
     servers = source.bootstrap_servers
     if source.connection is not None:
-        servers = str(connection_config(_connection(source.connection))["bootstrap.servers"])
+        servers = bootstrap_servers(_connection(source.connection))
     host = str(servers).split(",", maxsplit=1)[0].strip().rpartition("//")[2]
     return Dataset(f"kafka://{host if ':' in host else f'{host}:{_KAFKA_PORT}'}", topic)
 

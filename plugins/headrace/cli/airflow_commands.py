@@ -66,6 +66,8 @@ def _run(arguments: argparse.Namespace) -> None:
     from headrace.cli.options import LEDGER_VARIABLE
 
     connections.look_up_by(_connection_json)
+    allowed = conf.get("apache_kafka", "callback_allowlist", fallback="") or ""
+    os.environ.setdefault(connections.ALLOWLIST_VARIABLE, allowed)
     os.environ.setdefault(LEDGER_VARIABLE, conf.get("headrace", "ledger"))
     app(args=arguments.arguments, prog_name="airflow headrace")
 

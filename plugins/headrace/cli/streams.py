@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -298,15 +299,16 @@ def check(
     connect: Annotated[
         bool,
         typer.Option(
-            "--connect", help="Also check that ledger, storage, Kafka, its topics and each output's server answer."
+            "--connect",
+            help="Also check that ledger, storage, Kafka, its topics and each output's server answer, and rights.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a stream's definition, transforms and receivers; prints the reason and exits with 1 if it cannot run.
 
-    With --connect, also checks its ledger, storage, Kafka topics and outputs. Connections come from AIRFLOW_CONN_...
-    variables.
+    With --connect, also checks its ledger, storage, Kafka topics and outputs, and names the principal that logs in to
+    Kafka and the rights that it lacks. Connections come from AIRFLOW_CONN_... variables.
     """
     from headrace.kafka.client import check_client_settings
     from headrace.listeners.loading import check_listeners
@@ -333,9 +335,10 @@ def check(
 
 def _check_connections(stream: Stream, *, as_json: bool) -> None:
     from headrace.fsck.connecting import check_connections
+    from headrace.fsck.kafka_rights import check_kafka_rights
 
     answers = []
-    for answer in check_connections(stream):
+    for answer in chain(check_connections(stream), check_kafka_rights(stream)):
         answers.append(answer)
         if not as_json:
             echo(f"{'ok    ' if answer.error is None else 'FAILED'} {answer}")

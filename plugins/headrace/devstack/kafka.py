@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headrace.devstack.errors import LocalStackError
@@ -30,12 +30,14 @@ class KafkaServer(Server):
         controller_port: int | None = None,
         properties: Mapping[str, str] | None = None,
         heap: str = "768m",
+        jvm_options: Sequence[str] = (),
     ) -> None:
         super().__init__(folder)
         self.port = port or free_port()
         self.controller_port = controller_port or free_port({self.port})
         self.properties = dict(properties or {})
         self.heap = heap
+        self.jvm_options = list(jvm_options)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -51,7 +53,17 @@ class KafkaServer(Server):
             self._format(java, jars, settings)
         return ProcessSpec(
             name=self.name,
-            argv=[java, f"-Xmx{self.heap}", *_JVM_OPTIONS, *_LOG_OPTIONS, "-cp", jars, "kafka.Kafka", str(settings)],
+            argv=[
+                java,
+                f"-Xmx{self.heap}",
+                *_JVM_OPTIONS,
+                *_LOG_OPTIONS,
+                *self.jvm_options,
+                "-cp",
+                jars,
+                "kafka.Kafka",
+                str(settings),
+            ],
             env=child_environment(),
             cwd=self.folder,
             log=self.log,

@@ -65,7 +65,8 @@ class Checked:
 
 
 def check_connections(stream: Stream) -> Iterator[Checked]:
-    """Run every check of the stream; yields each result at once."""
+    """Run every check of the stream but that of its rights in Kafka (`headrace.fsck.kafka_rights`); yields each result
+    at once."""
     yield check_ledger(stream)
     yield check_storage(stream)
     for source in stream.inputs:
@@ -115,8 +116,13 @@ def check_output(output: Output) -> Iterator[Checked]:
 
 def check_topic(output: KafkaOutput) -> Iterator[Checked]:
     """Whether Kafka answers and has the output's topic."""
+    yield from _kafka(f"output {output.id}", topic_of(output))
+
+
+def topic_of(output: KafkaOutput) -> KafkaInput:
+    """An input that reads the output's topic, to ask about it."""
     servers = {"connection": output.connection, "bootstrap_servers": output.bootstrap_servers}
-    yield from _kafka(f"output {output.id}", KafkaInput(id=output.id, topics=(output.topic,), **servers))
+    return KafkaInput(id=output.id, topics=(output.topic,), **servers)
 
 
 def check_parquet(output: ParquetOutput) -> Iterator[Checked]:
@@ -207,7 +213,7 @@ def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
         asking = AdminQuestions(source)
         where = asking.servers
         try:
-            topics, missing = TopicWatch(asking.admin, source, asking.wait).topics(refused)
+            topics, missing = TopicWatch(asking.admin, source).topics(refused)
         except KafkaException as error:
             raise asking.not_asked(error) from error
     except HeadraceError as error:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
 from headrace.errors import HeadraceError
 from headrace.fsck.coverage import Hole, InputPartition, partition_text
 from headrace.fsck.findings import Finding, Problem
+from headrace.kafka.client import open_consumer
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.offsets import Kept
 from headrace.kafka.range_reader import OffsetsByTime, RangeClients
@@ -154,7 +155,7 @@ def _committed(source: KafkaInput, group: str, partitions: Collection[TopicParti
     if not partitions:
         return {}
     by_key = {(tp.topic, tp.partition): tp for tp in partitions}
-    consumer = Consumer({**RangeClients.of(source).quiet().consumer, "group.id": group})
+    consumer = open_consumer({**RangeClients.of(source).quiet().consumer, "group.id": group})
     try:
         answer = consumer.committed([KafkaPartition(*key) for key in by_key], timeout=_ANSWER_SECONDS)
     finally:

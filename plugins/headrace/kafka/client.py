@@ -1,5 +1,7 @@
 """The settings of librdkafka's clients, merged from headrace's own, the connection's, and the input's ``client``.
 
+All clients are made here (`open_consumer`, `open_producer`, `AskingAdmin`), since a connection may log in by tokens.
+
 There are three kinds of settings. Those that affect offsets, assignment and delivery are set by headrace (rules 1 to 3
 of the design). Secrets and security settings come from the connection only. All others that may be tuned are on the
 allow-list of ``headrace.stream.inputs``.
@@ -7,17 +9,22 @@ allow-list of ``headrace.stream.inputs``.
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import functools
 import logging
 import math
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
-from headrace.connections import Connection, resolve
-from headrace.kafka.errors import (
-    ClientSettingError,
-)
+from headrace.connections import Connection, ConnectionNotFoundError, resolve
+from headrace.kafka.errors import ClientSettingError
+from headrace.kafka.tokens import OAUTH_CALLBACK, TokenSource, with_tokens
 from headrace.stream.inputs import CLIENT_SETTINGS, KafkaInput
 from headrace.stream.settings import Limits
 
@@ -42,12 +49,32 @@ SECURITY_SETTINGS = frozenset(
         "sasl.kerberos.keytab",
         "sasl.kerberos.principal",
         "sasl.kerberos.service.name",
+        "sasl.oauthbearer.assertion.algorithm",
+        "sasl.oauthbearer.assertion.claim.aud",
+        "sasl.oauthbearer.assertion.claim.exp.seconds",
+        "sasl.oauthbearer.assertion.claim.iss",
+        "sasl.oauthbearer.assertion.claim.jti.include",
+        "sasl.oauthbearer.assertion.claim.nbf.seconds",
+        "sasl.oauthbearer.assertion.claim.sub",
+        "sasl.oauthbearer.assertion.file",
+        "sasl.oauthbearer.assertion.jwt.template.file",
+        "sasl.oauthbearer.assertion.private.key.file",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+        "sasl.oauthbearer.assertion.private.key.pem",
+        "sasl.oauthbearer.client.credentials.client.id",
+        "sasl.oauthbearer.client.credentials.client.secret",
         "sasl.oauthbearer.client.id",
         "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.config",
         "sasl.oauthbearer.extensions",
+        "sasl.oauthbearer.grant.type",
+        "sasl.oauthbearer.metadata.authentication.type",
         "sasl.oauthbearer.method",
         "sasl.oauthbearer.scope",
+        "sasl.oauthbearer.sub.claim.name",
         "sasl.oauthbearer.token.endpoint.url",
+        "https.ca.location",
+        "https.ca.pem",
         "ssl.ca.location",
         "ssl.ca.pem",
         "ssl.certificate.location",
@@ -64,12 +91,26 @@ SECURITY_SETTINGS = frozenset(
         "ssl.sigalgs.list",
         "enable.ssl.certificate.verification",
         "broker.address.family",
+        # A function that the configuration allows (`headrace.kafka.tokens`).
+        OAUTH_CALLBACK,
     }
 )
 
 # Connections made for other consumers may hold these. headrace sets its own, so they are ignored, with a log line.
 _LEFT_ASIDE = frozenset(
-    {"group.id", "auto.offset.reset", "group.instance.id", "session.timeout.ms", "max.poll.interval.ms"}
+    {
+        "group.id",
+        "auto.offset.reset",
+        "group.instance.id",
+        "session.timeout.ms",
+        "max.poll.interval.ms",
+        # Airflow's provider resolves these to functions; headrace's clients have their own.
+        "error_cb",
+        "log_cb",
+        "on_commit",
+        "stats_cb",
+        "throttle_cb",
+    }
 )
 
 # The prefetch is bounded in bytes, but librdkafka counts only a message's own bytes and keeps about 330 more with each
@@ -132,10 +173,16 @@ def consumer_config(
 
 
 def check_client_settings(stream: Stream) -> None:
-    """Check that librdkafka accepts the values in the ``client`` of the stream's inputs. No server is contacted.
+    """Check that librdkafka accepts the values in the ``client`` of the stream's inputs, and the settings of the Kafka
+    connections that this process knows. No server is contacted.
 
-    Raises ClientSettingError.
+    Raises ClientSettingError, ConnectionFormatError or ConnectionTypeError.
     """
+    named = [source.connection for source in stream.kafka_inputs] + [to.connection for to in stream.kafka_outputs]
+    for conn_id in dict.fromkeys(conn_id for conn_id in named if conn_id is not None):
+        # Airflow may have the connection where this command cannot see it.
+        with contextlib.suppress(ConnectionNotFoundError):
+            connection_config(resolve(conn_id))
     for source in stream.kafka_inputs:
         alone = source.model_copy(update={"connection": None, "bootstrap_servers": ""})
         config = consumer_config(alone, group=stream.group_of(source), limits=stream.limits)
@@ -196,13 +243,14 @@ _CONSUMER_ONLY = frozenset(
 def _connection_config(source: KafkaInput, environ: Mapping[str, str] | None = None) -> ClientConfig:
     if source.connection is None:
         return {"bootstrap.servers": source.bootstrap_servers}
-    return connection_config(resolve(source.connection, environ))
+    return connection_config(resolve(source.connection, environ), environ)
 
 
-def connection_config(connection: Connection) -> ClientConfig:
+def connection_config(connection: Connection, environ: Mapping[str, str] | None = None) -> ClientConfig:
     """The client settings in a connection of type ``kafka``. ``extra`` uses librdkafka's names, as in Airflow's
-    provider; host, port, login and password are used for what ``extra`` does not set. Raises ClientSettingError, and
-    ConnectionTypeError if it is of another type."""
+    provider; host, port, login and password are used for what ``extra`` does not set. ``oauth_cb`` is a `TokenSource`;
+    ``environ`` has the functions that it may name. Raises ClientSettingError, and ConnectionTypeError if it is of
+    another type."""
     connection.check_type("kafka")
     extra = {name: value for name, value in connection.extra.items() if value is not None}
     if str(extra.pop("enable.auto.commit", False)).lower() in ("true", "1"):
@@ -222,19 +270,73 @@ def connection_config(connection: Connection) -> ClientConfig:
             "client.",
             remedy=f"Remove them; security settings and {', '.join(sorted(CLIENT_SETTINGS))} are taken.",
         )
-    if "bootstrap.servers" not in config:
-        if connection.host is None:
-            raise ClientSettingError(
-                f"The {connection.id!r} connection has neither bootstrap.servers nor a host.",
-                remedy='Add {"bootstrap.servers": "host:port"} to its extra.',
-            )
-        port = f":{connection.port}" if connection.port and ":" not in connection.host else ""
-        config["bootstrap.servers"] = f"{connection.host}{port}"
+    config["bootstrap.servers"] = bootstrap_servers(connection)
     if connection.login is not None and "sasl.username" not in config:
         config["sasl.username"] = connection.login
         if connection.password is not None:
             config.setdefault("sasl.password", connection.password)
+    return _with_mechanism(connection, config, environ)
+
+
+def _with_mechanism(connection: Connection, config: ClientConfig, environ: Mapping[str, str] | None) -> ClientConfig:
+    """The settings with what makes tokens, if their mechanism needs it. Raises ClientSettingError for a log-in that
+    this client cannot do: librdkafka would say nothing, or not what to do."""
+    config = dict(config)
+    is_sasl = str(config.get("security.protocol", "")).lower().startswith("sasl")
+    given = config.get("sasl.mechanism") or config.get("sasl.mechanisms")
+    mechanism = str(given or "GSSAPI").upper() if is_sasl else ""
+    if mechanism == "OAUTHBEARER" and str(config.get("sasl.oauthbearer.method", "")).lower() != "oidc":
+        return {**config, OAUTH_CALLBACK: TokenSource.of(connection, config, environ)}
+    # A callback that is never called would keep the client waiting for its token.
+    config.pop(OAUTH_CALLBACK, None)
+    if mechanism == "GSSAPI":
+        _check_kerberos(connection, config, is_default=given is None)
     return config
+
+
+# librdkafka puts these values into the command line of kinit, for a shell.
+_KERBEROS_TEXT = re.compile(r"[\w.@/:+-]*")
+
+
+def _check_kerberos(connection: Connection, config: ClientConfig, *, is_default: bool) -> None:
+    for name in ("sasl.kerberos.keytab", "sasl.kerberos.principal", "sasl.kerberos.service.name"):
+        if not _KERBEROS_TEXT.fullmatch(str(config.get(name, ""))):
+            raise ClientSettingError(
+                f"The {connection.id!r} connection's {name} has other characters than letters, digits and _.@/:+-, "
+                "which a shell could take for commands.",
+                remedy="Use a name without them.",
+            )
+    if not has_kerberos():
+        why = "sets no sasl.mechanism, which means GSSAPI (Kerberos)" if is_default else "logs in by GSSAPI (Kerberos)"
+        raise ClientSettingError(
+            f"The {connection.id!r} connection {why}, and the librdkafka of this confluent-kafka was built without it.",
+            remedy=("Name the mechanism, such as SCRAM-SHA-512; or for Kerberos, i" if is_default else "I")
+            + "nstall confluent-kafka from its source beside a librdkafka with GSSAPI, here and on each executor's "
+            "host: docs/guides/kafka-log-ins.md#kerberos.",
+        )
+
+
+@functools.cache
+def has_kerberos() -> bool:
+    """Whether this librdkafka was built with GSSAPI; the wheels of confluent-kafka are not."""
+    try:
+        Consumer({"group.id": "headrace", "builtin.features": "sasl_gssapi", "log_level": 0}).close()
+    except KafkaException:
+        return False
+    return True
+
+
+def bootstrap_servers(connection: Connection) -> str:
+    """The servers that a connection of type ``kafka`` names. Raises ClientSettingError if there are none."""
+    if connection.extra.get("bootstrap.servers"):
+        return str(connection.extra["bootstrap.servers"])
+    if connection.host is None:
+        raise ClientSettingError(
+            f"The {connection.id!r} connection has neither bootstrap.servers nor a host.",
+            remedy='Add {"bootstrap.servers": "host:port"} to its extra.',
+        )
+    port = f":{connection.port}" if connection.port and ":" not in connection.host else ""
+    return f"{connection.host}{port}"
 
 
 def _checked(source: KafkaInput) -> ClientConfig:
@@ -246,3 +348,84 @@ def _checked(source: KafkaInput) -> ClientConfig:
             remedy=f"Allowed are {', '.join(sorted(CLIENT_SETTINGS))}.",
         )
     return dict(source.client)
+
+
+def open_consumer(config: Mapping[str, Any]) -> Consumer:
+    """A consumer with these settings. A client that logs in by a callback's tokens takes about a second.
+
+    Raises ClientSettingError for settings that librdkafka refuses, and TokenError.
+    """
+    with _refusals():
+        return Consumer(with_tokens(config))
+
+
+def open_producer(config: Mapping[str, Any]) -> Producer:
+    """A producer with these settings. Raises as `open_consumer` does."""
+    with _refusals():
+        return Producer(with_tokens(config))
+
+
+def open_admin(config: Mapping[str, Any]) -> AdminClient:
+    """An admin client with these settings; nothing has to poll it. Raises as `open_consumer` does."""
+    with _refusals():
+        return AdminClient(with_tokens(config))
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        raise ClientSettingError(
+            f"librdkafka refuses the settings of a client: {error.args[0].str().strip()}.",
+            remedy="Correct the connection, or the input's client; files that it names have to be on this host.",
+        ) from error
+
+
+# By then a client with a broken connection has tried again several times: another broker would have answered.
+_HOPE_SECONDS = 3.0
+_SLACK_SECONDS = 5.0
+# librdkafka puts times and counts in its errors, which make the text of the same error differ each time.
+_COUNTED = re.compile(r" \(after \d+ms in state [A-Z_]+(, \d+ identical error\(s\) suppressed)?\)")
+
+
+class AskingAdmin(AdminClient):
+    """An admin client that keeps the last error of its connections: its answers say only that time is over. Not
+    thread-safe."""
+
+    def __init__(self, config: Mapping[str, Any], *, gives_up_early: bool = False) -> None:
+        """``gives_up_early``: an unreachable server ends a wait early, not only a refused log-in. Raises as
+        `open_consumer` does."""
+        self._gives_up_early = gives_up_early
+        self._heard: str | None = None
+        self._is_refused = False
+        with _refusals():
+            super().__init__(with_tokens({**config, "error_cb": self._on_error}))
+
+    def wait(self, futures: Collection[concurrent.futures.Future[Any]], seconds: float) -> None:
+        """Wait until all are done, but not much longer than ``seconds``, and about 3 s if no broker lets it log in."""
+        began = time.monotonic()
+        self._heard, self._is_refused = None, False
+        open_ones = set(futures)
+        while open_ones and time.monotonic() < began + seconds + _SLACK_SECONDS:
+            self.poll(0)
+            _, open_ones = concurrent.futures.wait(open_ones, timeout=0.1)
+            hopeless = self._is_refused or (self._gives_up_early and self._heard is not None)
+            if hopeless and time.monotonic() > began + _HOPE_SECONDS:
+                return
+
+    def last_error(self) -> str | None:
+        """The last error of a connection since the last `wait` began; None if there was none."""
+        self.poll(0)
+        return self._heard
+
+    def _on_error(self, error: KafkaError) -> None:
+        # "All brokers down" says less than the error of one broker.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or self._heard is None:
+            self._heard = plain(error)
+            self._is_refused = error.code() == KafkaError._AUTHENTICATION
+
+
+def plain(error: KafkaError) -> str:
+    """The error's name and text, without times and counts."""
+    return f"{error.name()}: {_COUNTED.sub('', error.str())}"

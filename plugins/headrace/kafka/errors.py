@@ -47,6 +47,10 @@ class ClientSettingError(HeadraceError):
     """A setting of the Kafka client is unknown, reserved for headrace, or in the wrong place."""
 
 
+class TokenError(HeadraceError):
+    """There is no token for a client that logs in by OAUTHBEARER: what makes it raised an error, or is missing."""
+
+
 class KafkaNotAskedError(HeadraceError):
     """No broker of an input's cluster answers, or none accepts the client."""
 

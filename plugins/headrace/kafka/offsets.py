@@ -15,7 +15,7 @@ from headrace.clock import time_text
 from headrace.kafka.client import isolation_level
 from headrace.kafka.errors import RangesGoneError, RangesUnreadableError, StartingOffsetsError
 from headrace.kafka.ranges import RangeRun, RecordedRange
-from headrace.kafka.topics import AdminTopicIds, SeenTopic, TopicWatch
+from headrace.kafka.topics import AdminTopicIds, SeenTopic, TopicWatch, wait_for, why_silent
 from headrace.stream.inputs import KafkaInput, StartingOffsets, StartingTimestamp
 
 Partition = tuple[str, int]
@@ -62,7 +62,7 @@ class OffsetQuestions:
         try:
             return TopicWatch(self._admin, source).topics()
         except KafkaException as error:
-            raise unreadable(f"does not answer with the topics of input {source.id!r}: {error}") from error
+            raise self._unreadable(f"does not answer with the topics of input {source.id!r}: {error}") from error
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
         """Each topic's id, None for a topic that does not exist. Raises RangesUnreadableError."""
@@ -71,9 +71,9 @@ class OffsetQuestions:
         try:
             answer = AdminTopicIds(self._admin).ask(topics)(self._seconds)
         except KafkaException as error:
-            raise unreadable(f"does not describe {', '.join(sorted(topics))}: {error}") from error
+            raise self._unreadable(f"does not describe {', '.join(sorted(topics))}: {error}") from error
         if answer is None:
-            raise unreadable(f"did not describe {', '.join(sorted(topics))} within {self._seconds:.0f} s")
+            raise self._unreadable(f"did not describe {', '.join(sorted(topics))} within {self._seconds:.0f} s")
         return answer
 
     def kept(self, partitions: Collection[Partition]) -> dict[Partition, Kept | None]:
@@ -139,7 +139,7 @@ class OffsetQuestions:
         try:
             answers = request_offsets(self._admin, specs, isolation=isolation, seconds=self._seconds)
         except KafkaException as error:
-            raise unreadable(f"does not answer with its offsets: {error}") from error
+            raise self._unreadable(f"does not answer with its offsets: {error}") from error
         return {partition: self._answer(partition, future) for partition, future in answers.items()}
 
     def _answer(self, partition: Partition, future: concurrent.futures.Future[Any]) -> Any:
@@ -147,11 +147,15 @@ class OffsetQuestions:
         try:
             return future.result(timeout=0)
         except concurrent.futures.TimeoutError:
-            raise unreadable(f"did not answer with the offsets of {name} within {self._seconds:.0f} s") from None
+            raise self._unreadable(f"did not answer with the offsets of {name} in {self._seconds:.0f} s") from None
         except KafkaException as error:
             if error.args[0].code() in _NO_SUCH_PARTITION:
                 return None
-            raise unreadable(f"does not answer with the offsets of {name}: {error}") from error
+            raise self._unreadable(f"does not answer with the offsets of {name}: {error}") from error
+
+    def _unreadable(self, what: str) -> RangesUnreadableError:
+        why = why_silent(self._admin)
+        return unreadable(what if why is None else f"{what} (the client's last error: {why})")
 
 
 def unreadable(what: str) -> RangesUnreadableError:
@@ -174,7 +178,7 @@ def request_offsets(
         isolation_level=isolation,
         request_timeout=seconds,
     )
-    concurrent.futures.wait(futures.values(), timeout=seconds + _SLACK_SECONDS)
+    wait_for(admin, futures.values(), seconds)
     return {(asked.topic, asked.partition): future for asked, future in futures.items()}
 
 

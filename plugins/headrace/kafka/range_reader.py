@@ -20,12 +20,11 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.client import ClientConfig, admin_config, consumer_config
+from headrace.kafka.client import AskingAdmin, ClientConfig, admin_config, consumer_config, open_consumer, plain
 from headrace.kafka.errors import RangesUnreadableError, RecordsDifferError, RecordsReplacedError
 from headrace.kafka.offsets import ANSWER_SECONDS, Kept, OffsetQuestions, check_available, gone, listed
 from headrace.kafka.ranges import RangeRun, RecordedRange
@@ -44,6 +43,8 @@ _MOST_RECORDS = 20_000
 _FIRST_RECORDS = 500
 # consume() waits this long for the requested number of messages, even if no more will come.
 _CONSUME_SECONDS = 0.05
+# How long a refused log-in is tried again: by then another broker, or a new token, would have been accepted.
+_REFUSED_SECONDS = 5.0
 # The pause before a partition is fetched again after an error.
 _AGAIN_SECONDS = 0.1
 
@@ -94,7 +95,7 @@ class RangeClients:
 
     def questions(self, *, answer_seconds: float = ANSWER_SECONDS) -> OffsetQuestions:
         """Create a client for queries."""
-        return OffsetQuestions(AdminClient(self.admin), answer_seconds=answer_seconds)
+        return OffsetQuestions(AskingAdmin(self.admin), answer_seconds=answer_seconds)
 
 
 def check_ranges(clients: RangeClients, runs: Sequence[RangeRun]) -> None:
@@ -168,7 +169,7 @@ class KafkaRangeReader:
         clients: RangeClients,
         *,
         stall_seconds: float = STALL_SECONDS,
-        consumer_factory: Callable[[ClientConfig], Any] = Consumer,
+        consumer_factory: Callable[[ClientConfig], Any] = open_consumer,
         questions: OffsetQuestions | None = None,
     ) -> None:
         self._clients = clients
@@ -176,6 +177,7 @@ class KafkaRangeReader:
         self._questions = questions
         self._records_at_once = _FIRST_RECORDS
         self._last_error: str | None = None
+        self._is_refused = False
         self._consumer = consumer_factory({**clients.consumer, "error_cb": self._on_error})
 
     def close(self) -> None:
@@ -236,9 +238,16 @@ class KafkaRangeReader:
                 batch, progressed = self._some(open_runs)
                 if batch is not None:
                     yield batch
+                silent_seconds = time.monotonic() - progressed_at
                 if progressed:
                     progressed_at = time.monotonic()
-                elif time.monotonic() - progressed_at > self._stall_seconds:
+                    self._is_refused = False
+                elif self._is_refused and silent_seconds > _REFUSED_SECONDS:
+                    raise RangesUnreadableError(
+                        f"Kafka refuses the log-in: {self._last_error}.",
+                        remedy="Check the credentials in the input's connection.",
+                    )
+                elif silent_seconds > self._stall_seconds:
                     raise self._stalled(list(open_runs.values()))
                 done = [key for key, reading in open_runs.items() if reading.is_done]
                 for key in done:
@@ -358,7 +367,11 @@ class KafkaRangeReader:
 
     def _on_error(self, error: Any) -> None:
         """Keep the last error for the stall's message. Most errors pass, since librdkafka reconnects by itself."""
-        self._last_error = f"{error.name()}: {error.str()}"
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and self._last_error is not None:
+            # It says less than the error of one broker.
+            return
+        self._last_error = plain(error)
+        self._is_refused = error.code() == KafkaError._AUTHENTICATION
 
     def _stalled(self, readings: Sequence[_Reading]) -> RangesUnreadableError:
         missing = []

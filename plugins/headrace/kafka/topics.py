@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-import re
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.client import admin_config
+from headrace.kafka.client import AskingAdmin, admin_config, plain
 from headrace.kafka.errors import KafkaNotAskedError, TopicsNotFoundError
 from headrace.stream.inputs import KafkaInput
 
@@ -156,66 +153,43 @@ class RecreatedTopics:
         return reported[topic] != partition.topic_id
 
 
-# By then a client with a broken connection has tried again several times: another broker would have answered.
-_HOPE_SECONDS = 3.0
-_SLACK_SECONDS = 5.0
-# librdkafka puts times and counts in its errors, which make the text of the same error differ each time.
-_COUNTED = re.compile(r" \(after \d+ms in state [A-Z_]+(, \d+ identical error\(s\) suppressed)?\)")
-
-
 class AdminQuestions:
     """An admin client of an input's cluster. Not thread-safe."""
 
     def __init__(self, source: KafkaInput, admin: Any = None) -> None:
-        """Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError."""
+        """Raises ClientSettingError, ConnectionNotFoundError, ConnectionFormatError or TokenError."""
         self.source = source
-        self._heard: list[str] = []
         config: dict[str, Any] = dict(admin_config(source)) if admin is None else {}
         self.servers = str(config.get("bootstrap.servers") or source.bootstrap_servers or source.connection)
-        config["error_cb"] = self._on_error
-        self.admin = AdminClient(config) if admin is None else admin
-        self._polls = admin is None
-
-    def wait(self, futures: Collection[concurrent.futures.Future[Any]], seconds: float) -> None:
-        """Wait until all are done, but not much longer than ``seconds``, and about 3 s if the client reports errors."""
-        began = time.monotonic()
-        self._heard.clear()
-        open_ones = set(futures)
-        while open_ones and time.monotonic() < began + seconds + _SLACK_SECONDS:
-            self._poll()
-            _, open_ones = concurrent.futures.wait(open_ones, timeout=0.1)
-            if self._heard and time.monotonic() > began + _HOPE_SECONDS:
-                return
+        self.admin = AskingAdmin(config, gives_up_early=True) if admin is None else admin
 
     def not_asked(self, error: BaseException) -> KafkaNotAskedError:
         """The error that names the servers that did not answer, and why."""
-        self._poll()
-        why = self._heard[-1] if self._heard else error_text(error)
+        why = why_silent(self.admin) or error_text(error)
         return KafkaNotAskedError(
             f"Kafka at {self.servers} cannot be asked: {why}.",
             remedy="See to the servers, or to the address and the security settings of "
             + (f"connection {self.source.connection!r}." if self.source.connection else "bootstrap_servers."),
         )
 
-    def _poll(self) -> None:
-        if self._polls:
-            self.admin.poll(0)
 
-    def _on_error(self, error: KafkaError) -> None:
-        # "All brokers down" says less than the error of one broker.
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._heard:
-            self._heard[:] = [plain(error)]
+def wait_for(admin: Any, futures: Collection[concurrent.futures.Future[Any]], seconds: float) -> None:
+    """Wait until all are done, as `AskingAdmin.wait` does; with another client, for ``seconds`` and a little."""
+    if isinstance(admin, AskingAdmin):
+        admin.wait(futures, seconds)
+    else:
+        concurrent.futures.wait(futures, timeout=seconds + 5)
+
+
+def why_silent(admin: Any) -> str | None:
+    """The last error of the client's connections, if it is known."""
+    return admin.last_error() if isinstance(admin, AskingAdmin) else None
 
 
 def error_text(error: BaseException) -> str:
     """A Kafka error's name and text, any other's text."""
     inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
     return plain(inner) if isinstance(inner, KafkaError) else str(error) or type(error).__name__
-
-
-def plain(error: KafkaError) -> str:
-    """The error's name and text, without times and counts."""
-    return f"{error.name()}: {_COUNTED.sub('', error.str())}"
 
 
 _ANSWER_SECONDS = 10.0
@@ -234,16 +208,9 @@ class SeenTopic:
 class TopicWatch:
     """Queries Kafka. A query may take seconds, so don't call it in a loop that renews a lease."""
 
-    def __init__(
-        self,
-        admin: Any,
-        source: KafkaInput,
-        wait: Callable[[Collection[concurrent.futures.Future[Any]], float], None] | None = None,
-    ) -> None:
-        """``wait(futures, seconds)`` waits for the answers, for about so many seconds."""
+    def __init__(self, admin: Any, source: KafkaInput) -> None:
         self._admin = admin
         self._source = source
-        self._wait = wait or _wait
 
     def topics(self, refused: dict[str, TopicsNotFoundError] | None = None) -> tuple[list[SeenTopic], list[str]]:
         """The input's topics in order of their names, and the named ones that do not exist.
@@ -260,7 +227,7 @@ class TopicWatch:
         futures = self._admin.describe_topics(
             TopicCollection(topic_names=names), include_authorized_operations=False, request_timeout=_ANSWER_SECONDS
         )
-        self._wait(futures.values(), _ANSWER_SECONDS)
+        wait_for(self._admin, futures.values(), _ANSWER_SECONDS)
         seen, missing = [], []
         for topic in names:
             try:
@@ -282,10 +249,6 @@ class TopicWatch:
             return sorted(set(self._source.topics))
         metadata = self._admin.list_topics(timeout=_ANSWER_SECONDS)
         return sorted(topic for topic in metadata.topics if self._source.matches(topic))
-
-
-def _wait(futures: Collection[concurrent.futures.Future[Any]], seconds: float) -> None:
-    concurrent.futures.wait(futures, timeout=seconds + 5)
 
 
 def _described(topic: str, future: concurrent.futures.Future[Any]) -> Any:

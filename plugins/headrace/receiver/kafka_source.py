@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import Clock, SystemClock
+from headrace.kafka.client import open_consumer, plain
 from headrace.kafka.records import Cursor, MessageColumns, RecordChunk, chunks_of, consume, convert
-from headrace.kafka.topics import plain
 from headrace.ledger.receiving_tables import EpochEnd
 from headrace.receiver.kafka_errors import Findings, OffsetGaps, PartitionErrors, partition_name
 from headrace.receiver.rates import RateLimiter
@@ -163,7 +163,7 @@ class KafkaReceiver:
         max_chunk_bytes: int = 16 * 1024 * 1024,
         max_rate_per_partition: float | None = None,
         clock: Clock | None = None,
-        consumer_factory: ConsumerFactory = Consumer,
+        consumer_factory: ConsumerFactory = open_consumer,
     ) -> None:
         """``config`` is made by ``client_settings.consumer_config``. Chunks have at most about ``max_chunk_bytes``;
         ``max_rate_per_partition`` is in records per second.

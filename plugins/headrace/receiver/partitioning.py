@@ -190,7 +190,7 @@ class KafkaDiscoverer:
         asking = self._questions
         refused: dict[str, TopicsNotFoundError] = {}
         try:
-            topics, missing = TopicWatch(asking.admin, self._source, asking.wait).topics(refused)
+            topics, missing = TopicWatch(asking.admin, self._source).topics(refused)
         except KafkaException as error:
             raise asking.not_asked(error) from error
         problems = [str(error) for error in refused.values()]

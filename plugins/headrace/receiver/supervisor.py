@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from confluent_kafka import IsolationLevel
-from confluent_kafka.admin import AdminClient
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.clock import LedgerClock
-from headrace.kafka.client import admin_config, consumer_config, isolation_level
+from headrace.kafka.client import admin_config, consumer_config, isolation_level, open_admin
 from headrace.kafka.range_reader import RangeClients
 from headrace.kafka.records import RecordChunk
 from headrace.kafka.topics import AdminTopicIds, IncarnationGuard, RecreatedTopics, TopicIds
@@ -309,7 +308,7 @@ def open_clients(context: StreamContext, source: Input) -> ReceiverClients:
 
 
 def _open_kafka(context: StreamContext, source: KafkaInput) -> ReceiverClients:
-    admin = AdminClient(admin_config(source))
+    admin = open_admin(admin_config(source))
     limits = context.stream.limits
     isolation = isolation_level(source)
     consumer = KafkaReceiver(

@@ -1,8 +1,8 @@
 """The processes that Airflow's tasks start for a stream: a batch's, and the receiver job's, which outlives its task.
 
-They get the connections of their stream and none of Airflow's other settings: whoever may run a transform need not read
-the metadata database's password. Secrets are passed in the environment, never on a command line, where every user of
-the machine could read them.
+They get the connections of their stream, with what these need, and none of Airflow's other settings: whoever may run a
+transform need not read the metadata database's password. Secrets are passed in the environment, never on a command
+line, where every user of the machine could read them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 from airflow.configuration import conf
+from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
-from headrace.connections import variable_name
+from headrace.connections import ALLOWLIST_VARIABLE, variable_name
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -183,8 +184,7 @@ def child_environment(stream: Stream, base: Mapping[str, str] | None = None) -> 
     environment = {
         name: value for name, value in base.items() if name not in _WITHHELD and not name.startswith(_WITHHELD_PREFIXES)
     }
-    for conn_id in stream.connection_ids:
-        environment[variable_name(conn_id)] = connection_json(conn_id)
+    environment |= connection_variables(stream.connection_ids)
     environment[SECRET_KEY_VARIABLE] = secret_key(stream.application)
     # Executors and the driver run the Python that runs Airflow; by default they pick another one, without pyarrow.
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -206,8 +206,7 @@ def connections_in_environment(stream: Stream) -> Iterator[None]:
 
     Raises AirflowNotFoundException if a connection is not defined.
     """
-    names = {variable_name(source.connection): source.connection for source in stream.kafka_inputs if source.connection}
-    variables = {name: connection_json(conn_id) for name, conn_id in names.items()}
+    variables = connection_variables([source.connection for source in stream.kafka_inputs if source.connection])
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -218,6 +217,28 @@ def connections_in_environment(stream: Stream) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def connection_variables(conn_ids: Iterable[str]) -> dict[str, str]:
+    """The connections as environment variables; with them the functions that a Kafka connection may name for its
+    tokens, and the key for Google's Kafka, where Airflow has them.
+
+    Raises AirflowNotFoundException if a connection is not defined.
+    """
+    variables = {variable_name(conn_id): connection_json(conn_id) for conn_id in conn_ids}
+    if any(_GOOGLE in text for text in variables.values()):
+        # Imported here: most tasks need no Kafka client.
+        from headrace.kafka.tokens import GOOGLE_CONNECTION
+
+        # Without it, Google's library takes the credentials of the host.
+        with suppress(AirflowException, AirflowRuntimeError, PermissionError):
+            variables[variable_name(GOOGLE_CONNECTION)] = connection_json(GOOGLE_CONNECTION)
+    allowed = conf.get("apache_kafka", "callback_allowlist", fallback="") or ""
+    return {**variables, ALLOWLIST_VARIABLE: allowed} if allowed.strip() else variables
+
+
+# In the names of Google's brokers.
+_GOOGLE = ".managedkafka."
 
 
 def connection_json(conn_id: str) -> str:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 from packaging.version import InvalidVersion, Version
 
-from headrace.connections import variable_name
 from headrace.processes import PROCESS, has_ended
-from headrace.runs.processes import connection_json
+from headrace.runs.processes import connection_variables
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
@@ -395,7 +394,7 @@ def connections_of_others(ledger: Ledger, stream: Stream) -> Mapping[str, str]:
             continue
         for conn_id in other.connection_ids:
             try:
-                variables[variable_name(conn_id)] = connection_json(conn_id)
+                variables |= connection_variables([conn_id])
             except (AirflowException, AirflowRuntimeError, PermissionError):
                 continue
     return variables

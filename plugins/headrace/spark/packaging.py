@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headrace
-from headrace.connections import ENV_PREFIX, FILE_VARIABLE
+from headrace.connections import ALLOWLIST_VARIABLE, ENV_PREFIX, FILE_VARIABLE
 from headrace.errors import HeadraceError
 from headrace.spark.sessions import is_local_master
 
@@ -83,7 +83,9 @@ def send_connections(spark_context: SparkContext, environment: Mapping[str, str]
 
 
 def _connections(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(ENV_PREFIX)}
+    return {
+        name: value for name, value in environment.items() if name.startswith(ENV_PREFIX) or name == ALLOWLIST_VARIABLE
+    }
 
 
 def executors_path(stream: Stream) -> list[str]:

@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue, PositiveInt, field_validator
 from headrace.connections import CONNECTION_PREFIX
 from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
 from headrace.stream.model import Duration, Identifier, Part, Reference, milliseconds
-from headrace.stream.outputs import ElasticsearchOutput, Output
+from headrace.stream.outputs import ElasticsearchOutput, KafkaOutput, Output
 from headrace.stream.secrets import url_holds_secret, values_with_secrets
 from headrace.stream.settings import Limits, Listener, SparkSettings, Storage
 from headrace.stream.state import STATE_STEP, State
@@ -240,6 +240,11 @@ class StreamFields(Part):
     def kafka_inputs(self) -> tuple[KafkaInput, ...]:
         """The inputs that read Kafka: their records can be read again as long as Kafka keeps them."""
         return tuple(source for source in self.inputs if isinstance(source, KafkaInput))
+
+    @property
+    def kafka_outputs(self) -> tuple[KafkaOutput, ...]:
+        """The outputs that write to Kafka."""
+        return tuple(output for output in self.outputs if isinstance(output, KafkaOutput))
 
     @property
     def receiver_inputs(self) -> tuple[ReceiverInput, ...]:

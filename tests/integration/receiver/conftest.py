@@ -22,6 +22,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from tests.integration.receiver.launchers import ProcessLauncher, ThreadLauncher
+from tests.integration.receiver.secure_kafka import PASSWORD, SecureKafka
 
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RecordedRange, in_order, joined
@@ -238,6 +239,15 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[[str], Rig]]:
     for rig in made:
         if rig.thread is not None:
             rig.end()
+
+
+@pytest.fixture(scope="session")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafka]:
+    kafka = SecureKafka(tmp_path_factory.mktemp("secure"))
+    with kafka.server:
+        kafka.set_password(PASSWORD)
+        yield kafka
+    kafka.tokens.close()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.ledger import Ledger
+from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 pytest.importorskip("airflow")
 
@@ -45,6 +46,25 @@ def test_commands_run_under_airflow_with_its_connections(tmp_path: Path) -> None
     listed = airflow(tmp_path, "events", "list", "orders", "--json")
     assert listed.returncode == 0, listed.stderr
     assert json.loads(listed.stdout)[0]["kind"] == "stream_registered"
+
+
+def test_the_functions_that_a_kafka_connection_may_name_are_those_of_airflows_configuration(tmp_path: Path) -> None:
+    stream = Stream(
+        name="orders",
+        inputs=KafkaInput(connection="brokers", topics="orders"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage=tmp_path,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    (tmp_path / "orders.json").write_text(stream.to_json())
+    (tmp_path / "airflow.cfg").write_text("[apache_kafka]\ncallback_allowlist = acme.kafka.make_token\n")
+    extra = {"bootstrap.servers": "b:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+    connection = {"conn_type": "kafka", "extra": {**extra, "oauth_cb": "acme.kafka.other"}}
+    (tmp_path / "connections.json").write_text(json.dumps({"brokers": connection}))
+    checked = airflow(tmp_path, "streams", "check", "orders.json")
+    assert checked.returncode == 1
+    assert "not among the allowed ones (acme.kafka.make_token)" in " ".join(checked.stderr.split())
 
 
 def test_all_that_follows_a_noun_is_left_to_the_command() -> None:

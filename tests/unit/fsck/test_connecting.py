@@ -22,7 +22,7 @@ from headrace.fsck.connecting import (
     check_storage,
 )
 from headrace.hooks.ledger import register
-from headrace.kafka import topics
+from headrace.kafka import client
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, KeyIds, ParquetOutput, RecordIds, Stream
 
@@ -158,7 +158,7 @@ def test_an_elasticsearch_that_is_away(tmp_path: Path) -> None:
 def test_a_kafka_that_is_away_is_named_with_the_clients_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topics, "_HOPE_SECONDS", 0.2)
+    monkeypatch.setattr(client, "_HOPE_SECONDS", 0.2)
     (checked,) = check_input(make(tmp_path).inputs[0])
     assert checked.where == CLOSED
     assert f"Kafka at {CLOSED} cannot be asked" in (checked.error or "")
@@ -206,7 +206,7 @@ def test_a_ledger_that_cannot_be_made_or_opened(tmp_path: Path) -> None:
 def test_the_command_lists_every_check_and_fails_where_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topics, "_HOPE_SECONDS", 0.2)
+    monkeypatch.setattr(client, "_HOPE_SECONDS", 0.2)
     definition = tmp_path / "shop.json"
     definition.write_text(make(tmp_path, outputs=ConsoleOutput()).to_json())
     reported = CliRunner().invoke(app, ["streams", "check", str(definition), "--connect"])

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import IsolationLevel
 
 from headrace.connections import ConnectionTypeError
-from headrace.kafka.client import admin_config, consumer_config, isolation_level
+from headrace.kafka import client
+from headrace.kafka.client import admin_config, check_client_settings, consumer_config, isolation_level
 from headrace.kafka.errors import ClientSettingError
-from headrace.stream import KafkaInput, Limits
+from headrace.stream import KafkaInput, KafkaOutput, Limits, Stream
 
 
 def config(
-    monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], client: dict[str, Any] | None = None, **connection: Any
+    monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], tuning: dict[str, Any] | None = None, **connection: Any
 ):
     monkeypatch.setenv("AIRFLOW_CONN_BROKERS", json.dumps({"conn_type": "kafka", "extra": extra, **connection}))
-    source = KafkaInput(connection="brokers", topics=("a",), client=client or {})
+    source = KafkaInput(connection="brokers", topics=("a",), client=tuning or {})
     return consumer_config(source, group="g", limits=Limits(prefetch_bytes=64 << 20))
 
 
@@ -54,7 +56,14 @@ def test_a_partition_with_a_rate_is_prefetched_for_about_a_second(
 
 
 def test_secrets_come_from_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = config(monkeypatch, {"security.protocol": "SASL_SSL"}, host="b", port=9, login="me", password="hush")
+    made = config(
+        monkeypatch,
+        {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"},
+        host="b",
+        port=9,
+        login="me",
+        password="hush",
+    )
     assert made["bootstrap.servers"] == "b:9"
     assert (made["sasl.username"], made["sasl.password"]) == ("me", "hush")
 
@@ -86,6 +95,11 @@ def test_kafka_is_asked_for_what_the_inputs_consumer_sees(
     monkeypatch.setenv("AIRFLOW_CONN_BROKERS", json.dumps({"conn_type": "kafka", "extra": setting}))
     own = {} if client is None else {"isolation.level": client}
     assert isolation_level(KafkaInput(connection="brokers", topics=("a",), client=own)) is level
+
+
+def test_callbacks_of_airflows_provider_are_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = config(monkeypatch, {"bootstrap.servers": "b:1", "error_cb": "os.system", "stats_cb": "os.system"})
+    assert not {"error_cb", "stats_cb"} & set(made)
 
 
 def test_a_connection_of_another_type_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +138,72 @@ def test_librdkafka_knows_every_setting() -> None:
     source = KafkaInput(bootstrap_servers="localhost:1", topics=("a",))
     Consumer({**consumer_config(source, group="g", limits=Limits()), "log_level": 0}).close()
     AdminClient({**admin_config(source), "log_level": 0})
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}, r"logs in by GSSAPI \(Kerberos\)"),
+        ({"security.protocol": "sasl_plaintext", "sasl.mechanisms": "gssapi"}, r"logs in by GSSAPI \(Kerberos\)"),
+        # librdkafka's default.
+        ({"security.protocol": "SASL_SSL"}, r"sets no sasl\.mechanism, which means GSSAPI"),
+    ],
+)
+def test_kerberos_is_refused_where_the_client_was_built_without_it(
+    monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], reason: str
+) -> None:
+    monkeypatch.setattr(client, "has_kerberos", lambda: False)
+    with pytest.raises(ClientSettingError, match=reason) as refused:
+        config(monkeypatch, {"bootstrap.servers": "b:1", **extra})
+    assert "librdkafka with GSSAPI" in str(refused.value.remedy)
+
+
+def test_kerberos_is_left_to_a_client_that_was_built_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "has_kerberos", lambda: True)
+    kerberos = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "GSSAPI",
+        "sasl.kerberos.principal": "headrace/host.example.com@EXAMPLE.COM",
+        "sasl.kerberos.keytab": "/etc/krb5/headrace.keytab",
+    }
+    assert config(monkeypatch, {"bootstrap.servers": "b:1", **kerberos})["sasl.mechanism"] == "GSSAPI"
+
+
+def test_kerberos_names_hold_no_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "has_kerberos", lambda: True)
+    kerberos = {"security.protocol": "SASL_SSL", "sasl.kerberos.principal": "me; touch /tmp/x"}
+    with pytest.raises(ClientSettingError, match=r"sasl\.kerberos\.principal has other characters") as refused:
+        config(monkeypatch, {"bootstrap.servers": "b:1", **kerberos})
+    assert "touch" not in str(refused.value)
+
+
+def test_the_client_itself_says_whether_it_has_kerberos() -> None:
+    from confluent_kafka import Consumer, KafkaException
+
+    kerberos = {"group.id": "g", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI", "log_level": 0}
+    try:
+        Consumer({**kerberos, "bootstrap.servers": "127.0.0.1:1"}).close()
+    except KafkaException as error:
+        assert "GSSAPI" in str(error)
+        assert not client.has_kerberos()
+    else:
+        assert client.has_kerberos()
+
+
+def test_the_check_of_a_stream_refuses_the_log_in_of_its_connections(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(client, "has_kerberos", lambda: False)
+    stream = Stream(
+        name="shop",
+        inputs=KafkaInput(connection="unknown_here", topics="clicks"),
+        outputs=KafkaOutput(connection="brokers", topic="paid"),
+        batch_interval="10 s",
+        storage=tmp_path,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    check_client_settings(stream)
+    extra = {"bootstrap.servers": "b:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}
+    monkeypatch.setenv("AIRFLOW_CONN_BROKERS", json.dumps({"conn_type": "kafka", "extra": extra}))
+    with pytest.raises(ClientSettingError, match="'brokers' connection logs in by GSSAPI"):
+        check_client_settings(stream)

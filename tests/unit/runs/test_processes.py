@@ -11,7 +11,7 @@ import time
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from headrace.connections import resolve
+from headrace.connections import ALLOWLIST_VARIABLE, resolve
 from headrace.runs.processes import (
     DetachedProcess,
     SecretKeyUndefinedError,
@@ -58,6 +58,23 @@ def test_what_a_task_asks_kafka_itself_finds_its_connection_for_that_long(stream
     with connections_in_environment(stream):
         assert resolve("kafka_flights").extra["sasl.password"] == "s3cret"
     assert "AIRFLOW_CONN_KAFKA_FLIGHTS" not in os.environ
+
+
+def test_the_functions_that_a_kafka_connection_may_name_go_with_the_connections(stream, monkeypatch):
+    monkeypatch.setenv(ALLOWLIST_VARIABLE, "acme.kafka.make_token")
+    assert child_environment(stream)[ALLOWLIST_VARIABLE] == "acme.kafka.make_token"
+    monkeypatch.delenv(ALLOWLIST_VARIABLE)
+    assert ALLOWLIST_VARIABLE not in child_environment(stream)
+
+
+def test_the_key_for_googles_kafka_goes_with_its_connection_and_with_no_other(stream, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps({"conn_type": "google_cloud_platform"}))
+    assert "AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT" not in child_environment(stream)
+    google = {"bootstrap.servers": "bootstrap.flights.europe-west1.managedkafka.acme.cloud.goog:9092"}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_FLIGHTS", json.dumps({"conn_type": "kafka", "extra": google}))
+    assert resolve("google_cloud_default", child_environment(stream)).conn_type == "google_cloud_platform"
+    monkeypatch.delenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT")
+    assert "AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT" not in child_environment(stream)
 
 
 def test_airflows_own_secrets_stay_with_airflow(stream):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.connections import ConnectionNotFoundError, resolve
+from headrace.connections import ALLOWLIST_VARIABLE, ConnectionNotFoundError, resolve, variable_of
 from headrace.spark.packaging import PackageSourceError, connections_conf, package_zip, send_connections
 
 
@@ -30,7 +30,11 @@ def test_executors_elsewhere_resolve_the_connections_of_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context: Any = Context(tmp_path, "spark://host:7077")
-    environment = {"AIRFLOW_CONN_ES": '{"conn_type": "elasticsearch", "password": "hunter2"}', "PATH": "/bin"}
+    environment = {
+        "AIRFLOW_CONN_ES": '{"conn_type": "elasticsearch", "password": "hunter2"}',
+        ALLOWLIST_VARIABLE: "acme.kafka.make_token",
+        "PATH": "/bin",
+    }
     send_connections(context, environment)
     (sent,) = context.files
     assert sent.stat().st_mode & 0o077 == 0
@@ -41,6 +45,8 @@ def test_executors_elsewhere_resolve_the_connections_of_the_driver(
     there = {name.removeprefix(prefix): value for name, value in conf.items() if name.startswith(prefix)}
     assert "hunter2" not in str(there)
     assert resolve("es", there).password == "hunter2"
+    assert variable_of(ALLOWLIST_VARIABLE, there) == "acme.kafka.make_token"
+    assert variable_of("PATH", there) is None
     with pytest.raises(ConnectionNotFoundError):
         resolve("other", there)
 

@@ -19,13 +19,19 @@ from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
 
 from headrace.connections import resolve
 from headrace.elasticsearch.columns import HEADERS, KEY, PARTITION, VALUE
 from headrace.errors import Failure, HeadraceError
-from headrace.kafka.client import SECURITY_SETTINGS, connection_config
+from headrace.kafka.client import (
+    SECURITY_SETTINGS,
+    AskingAdmin,
+    connection_config,
+    open_admin,
+    open_consumer,
+    open_producer,
+)
 from headrace.spark.outputs.writer import AttemptReplacedError, OutputError
 from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import open_storage
@@ -111,15 +117,22 @@ def client_config(connection: str | None, bootstrap_servers: str | None) -> dict
 
 
 def topic_id(config: Config, topic: str) -> str:
-    """The topic's id. Raises TopicMissingError, KafkaRefusedError or KafkaOutputError."""
-    admin = AdminClient(dict(config))
+    """The topic's id. Raises TopicMissingError, KafkaRefusedError, KafkaOutputError or TokenError."""
+    admin = AskingAdmin(config)
     described = admin.describe_topics(TopicCollection([topic]), request_timeout=_QUESTION_SECONDS)[topic]
+    admin.wait([described], _QUESTION_SECONDS)
     try:
-        return str(described.result(_QUESTION_SECONDS + 5).topic_id)
+        return str(described.result(0).topic_id)
     except KafkaException as error:
         raise reported(error.args[0], topic) from error
     except TimeoutError as error:
-        raise KafkaOutputError(f"Kafka did not describe topic {topic!r} in {_QUESTION_SECONDS:g} s.") from error
+        why = admin.last_error()
+        if why is None:
+            raise KafkaOutputError(f"Kafka did not describe topic {topic!r} in {_QUESTION_SECONDS:g} s.") from error
+        raise KafkaRefusedError(
+            f"Kafka does not describe topic {topic!r}: {why}.",
+            remedy="Check the servers, and the address and the login of the output's connection.",
+        ) from error
 
 
 def reported(error: KafkaError, topic: str, *, message: str = "") -> KafkaOutputError:
@@ -206,7 +219,7 @@ class Marker:
         self._group = group
         self._topic = topic
         self._timeout_seconds = timeout_seconds
-        self._consumer = Consumer(
+        self._consumer = open_consumer(
             {**config, "group.id": group, "enable.auto.commit": False, "allow.auto.create.topics": False}
         )
 
@@ -244,7 +257,7 @@ class Marker:
         try:
             # Waits until the transaction's offsets are committed: otherwise they would reappear after the deletion.
             self.find(topic_id)
-            admin = AdminClient(dict(self._config))
+            admin = open_admin(self._config)
             admin.delete_consumer_groups([self._group])[self._group].result(_GROUP_SECONDS)
         except (KafkaException, TimeoutError) as error:
             logger.info("The group %s stays until Kafka lets it expire: %s", self._group, error)
@@ -327,7 +340,7 @@ class BatchTransaction:
 
     def _producer(self) -> Producer:
         timeout_ms = int(self.timeout_seconds * 1000)
-        return Producer(
+        return open_producer(
             {
                 **_SETTINGS,
                 **self.config,

@@ -37,7 +37,13 @@ CONNECTION = {
     "port": 9092,
     "login": "me",
     "password": "hunter2",
-    "extra": {"security.protocol": "SASL_SSL", "group.id": "others", "fetch.min.bytes": 5, "client.id": "us"},
+    "extra": {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "group.id": "others",
+        "fetch.min.bytes": 5,
+        "client.id": "us",
+    },
 }
 
 
@@ -48,6 +54,7 @@ def test_a_connection_gives_security_and_not_what_is_a_consumers(monkeypatch: py
         "sasl.username": "me",
         "sasl.password": "hunter2",
         "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
         "client.id": "us",
         "allow.auto.create.topics": False,
     }
