@@ -1,4 +1,4 @@
-"""Runs one Elasticsearch node until SIGTERM; started by file name, see elasticsearch.py.
+"""Runs one node of Elasticsearch or OpenSearch until SIGTERM; started by file name, see elasticsearch.py.
 
 Elasticsearch's launcher is not published as a jar, so the node is built over py4j, which comes with pyspark. The JVM
 ends when this process does (it watches its standard input), and this process ends when the JVM does.
@@ -32,8 +32,6 @@ _JVM_OPTIONS = [
     "-Dio.netty.recycler.maxCapacityPerThread=0",
     "-Dlog4j.shutdownHookEnabled=false",
     "-Dlog4j2.disable.jmx=true",
-    "-Djava.security.manager=allow",
-    "--add-opens=java.base/java.io=org.elasticsearch.preallocate",
 ]
 
 
@@ -57,6 +55,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--product", choices=["elasticsearch", "opensearch"], required=True)
     parser.add_argument("--java", required=True)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
@@ -68,23 +67,28 @@ def _arguments() -> argparse.Namespace:
 
 def _start_jvm(arguments: argparse.Namespace) -> subprocess.Popen[str]:
     home: Path = arguments.home
+    if arguments.product == "elasticsearch":
+        # The plugin loader needs modules; with the class path it fails.
+        loaded = ["--add-opens=java.base/java.io=org.elasticsearch.preallocate", "-p", str(home / "lib")]
+        loaded += ["--add-modules", "org.elasticsearch.server,jdk.net", "-cp", find_jar_path()]
+    else:
+        loaded = ["-cp", os.pathsep.join([find_jar_path(), *map(str, sorted((home / "lib").glob("*.jar")))])]
     command = [
         arguments.java,
         f"-Xmx{arguments.heap}",
         *_JVM_OPTIONS,
-        f"-Des.path.home={home}",
-        f"-Des.path.conf={home / 'config'}",
+        f"-D{arguments.product.replace('elasticsearch', 'es')}.path.home={home}",
+        f"-D{arguments.product.replace('elasticsearch', 'es')}.path.conf={home / 'config'}",
         f"-Dlog4j2.configurationFile={(home / 'config' / 'log4j2.properties').as_uri()}",
-        # The plugin loader needs modules; with the class path it fails.
-        *("-p", str(home / "lib"), "--add-modules", "org.elasticsearch.server,jdk.net"),
-        *("-cp", find_jar_path(), "py4j.GatewayServer", "--enable-auth", "--die-on-broken-pipe", "0"),
+        *loaded,
+        *("py4j.GatewayServer", "--enable-auth", "--die-on-broken-pipe", "0"),
     ]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _build_node(jvm: Any, arguments: argparse.Namespace) -> Any:
-    jvm.org.elasticsearch.common.logging.LogConfigurator.configureESLogging()
-    settings = jvm.org.elasticsearch.common.settings.Settings.builder()
+    server = getattr(jvm.org, arguments.product)
+    settings = server.common.settings.Settings.builder()
     for name, value in {
         "path.home": str(arguments.home),
         "path.data": str(arguments.data),
@@ -100,12 +104,13 @@ def _build_node(jvm: Any, arguments: argparse.Namespace) -> Any:
     }.items():
         settings.put(name, value)
     path = jvm.java.io.File(str(arguments.home / "config")).toPath()
-    environment = jvm.org.elasticsearch.env.Environment(settings.build(), path)
-    bundles = jvm.org.elasticsearch.plugins.PluginsUtils.getModuleBundles(environment.modulesDir())
-    loader = jvm.org.elasticsearch.plugins.PluginsLoader.createPluginsLoader(
-        bundles, jvm.java.util.HashSet(), jvm.java.util.HashMap()
-    )
-    return jvm.org.elasticsearch.node.Node(environment, loader)
+    environment = server.env.Environment(settings.build(), path)
+    if arguments.product == "opensearch":
+        return server.node.Node(environment)
+    server.common.logging.LogConfigurator.configureESLogging()
+    bundles = server.plugins.PluginsUtils.getModuleBundles(environment.modulesDir())
+    loader = server.plugins.PluginsLoader.createPluginsLoader(bundles, jvm.java.util.HashSet(), jvm.java.util.HashMap())
+    return server.node.Node(environment, loader)
 
 
 def _close(node: Any, gateway: JavaGateway) -> None:

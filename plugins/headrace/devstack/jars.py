@@ -6,6 +6,7 @@ exactly these. ``python -m headrace.devstack.jars lock`` makes the file again fr
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -51,8 +52,29 @@ def how_to_get_java(platform: str = sys.platform) -> str:
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
     """The Java of JAVA_HOME, or else of PATH. Raises JavaMissingError if there is none or it is older than 17."""
-    environ = os.environ if environ is None else environ
-    executable = _executable(environ)
+    return _java(_executable(os.environ if environ is None else environ))
+
+
+def find_jdk(oldest: int, installed: Path = Path("/usr/lib/jvm")) -> Java:
+    """A full JDK of this version or newer: `find_java`'s, or else the oldest of those in the folder ``installed``.
+
+    Raises JavaMissingError.
+    """
+    candidates = [find_java()]
+    for executable in installed.glob("*/bin/java"):
+        with contextlib.suppress(JavaMissingError):
+            candidates.append(_java(str(executable)))
+    # A JRE has no jlink.
+    suitable = [java for java in candidates if java.version >= oldest and java.executable.with_name("jlink").is_file()]
+    if not suitable:
+        raise JavaMissingError(
+            f"No JDK {oldest} or newer was found in JAVA_HOME, PATH and {installed}.",
+            remedy=f"Install one, such as openjdk-{oldest}-jdk-headless.",
+        )
+    return suitable[0] if suitable[0] is candidates[0] else min(suitable, key=lambda java: java.version)
+
+
+def _java(executable: str) -> Java:
     try:
         done = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
@@ -98,6 +120,9 @@ LOCK_FILE = Path(__file__).with_name("jars.lock.json")
 KAFKA_VERSION = "4.1.0"
 ELASTICSEARCH_VERSION = "8.19.21"
 """8.19, because version 9 needs a full JDK 21."""
+ELASTICSEARCH_9_VERSION = "9.1.0"
+OPENSEARCH_VERSION = "2.19.6"
+OPENSEARCH_3_VERSION = "3.3.2"
 POSTGRES_VERSION = "17.5.0"
 
 
@@ -115,6 +140,16 @@ def _postgres(target: str) -> tuple[Module, ...]:
     return (Module("io.zonky.test.postgres", f"embedded-postgres-binaries-{target}", POSTGRES_VERSION, False),)
 
 
+def _opensearch(version: str, *, log4j: str) -> tuple[Module, ...]:
+    return (
+        Module("org.opensearch", "opensearch", version),
+        Module("org.opensearch.plugin", "transport-netty4-client", version),
+        # The server's description leaves these out, and the server does not start without them.
+        Module("org.opensearch", "opensearch-plugin-classloader", version),
+        Module("org.apache.logging.log4j", "log4j-core", log4j),
+    )
+
+
 BUNDLES: Mapping[str, tuple[Module, ...]] = {
     # kafka_2.13 has a logging interface without an implementation; without slf4j-simple the broker dies silently.
     "kafka": (Module("org.apache.kafka", "kafka_2.13", KAFKA_VERSION), Module("org.slf4j", "slf4j-simple", "1.7.36")),
@@ -122,6 +157,13 @@ BUNDLES: Mapping[str, tuple[Module, ...]] = {
         Module("org.elasticsearch", "elasticsearch", ELASTICSEARCH_VERSION),
         Module("org.elasticsearch.plugin", "transport-netty4", ELASTICSEARCH_VERSION),
     ),
+    # The others are for tests only: no server of the local stack.
+    "elasticsearch-9": (
+        Module("org.elasticsearch", "elasticsearch", ELASTICSEARCH_9_VERSION),
+        Module("org.elasticsearch.plugin", "transport-netty4", ELASTICSEARCH_9_VERSION),
+    ),
+    "opensearch": _opensearch(OPENSEARCH_VERSION, log4j="2.25.4"),
+    "opensearch-3": _opensearch(OPENSEARCH_3_VERSION, log4j="2.21.0"),
     "postgres-linux-amd64": _postgres("linux-amd64"),
     "postgres-linux-arm64v8": _postgres("linux-arm64v8"),
     "postgres-darwin-amd64": _postgres("darwin-amd64"),

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from headrace.clock import Clock, SystemClock
-from headrace.elasticsearch.concrete_index import ConcreteIndex, check_server, describe_indices, single_index
+from headrace.elasticsearch.concrete_index import ConcreteIndex, describe_indices, single_index
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexNotWritableError, UnsuitableTargetError
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
+from headrace.elasticsearch.search_server import ask_server
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, NoAnswerError, Response, Transport
 from headrace.elasticsearch.verdicts import Reason, refusal
 
@@ -143,8 +144,7 @@ class Administration:
             purpose, max_seconds=self._max_retry_seconds, clock=self._clock, cancelled=threading.Event()
         )
         if not self._is_checked:
-            check_server(self._transport, retry_budget, self._where)
-            self._is_checked = True
+            self._is_checked = ask_server(self._transport, retry_budget, self._where) is not None
         return retry_budget
 
     def concrete_index(self, name: str) -> ConcreteIndex | None:

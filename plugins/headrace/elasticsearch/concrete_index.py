@@ -14,9 +14,10 @@ from typing import Any
 from urllib.parse import quote
 
 from headrace.clock import Clock
-from headrace.elasticsearch.errors import ElasticsearchRefusedError, UnsuitableTargetError
+from headrace.elasticsearch.errors import UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
+from headrace.elasticsearch.search_server import ask_server
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason, refusal
 
@@ -30,12 +31,9 @@ DESCRIPTION = (
     "*.settings.index.provided_name",
     "*.settings.index.uuid",
     "*.settings.index.lifecycle.rollover_alias",
+    "*.settings.index.plugins.index_state_management.rollover_alias",
 )
-"""The fields that `single_index` needs of Elasticsearch's answer to ``GET /<name>``, as its ``filter_path``."""
-
-
-PRODUCT = "Elasticsearch"
-OLDEST_MAJOR = 8
+"""The fields that `single_index` needs of the server's answer to ``GET /<name>``, as its ``filter_path``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +42,6 @@ class ConcreteIndex:
 
     name: str
     uuid: str | None
-
-
-def check_server(transport: Transport, retry_budget: RetryBudget, where: str) -> None:
-    """Ask who answers, before anything is written.
-
-    Raises ElasticsearchRefusedError: it is not Elasticsearch, or too old. A server that does not let the user ask, with
-    401 or 403, is not refused here. Also raises the errors of ``request_with_retries``.
-    """
-    response = request_with_retries(transport, retry_budget, "GET", "/")
-    if response.status in (401, 403):
-        return
-    parsed = response.json()
-    version = parsed.get("version") if isinstance(parsed, dict) else None
-    server = version if isinstance(version, dict) else {}
-    number = str(server.get("number", ""))
-    if response.product != PRODUCT:
-        named = f": it reports {server.get('distribution', 'a version')} {number}" if number else ""
-        raise ElasticsearchRefusedError(
-            f"The server at {where} does not say that it is Elasticsearch, by the response header "
-            f"X-Elastic-Product{named}.",
-            remedy="Check the address; OpenSearch is not supported. A proxy has to pass on this header.",
-        )
-    major = number.partition(".")[0]
-    if major.isdigit() and int(major) < OLDEST_MAJOR:
-        raise ElasticsearchRefusedError(
-            f"The server at {where} is Elasticsearch {number}.",
-            remedy=f"headrace needs Elasticsearch {OLDEST_MAJOR} or newer.",
-        )
 
 
 def describe_indices(transport: Transport, retry_budget: RetryBudget, name: str) -> dict[str, dict[str, Any]] | None:
@@ -118,8 +88,10 @@ def single_index(name: str, indices: Mapping[str, dict[str, Any]] | None) -> Con
 
 def _rolls_over(alias: str, described: dict[str, Any]) -> bool:
     held = described.get("aliases", {}).get(alias, {})
-    lifecycle = described.get("settings", {}).get("index", {}).get("lifecycle", {})
-    rolled = isinstance(lifecycle, dict) and lifecycle.get("rollover_alias") == alias
+    settings = described.get("settings", {}).get("index", {})
+    # Elasticsearch's lifecycle, OpenSearch's state management.
+    managers = (settings.get("lifecycle"), settings.get("plugins", {}).get("index_state_management"))
+    rolled = any(isinstance(manager, dict) and manager.get("rollover_alias") == alias for manager in managers)
     return bool(held.get("is_write_index")) or rolled
 
 
@@ -132,8 +104,8 @@ class TargetIndex:
         self._clock = clock
 
     def check_server(self, where: str) -> None:
-        """Raise ElasticsearchRefusedError if the server is not an Elasticsearch that headrace supports."""
-        check_server(self._transport, self._retry_budget(), where)
+        """Raise ElasticsearchRefusedError if the server is none that headrace supports."""
+        ask_server(self._transport, self._retry_budget(), where)
 
     def concrete(self) -> ConcreteIndex | None:
         """The concrete index behind the name; None if it does not exist yet.

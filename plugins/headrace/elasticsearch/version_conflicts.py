@@ -211,11 +211,13 @@ def _unread(response: Response) -> dict[str, Any]:
 
 
 _MAPPING = (
-    "*.mappings._source,*.settings.index.mode,*.settings.index.mapping.source.mode,*.settings.index.provided_name"
+    "*.mappings._source,*.settings.index.mode,*.settings.index.mapping.source.mode,*.settings.index.derived_source,"
+    "*.settings.index.provided_name"
 )
 UNPARSED = "unparsed"
 """Instead of ``_source`` in an answer that cannot be parsed: the answer's bytes from the document on."""
-# Their default is synthetic: Elasticsearch makes the document again from the fields' values.
+# Their default is synthetic: Elasticsearch makes the document again from the fields' values, as OpenSearch does with
+# derived_source.
 _SYNTHETIC_MODES = ("logsdb", "time_series")
 
 
@@ -272,7 +274,8 @@ class _KeptFields:
         source = described.get("mappings", {}).get("_source", {})
         settings = described.get("settings", {}).get("index", {})
         mode = settings.get("mapping", {}).get("source", {}).get("mode") or source.get("mode")
-        if mode is None and settings.get("mode") in _SYNTHETIC_MODES:
+        derived = str(settings.get("derived_source", {}).get("enabled")).lower() == "true"
+        if mode is None and (settings.get("mode") in _SYNTHETIC_MODES or derived):
             mode = "synthetic"
         return cls(mode in (None, "stored"), _paths(source.get("includes")), _paths(source.get("excludes")))
 

@@ -65,9 +65,15 @@ def real_index() -> type[RealIndex]:
     return RealIndex
 
 
+@pytest.fixture(scope="module")
+def search_server(elasticsearch: str) -> str:
+    """The URL of the server of these tests; test_search_servers.py has others."""
+    return elasticsearch
+
+
 @pytest.fixture
-def real(elasticsearch: str) -> Iterator[RealIndex]:
-    index = RealIndex(elasticsearch, f"sink-{uuid.uuid4().hex[:12]}")
+def real(search_server: str) -> Iterator[RealIndex]:
+    index = RealIndex(search_server, f"sink-{uuid.uuid4().hex[:12]}")
     yield index
     for name in index.ask("GET", f"/{index.name}*/_settings?filter_path=*.settings.index.provided_name"):
         # A data stream's index stays: it goes with the data stream only, which this server cannot delete.

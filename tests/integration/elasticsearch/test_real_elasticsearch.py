@@ -123,7 +123,8 @@ def test_a_value_against_the_mapping_is_a_dead_letter_once(real: Any, rows: Any)
     for _ in range(2):
         counts = real.index(batch, stream_name="s", batch_time_ms=1700000000000)
         assert counts.dead_lettered == 1
-        assert list(counts.dead_letter_reasons) == ["document_parsing_exception"]
+        # OpenSearch has the older name.
+        assert list(counts.dead_letter_reasons) in (["document_parsing_exception"], ["mapper_parsing_exception"])
     (letter,) = real.documents(f"{real.name}-dead-letters").values()
     assert letter["value_text"] == '{"n": "many"}'
     assert 'For input string: "many"' in letter["reason"]["text"]
@@ -214,6 +215,7 @@ STORED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "included": ({"includes": ["a", "c.*", "z"]}, {}, 4),
     "disabled": ({"enabled": False}, {}, 0),
     "synthetic": ({}, {"index.mapping.source.mode": "synthetic"}, 0),
+    "derived": ({}, {"index.derived_source.enabled": True}, 0),
 }
 
 
@@ -222,7 +224,9 @@ def test_what_the_index_took_once_is_settled_the_second_time(real: Any, rows: An
     """Whatever its mapping keeps, and though a search's or a client's parser cannot read it."""
     source, settings, the_same = STORED[stored]
     mappings = {"dynamic": False, "_source": source, "properties": {"z": {"type": "keyword"}}}
-    real.ask("PUT", f"/{real.name}", {"mappings": mappings, "settings": settings})
+    made = {"mappings": mappings, "settings": settings}
+    if b"unknown setting" in real.transport.request("PUT", f"/{real.name}", json.dumps(made).encode()).body:
+        pytest.skip(f"this server has no {settings}")
     batch = rows([*MANY, DEEP, b'{"z": "y"}'])
     first = real.index(batch)
     assert (first.created, first.dead_lettered) == (5, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -17,22 +18,26 @@ from headrace.elasticsearch.errors import (
     ElasticsearchUnavailableError,
     UnsuitableTargetError,
 )
+from headrace.elasticsearch.retry_budget import RetryBudget
+from headrace.elasticsearch.search_server import ask_server
 from headrace.elasticsearch.transport import NoAnswerError, Response
 
 
 class Answers:
     """Gives these answers, one after another, and remembers the requests. Says ``who`` it is."""
 
-    def __init__(self, *answers: Response | NoAnswerError, who: Response | None = None) -> None:
+    def __init__(self, *answers: Response | NoAnswerError, who: Response | NoAnswerError | None = None) -> None:
         self._answers = deque(answers)
-        self._who = who or ELASTICSEARCH
+        self.who: Response | NoAnswerError = who or ELASTICSEARCH
         self.asked_who = 0
         self.requests: list[tuple[str, str, Any]] = []
 
     def request(self, method: str, path: str, body: bytes | None = None) -> Response:
         if path == "/":
             self.asked_who += 1
-            return self._who
+            if isinstance(self.who, NoAnswerError):
+                raise self.who
+            return self.who
         self.requests.append((method, path.partition("?")[0], json.loads(body) if body else None))
         answer = self._answers.popleft()
         if isinstance(answer, NoAnswerError):
@@ -126,26 +131,63 @@ def test_there_are_no_ids_in_an_index_that_is_missing(administer: Any) -> None:
     assert administer(Answers(error(404, "index_not_found_exception"))).ids("Asking", "clicks", {}) == []
 
 
-SERVERS = {
-    "OpenSearch": (200, {"distribution": "opensearch", "number": "2.11.0"}, None, "reports opensearch 2.11.0"),
-    "a proxy that drops the header": (200, {"number": "9.2.1"}, None, "pass on this header"),
-    "another server": (404, None, None, "X-Elastic-Product"),
-    "an old version": (200, {"number": "7.17.29"}, "Elasticsearch", "is Elasticsearch 7.17.29"),
+ELASTIC = "You Know, for Search"
+OTHERS = {
+    "OpenSearch 1": (200, {"version": {"distribution": "opensearch", "number": "1.3.20"}}, "is OpenSearch 1.3.20"),
+    "OpenSearch 4": (200, {"version": {"distribution": "opensearch", "number": "4.0.0"}}, "is OpenSearch 4.0.0"),
+    "Elasticsearch 7": (200, {"version": {"number": "7.17.29"}, "tagline": ELASTIC}, "is Elasticsearch 7.17.29"),
+    "Elasticsearch 10": (200, {"version": {"number": "10.0.1"}, "tagline": ELASTIC}, "is Elasticsearch 10.0.1"),
+    "one with a version": (200, {"version": {"number": "9.2.1"}}, "neither Elasticsearch nor .* a version 9.2.1"),
+    "one without": (404, "nothing here", "neither Elasticsearch nor OpenSearch, by its answer to GET /: 404"),
+    "one that lists versions": (200, {"version": ["9.2.1"]}, "neither Elasticsearch nor OpenSearch"),
 }
 
 
-@pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
+@pytest.mark.parametrize("server", OTHERS.values(), ids=OTHERS)
 def test_another_server_is_refused_alike_by_a_write_and_by_every_other_request(
-    administer: Any, clock: Any, make_options: Any, server: tuple[int, Any, str | None, str]
+    administer: Any, clock: Any, make_options: Any, server: tuple[int, Any, str]
 ) -> None:
-    status, version, product, says = server
-    who = replace(answer(status, {"version": version}), product=product)
-    with pytest.raises(ElasticsearchRefusedError, match=says) as by_request:
+    status, said, error_text = server
+    who = answer(status, said)
+    with pytest.raises(ElasticsearchRefusedError, match=error_text) as by_request:
         ask(administer(Answers(who=who)))
-    with pytest.raises(ElasticsearchRefusedError, match=says) as by_write:
+    with pytest.raises(ElasticsearchRefusedError, match=error_text) as by_write:
         TargetIndex(Answers(who=who), make_options(), clock=clock).check_server("http://fake:9200")
     assert str(by_request.value) == str(by_write.value)
     assert "http://fake:9200" in str(by_write.value)
+    assert "Elasticsearch 8 or 9, OpenSearch 2 or 3" in str(by_write.value)
+
+
+SUPPORTED_SERVERS = {
+    "Elasticsearch 8.19.21": replace(answer(200, {"version": {"number": "8.19.21"}}), product="Elasticsearch"),
+    "Elasticsearch 9.1.0": answer(200, {"version": {"number": "9.1.0"}, "tagline": ELASTIC}),
+    "Elasticsearch": replace(answer(400, {"error": "no handler found"}), product="Elasticsearch"),
+    "OpenSearch 2.19.6": answer(200, {"version": {"distribution": "opensearch", "number": "2.19.6"}}),
+    "OpenSearch 3.3.2": answer(200, {"version": {"distribution": "opensearch", "number": "3.3.2"}}),
+}
+
+
+@pytest.mark.parametrize("name", SUPPORTED_SERVERS)
+def test_a_supported_server_is_recognised_by_its_answer(clock: Any, name: str) -> None:
+    retry_budget = RetryBudget("Asking", max_seconds=0, clock=clock, cancelled=threading.Event())
+    assert str(ask_server(Answers(who=SUPPORTED_SERVERS[name]), retry_budget, "here")) == name
+
+
+@pytest.mark.parametrize("failure", [error(503), error(429), NoAnswerError("reset")], ids=str)
+def test_a_question_about_the_server_that_fails_is_asked_again_and_never_taken_as_its_answer(
+    administer: Any, failure: Response | NoAnswerError
+) -> None:
+    answers = Answers(answer(200, {}), answer(200, {}), who=failure)
+    administration = administer(answers, max_retry_seconds=1)
+    with pytest.raises(ElasticsearchUnavailableError):
+        ask(administration)
+    assert answers.asked_who > 1
+    assert answers.requests == [], "nothing is requested of a server that is not known"
+    answers.who = SUPPORTED_SERVERS["OpenSearch 2.19.6"]
+    ask(administration)
+    asked = answers.asked_who
+    ask(administration)
+    assert answers.asked_who == asked
 
 
 @pytest.mark.parametrize("status", [401, 403])
