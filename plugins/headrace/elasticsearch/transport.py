@@ -10,6 +10,7 @@ sent as given: the official client would copy each of them twice. And it speaks 
 from __future__ import annotations
 
 import base64
+import binascii
 import gzip
 import hashlib
 import hmac
@@ -22,20 +23,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, SSLError
 
 from headrace.connections import Connection, resolve
+from headrace.elasticsearch import aws_signature
+from headrace.elasticsearch.aws_signature import AwsIdentity, RequestSigner
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexingOptionsError
 
 DEFAULT_PORT = 9200
 
-ALLOWED_EXTRA = frozenset(
+ALLOWED_EXTRA = aws_signature.EXTRA | frozenset(
     {
         "api_key",
         "bearer_token",
+        "cloud_id",
         "ca_certs",
         "verify_certs",
         "client_cert",
@@ -43,6 +47,7 @@ ALLOWED_EXTRA = frozenset(
         "ssl_assert_fingerprint",
         "http_compress",
         "path_prefix",
+        "proxy",
     }
 )
 """The keys that a connection's extra may have. Files (ca_certs, ...) must exist on the executors' hosts."""
@@ -87,6 +92,10 @@ class Cluster:
     client_key: str | None = None
     ssl_assert_fingerprint: str | None = None
     http_compress: bool = False
+    proxy: str | None = field(default=None, repr=False)
+    """The URL of an HTTP proxy, which may have a login in it."""
+    aws: AwsIdentity | None = None
+    """Who signs each request, instead of ``authorization``."""
 
     @classmethod
     def of(cls, settings: ClusterSettings, environ: Mapping[str, str] | None = None) -> Self:
@@ -115,32 +124,79 @@ class Cluster:
                 f"The extra of connection {connection.id!r} has {', '.join(map(repr, unknown))}.",
                 remedy=f"It may have {', '.join(sorted(ALLOWED_EXTRA))}.",
             )
-        if not connection.host:
-            raise IndexingOptionsError(
-                f"Connection {connection.id!r} has no host.",
-                remedy="Give the host of Elasticsearch, or several separated by commas.",
-            )
-        scheme = _scheme(connection)
-        prefix = str(extra.get("path_prefix") or "").rstrip("/")
-        nodes = tuple(
-            _node(host.strip(), default_scheme=scheme, default_port=connection.port or DEFAULT_PORT, prefix=prefix)
-            for host in connection.host.split(",")
-        )
-        if scheme == "https" and any(node.scheme != "https" for node in nodes):
-            # Its credentials would go over the network in clear, although it asks for TLS.
-            raise IndexingOptionsError(
-                f"Connection {connection.id!r} asks for https, and one of its hosts for http.", remedy="Keep one."
-            )
+        aws = AwsIdentity.of(connection, extra)
         return cls(
-            nodes=nodes,
-            authorization=_authorization(connection, extra),
+            nodes=_nodes(connection, extra),
+            authorization=None if aws else _authorization(connection, extra),
             verify_certs=_boolean(extra.get("verify_certs", True), "verify_certs", connection.id),
             ca_certs=extra.get("ca_certs"),
             client_cert=extra.get("client_cert"),
             client_key=extra.get("client_key"),
             ssl_assert_fingerprint=extra.get("ssl_assert_fingerprint"),
             http_compress=_boolean(extra.get("http_compress", False), "http_compress", connection.id),
+            proxy=_proxy(connection, extra),
+            aws=aws,
         )
+
+
+def _nodes(connection: Connection, extra: Mapping[str, Any]) -> tuple[Node, ...]:
+    if extra.get("cloud_id"):
+        if connection.host:
+            raise IndexingOptionsError(
+                f"Connection {connection.id!r} has a host and a cloud_id.", remedy="Keep one: the id names the host."
+            )
+        return (_cloud_node(str(extra["cloud_id"]), connection.id),)
+    if not connection.host:
+        raise IndexingOptionsError(
+            f"Connection {connection.id!r} has no host.",
+            remedy="Give the host of the search server, or several separated by commas; or a cloud_id in the extra.",
+        )
+    scheme = _scheme(connection)
+    prefix = str(extra.get("path_prefix") or "").rstrip("/")
+    nodes = tuple(
+        _node(host.strip(), default_scheme=scheme, default_port=connection.port or DEFAULT_PORT, prefix=prefix)
+        for host in connection.host.split(",")
+    )
+    if scheme == "https" and any(node.scheme != "https" for node in nodes):
+        # Its credentials would go over the network in clear, although it asks for TLS.
+        raise IndexingOptionsError(
+            f"Connection {connection.id!r} asks for https, and one of its hosts for http.", remedy="Keep one."
+        )
+    return nodes
+
+
+def _cloud_node(cloud_id: str, connection_id: str) -> Node:
+    """The address in an id of Elastic Cloud: ``label:base64(domain[:port]$deployment$kibana)``."""
+    try:
+        domain, deployment, *_ = base64.b64decode(cloud_id.rpartition(":")[2], validate=True).decode().split("$")
+        host, _, port = domain.partition(":")
+        if host and deployment:
+            return Node("https", f"{deployment}.{host}", int(port or 443))
+    except (binascii.Error, ValueError):
+        pass
+    raise IndexingOptionsError(
+        f"'cloud_id' in the extra of connection {connection_id!r} is not an id of Elastic Cloud.",
+        remedy="Copy it from the deployment's page in Elastic Cloud.",
+    )
+
+
+def _proxy(connection: Connection, extra: Mapping[str, Any]) -> str | None:
+    proxy = extra.get("proxy")
+    if not proxy:
+        return None
+    parts = urlsplit(str(proxy))
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        # The text may hold a credential, so it is not repeated.
+        raise IndexingOptionsError(
+            f"'proxy' in the extra of connection {connection.id!r} is not an http or https URL.",
+            remedy="Write it as http://proxy:3128.",
+        )
+    if extra.get("ssl_assert_fingerprint"):
+        raise IndexingOptionsError(
+            f"Connection {connection.id!r} has a proxy and ssl_assert_fingerprint.",
+            remedy="Give the authority's certificate as ca_certs instead of the fingerprint.",
+        )
+    return str(proxy)
 
 
 def _scheme(connection: Connection) -> str:
@@ -260,6 +316,8 @@ class ElasticsearchTransport:
         self._nodes = _Nodes(
             [_NodePool(node, _pool(cluster, node, connections, timeout_seconds)) for node in cluster.nodes]
         )
+        self._signer = RequestSigner(cluster.aws) if cluster.aws else None
+        self._by_proxy = cluster.proxy is not None
         self._compress = cluster.http_compress
         self._headers = {"accept": "application/json", "user-agent": "headrace"}
         if cluster.authorization:
@@ -276,10 +334,15 @@ class ElasticsearchTransport:
                 headers["content-encoding"] = "gzip"
                 body = gzip.compress(body)
         chosen = self._nodes.choose()
+        node = chosen.node
+        if self._signer is not None:
+            headers |= self._signer.headers(method, f"{node}{path}", body)
+        # A proxy needs the whole URL; through a tunnel it does not see the request.
+        target = f"{node}{path}" if self._by_proxy and node.scheme == "http" else node.path_prefix + path
         try:
             # No redirect is followed: it would send the credentials to another address.
             answer = chosen.pool.urlopen(
-                method, chosen.node.path_prefix + path, body=body, headers=headers, retries=False, redirect=False
+                method, target, body=body, headers=headers, retries=False, redirect=False, assert_same_host=False
             )
         except HTTPError as error:
             self._nodes.failed(chosen)
@@ -358,7 +421,7 @@ def _pool(cluster: Cluster, node: Node, connections: int, timeout_seconds: float
         "block": True,
     }
     if node.scheme == "http":
-        return urllib3.HTTPConnectionPool(node.host, **common)
+        return _through(cluster.proxy, node, common) or urllib3.HTTPConnectionPool(node.host, **common)
     try:
         context = _tls_context(cluster)
     except (OSError, ValueError) as error:
@@ -369,12 +432,22 @@ def _pool(cluster: Cluster, node: Node, connections: int, timeout_seconds: float
         ) from error
     if cluster.ssl_assert_fingerprint:
         return _FingerprintPool(node, cluster.ssl_assert_fingerprint, _tls_context(cluster), context, **common)
-    return urllib3.HTTPSConnectionPool(
-        node.host,
-        ssl_context=context,
-        cert_reqs="CERT_REQUIRED" if cluster.verify_certs else "CERT_NONE",
-        **common,
+    common |= {"ssl_context": context, "cert_reqs": "CERT_REQUIRED" if cluster.verify_certs else "CERT_NONE"}
+    return _through(cluster.proxy, node, common) or urllib3.HTTPSConnectionPool(node.host, **common)
+
+
+def _through(proxy: str | None, node: Node, settings: dict[str, Any]) -> urllib3.HTTPConnectionPool | None:
+    """The connections to a node through a proxy; None if there is none."""
+    if proxy is None:
+        return None
+    parts = urlsplit(proxy)
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
+    manager = urllib3.ProxyManager(
+        parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
+        proxy_headers=urllib3.make_headers(proxy_basic_auth=login) if login else None,
+        **{name: value for name, value in settings.items() if name != "port"},
     )
+    return manager.connection_from_host(node.host, node.port, node.scheme)
 
 
 def _tls_context(cluster: Cluster) -> ssl.SSLContext:

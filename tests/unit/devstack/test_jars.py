@@ -8,7 +8,7 @@ import pytest
 
 from headrace.devstack import jars
 from headrace.devstack.errors import JarsError, JavaMissingError, UnsupportedPlatformError
-from headrace.devstack.jars import find_java, how_to_get_java
+from headrace.devstack.jars import find_java, find_jdk, how_to_get_java
 
 
 def _sha256(content: bytes) -> str:
@@ -158,6 +158,19 @@ def test_java_home_wins_and_its_version_is_read(tmp_path: Path, text: str, versi
     java = _fake_java(tmp_path, text)
     installation = find_java({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin"})
     assert (installation.executable, installation.version) == (java, version)
+
+
+def test_a_newer_jdk_is_found_among_the_installed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_java(tmp_path / "home", 'openjdk version "17.0.9"')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    installed = tmp_path / "jvm"
+    for name, version, tool in [("a", "25", "jlink"), ("b", "21", "other"), ("c", "24", "jlink"), ("d", "11", "jlink")]:
+        _fake_java(installed / name, f'openjdk version "{version}"').with_name(tool).touch()
+    assert find_jdk(21, installed).executable == installed / "c" / "bin" / "java", "21 is no full JDK"
+    with pytest.raises(JavaMissingError, match="No JDK 26 or newer"):
+        find_jdk(26, installed)
+    (tmp_path / "home" / "bin" / "jlink").touch()
+    assert find_jdk(17, installed).version == 17, "JAVA_HOME wins"
 
 
 def test_advice_fits_the_platform() -> None:

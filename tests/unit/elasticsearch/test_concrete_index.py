@@ -43,6 +43,17 @@ def test_an_alias_of_one_index_stands_for_that_index(target: TargetIndex, elasti
             },
             "rolls over",
         ),
+        (
+            {
+                "clicks-1": {
+                    "aliases": {"clicks": {}},
+                    "settings": {
+                        "index": {"plugins": {"index_state_management": {"rollover_alias": "clicks"}}},
+                    },
+                }
+            },
+            "rolls over",
+        ),
         ({"clicks-1": {"aliases": {"clicks": {"index_routing": "1"}}, **INDEX}}, "a routing of its own"),
         ({name: {"aliases": {"clicks": {}}, **INDEX} for name in ("clicks-1", "clicks-2")}, "2 indices"),
         ({".ds-clicks-2026.01.01-000001": {"aliases": {}, "data_stream": "clicks"}}, "data stream"),
