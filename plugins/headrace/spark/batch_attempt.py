@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from headrace.clock import time_text
 from headrace.spark.outputs.writer import WARNING
-from headrace.spark.sessions import attempt_tag, fail_fast, is_connect, name_jobs, parallelism
+from headrace.spark.sessions import attempt_tag, cancel_tag, fail_fast, is_connect, name_jobs, parallelism
 from headrace.spark.shared_jobs import JobInterruptedError
 from headrace.spark.transforms import BatchContext
 from headrace.stream import STATE_STEP
@@ -151,12 +151,13 @@ class BatchAttempt:
         return f"{self.stream.name}: batch {time_text(claim.batch_time_ms)}, {output}{replay}, attempt {claim.number}"
 
     def cancel_jobs(self) -> None:
-        """Cancel the attempt's running jobs, and no others. Call it last in a session; any thread may call it."""
+        """Cancel the attempt's running jobs, and no others but those that it shares. Call it last in a session of its
+        own; any thread may call it."""
+        if self._shared is not None:
+            self._shared.interrupt(self._tag)
         spark = self._spark
         if spark is None:
             return
-        if is_connect(spark):
+        if self._shared is None and is_connect(spark):
             fail_fast(spark)
-            spark.interruptTag(self._tag)
-        else:
-            spark.sparkContext.cancelJobsWithTag(self._tag)
+        cancel_tag(spark, self._tag)

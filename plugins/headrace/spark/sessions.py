@@ -295,6 +295,14 @@ def name_jobs(spark: SparkSession, description: str, *, group: str, pool: str, t
     context.setLocalProperty(_SCHEDULER_POOL, pool)
 
 
+def cancel_tag(spark: SparkSession, tag: str) -> None:
+    """Cancel the jobs with this tag in the session, or in its application."""
+    if is_connect(spark):
+        spark.interruptTag(tag)
+    else:
+        spark.sparkContext.cancelJobsWithTag(tag)
+
+
 def is_connect(spark: SparkSession) -> bool:
     """Whether the session is a Spark Connect session."""
     return type(spark).__module__.startswith("pyspark.sql.connect")

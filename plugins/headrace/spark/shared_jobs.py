@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from headrace.spark.sessions import name_jobs
+from headrace.spark.sessions import cancel_tag, name_jobs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,6 +113,7 @@ class SharedSparkJobs:
         self._open_session, self._slots = open_session, slots
         self._description, self._pool = description, pool
         self._waiting: deque[_WaitingBatch] = deque()
+        self._running: set[str] = set()
         self._changed = threading.Condition()
         self._is_closed = False
         self._threads = [
@@ -137,30 +138,45 @@ class SharedSparkJobs:
             self._changed.notify()
         return asked.results.result()
 
+    def interrupt(self, tag: str) -> None:
+        """Interrupt the attempt with this tag, and with it the other batches of its job, if it runs in one."""
+        with self._changed:
+            waiting = [batch for batch in self._waiting if batch.tag == tag]
+            for batch in waiting:
+                self._waiting.remove(batch)
+            is_running = tag in self._running
+        for batch in waiting:
+            batch.results.set_exception(JobInterruptedError("The attempt was cancelled."))
+        if is_running:
+            cancel_tag(self._open_session(), tag)
+
     def close(self) -> None:
-        """End the jobs. Batches that wait get a JobInterruptedError."""
+        """Begin no more jobs. Batches that wait get a JobInterruptedError."""
         with self._changed:
             self._is_closed = True
             waiting = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
-        for asked in waiting:
-            asked.results.set_exception(JobInterruptedError("The run of the range ends."))
+        for batch in waiting:
+            batch.results.set_exception(JobInterruptedError("The run of the range ends."))
 
     def _work(self) -> None:
-        while asked := self._next():
+        while batches := self._next():
+            tags = [batch.tag for batch in batches]
             try:
-                found = self._run_job(asked)
-                if len(found) < len(asked):
-                    raise JobInterruptedError(f"The job returned {len(found)} of {len(asked)} results.")
+                found = self._run_job(batches, tags)
+                if len(found) < len(batches):
+                    raise JobInterruptedError(f"The job returned {len(found)} of {len(batches)} results.")
             except Exception as error:
-                interrupted = JobInterruptedError(str(error))
-                interrupted.__cause__ = error
-                for batch in asked:
+                for batch in batches:
+                    interrupted = JobInterruptedError(str(error))
+                    interrupted.__cause__ = error
                     batch.results.set_exception(interrupted)
                 continue
+            finally:
+                self._running.difference_update(tags)
             for row in found:
-                results = asked[row["place"]].results
+                results = batches[row["place"]].results
                 if row["error"] is None:
                     results.set_result(pa.ipc.open_stream(row["results"]).read_all())
                 else:
@@ -168,28 +184,33 @@ class SharedSparkJobs:
 
     def _next(self) -> list[_WaitingBatch]:
         """The batches of the next job; none at the end."""
+        enough = self._slots * _ENOUGH_A_SLOT
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            enough = self._slots * _ENOUGH_A_SLOT
-            self._changed.wait_for(lambda: len(self._waiting) >= enough or self._is_closed, _WAIT_SECONDS)
-            return [self._waiting.popleft() for _ in range(min(len(self._waiting), _MOST_BATCHES))]
+            while not self._is_closed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                self._changed.wait_for(lambda: len(self._waiting) >= enough or self._is_closed, _WAIT_SECONDS)
+                # The other thread may have taken them.
+                if self._waiting:
+                    batches = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MOST_BATCHES))]
+                    self._running.update(batch.tag for batch in batches)
+                    return batches
+        return []
 
-    def _run_job(self, asked: Sequence[_WaitingBatch]) -> list[dict[str, Any]]:
-        parts = _parts(asked, self._slots)
+    def _run_job(self, batches: Sequence[_WaitingBatch], tags: Sequence[str]) -> list[dict[str, Any]]:
+        parts = _parts(batches, self._slots)
         spark = self._open_session()
         # Who replaces one of the attempts interrupts the job by its tag.
-        tags = [batch.tag for batch in asked]
-        name_jobs(spark, f"{self._description}, {len(asked)} batches", group=tags[0], pool=self._pool, tags=tags)
+        name_jobs(spark, f"{self._description}, {len(batches)} batches", group=tags[0], pool=self._pool, tags=tags)
         numbers = spark.range(0, len(parts), 1, len(parts))
         return numbers.mapInArrow(_JobTasks(parts).run, _RESULTS_DDL).toArrow().to_pylist()  # type: ignore[no-any-return]
 
 
-def _parts(asked: Sequence[_WaitingBatch], slots: int) -> tuple[tuple[tuple[int, BlockTask, int], ...], ...]:
+def _parts(batches: Sequence[_WaitingBatch], slots: int) -> tuple[tuple[tuple[int, BlockTask, int], ...], ...]:
     """Divide the batches among as many tasks, with about as many records each."""
-    parts: list[list[tuple[int, BlockTask, int]]] = [[] for _ in range(min(slots, len(asked)))]
+    parts: list[list[tuple[int, BlockTask, int]]] = [[] for _ in range(min(slots, len(batches)))]
     fewest = [(0, number) for number in range(len(parts))]
-    for place in sorted(range(len(asked)), key=lambda place: -asked[place].records):
+    for place in sorted(range(len(batches)), key=lambda place: -batches[place].records):
         records, number = heapq.heappop(fewest)
-        parts[number].append((place, asked[place].task, asked[place].records))
-        heapq.heappush(fewest, (records + asked[place].records, number))
+        parts[number].append((place, batches[place].task, batches[place].records))
+        heapq.heappush(fewest, (records + batches[place].records, number))
     return tuple(tuple(part) for part in parts)

@@ -148,6 +148,30 @@ def test_batches_that_wait_when_the_run_ends_are_interrupted(session: Session, j
         assert [len(each.result(20)) for each in running] == [2, 2]
 
 
+def test_a_cancelled_attempt_leaves_the_queue_or_interrupts_its_job(
+    session: Session, jobs: SharedSparkJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[str] = []
+    monkeypatch.setattr(shared_jobs, "cancel_tag", lambda _spark, tag: cancelled.append(tag))
+    session.may_run.clear()
+    with ThreadPoolExecutor(3) as pool:
+        running = []
+        # Each in a job of its own, so both threads are busy.
+        for number, name in enumerate(("a", "b"), 1):
+            running.append(pool.submit(jobs.run, name, Count(name), blocks(1)))
+            eventually(lambda number=number: len(session.tags) == number)
+        waiting = pool.submit(jobs.run, "c", Count("c"), blocks(1))
+        eventually(lambda: len(jobs._waiting) == 1)
+        jobs.interrupt("c")
+        with pytest.raises(JobInterruptedError):
+            waiting.result(20)
+        jobs.interrupt("b")
+        session.may_run.set()
+        assert [len(each.result(20)) for each in running] == [2, 2]
+    jobs.interrupt("a")
+    assert cancelled == ["b"]
+
+
 def test_a_batch_whose_shared_job_failed_runs_a_job_of_its_own(session: Session, jobs: SharedSparkJobs) -> None:
     session.fails = [RuntimeError("interrupted")]
     opened: list[str] = []
