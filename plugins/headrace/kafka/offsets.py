@@ -69,7 +69,7 @@ class OffsetQuestions:
         if not topics:
             return {}
         try:
-            answer = AdminTopicIds(self._admin).ask(topics)(self._seconds)
+            answer = AdminTopicIds(self._admin).within(topics, self._seconds)
         except KafkaException as error:
             raise self._unreadable(f"does not describe {', '.join(sorted(topics))}: {error}") from error
         if answer is None:

@@ -46,17 +46,31 @@ class AdminTopicIds:
         self._admin = admin
 
     def ask(self, topics: Collection[str]) -> Callable[[float], Mapping[str, str | None] | None]:
-        futures = self._admin.describe_topics(
-            TopicCollection(topic_names=list(topics)), request_timeout=_QUESTION_SECONDS
-        )
+        futures = self._request(topics)
 
         def answer(seconds: float) -> Mapping[str, str | None] | None:
             concurrent.futures.wait(futures.values(), timeout=seconds)
-            if not all(future.done() for future in futures.values()):
-                return None
-            return {topic: _id_of(future) for topic, future in futures.items()}
+            return _ids_of(futures)
 
         return answer
+
+    def within(self, topics: Collection[str], seconds: float) -> Mapping[str, str | None] | None:
+        """The answer, or None if there is none after about ``seconds`` (`wait_for`). Raises as ``ask`` does."""
+        futures = self._request(topics)
+        wait_for(self._admin, futures.values(), seconds)
+        return _ids_of(futures)
+
+    def _request(self, topics: Collection[str]) -> Mapping[str, concurrent.futures.Future[Any]]:
+        futures: Mapping[str, concurrent.futures.Future[Any]] = self._admin.describe_topics(
+            TopicCollection(topic_names=list(topics)), request_timeout=_QUESTION_SECONDS
+        )
+        return futures
+
+
+def _ids_of(futures: Mapping[str, concurrent.futures.Future[Any]]) -> Mapping[str, str | None] | None:
+    if not all(future.done() for future in futures.values()):
+        return None
+    return {topic: _id_of(future) for topic, future in futures.items()}
 
 
 def _id_of(future: concurrent.futures.Future[Any]) -> str | None:
