@@ -227,7 +227,16 @@ def _certificate(name: str, key: Any, issuer: str, issuer_key: Any, *, authority
         .not_valid_before(now - datetime.timedelta(days=20000))
         .not_valid_after(now + datetime.timedelta(days=20000))
         .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+        # From 3.13 on, Python demands these.
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
     )
+    if authority:
+        usage = dict.fromkeys(
+            ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False
+        )
+        signs = x509.KeyUsage(**usage, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False)
+        builder = builder.add_extension(signs, critical=True)
     if not authority:
         names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         builder = builder.add_extension(names, critical=False)

@@ -12,6 +12,8 @@ WORKERS = [
     "headrace.spark.wal_source",
     "headrace.spark.kafka_ranges_source",
     "headrace.spark.elasticsearch_sink",
+    # To withdraw the dead letters of earlier attempts.
+    "headrace.elasticsearch.dead_letter_index",
     "headrace.spark.shared_jobs",
     "headrace.spark.outputs.kafka",
     "headrace.spark.outputs.parquet",
@@ -22,7 +24,7 @@ WORKERS = [
 PYSPARK = "pyspark.worker, pyspark.sql.worker.plan_data_source_read, pyspark.sql.worker.write_into_data_source"
 HEAVY = (
     *("airflow", "alembic", "headrace.ledger", "headrace.spark.attempt", "pandas", "sqlalchemy", "typer"),
-    # The official Elasticsearch client and what it loads: administration only.
+    # The official Elasticsearch client and what it loads: it speaks only to servers of its own version.
     *("aiohttp", "elastic_transport", "elasticsearch", "httpx", "requests", "rich"),
 )
 # These are needed to read Kafka or a definition, and a worker that writes documents does neither.
