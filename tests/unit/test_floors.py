@@ -12,7 +12,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DECLARED = [Requirement(text) for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["airflow"]]
+EXTRAS = PROJECT["optional-dependencies"]
+DECLARED = [
+    requirement
+    for requirement in map(Requirement, PROJECT["dependencies"] + EXTRAS["cli"] + EXTRAS["airflow"])
+    if requirement.name != PROJECT["name"]
+]
 PINNED = {
     canonicalize_name(name): version
     for name, version in re.findall(

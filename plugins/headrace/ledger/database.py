@@ -411,10 +411,20 @@ def _allow_migration(connection: Connection) -> None:
 
 
 def upgrade(connection: Connection) -> None:
-    """Run the migrations that the schema lacks, inside the connection's transaction."""
-    from alembic import command
-    from alembic.config import Config
-    from alembic.util.exc import CommandError
+    """Run the migrations that the schema lacks, inside the connection's transaction.
+
+    Raises:
+        SchemaError: the schema is a newer headrace's, or Alembic is not installed here.
+    """
+    try:
+        from alembic import command
+        from alembic.config import Config
+        from alembic.util.exc import CommandError
+    except ModuleNotFoundError as error:
+        raise SchemaError(
+            f"The ledger's schema cannot be brought to {HEAD} here: {error}.",
+            remedy="Run `headrace ledger migrate` where headrace[airflow] or headrace[cli] is installed.",
+        ) from None
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))

@@ -81,13 +81,25 @@ def link_distribution(name: str, environment: Path) -> None:
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     """The source distribution of this tree, as a release builds it, and the wheel that is built from it."""
-    folder = tmp_path_factory.mktemp("dist")
-    uv("build", "-q", "--sdist", "--no-build-isolation", "-o", folder, ROOT, HEADRACE_REPOSITORY=ADDRESS)
-    (sdist,) = folder.glob("*.tar.gz")
+    sdists, wheels = tmp_path_factory.mktemp("sdist"), tmp_path_factory.mktemp("wheel")
+    uv("build", "-q", "--sdist", "--no-build-isolation", "-o", sdists, ROOT, HEADRACE_REPOSITORY=ADDRESS)
+    (sdist,) = sdists.glob("*.tar.gz")
     # From the source distribution alone, without the address of the repository.
-    uv("build", "-q", "--wheel", "--no-build-isolation", "-o", folder, sdist)
-    (wheel,) = folder.glob("*.whl")
+    uv("build", "-q", "--wheel", "--no-build-isolation", "-o", wheels, sdist)
+    (wheel,) = wheels.glob("*.whl")
     return Distributions(wheel, sdist)
+
+
+def install(folder: Path, requirement: str, distribution: Path) -> None:
+    """Install a release, by its name, from an index that has only this ``distribution`` of it."""
+    # It has the same version whatever it was built from: without this, an older build may be in the cache.
+    install = ("pip", "install", "-q", "-c", ROOT / "requirements.txt", "--refresh-package", "headrace", requirement)
+    index = {"VIRTUAL_ENV": str(folder), "UV_FIND_LINKS": str(distribution.parent)}
+    try:
+        # The environment of the tests left all wheels in uv's cache.
+        uv(*install, "--offline", **index)
+    except subprocess.CalledProcessError:
+        uv(*install, **index)
 
 
 @pytest.fixture(scope="session")
@@ -95,13 +107,17 @@ def environment(distributions: Distributions, tmp_path_factory: pytest.TempPathF
     """The wheel with its extras, in the pinned versions."""
     folder = tmp_path_factory.mktemp("environment") / "venv"
     uv("venv", "-q", "--python", sys.executable, folder)
-    wheel = f"headrace[airflow,s3] @ {distributions.wheel.as_uri()}"
     for name in ("pyspark", "pyspark-client"):
         link_distribution(name, folder)
-    install = ("pip", "install", "-q", "-c", ROOT / "requirements.txt", wheel)
-    try:
-        # The environment of the tests left all wheels in uv's cache.
-        uv(*install, "--offline", VIRTUAL_ENV=str(folder))
-    except subprocess.CalledProcessError:
-        uv(*install, VIRTUAL_ENV=str(folder))
+    install(folder, "headrace[airflow,s3]==0.1.0", distributions.wheel)
+    return Environment(folder, tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="session")
+def executor(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The source distribution without an extra: what an executor needs."""
+    folder = tmp_path_factory.mktemp("executor") / "venv"
+    uv("venv", "-q", "--python", sys.executable, folder)
+    link_distribution("pyspark", folder)
+    install(folder, "headrace==0.1.0", distributions.sdist)
     return Environment(folder, tmp_path_factory.mktemp("home"))
