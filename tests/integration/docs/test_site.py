@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
+from tests.support.chromium import open_chromium
 
 from headrace.get_provider_info import get_provider_info
 from headrace.stream import Stream
@@ -60,6 +62,29 @@ def test_the_search_finds_what_the_pages_say(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text()
     assert "write-ahead log" in index
     assert "reference/commands.html" in index
+
+
+def test_the_search_works_in_a_page_that_is_opened_as_a_file(site: Path) -> None:
+    """Without a server and without a network."""
+    with open_chromium() as chromium:
+        page = chromium.new_page()
+        requested: list[str] = []
+        page.on("request", lambda request: requested.append(request.url))
+        page.goto((site / "index.html").as_uri())
+        page.locator("input.md-search__input").fill("fsync")
+        expect(page.locator(".md-search-result__item a[href*='log.html']").first).to_be_visible()
+        page.close()
+    assert not [url for url in requested if not url.startswith(("file:", "about:", "data:", "blob:"))]
+
+
+def test_llms_txt_lists_every_page_and_its_links_lead_to_files(site: Path) -> None:
+    listed = re.findall(r"^- \[.+\]\((.+)\)$", (site / "llms.txt").read_text(), re.MULTILINE)
+    assert not [name for name in listed if not (site / name).is_file()]
+    assert {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} <= set(listed)
+    for name in ("index.md", "install.md"):
+        targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", (site / name).read_text())
+        assert targets
+        assert not [target for target in targets if not (site / name).parent.joinpath(target).exists()]
 
 
 def test_the_reference_has_every_field_command_and_option(site: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_command_names_the_extra_that_it_needs(executor: Environment) -> None:
 
 
 def test_a_ledger_that_cannot_be_made_here_says_where_it_can(executor: Environment) -> None:
-    code = "from headrace.ledger import Ledger; Ledger.open('sqlite:////' + __import__('sys').argv[1])"
+    code = "import sys; from headrace.ledger import Ledger; Ledger.open(f'sqlite:///{sys.argv[1]}')"
     ran = subprocess.run(
         [executor.folder / "bin" / "python", "-c", code, executor.home / "ledger.db"],
         env=executor.variables,
