@@ -71,9 +71,10 @@ def test_airflow_reads_every_dag_file_of_the_documentation(tmp_path: Path) -> No
             assert file_utils.might_contain_dag(str(file), safe_mode=True), code
 
 
-def test_the_tutorial_has_the_readmes_code() -> None:
+@pytest.mark.parametrize("page", ["first-stream.md", "install.md"])
+def test_the_tutorials_have_the_readmes_code(page: str) -> None:
     (code,) = code_blocks(ROOT / "README.md")
-    assert code in (ROOT / "docs" / "first-stream.md").read_text()
+    assert code in (ROOT / "docs" / page).read_text()
 
 
 def test_the_readme_is_read_in_one_go() -> None:
