@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import typer
 from confluent_kafka.admin import AclOperation, ResourceType
 from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.integration.receiver.secure_kafka import (
@@ -28,6 +29,7 @@ from tests.integration.receiver.secure_kafka import (
 )
 
 from headrace.blocks import TopicPartition
+from headrace.cli.streams import check
 from headrace.connections import ALLOWLIST_VARIABLE, variable_name
 from headrace.fsck.connecting import check_input
 from headrace.fsck.kafka_rights import check_kafka_rights
@@ -270,22 +272,32 @@ def test_a_refused_writer_has_an_error_of_its_own(secure: SecureKafka, log_in: A
         transaction_of(rig, tmp_path).send(iter([]))
 
 
-def test_the_rights_that_are_missing_are_named(secure: SecureKafka, log_in: Any) -> None:
+def test_the_rights_that_are_missing_are_named(
+    secure: SecureKafka, log_in: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rig = log_in(connection_of(secure, "oidc"))
+    copied = f"{rig.prefix}-copied"
+    rig.create(copied, partitions=1)
     stream = stream_of(rig)
     stream = stream.model_copy(
         update={
             "inputs": (stream.inputs[0].model_copy(update={"group": "another"}),),
-            "outputs": (KafkaOutput(id="copy", connection=CONNECTION, topic=rig.topic),),
+            "outputs": (KafkaOutput(id="copy", connection=CONNECTION, topic=copied),),
         }
     )
     answers = {answer.name: answer for answer in check_kafka_rights(stream)}
     assert answers[f"input records, rights on topic {rig.topic}"].error is None
     assert "GROUP_AUTHORIZATION_FAILED" in str(answers["input records, rights on group another"].error)
     assert "an ACL that allows READ on group another" in str(answers["input records, rights on group another"].remedy)
-    written = answers[f"output copy, rights on topic {rig.topic}"]
+    written = answers[f"output copy, rights on topic {copied}"]
     assert written.error == "It may not WRITE."
-    assert written.remedy == f"Give the principal an ACL that allows WRITE on topic {rig.topic}."
+    assert written.remedy == f"Give the principal an ACL that allows WRITE on topic {copied}."
+    (tmp_path / "air.json").write_text(stream.to_json())
+    with pytest.raises(typer.Exit):
+        check(str(tmp_path / "air.json"), connect=True)
+    printed = capsys.readouterr().out
+    assert f"ok     input records, principal: {PRINCIPALS['oidc']}" in printed
+    assert f"FAILED {written}" in printed
     group = "headrace-air.copy-0"
     secure.allow(ResourceType.GROUP, group, AclOperation.READ, user=CLIENT_ID)
     answers = {answer.name: answer for answer in check_kafka_rights(stream)}
