@@ -59,7 +59,7 @@ def test_it_installs_under_airflows_constraints(airflow: str, python: str, tmp_p
     ours = ("--extra", "airflow", ROOT / "pyproject.toml")
     found = resolve(asked, python, *ours, "-c", constraints(airflow))
     assert (found["apache-airflow"], found["pyspark"], found["pyspark-client"]) == (airflow, spark, spark)
-    # Spark Connect's client does not work without it. headrace does not name it: pyspark-client requires it.
+    # Spark does not run batches without it. headrace does not name it: pyspark's extra `sql` requires it.
     assert found["pandas"] == pinned["pandas"]
     assert f"pyspark=={spark}" in (ROOT / "docs" / "install.md").read_text()
 
