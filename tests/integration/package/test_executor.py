@@ -28,14 +28,15 @@ for layer in _LAYERS:
 print(json.dumps([imported, sorted(each.name.lower() for each in metadata.distributions())]))
 """
 # Of people and of Airflow.
-NOT_NEEDED = {"alembic", "apache-airflow", "elasticsearch", "pandas", "psutil", "rich", "typer"}
+NOT_NEEDED = {"alembic", "apache-airflow", "elasticsearch", "psutil", "rich", "typer"}
 
 
 def test_what_executors_get_imports_without_an_extra(executor: Environment) -> None:
     imported, installed = json.loads(executor.run("python", "-c", SCRIPT).splitlines()[-1])
     assert {"headrace.spark.wal_source", "headrace.receiver.supervisor", "headrace.ledger.ledger"} <= set(imported)
     assert not NOT_NEEDED & set(installed)
-    assert len(installed) <= 21, installed
+    # With pandas and what it needs, without which Spark refuses functions of Arrow batches.
+    assert len(installed) <= 26, installed
 
 
 def test_a_command_names_the_extra_that_it_needs(executor: Environment) -> None:
