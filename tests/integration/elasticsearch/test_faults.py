@@ -276,7 +276,7 @@ def test_a_missing_privilege_is_reported_before_the_first_row(server: Server, st
 
 def test_a_server_that_does_not_say_that_it_is_elasticsearch_gets_no_document(server: Server) -> None:
     options = IndexingOptions(index="clicks", dead_letter_index="clicks-dead-letters", hosts=(str(server.node),))
-    with pytest.raises(ElasticsearchRefusedError, match="X-Elastic-Product"):
+    with pytest.raises(ElasticsearchRefusedError, match="neither Elasticsearch nor OpenSearch"):
         TargetWatch(options).check_before()
     assert [(method, path) for method, path, _ in server.seen] == [("GET", "/")]
 

@@ -17,7 +17,7 @@ import pytest
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
-from headrace.kafka import topics
+from headrace.kafka import client
 from headrace.ledger import BatchState, JobState, Ledger
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.jobs import REQUESTED_OF
@@ -346,7 +346,7 @@ def test_a_storage_that_cannot_be_written_to_ends_the_job_at_once_with_its_path(
 def test_a_kafka_that_is_away_is_in_the_jobs_log_and_the_ledger_while_spark_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(topics, "_HOPE_SECONDS", 0.2)
+    monkeypatch.setattr(client, "_HOPE_SECONDS", 0.2)
     stream = make(tmp_path, str(tmp_path / "storage"))
     with Ledger.open(stream.ledger) as ledger:
         ledger.streams.register("shop", stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
