@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import hashlib
 import json
 import locale
@@ -44,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import __version__
+from headrace.processes import freeze_imports
 from headrace.spark.sessions import is_own_folder, own_folder
 from headrace.spark.termination import (
     EXIT_FAILED,
@@ -132,8 +132,7 @@ def _import_for_batches() -> None:
     import headrace.wal.storage  # noqa: F401
 
     # The garbage collector of a forked process would write to, and so copy, the memory that it shares with this one.
-    gc.collect()
-    gc.freeze()
+    freeze_imports()
 
 
 class _Server:
