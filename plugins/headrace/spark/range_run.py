@@ -250,7 +250,8 @@ class RangeRunner:
                 out=self._settings.out,
                 report=lambda line: self._report(f"batch {at}: {line}") if line.startswith(WARNING) else None,
                 pool=POOL,
-                shared=self._sessions.jobs,
+                # A batch that runs alone would wait for others to share a job with.
+                shared=self._sessions.jobs if self._threads > 1 else None,
             )
             with self._lock:
                 self._running[number] = attempt

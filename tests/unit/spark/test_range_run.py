@@ -33,7 +33,7 @@ INTERVAL_MS = 10_000
 class Sessions:
     """No session is ever needed."""
 
-    jobs = None
+    jobs: Any = None
 
     def __init__(self) -> None:
         self.given_up: list[int] = []
@@ -64,6 +64,7 @@ class Rig:
             allocate(StreamContext(stream, ledger), time_ms)
         self.acts: dict[int, Callable[[], None]] = {}
         self.ran: list[int] = []
+        self.shared: set[bool] = set()
         self.reported: list[str] = []
         self.sessions = Sessions()
         self.document_ids: Any = None
@@ -104,6 +105,7 @@ class Rig:
     def work(self, attempt: BatchAttempt) -> Any:
         """In place of `run_attempt`."""
         self.ran.append(attempt.batch_time_ms)
+        self.shared.add(attempt.shares_jobs)
         try:
             self.acts.get(attempt.batch_time_ms, lambda: None)()
         except HeadraceError as error:
@@ -223,6 +225,15 @@ def test_a_live_attempt_of_another_run_is_waited_for_and_its_batch_run_after_it(
     thread.join(20)
     assert rig.states() == ["completed"] * 8
     assert [row.state for row in rig.attempts(rig.times[5])] == [AttemptState.FAILED, AttemptState.COMPLETED]
+
+
+@pytest.mark.parametrize(("threads", "shared"), [(3, True), (1, False)])
+def test_batches_that_run_at_a_time_share_jobs_and_one_alone_does_not_wait_for_others(
+    rig: Rig, threads: int, shared: bool
+) -> None:
+    rig.sessions.jobs = object()
+    rig.run(threads=threads)
+    assert rig.shared == {shared}
 
 
 def test_an_attempt_that_a_killed_try_has_left_is_fenced_at_once(rig: Rig) -> None:
