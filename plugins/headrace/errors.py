@@ -35,11 +35,17 @@ class Failure(StrEnum):
     the code has changed."""
 
 
+_PAGE = "docs/troubleshooting.md"
+
+
 class HeadraceError(Exception):
     """Something went wrong that a person can act on.
 
     ``what`` says what happened and where, ``remedy`` what to do about it. Both appear in task logs and on consoles, so
     neither may hold a secret. ``failure`` determines whether a failed attempt is retried automatically.
+
+    The text of headrace's own errors ends with their place on the troubleshooting page. An error whose text repeats
+    another one's has the place of that one, its cause.
     """
 
     failure: Failure = Failure.PASSING
@@ -48,3 +54,12 @@ class HeadraceError(Exception):
         super().__init__(what if remedy is None else f"{what} {remedy}")
         self.what = what
         self.remedy = remedy
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        own = type(self)
+        if _PAGE in text or not own.__module__.startswith("headrace."):
+            return text
+        # A text of several lines ends with those of a log or a traceback.
+        separator = "\n" if "\n" in text else " "
+        return f"{text}{separator}({_PAGE}#{own.__name__})"

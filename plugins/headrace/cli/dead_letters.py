@@ -320,7 +320,7 @@ def report_counts(counts: ReplayCounts) -> None:
         "superseded by a newer one": documents.superseded,
         "deleted": documents.deleted,
         "without a value and ignored": documents.ignored_tombstones,
-        "dropped by a pipeline of Elasticsearch": documents.dropped,
+        "dropped by an ingest pipeline": documents.dropped,
     }
     echo(f"{counts.replayed:,} of {counts.letters:,} dead letters are replayed.")
     reported = ", ".join(f"{number:,} {what}" for what, number in outcomes.items() if number)

@@ -19,7 +19,7 @@ from headrace.clock import Clock, SystemClock
 from headrace.elasticsearch.concrete_index import ConcreteIndex, describe_indices, single_index
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexNotWritableError, UnsuitableTargetError
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
-from headrace.elasticsearch.search_server import ask_server
+from headrace.elasticsearch.search_server import SearchServer, ask_server
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, NoAnswerError, Response, Transport
 from headrace.elasticsearch.verdicts import Reason, refusal
 
@@ -51,10 +51,11 @@ class Administration:
     def __init__(
         self, transport: Transport, where: str, *, max_retry_seconds: float, clock: Clock | None = None
     ) -> None:
-        """``where`` is the cluster's address, for error texts. The server is asked who it is before anything else."""
+        """``where`` is the cluster's address, for error texts. The server is asked who it is before anything else; its
+        answer is ``server``, None until then and if the user may not ask."""
         self._transport = transport
         self._where = where
-        self._is_checked = False
+        self.server: SearchServer | None = None
         self._max_retry_seconds = max_retry_seconds
         self._clock = clock or SystemClock()
 
@@ -143,8 +144,8 @@ class Administration:
         retry_budget = RetryBudget(
             purpose, max_seconds=self._max_retry_seconds, clock=self._clock, cancelled=threading.Event()
         )
-        if not self._is_checked:
-            self._is_checked = ask_server(self._transport, retry_budget, self._where) is not None
+        if self.server is None:
+            self.server = ask_server(self._transport, retry_budget, self._where)
         return retry_budget
 
     def concrete_index(self, name: str) -> ConcreteIndex | None:
@@ -172,7 +173,7 @@ class Administration:
             if on := sorted(block for block, value in blocks.items() if str(value).lower() == "true"):
                 raise IndexNotWritableError(
                     f"Index {name} has the block {', '.join(on)}.",
-                    remedy="Remove the block. Elasticsearch sets read_only_allow_delete itself when a disk is full.",
+                    remedy="Remove the block. The server sets read_only_allow_delete itself when a disk is full.",
                 )
         self._check_privileges(output)
 

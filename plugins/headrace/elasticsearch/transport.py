@@ -348,7 +348,7 @@ class ElasticsearchTransport:
             self._nodes.failed(chosen)
             if isinstance(error, SSLError) and any(sign in str(error).lower() for sign in UNTRUSTED):
                 raise ElasticsearchRefusedError(
-                    f"The certificate of Elasticsearch at {chosen.node} is not trusted: {error}.",
+                    f"The certificate of the search server at {chosen.node} is not trusted: {error}.",
                     remedy="Give the authority's certificate as ca_certs in the connection's extra.",
                 ) from error
             raise NoAnswerError(f"no answer from {chosen.node}: {error}") from error

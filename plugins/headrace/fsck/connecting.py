@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -231,7 +231,7 @@ def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
 
 
 def check_elasticsearch(output: ElasticsearchOutput) -> Iterator[Checked]:
-    """Whether the cluster answers, and lets the stream write to the index."""
+    """Whether the search server answers, and lets the stream write to the index; the result names product and version."""
     name = f"output {output.id}"
     where = ", ".join(output.hosts) or f"connection {output.connection}"
     try:
@@ -239,9 +239,11 @@ def check_elasticsearch(output: ElasticsearchOutput) -> Iterator[Checked]:
     except HeadraceError as error:
         yield Checked(name, where, error.what, error.remedy)
         return
-    where = f"{', '.join(map(str, cluster.nodes))}, index {output.index}"
+    nodes = ", ".join(map(str, cluster.nodes))
     with _administration(cluster) as administration:
-        yield _checked(name, where, lambda: administration.check_writable(output))
+        checked = _checked(name, nodes, lambda: administration.check_writable(output))
+        server = "" if administration.server is None else f" ({administration.server})"
+    yield replace(checked, where=f"{nodes}{server}, index {output.index}")
 
 
 def _administration(cluster: Cluster) -> Administration:

@@ -87,8 +87,8 @@ def check_key_versions(stream: Stream, topics: Collection[TopicRow]) -> None:
         return
     raise KeyVersionsError(
         f"Output {', '.join(outputs)} of stream {stream.name!r} uses a record's offset as the version of its key, "
-        f"and {'; '.join(moved)}: keys begin again at low offsets, and Elasticsearch would refuse their new values as "
-        "older than what it has. Nothing more is received.",
+        f"and {'; '.join(moved)}: keys begin again at low offsets, and the search server would refuse their new values "
+        "as older than what it has. Nothing more is received.",
         remedy="Name a column that grows with every change of a key in version_from, its values above the offsets so "
         "far, or index the topic again into another index, by a stream of another name.",
     )

@@ -215,7 +215,7 @@ def elasticsearch_outcome(known: OutputTrace, asked: DocumentQuestion) -> Output
             letters = lookup.letters(asked.position, asked.index)
             document = None if id_ is None else _compared(lookup.document(asked.index, id_), asked)
     except HeadraceError as error:
-        return _outcome(known, Outcome.UNKNOWN, f"Elasticsearch could not be asked: {error}")
+        return _outcome(known, Outcome.UNKNOWN, f"The search server could not be asked: {error}")
     outcome, text = judge(asked, document, letters, no_id)
     return _outcome(known, outcome, text, document=document, letters=letters)
 

@@ -63,6 +63,7 @@ from headrace.devstack.errors import JavaMissingError
 from headrace.devstack.jars import OLDEST_JAVA, find_jdk
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.errors import IndexNotWritableError, UnsuitableTargetError
+from headrace.fsck.connecting import check_output
 
 
 @pytest.fixture(scope="module", params=[OPENSEARCH_2, ELASTICSEARCH_9, OPENSEARCH_3], ids=str)
@@ -143,7 +144,11 @@ def test_an_alias_moves_with_its_properties_and_only_to_an_index(shop: Shop, adm
 
 def test_an_output_that_could_not_write_is_found_by_a_check(shop: Shop, administration: Administration) -> None:
     output: Any = shop.stream.outputs[0]
-    administration.check_writable(output)
+    (checked,) = check_output(output)
+    version = shop.ask("GET", "/")["version"]
+    product = {"opensearch": "OpenSearch"}.get(version.get("distribution"), "Elasticsearch")
+    assert checked.error is None
+    assert f"({product} {version['number']}), index {shop.index}" in checked.where
     shop.ask("PUT", f"/{shop.index}/_settings", {"index.blocks.write": True})
     with pytest.raises(IndexNotWritableError, match=f"Index {shop.index} has the block write"):
         administration.check_writable(output)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+import headrace
+from headrace.errors import HeadraceError
 from headrace.ledger.model import Model
 from headrace.stream import (
     Backpressure,
@@ -182,3 +186,54 @@ def test_the_architecture_names_functions_that_exist() -> None:
         assert names, f"{file} is linked without a function or class"
         unknown = set(names) - set(names_of(ast.parse((ROOT / file).read_text()).body))
         assert not unknown, f"{file} has no {', '.join(sorted(unknown))}"
+
+
+def errors_of_the_package() -> dict[str, type[HeadraceError]]:
+    """By name. Every file of the package with the word "Error" in a class's name is imported."""
+    for module in pkgutil.walk_packages(headrace.__path__, "headrace."):
+        file = Path(headrace.__path__[0], *module.name.split(".")[1:])
+        source = file / "__init__.py" if module.ispkg else file.with_suffix(".py")
+        if re.search(r"^class \w+Error\(", source.read_text(), re.MULTILINE):
+            importlib.import_module(module.name)
+    found, left = {"HeadraceError": HeadraceError}, [HeadraceError]
+    while left:
+        for kind in left.pop().__subclasses__():
+            if kind.__module__.startswith("headrace."):
+                found[kind.__name__] = kind
+                left.append(kind)
+    return found
+
+
+def test_each_error_has_one_place_on_the_troubleshooting_page() -> None:
+    pytest.importorskip("airflow")
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    places = re.findall(r'<a id="(\w+)"></a>`(\w+)`', text)
+    assert [place for place in places if place[0] != place[1]] == []
+    names = [name for name, _ in places]
+    assert sorted(names) == sorted(errors_of_the_package())
+
+
+def test_the_text_of_an_error_ends_with_its_place() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    for name, kind in errors_of_the_package().items():
+        text = str(HeadraceError.__new__(kind, "x"))
+        place = re.fullmatch(r"x \((docs/troubleshooting\.md)#(\w+)\)", text)
+        assert place and place[2] == name, text
+        assert (ROOT / place[1]).exists() and f'<a id="{name}"></a>' in page
+
+
+def test_a_text_that_repeats_another_error_has_the_place_of_that_one() -> None:
+    from headrace.ledger.errors import SchemaError
+    from headrace.operators.wal_spark_submit import BatchTaskError
+
+    cause = SchemaError("It is old.", remedy="Bring it up to date.")
+    assert str(BatchTaskError(f"The batch failed: {cause}")) == f"The batch failed: {cause}"
+    of_several_lines = str(BatchTaskError("It failed:\nline 1\nline 2"))
+    assert of_several_lines.splitlines()[-1] == "(docs/troubleshooting.md#BatchTaskError)"
+
+
+def test_an_error_of_a_user_has_no_place() -> None:
+    class ShopError(HeadraceError):
+        """Of another package."""
+
+    assert str(ShopError("The shop is closed.", remedy="Come back.")) == "The shop is closed. Come back."

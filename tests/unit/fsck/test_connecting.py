@@ -93,6 +93,26 @@ def test_an_index_that_may_be_made_or_is_there_is_well(elasticsearch: Elasticsea
     assert elasticsearch.check().error is None
 
 
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [
+        ({"number": "2.19.0", "distribution": "opensearch"}, "OpenSearch 2.19.0"),
+        ({"number": "9.1.4"}, "Elasticsearch 9.1.4"),
+    ],
+)
+def test_the_server_is_named_with_its_version_whether_or_not_the_check_passes(
+    elasticsearch: Elasticsearch, version: dict[str, str], named: str
+) -> None:
+    elasticsearch.answers["/"] = (200, {"version": version})
+    assert elasticsearch.check().where == f"http://{elasticsearch.address} ({named}), index shop"
+    elasticsearch.answers["/shop"] = (403, {"error": {"type": "security_exception", "reason": "no"}})
+    refused = elasticsearch.check()
+    assert (refused.where, refused.error) == (
+        f"http://{elasticsearch.address} ({named}), index shop",
+        "The search server refuses a request for index 'shop' with 403, security_exception: no.",
+    )
+
+
 def test_an_index_that_is_read_only_is_named(elasticsearch: Elasticsearch) -> None:
     blocks = {"read_only_allow_delete": "true", "write": "false"}
     elasticsearch.answers["/shop/_settings"] = (200, {"shop": {"settings": {"index": {"blocks": blocks}}}})

@@ -182,7 +182,7 @@ def test_an_output_may_be_written_once_its_write_has_begun_unless_it_met_foreign
 ) -> None:
     writers.fail("first", ForeignDocumentsError("others"))
     writers.fail("second", OSError("the executor died"))
-    with pytest.raises(AttemptFailedError, match=r"first: .*others; second: .*the executor died .*; done: third"):
+    with pytest.raises(AttemptFailedError, match=r"first: .*others .*; second: .*the executor died .*; done: third"):
         rig.run()
     assert rig.row.attributes[WRITTEN] == ["second", "third"]
 

@@ -118,7 +118,7 @@ def test_a_batch_whose_task_fails_leaves_the_others_their_results(jobs: SharedSp
     error = found["damaged"]
     assert isinstance(error, BatchTaskFailedError)
     # As an error that comes through Spark, it is known by its traceback.
-    assert first_cause(error) == "headrace.spark.wal_source.DamagedBlockError: the block at 17 is damaged"
+    assert first_cause(error).startswith("headrace.spark.wal_source.DamagedBlockError: the block at 17 is damaged")
     assert failure_of(error) is DamagedBlockError.failure
 
 

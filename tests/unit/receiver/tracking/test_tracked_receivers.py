@@ -305,11 +305,12 @@ def test_a_receiver_that_waits_for_a_place_is_tried_without_backoff_and_reported
     placed = TrackedReceiver("", ReceiverId("air", "records", 0), setting.job, setting.ledger.receivers, launcher)
     reported = [placed.keep_going(second, alive=False) for second in range(0, 40, 2)]
     assert placed.starts == 20
-    assert reported == ["Receiver air/records/0 waits: there are only 3 slots", *[None] * 19]
+    place = "(docs/troubleshooting.md#NoPlaceError)"
+    assert reported == [f"Receiver air/records/0 waits: there are only 3 slots {place}", *[None] * 19]
     launcher.slots = 4
     assert "only 4 slots" in (placed.keep_going(40, alive=False) or "")
     (row,) = setting.ledger.receivers.all("air")
-    assert (row.state, row.last_error) == (ReceiverState.FAILED, "there are only 4 slots")
+    assert (row.state, row.last_error) == (ReceiverState.FAILED, f"there are only 4 slots {place}")
     assert len(setting.ledger.events.page("air", kinds=[EventKind.RECEIVER_FAILED])) == 2
 
 

@@ -334,7 +334,7 @@ def test_a_failed_output_has_its_error_and_an_unreachable_elasticsearch_says_so(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_outputs, "MAX_RETRY_SECONDS", 0.0)
         documents, files = trace(shop, 1).outputs
-    assert documents.outcome is Outcome.UNKNOWN and "Elasticsearch could not be asked" in documents.text
+    assert documents.outcome is Outcome.UNKNOWN and "The search server could not be asked" in documents.text
     assert files.outcome is Outcome.NOT_WRITTEN and "attempt 1 failed: no room" in files.text
 
 
