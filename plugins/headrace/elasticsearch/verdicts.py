@@ -263,5 +263,6 @@ def refusal(status: int, reason: Reason, index: str, document: str = "") -> Elas
     else:
         remedy = next((remedy for sign, remedy in _REMEDIES if sign.search(str(reason))), _ANY_REMEDY)
     return ElasticsearchRefusedError(
-        f"The search server refuses {document or 'a request'} for index {index!r} with {status}, {reason}.", remedy=remedy
+        f"The search server refuses {document or 'a request'} for index {index!r} with {status}, {reason}.",
+        remedy=remedy,
     )

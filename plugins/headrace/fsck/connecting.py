@@ -231,7 +231,7 @@ def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
 
 
 def check_elasticsearch(output: ElasticsearchOutput) -> Iterator[Checked]:
-    """Whether the search server answers, and lets the stream write to the index; the result names product and version."""
+    """Whether the search server answers, and lets the stream write to the index. The result names who it is."""
     name = f"output {output.id}"
     where = ", ".join(output.hosts) or f"connection {output.connection}"
     try:

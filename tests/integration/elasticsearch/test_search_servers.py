@@ -145,10 +145,12 @@ def test_an_alias_moves_with_its_properties_and_only_to_an_index(shop: Shop, adm
 def test_an_output_that_could_not_write_is_found_by_a_check(shop: Shop, administration: Administration) -> None:
     output: Any = shop.stream.outputs[0]
     (checked,) = check_output(output)
-    version = shop.ask("GET", "/")["version"]
+    # The embedded Elasticsearch 9 has no module for this request.
+    version = (shop.transport.request("GET", "/").json() or {}).get("version", {"number": ""})
     product = {"opensearch": "OpenSearch"}.get(version.get("distribution"), "Elasticsearch")
     assert checked.error is None
-    assert f"({product} {version['number']}), index {shop.index}" in checked.where
+    named = f"{product} {version['number']}".rstrip()
+    assert f"({named}), index {shop.index}" in checked.where
     shop.ask("PUT", f"/{shop.index}/_settings", {"index.blocks.write": True})
     with pytest.raises(IndexNotWritableError, match=f"Index {shop.index} has the block write"):
         administration.check_writable(output)
