@@ -63,12 +63,13 @@ def _run(arguments: argparse.Namespace) -> None:
 
     from headrace import connections
     from headrace.cli.main import app
-    from headrace.cli.options import LEDGER_VARIABLE
+    from headrace.cli.options import EXECUTOR_VARIABLE, LEDGER_VARIABLE
 
     connections.look_up_by(_connection_json)
     allowed = conf.get("apache_kafka", "callback_allowlist", fallback="") or ""
     os.environ.setdefault(connections.ALLOWLIST_VARIABLE, allowed)
     os.environ.setdefault(LEDGER_VARIABLE, conf.get("headrace", "ledger"))
+    os.environ.setdefault(EXECUTOR_VARIABLE, conf.get("core", "executor"))
     app(args=arguments.arguments, prog_name="airflow headrace")
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FILE = "headrace.toml"
 LEDGER_VARIABLE = "HEADRACE_LEDGER"
 AIRFLOW_VARIABLE = "HEADRACE_AIRFLOW"
+EXECUTOR_VARIABLE = "AIRFLOW__CORE__EXECUTOR"
 
 _UNIT_MS = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
 _AGO = re.compile(rf"(\d+) *({'|'.join(_UNIT_MS)})s? ago")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, examples, opened
+from headrace.cli.options import EXECUTOR_VARIABLE, AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, examples, opened
 from headrace.cli.output import echo, print_json, print_table
 from headrace.clock import time_text
 
@@ -292,7 +292,11 @@ def _runs(ledger: Ledger, name: str) -> bool:
     return job is not None and job.alive(ledger.now_ms())
 
 
-@examples("streams check pipelines.orders:stream", "streams check orders.json --connect")
+@examples(
+    "streams check pipelines.orders:stream",
+    "streams check orders.json --connect",
+    "streams check pipelines.orders:stream --executor KubernetesExecutor",
+)
 def check(
     definition: Annotated[str, typer.Argument(help="A JSON file, or module:attribute of a Stream.")],
     *,
@@ -303,13 +307,24 @@ def check(
             help="Also check that ledger, storage, Kafka, its topics and each output's server answer, and rights.",
         ),
     ] = False,
+    executor: Annotated[
+        str,
+        typer.Option(
+            envvar=EXECUTOR_VARIABLE,
+            metavar="NAME",
+            help="Airflow's executor for the stream's tasks, as in its setting [core] executor. Refuses what cannot "
+            "work there. `airflow headrace` knows it from Airflow's configuration.",
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Check a stream's definition, transforms and receivers; prints the reason and exits with 1 if it cannot run.
 
+    It cannot run if its log or ledger would be lost where Airflow runs its tasks (--executor, or a managed Airflow).
     With --connect, also checks its ledger, storage, Kafka topics and outputs, and names the principal that logs in to
     Kafka and the rights that it lacks. Connections come from AIRFLOW_CONN_... variables.
     """
+    from headrace.fsck.task_places import check_place, task_place
     from headrace.kafka.client import check_client_settings
     from headrace.listeners.loading import check_listeners
     from headrace.receiver.receiver import check_receiver_classes
@@ -320,6 +335,7 @@ def check(
     sys.path.insert(0, "")
     stream = Stream.load(definition)
     check_spark_packages()
+    check_place(stream, task_place(executor), lambda text: echo(f"Warning: {text}", err=True))
     check_client_settings(stream)
     add_py_files(stream)
     check_transform(stream)

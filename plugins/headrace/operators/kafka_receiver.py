@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.configuration import conf
 from airflow.sdk import BaseOperator
 
+from headrace.connections import CONNECTION_PREFIX
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.operators.links import SparkUiLink, browser_link
 from headrace.runs.batch_run import check_names, holder
-from headrace.runs.processes import DetachedProcess, spawn, tail
+from headrace.runs.processes import DetachedProcess, connection_variables, spawn, tail
 from headrace.runs.receiver_job import (
     JobOutcome,
     JobWatch,
@@ -40,6 +41,7 @@ from headrace.triggers.ledger import ReceiverJobTrigger, StreamWantedTrigger, in
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
+    from headrace.fsck.task_places import TaskPlace
     from headrace.ledger import Ledger
     from headrace.ledger.tables import JobRow, StreamRow
     from headrace.stream import Stream
@@ -59,18 +61,24 @@ class KafkaReceiverOperator(BaseOperator):
     The job is a separate process, with its own session and log file. Its only link to this task is the lease that it
     holds in the ledger. So the job continues to receive when the task is retried, when its worker or triggerer dies,
     and when Airflow is upgraded: the next task finds the lease and attaches to the job. A second job cannot start
-    beside it, because the ledger grants the lease to one job only.
+    beside it, because the ledger grants the lease to one job only. It does not outlive the container that it runs in.
 
-    The task waits for the job deferred, in the triggerer. It succeeds when the job was asked to stop and has drained.
-    Otherwise it fails with the job's own error and the last lines of its log, so that Airflow's retry starts the job
-    again. While the stream is stopped (``headrace streams stop``), the task waits. Killing, clearing or marking the
-    task asks the job to stop.
+    A stream whose log or ledger would be lost where the task runs is refused (``headrace.fsck.task_places``).
+
+    The task waits for the job deferred, in the triggerer. But with an executor that starts a container for each task
+    (KubernetesExecutor), the task that has started the job waits in its container. It succeeds when the job was asked
+    to stop and has drained. Otherwise it fails with the job's own error and the last lines of its log, so that
+    Airflow's retry starts the job again. While the stream is stopped (``headrace streams stop``), the task waits.
+    Killing, clearing or marking the task asks the job to stop.
 
     :param stream: the stream.
     :param start_timeout: seconds for the job to get its lease and run; about 15 of them are Spark's start.
     :param poll_interval: seconds between two polls of the ledger; by default ``[headrace] poll_interval``.
     :param deferrable: whether to wait in the triggerer; otherwise the task keeps its worker's slot. Default:
         ``[operators] default_deferrable``.
+
+    Raises:
+        TaskPlaceError: the log or the ledger would be lost where the task runs.
     """
 
     template_fields: Sequence[str] = ()
@@ -93,6 +101,8 @@ class KafkaReceiverOperator(BaseOperator):
         self.deferrable = in_triggerer(deferrable)
         self.spark_ui_url: str | None = None
         self._process: DetachedProcess | None = None
+        # Whether the driver is a child of the process that this task has started.
+        self._is_driver_here = False
         self._holder = ""
         self._revision: int | None = None
         # Whether the process runs other streams too.
@@ -103,6 +113,7 @@ class KafkaReceiverOperator(BaseOperator):
         from headrace.ledger.states import DesiredState
 
         check_names(context, options=())
+        self._check_place()
         with LedgerHook(self.stream.ledger).opened() as ledger:
             self._recover_if_lost(ledger)
             self._revision = register(ledger, self.stream)
@@ -124,6 +135,19 @@ class KafkaReceiverOperator(BaseOperator):
             ledger.jobs.note(self.stream.name, job.epoch, attachment(context))
             self._show(job, context)
             return self._wait_for_end(ledger, context, job.epoch)
+
+    def _check_place(self) -> None:
+        from headrace.fsck.task_places import check_place
+
+        ledger = self.stream.ledger
+        named = [ledger.removeprefix(CONNECTION_PREFIX)] if ledger.startswith(CONNECTION_PREFIX) else []
+        warn = partial(self.log.warning, "%s")
+        check_place(self.stream, self._task_place(), warn, connection_variables(named))
+
+    def _task_place(self) -> TaskPlace:
+        from headrace.fsck.task_places import task_place
+
+        return task_place(self.executor or conf.get_mandatory_value("core", "executor"))
 
     def _recover_if_lost(self, ledger: Ledger) -> None:
         if self.stream.recover != "automatic":
@@ -290,6 +314,7 @@ class KafkaReceiverOperator(BaseOperator):
         from headrace.spark.job_log import LOG_VARIABLE
 
         environment = {**(more or {}), **hook.environment(), LOG_VARIABLE: str(log)}
+        self._is_driver_here = not hook.is_cluster_mode
         self._process = spawn(hook.command(application("receiver.py")), environment=environment, log=log)
         self.log.info("Started the receiver job as process %d.", self._process.pid)
         return self._process
@@ -308,7 +333,7 @@ class KafkaReceiverOperator(BaseOperator):
     # --- waiting
 
     def _wait_for_end(self, ledger: Ledger, context: Context, epoch: int) -> None:
-        if self.deferrable:
+        if self.deferrable and not self._job_would_end_with_container():
             self.defer(
                 trigger=ReceiverJobTrigger(
                     ledger=self.stream.ledger,
@@ -318,10 +343,30 @@ class KafkaReceiverOperator(BaseOperator):
                 ),
                 method_name="job_ended",
             )
+        if self._task_place().redelivers:
+            self.log.warning(
+                "This task waits for as long as the stream runs, in a worker's slot. After a visibility timeout, "
+                "Celery's broker (Redis, SQS) gives it to another worker, which ends it here, and its receiver job. "
+                "Set [operators] default_deferrable to True, and run a triggerer. See docs/guides/managed-airflow.md."
+            )
         watch = self._watch(epoch)
         while (outcome := watch.poll(ledger)) is None:
             time.sleep(poll_seconds(self.poll_interval))
         self._conclude(ledger, context, outcome, epoch)
+
+    def _job_would_end_with_container(self) -> bool:
+        from headrace.fsck.task_places import Hosts
+
+        place = self._task_place()
+        if place.hosts is not Hosts.CONTAINER_PER_TASK or not self._is_driver_here:
+            return False
+        if self._process is None or not self._process.alive():
+            return False
+        self.log.info(
+            "The receiver job runs in the container of this task (%s), which ends with the task. So the task waits for "
+            "the job here, not in the triggerer.", place.name,
+        )  # fmt: skip
+        return True
 
     def job_ended(self, context: Context, event: dict[str, Any]) -> None:
         """Called after the deferral: the job is over. Handle its outcome."""

@@ -48,7 +48,7 @@ def test_commands_run_under_airflow_with_its_connections(tmp_path: Path) -> None
     assert json.loads(listed.stdout)[0]["kind"] == "stream_registered"
 
 
-def test_the_functions_that_a_kafka_connection_may_name_are_those_of_airflows_configuration(tmp_path: Path) -> None:
+def test_a_check_knows_airflows_configuration(tmp_path: Path) -> None:
     stream = Stream(
         name="orders",
         inputs=KafkaInput(connection="brokers", topics="orders"),
@@ -65,6 +65,11 @@ def test_the_functions_that_a_kafka_connection_may_name_are_those_of_airflows_co
     checked = airflow(tmp_path, "streams", "check", "orders.json")
     assert checked.returncode == 1
     assert "not among the allowed ones (acme.kafka.make_token)" in " ".join(checked.stderr.split())
+    # The executor too.
+    (tmp_path / "airflow.cfg").write_text("[core]\nexecutor = KubernetesExecutor\n")
+    checked = airflow(tmp_path, "streams", "check", "orders.json")
+    assert checked.returncode == 1
+    assert "cannot run on KubernetesExecutor" in " ".join(checked.stderr.split())
 
 
 def test_all_that_follows_a_noun_is_left_to_the_command() -> None:

@@ -366,6 +366,23 @@ def test_check_reports_what_is_wrong(stream: Stream, tmp_path: Path) -> None:
     assert "outputs" in result.output
 
 
+def test_check_refuses_what_cannot_work_where_airflow_runs_tasks(stream: Stream, tmp_path: Path) -> None:
+    """The stream's log is a folder, and its ledger on SQLite."""
+    definition = tmp_path / "shop.json"
+    definition.write_text(stream.to_json())
+    check = ["streams", "check", str(definition)]
+    refused = CliRunner().invoke(app, [*check, "--executor", "KubernetesExecutor"])
+    assert refused.exit_code == 1
+    for part in ("cannot run on KubernetesExecutor", "storage: ", "ledger: ", "docs/guides/managed-airflow.md"):
+        assert part in refused.stderr
+    managed = {"AIRFLOW__CORE__EXECUTOR": "CeleryExecutor", "MWAA_AIRFLOW_COMPONENT": "worker"}
+    assert "cannot run on Amazon MWAA" in CliRunner().invoke(app, check, env=managed).stderr
+    warned = CliRunner().invoke(app, [*check, "--json"], env={"AIRFLOW__CORE__EXECUTOR": "CeleryExecutor"})
+    assert warned.exit_code == 0
+    assert "Warning: storage: " in warned.stderr
+    assert json.loads(warned.stdout)["name"] == "shop"
+
+
 def test_check_finds_a_value_that_the_kafka_client_refuses(stream: Stream, tmp_path: Path) -> None:
     fields = json.loads(stream.to_json())
     fields["inputs"][0]["client"] = {"fetch.min.bytes": "many"}

@@ -12,6 +12,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.batch.recover import LostLedgerError
+from headrace.fsck.task_places import TaskPlaceError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.tables import Declared
@@ -179,6 +180,52 @@ def test_a_try_that_dies_between_spawn_and_lease_leaves_one_job(operator, toy, l
     assert len(ledger.jobs.page("flights")) == 1
 
 
+@pytest.fixture
+def in_a_pod(monkeypatch, stream):
+    """Where the KubernetesExecutor runs a task; the stream's folder is a volume, and its ledger not SQLite."""
+    monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")
+    monkeypatch.setattr("headrace.fsck.task_places._ledger_is_file", lambda *_: False)
+    mounted = stream.model_copy(update={"storage": stream.storage.model_copy(update={"shared": True})})
+    return KafkaReceiverOperator(task_id="receive", stream=mounted, poll_interval=0.05)
+
+
+def test_in_a_pod_of_its_own_the_task_waits_beside_the_job_that_it_started(in_a_pod, toy, ledger, task, until):
+    toy("run")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(in_a_pod.execute, task.context)
+        until(lambda: (job := ledger.jobs.current("flights")) is not None and job.state.value == "running")
+        ledger.jobs.request_stop("flights", "test")
+        # A deferral would be raised.
+        assert waiting.result(30) is None
+
+
+def test_in_a_pod_of_its_own_the_task_defers_when_the_job_is_elsewhere(in_a_pod, ledger, task):
+    ledger.jobs.acquire("flights", holder="a task in another pod", lease_ms=60_000, versions=current_versions())
+    assert deferred(in_a_pod, task.context).trigger.parameters == {"epoch": 1}
+
+
+def test_a_driver_in_the_cluster_does_not_end_with_the_pod(in_a_pod, toy, ledger, task, monkeypatch):
+    monkeypatch.setattr("headrace.hooks.spark_submit.StreamSparkSubmitHook.is_cluster_mode", True)
+    toy("run")
+    assert deferred(in_a_pod, task.context).trigger.parameters == {"epoch": 1}
+
+
+def test_a_log_that_would_be_lost_with_the_pod_is_refused_before_anything_is_made(stream, task, monkeypatch, tmp_path):
+    monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")
+    elsewhere = stream.model_copy(update={"ledger": f"sqlite:///{tmp_path}/other.db"})
+    with pytest.raises(TaskPlaceError, match=r"storage: .* ledger: ") as refused:
+        KafkaReceiverOperator(task_id="receive", stream=elsewhere).execute(task.context)
+    assert "cannot run on KubernetesExecutor" in str(refused.value)
+    assert not (tmp_path / "other.db").exists()
+
+
+def test_workers_that_may_be_several_hosts_are_a_warning(operator, toy, ledger, task, monkeypatch, capsys):
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
+    toy("run")
+    deferred(operator, task.context)
+    assert "workers on other hosts do not see it" in capsys.readouterr().out
+
+
 def test_a_job_that_was_asked_to_stop_ends_the_task_well(operator, toy, ledger, task, until):
     toy("run")
     waiting = deferred(operator, task.context)
@@ -194,6 +241,18 @@ def test_a_job_that_fails_after_its_start_fails_the_task_with_its_own_error(stre
     with pytest.raises(ReceiverJobError, match="Kafka said no") as found:
         operator.execute(task.context)
     assert "receiver-" in str(found.value)
+
+
+def test_a_task_that_waits_in_a_celery_worker_warns_of_its_broker(stream, ledger, task, until, monkeypatch, capsys):
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
+    lease = ledger.jobs.acquire("flights", holder="before", lease_ms=60_000, versions=current_versions())
+    operator = KafkaReceiverOperator(task_id="receive", stream=stream, deferrable=False, poll_interval=0.05)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(operator.execute, task.context)
+        until(lambda: kafka_receiver.ATTACHED in ledger.jobs.current("flights").attributes)
+        ledger.jobs.release(lease)
+        assert waiting.result(30) is None
+    assert "After a visibility timeout" in capsys.readouterr().out
 
 
 def test_a_job_that_fails_while_it_is_waited_for_fails_the_task_with_its_own_error(operator, ledger, task):
