@@ -50,6 +50,7 @@ class Files:
             path = str(self.dags / file)
             bag = BundleDagBag(path, bundle_path=self.dags, bundle_name="dags", load_op_links=False)
         self.dag_ids = sorted(bag.dags)
+        self.queues = {task.queue for dag in bag.dags.values() for task in dag.tasks}
         return "\n".join(bag.import_errors.values())
 
 
@@ -62,6 +63,14 @@ def test_a_file_with_the_line_of_the_documentation_has_three_dags(files: Files) 
     files.write("shop.py")
     assert files.parse("shop.py") == ""
     assert files.dag_ids == ["shop_batches", "shop_receiver", "shop_repair"]
+
+
+def test_a_queue_is_that_of_the_tasks_of_all_three_dags(files: Files) -> None:
+    """On another worker the repair would not find the log."""
+    files.write("shop.py", options=", default_args={'queue': 'headrace'}")
+    assert files.parse("shop.py") == ""
+    assert files.dag_ids == ["shop_batches", "shop_receiver", "shop_repair"]
+    assert files.queues == {"headrace"}
 
 
 def test_a_batch_dag_brings_its_repair_along_unless_it_is_asked_not_to(files: Files) -> None:
