@@ -11,7 +11,7 @@ _WITH_AIRFLOW = ("the stack", "the toys", "tests/system/", "tests/integration/de
 _AIRFLOWS_AT_ONCE = 2
 # Files that share servers of their own: a worker takes them at once, and first of all, since they take longest.
 _TOGETHER = {
-    "the stack": tuple(f"tests/system/test_{name}.py" for name in ("down_time", "stream", "word_count")),
+    "the stack": tuple(f"tests/system/test_{name}.py" for name in ("celery", "down_time", "stream", "word_count")),
     "the toys": ("tests/integration/airflow/",),
     "the cluster": ("tests/integration/spark/cluster/",),
 }

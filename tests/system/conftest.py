@@ -17,6 +17,8 @@ from examples.demo.word_count_demo import LineServer
 from tests.support.scheduling import SPARING
 from tests.system.clicks import DAG_FILE as CLICKS_DAG_FILE
 from tests.system.orders import DAG_FILE, STREAM, TRANSFORM_FILE, Orders
+from tests.system.parcels import DAG_FILE as PARCELS_DAG_FILE
+from tests.system.parcels import HAS_CELERY, celery_config
 
 from headrace.devstack.postgres import PostgresServer
 from headrace.devstack.stack import Stack, StackOptions
@@ -46,6 +48,8 @@ def stack(lines: LineServer) -> Iterator[Stack]:
     (dags / "orders.py").write_text(DAG_FILE)
     (dags / "orders_transform.py").write_text(TRANSFORM_FILE)
     (dags / "clicks.py").write_text(CLICKS_DAG_FILE)
+    if HAS_CELERY:
+        (dags / "parcels.py").write_text(PARCELS_DAG_FILE)
     for file in ("word_count.py", "word_count_transform.py", "deployment.py"):
         shutil.copy(dags_folder() / file, dags)
     # What other tests of this process start later is not the stack's.
@@ -63,6 +67,8 @@ def stack(lines: LineServer) -> Iterator[Stack]:
         stack = Stack(StackOptions(data=data, dags=dags, plugins=data / "plugins"))
         assert stack.airflow is not None
         stack.airflow.config |= SPARING
+        if HAS_CELERY:
+            stack.airflow.config |= celery_config(stack.airflow)
         try:
             stack.start()
             yield stack
