@@ -45,7 +45,7 @@ def test_the_manifests_are_kubernetes_own(manifest: dict[str, Any]) -> None:
     validate(manifest)
 
 
-def test_the_workers_values_make_a_deployment() -> None:
+def test_the_workers_values_make_a_stateful_set() -> None:
     """As the chart makes it: each value is the field of this name."""
     container = {"name": "worker", "image": "airflow", "volumeMounts": WORKER["extraVolumeMounts"]}
     pod = {
@@ -56,20 +56,26 @@ def test_the_workers_values_make_a_deployment() -> None:
     labels = {"worker-set": WORKER["name"]}
     spec = {
         "replicas": WORKER["replicas"],
-        "strategy": WORKER["strategy"],
+        "serviceName": "worker",
         "selector": {"matchLabels": labels},
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
-    validate({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "worker"}, "spec": spec})
+    validate({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "worker"}, "spec": spec})
 
 
-def test_the_volume_is_mounted_in_one_pod_that_no_second_one_overlaps() -> None:
+def test_the_volume_of_one_node_is_mounted_in_one_pod() -> None:
     claim = named("PersistentVolumeClaim")
     (volume,), (mount,) = WORKER["extraVolumes"], WORKER["extraVolumeMounts"]
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert volume["name"] == mount["name"]
     assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
-    assert (WORKER["replicas"], WORKER["strategy"]) == (1, {"type": "Recreate"})
+    assert WORKER["replicas"] == 1
+
+
+def test_the_drivers_service_account_is_the_sets() -> None:
+    (subject,) = named("RoleBinding")["subjects"]
+    # As the chart names it, in a release named airflow.
+    assert subject["name"] == f"airflow-worker-{WORKER['name']}"
 
 
 def test_every_variable_is_a_key_of_the_secret() -> None:
