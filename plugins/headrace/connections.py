@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,21 @@ def look_up_by(find: Callable[[str], str | None]) -> None:
     _lookups[:] = [find]
 
 
+def export(conn_ids: Iterable[str]) -> None:
+    """Put what `look_up_by` finds into this process's environment, for Spark's processes, which inherit it.
+
+    A connection that is in the environment stays as it is. One that is nowhere is left out: who needs it says so.
+    """
+    for conn_id in conn_ids:
+        name = variable_name(conn_id)
+        if not variable_of(name) and (text := _looked_up(conn_id)):
+            os.environ[name] = text
+
+
+def _looked_up(conn_id: str) -> str | None:
+    return next((text for find in _lookups if (text := find(conn_id))), None)
+
+
 def resolve(conn_id: str, environ: Mapping[str, str] | None = None) -> Connection:
     """Look up the connection with this id.
 
@@ -107,8 +122,7 @@ def resolve(conn_id: str, environ: Mapping[str, str] | None = None) -> Connectio
         ConnectionFormatError: its text is neither JSON nor a URI.
     """
     name = variable_name(conn_id)
-    text = variable_of(name, environ)
-    text = text or next((value for find in _lookups if (value := find(conn_id))), None)
+    text = variable_of(name, environ) or _looked_up(conn_id)
     if not text:
         raise ConnectionNotFoundError(
             f"Connection {conn_id!r} is not known to this process.",

@@ -18,6 +18,7 @@ from headrace.cli.options import AsJson, LedgerUrl, StreamName, examples, opened
 from headrace.cli.options import batch_time as batch_time_ms
 from headrace.cli.output import echo, print_json, print_table
 from headrace.clock import time_text
+from headrace.connections import export as export_connections
 
 if TYPE_CHECKING:
     from headrace.spark.preview import BatchPreview, OutputPreview
@@ -97,7 +98,9 @@ def stream_context(ledger: str, name: str) -> Iterator[StreamContext]:
     # A transform in the current folder can be imported, as by `headrace streams check`.
     sys.path.insert(0, "")
     with opened(ledger) as opened_ledger:
-        yield StreamContext(registered(opened_ledger, name), opened_ledger)
+        stream = registered(opened_ledger, name)
+        export_connections(stream.connection_ids)
+        yield StreamContext(stream, opened_ledger)
 
 
 @contextmanager

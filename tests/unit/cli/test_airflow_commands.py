@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace import connections
+from headrace.cli.preview import stream_context
 from headrace.ledger import Ledger
-from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, Stream
 
 pytest.importorskip("airflow")
 
@@ -85,3 +87,29 @@ def test_all_that_follows_a_noun_is_left_to_the_command() -> None:
         assert parser.parse_args(["headrace", *line.split()]).arguments == line.split()
     with pytest.raises(SystemExit):
         parser.parse_args(["headrace", "stack", "up"])
+
+
+def test_sparks_processes_of_a_command_get_the_streams_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that the log no longer has are read from Kafka by Spark's Python workers, which know the environment."""
+    kafka, search = '{"conn_type": "kafka"}', '{"conn_type": "elasticsearch", "host": "es1"}'
+    monkeypatch.setattr(connections, "_lookups", [{"brokers": kafka, "search": search, "other": "{}"}.get])
+    for name in ("BROKERS", "SEARCH", "OTHER"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "")
+    monkeypatch.setenv("AIRFLOW_CONN_SEARCH", "http://given")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    stream = Stream(
+        name="orders",
+        inputs=KafkaInput(connection="brokers", topics="orders"),
+        outputs=ElasticsearchOutput(connection="search", index="orders"),
+        batch_interval="10 s",
+        storage=tmp_path,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    with Ledger.open(stream.ledger) as ledger:
+        ledger.streams.register("orders", stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
+    with stream_context(stream.ledger, "orders"):
+        environment = dict(os.environ)
+    got = [environment[f"AIRFLOW_CONN_{name}"] for name in ("BROKERS", "SEARCH", "OTHER")]
+    assert got == [kafka, "http://given", ""]
