@@ -16,6 +16,7 @@ from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.errors import LocalStackError
 from headrace.devstack.guarded_process import ProcessSpec
 from headrace.devstack.stack import Stack
+from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.states import JobState
 from headrace.ledger.tables import JobRow
@@ -140,7 +141,10 @@ class Parcels:
         )
 
     def _found(self) -> bool:
-        if self.elasticsearch.count(INDEX) < self._sent:
+        try:
+            if self.elasticsearch.count(INDEX) < self._sent:
+                return False
+            documents = {document.id for document in self.elasticsearch.documents(INDEX)}
+        except HeadraceError:  # while the shards of the new index start
             return False
-        documents = {document.id for document in self.elasticsearch.documents(INDEX)}
         return documents == {f"{TOPIC}+0+{offset}" for offset in range(self._sent)}
