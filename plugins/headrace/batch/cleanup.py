@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from headrace.batch.checkpoint import CheckpointError, checkpoint_paths, read_checkpoint
-from headrace.batch.history_files import history_numbers, history_path
 from headrace.batch.manifest import FOLDER, LOG_FOLDER, manifest_path, manifest_time
+from headrace.batch.results import FOLDER as RESULTS
+from headrace.batch.results import result_name
 from headrace.clock import time_text
 from headrace.ledger import Ledger
 from headrace.ledger.errors import BatchStateError
@@ -247,8 +248,6 @@ def _remove_batches(context: StreamContext, before_ms: int) -> int:
     removed = 0
     while removed < AT_ONCE and (more := removal.remove_batches(context.name, before_ms)):
         removed += more
-    if removed:
-        removal.note_history(context.name)
     return removed
 
 
@@ -268,15 +267,16 @@ def _remove_files(row: StreamRow, ledger: Ledger, folder: LogStorage) -> int:
     try:
         state = read_checkpoint(folder, paths[0]).state["stream"]
     except CheckpointError as error:
-        # The checkpoint is deleted once there are ten newer ones.
+        # The checkpoint is deleted once there are two newer ones.
         logger.info("%s: files of removed batches stay: %s", row.name, error)
         return 0
     from_ms, until_ms = state.get("removed_from_ms", 0), state.get("removed_until_ms", 0)
     if until_ms <= row.removed_files_ms:
         return 0
+    # The results last: without a checkpoint, a manifest without a result would be that of a batch that was never run.
     gone = [path for path in folder.paths(FOLDER) if _is_within(from_ms, manifest_time(path), until_ms)]
     gone += [path for path in folder.paths(SENT_FOLDER) if _is_within(from_ms, _sent_time(path), until_ms)]
-    gone += [history_path(number) for number in history_numbers(folder) if number < state.get("history_from", 0)]
+    gone += [path for path in folder.paths(RESULTS) if _is_within(from_ms, _result_time(path), until_ms)]
     for path in gone:
         folder.delete(path)
     ledger.removal.note_files(row.name, until_ms)
@@ -285,6 +285,11 @@ def _remove_files(row: StreamRow, ledger: Ledger, folder: LogStorage) -> int:
 
 def _is_within(from_ms: int, batch_time_ms: int | None, until_ms: int) -> bool:
     return batch_time_ms is not None and from_ms <= batch_time_ms <= until_ms
+
+
+def _result_time(path: str) -> int | None:
+    named = result_name(path)
+    return None if named is None else named[0]
 
 
 def _sent_time(path: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Reads everything that a ledger can be rebuilt from: checkpoint, history, manifests and log.
+"""Reads everything that a ledger can be rebuilt from: checkpoint, manifests, results and log.
 
 Of each manifest only what a rebuild needs is kept. In the default history of 30 days, batches of 10 s have 260,000
 manifests. One of 50 blocks with 4 partitions takes 42 kB of memory, and what is kept of it 2 kB: most blocks are in
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from headrace.batch.checkpoint import CheckpointError, CheckpointVersionError, SavedState, read_saved_state
 from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError, manifest_time
+from headrace.batch.results import FOLDER as RESULTS
+from headrace.batch.results import FoundResults, read_results, result_name
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.rebuild import FoundInput
@@ -26,8 +28,6 @@ from headrace.wal.scan import RecoveryMode, ScannedFrame
 from headrace.wal.storage import LogStorage
 
 Progress = Callable[[str], None]
-_OVER = (BatchState.COMPLETED, BatchState.ABANDONED)
-"""States in which a batch's log may be deleted, once a checkpoint records them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,9 @@ class FolderContents:
 
     ``frames`` are in the order of writing, receiver by receiver. ``positions`` are those in the segments' headers, by
     input and partition. ``segments`` are sizes in bytes by path. ``manifests`` are by batch time, ``damaged_manifests``
-    by path. ``notices`` say what was skipped. ``last_sign_ms`` is the latest time of writing that the files record, and
-    ``lease_ms`` is the longest lease of a receiver job in them, 0 if there is none.
+    by path; ``results`` are those of the batches. ``notices`` say what was skipped. ``last_sign_ms`` is the latest time
+    of writing that the files record, and ``lease_ms`` is the longest lease of a receiver job in them, 0 if there is
+    none.
     """
 
     stream: str
@@ -87,6 +88,7 @@ class FolderContents:
     epochs: Mapping[ReceiverId, int]
     manifests: Mapping[int, Sequence[FoundManifest]]
     damaged_manifests: Mapping[str, str]
+    results: FoundResults
     lost: Sequence[LostPart]
     notices: Sequence[str]
     last_sign_ms: int
@@ -94,25 +96,26 @@ class FolderContents:
 
 
 def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, progress: Progress) -> FolderContents:
-    """Read the stream's folder: checkpoint and history, manifests, and every frame of the log.
+    """Read the stream's folder: checkpoint, manifests, results, and every frame of the log.
 
     Raises:
         WalError: the log is damaged, and the mode does not skip damage.
-        CheckpointVersionError, ManifestError: a checkpoint or a manifest is of another version.
-        HistoryError: a history file is missing, damaged, or of another version.
+        CheckpointVersionError, ManifestError, ResultVersionError: a file is of another version.
     """
     notices: list[str] = []
     saved = _read_saved(folder, notices)
     log = folder.below(LOG_FOLDER)
     names = segments_in(log.paths())
-    manifests = read_manifests(
-        folder,
-        [name.path for name in names],
-        is_removed=lambda time_ms: saved is not None and saved.stream.has_removed(time_ms),
-        progress=progress,
-    )
+
+    def is_removed(time_ms: int) -> bool:
+        return saved is not None and saved.stream.has_removed(time_ms)
+
+    manifests = read_manifests(folder, [name.path for name in names], is_removed=is_removed, progress=progress)
+    progress("reading the results")
+    paths = [path for path in folder.paths(RESULTS) if (of := result_name(path)) and not is_removed(of[0])]
+    results = read_results(folder, paths)
     progress(f"reading the log, {len(names)} segments")
-    frames, lost = _read_frames(log, mode, notices, _deleted(saved, manifests.by_time))
+    frames, lost = _read_frames(log, mode, notices, _deleted(saved, manifests.by_time, results))
     epochs: dict[ReceiverId, int] = defaultdict(int)
     positions: dict[tuple[str, TopicPartition], list[int]] = defaultdict(list)
     for name in names:
@@ -137,6 +140,7 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
         epochs=epochs,
         manifests=manifests.by_time,
         damaged_manifests=manifests.damaged,
+        results=results,
         lost=lost,
         notices=notices,
         last_sign_ms=max(signs, default=0),
@@ -164,41 +168,39 @@ def _read_saved(folder: LogStorage, notices: list[str]) -> SavedState | None:
     return saved
 
 
-def _deleted(saved: SavedState | None, manifests: Mapping[int, Sequence[FoundManifest]]) -> Callable[[str], bool]:
-    """Returns a function that says whether a missing segment was deleted by cleanup: all its batches are finished.
+def _deleted(
+    saved: SavedState | None, manifests: Mapping[int, Sequence[FoundManifest]], results: FoundResults
+) -> Callable[[str], bool]:
+    """Returns a function that says whether a missing segment was deleted by cleanup.
 
-    The checkpoint's list of segments decides. If there is no checkpoint, or newer ones are damaged and the list may be
-    outdated, the batches in the manifests decide.
+    Cleanup deletes a segment when all batches with its blocks are over, and the results say so. A segment that no
+    manifest lists held blocks without a batch, or only blocks of removed batches, or no accepted block. The checkpoint
+    lists the first kind.
     """
+    over = {time_ms for time_ms, result in results.by_time.items() if is_over(result.row)}
+    over |= {absorbed for time_ms in over for absorbed in results.by_time[time_ms].row.absorbed}
     unfinished: dict[str, bool] = {}
     for batch_time_ms, of_time in manifests.items():
-        batch = None if saved is None else saved.batches.get(batch_time_ms)
-        is_over = saved is None or batch is None or bool(saved.passed_over) or batch.row.state in _OVER
         for segment in (segment for manifest in of_time for segment in manifest.segments):
-            unfinished[segment] = unfinished.get(segment, False) or not is_over
+            unfinished[segment] = unfinished.get(segment, False) or batch_time_ms not in over
 
     def deleted(segment: str) -> bool:
-        if saved is None or saved.passed_over:
-            return not unfinished.get(segment, True)
-        if segment not in saved.segments:
-            # Deleted before the checkpoint, or without an accepted block. A newer segment may have held blocks.
-            name = SegmentName.parse(segment)
-            return name is not None and name.opened_ms <= saved.checkpoint.written_at_ms
-        last_ms = saved.segments[segment]
-        if last_ms is None:
-            # It was open then: finished only if manifests list its blocks, all in finished batches.
-            return not unfinished.get(segment, True)
-        last = saved.batches.get(last_ms)
-        is_over = last_ms == 0 or (last is not None and last.row.state in {*_OVER, BatchState.ABSORBED})
-        return is_over and not unfinished.get(segment, False)
+        if unfinished.get(segment, False):
+            return False
+        if saved is None or segment in saved.segments:
+            last_ms = None if saved is None else saved.segments[segment]
+            # It was being written: all of its blocks that a manifest lists are in batches that are over.
+            return segment in unfinished if last_ms is None else last_ms in over
+        # A newer segment may have held blocks that no manifest lists yet.
+        name = SegmentName.parse(segment)
+        return segment in unfinished or (name is not None and name.opened_ms <= saved.checkpoint.written_at_ms)
 
     return deleted
 
 
-def is_done(row: BatchRow) -> bool:
-    """Whether the batch's log may be deleted."""
-    completed = row.state is BatchState.COMPLETED and row.checkpointed_at_ms is not None
-    return completed or row.state is BatchState.ABANDONED
+def is_over(row: BatchRow) -> bool:
+    """Whether the batch's log may be deleted, by its result."""
+    return row.state in (BatchState.COMPLETED, BatchState.ABANDONED)
 
 
 def _read_frames(

@@ -1,4 +1,4 @@
-"""Rebuilds the batches of a lost ledger from their manifests; their states come from checkpoint and history."""
+"""Rebuilds the batches of a lost ledger from their manifests; what became of them is in their results."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from headrace.batch.found_files import FolderContents, FoundManifest, Place, Span, is_done, listed_spans
+from headrace.batch.found_files import FolderContents, FoundManifest, Place, Span, is_over, listed_spans
 from headrace.batch.manifest import ManifestError
+from headrace.batch.results import BatchResult, ResultError, result_name
 from headrace.blocks import BlockHandle, BlockInfo
 from headrace.clock import time_text
 from headrace.ledger.allocations import late_records
 from headrace.ledger.batch_tables import BatchRow
-from headrace.ledger.rebuild import FoundBatch, FoundBlock
+from headrace.ledger.rebuild import FoundBatch, FoundBlock, FoundInput
 from headrace.ledger.receiving_tables import StoredBlock
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import StreamRow
@@ -37,7 +39,7 @@ def rebuild_batches(
     coalesces: bool,
     now_ms: int,
 ) -> RebuiltBatches:
-    """Derive the batches from manifests, checkpoint and history.
+    """Derive the batches from their manifests and results.
 
     Args:
         accepted: the log's blocks that count, by handle.
@@ -45,9 +47,10 @@ def rebuild_batches(
 
     Raises:
         ManifestError: a batch's manifest is missing or damaged. Without it the batch's records would go into another.
+        ResultError: a batch's result is damaged, and its log was deleted: it may have completed.
     """
-    saved = {} if contents.saved is None else contents.saved.batches
-    left = _left_manifests(contents.manifests, saved)
+    results = contents.results.by_time
+    left = _left_manifests(contents.manifests, results)
     counting = {time_ms: of_time for time_ms, of_time in contents.manifests.items() if time_ms not in left}
     contents = dataclasses.replace(contents, manifests=counting)
     finder = _Finder(contents, stream, accepted, folder_url=folder_url, coalesces=coalesces, now_ms=now_ms)
@@ -55,8 +58,8 @@ def rebuild_batches(
         f"The manifest of batch {time_text(time_ms)} does not count: batch {time_text(by_ms)} took its records over."
         for time_ms, by_ms in left.items()
     ]
-    for batch_time_ms in sorted({*saved, *contents.manifests}):
-        if batch_time_ms in saved:
+    for batch_time_ms in sorted({*results, *contents.manifests}):
+        if batch_time_ms in results:
             finder.known(batch_time_ms)
         else:
             finder.unknown(batch_time_ms)
@@ -80,53 +83,65 @@ class _Finder:
         self._folder_url = folder_url
         self._coalesces = coalesces
         self._now_ms = now_ms
-        self._saved = {} if contents.saved is None else contents.saved.batches
-        self._absorbed: set[int] = set()
+        self._results = contents.results.by_time
+        self._absorbed = {time_ms for result in self._results.values() for time_ms in result.row.absorbed}
+        self._damaged: dict[int, list[str]] = defaultdict(list)
+        for path, why in contents.results.damaged.items():
+            if (named := result_name(path)) is not None:
+                self._damaged[named[0]].append(why)
         self.batches: list[FoundBatch] = []
         self.blocks: list[FoundBlock] = []
         self.notices: list[str] = []
 
     def known(self, batch_time_ms: int) -> None:
-        """Add a batch that the checkpoint or the history has."""
-        saved = self._saved[batch_time_ms]
-        if saved.row.state is BatchState.ABSORBED:
-            self.batches.append(saved)
-            return
-        name = saved.row.manifest_uri.rpartition("/")[2]
-        if saved.row.cleaned_at_ms is not None and not self._has(batch_time_ms, name):
+        """Add a batch that has a result."""
+        result = self._results[batch_time_ms]
+        row = result.row
+        self.notices += [f"{why} An earlier one of the batch is used." for why in self._damaged[batch_time_ms]]
+        name = row.manifest_uri.rpartition("/")[2]
+        if is_over(row) and not self._has(batch_time_ms, name):
             self.notices.append(
                 f"Batch {time_text(batch_time_ms)} is over, and its manifest {name} is gone: it cannot be run again."
             )
-            self.batches.append(saved)
+            self._add(row, (), result)
             return
         manifest = self._manifest_of(batch_time_ms, name)
-        if manifest.sha256 != saved.row.manifest_sha256:
+        if manifest.sha256 != row.manifest_sha256:
             raise ManifestError(
                 f"The manifest {self._folder_url}/{manifest.path} is not the one by which batch "
                 f"{time_text(batch_time_ms)} was allocated.",
                 remedy="Restore it from a copy.",
             )
-        taken = self._take(manifest, batch_time_ms, saved.row.absorbed)
-        row = saved.row
-        if row.state is BatchState.COMPLETED and row.checkpointed_at_ms is None and self._is_gone(manifest):
-            # Its log was deleted, so a checkpoint holds it: this one.
-            row = dataclasses.replace(row, checkpointed_at_ms=self._now_ms)
-        # The log of a cleaned batch was deleted when it had completed; it was repeated since.
-        if not is_done(row) and row.cleaned_at_ms is None and self._was_deleted(manifest):
-            # A newer checkpoint, which is damaged, recorded it as finished.
-            row = self._as_over(row, is_cleaned=not taken)
-        elif row.state is BatchState.RUNNING:
+        taken = self._take(manifest, batch_time_ms, row.absorbed)
+        if row.steps is None and self._is_gone(manifest) and not is_over(row):
+            self._note_reads_kafka(batch_time_ms)
+        if row.state is BatchState.RUNNING:
             # Its attempt was lost with the ledger.
             row = dataclasses.replace(row, state=BatchState.ALLOCATED)
-        if row.cleaned_at_ms is None and row.blocks > len(taken) == 0 and is_done(row):
-            row = dataclasses.replace(row, cleaned_at_ms=self._now_ms, cleanup={})
-        self.batches.append(dataclasses.replace(saved, row=row, inputs=manifest.inputs))
+        if row.blocks > len(taken) == 0 and is_over(row):
+            row = dataclasses.replace(row, cleaned_at_ms=row.cleaned_at_ms or self._now_ms, cleanup=row.cleanup or {})
+        self._add(row, manifest.inputs, result)
+
+    def _add(self, row: BatchRow, inputs: tuple[FoundInput, ...], result: BatchResult) -> None:
+        self.batches.append(FoundBatch(row, inputs, result.outputs, result.replays, result.revisions))
+        self.batches += [FoundBatch(_absorbed_row(row, absorbed_ms)) for absorbed_ms in row.absorbed]
 
     def unknown(self, batch_time_ms: int) -> None:
-        """Add a batch that has only a manifest: allocated since the checkpoint, or without any checkpoint."""
+        """Add a batch that has only a manifest: no attempt at it has ended, or its result was not written yet."""
         if batch_time_ms in self._absorbed:
             return
         manifest = self._choose(batch_time_ms)
+        is_gone = self._is_gone(manifest)
+        for why in self._damaged[batch_time_ms]:
+            if is_gone:
+                raise ResultError(
+                    why,
+                    remedy="Its log was deleted, so the batch has most likely completed. Restore the file from a copy. "
+                    "Without one, delete it: the batch is run again from Kafka.",
+                )
+            self.notices.append(f"{why} The batch counts as not run.")
+        if is_gone:
+            self._note_reads_kafka(batch_time_ms)
         absorbed = self._absorbed_by(manifest, batch_time_ms)
         taken = self._take(manifest, batch_time_ms, absorbed)
         row = BatchRow(
@@ -157,50 +172,13 @@ class _Finder:
             ),
             built=manifest.is_built,
         )
-        outputs: dict[str, dict[str, object]] = {}
-        if self._was_deleted(manifest):
-            row = self._as_over(row, is_cleaned=not taken)
-            outputs = {step: {} for step in self._stream.outputs}
-        self.batches.append(FoundBatch(row, manifest.inputs, outputs))
-        for absorbed_ms in absorbed:
-            if absorbed_ms not in self._saved:
-                self._absorbed.add(absorbed_ms)
-                self.batches.append(FoundBatch(_absorbed_row(row, absorbed_ms)))
+        self.batches.append(FoundBatch(row, manifest.inputs))
+        self._absorbed.update(absorbed)
+        self.batches += [FoundBatch(_absorbed_row(row, absorbed_ms)) for absorbed_ms in absorbed]
 
-    def _as_over(self, row: BatchRow, *, is_cleaned: bool) -> BatchRow:
-        self.notices.append(
-            f"Batch {time_text(row.batch_time_ms)} is in no checkpoint, and its log was deleted, as is done with "
-            "batches that are "
-            "over: it counts as completed."
-        )
-        return dataclasses.replace(
-            row,
-            state=BatchState.COMPLETED,
-            steps=self._stream.outputs,
-            required=self._stream.outputs,
-            started_at_ms=self._now_ms,
-            completed_at_ms=self._now_ms,
-            checkpointed_at_ms=self._now_ms,
-            cleaned_at_ms=self._now_ms if is_cleaned else None,
-            cleanup={} if is_cleaned else None,
-        )
-
-    def _was_deleted(self, manifest: FoundManifest) -> bool:
-        """Whether cleanup has deleted a segment of a batch that is unfinished in the newest valid checkpoint.
-
-        If so, the batch was finished and must not be run again: cleanup deletes a segment only after all its batches.
-        Cleanup deletes only what a checkpoint has as finished, so it can have done this only if a newer checkpoint is
-        damaged or there is none. Otherwise somebody else deleted it.
-        """
-        if not self._is_gone(manifest):
-            return False
-        saved = self._contents.saved
-        if saved is None or saved.passed_over:
-            return True
-        self.notices.append(
-            f"Batch {time_text(manifest.batch_time_ms)} is not over, and its log is gone: it reads Kafka."
-        )
-        return False
+    def _note_reads_kafka(self, batch_time_ms: int) -> None:
+        """Cleanup deletes a batch's log only after its result is durable, so somebody else deleted it."""
+        self.notices.append(f"Batch {time_text(batch_time_ms)} is not over, and its log is gone: it reads Kafka.")
 
     def _is_gone(self, manifest: FoundManifest) -> bool:
         return any(segment not in self._contents.segments for segment in manifest.segments)
@@ -273,7 +251,7 @@ class _Finder:
 
 
 def _left_manifests(
-    manifests: Mapping[int, Sequence[FoundManifest]], saved: Mapping[int, FoundBatch]
+    manifests: Mapping[int, Sequence[FoundManifest]], results: Mapping[int, BatchResult]
 ) -> dict[int, int]:
     """The times whose manifest counts as that of an allocation that did not get to the ledger, with a later time whose
     manifest lists all its records: most likely that batch absorbed the time."""
@@ -287,7 +265,7 @@ def _left_manifests(
         for (start, until), time_ms in sorted(spans):
             if start < reached_until:
                 earlier_ms, later_ms = sorted((time_ms, reached_ms))
-                if earlier_ms not in saved and _holds_all(manifests[later_ms], manifests[earlier_ms]):
+                if earlier_ms not in results and _holds_all(manifests[later_ms], manifests[earlier_ms]):
                     left[earlier_ms] = later_ms
             if until >= reached_until:
                 reached_until, reached_ms = until, time_ms
@@ -314,7 +292,22 @@ def first_batch_time(stream: StreamRow, info: BlockInfo) -> int:
     return stream.batch_time_after(cut_ms)
 
 
+# An absorbed time never has these.
+_OF_A_RUN = (
+    "code_version",
+    "started_at_ms",
+    "completed_at_ms",
+    "checkpointed_at_ms",
+    "checkpoint_uri",
+    "cleanup",
+    "error",
+    "required",
+    "steps",
+)
+
+
 def _absorbed_row(row: BatchRow, batch_time_ms: int) -> BatchRow:
+    cleared: dict[str, Any] = dict.fromkeys(_OF_A_RUN)
     return dataclasses.replace(
         row,
         batch_time_ms=batch_time_ms,
@@ -326,9 +319,8 @@ def _absorbed_row(row: BatchRow, batch_time_ms: int) -> BatchRow:
         payload_bytes=0,
         late_records=0,
         built=False,
-        started_at_ms=None,
-        completed_at_ms=None,
-        checkpointed_at_ms=None,
-        required=None,
-        steps=None,
+        change=0,
+        result=0,
+        abandoned_steps={},
+        **cleared,
     )

@@ -6,7 +6,7 @@ frame carries its writer's last accepted sequence, so for each writer and epoch 
 is stored, and a queue does not give a message twice. One that was not accepted counts too: its records are in the log,
 and are not read from Kafka again.
 
-`rebuild_batches` (`headrace.batch.rebuilt_batches`): the batches, from manifests, checkpoint and history.
+`rebuild_batches` (`headrace.batch.rebuilt_batches`): the batches, from their manifests and results.
 
 `check_positions`: offsets that no block, manifest or known gap accounts for, from each partition's start to its
 position. At the end of a partition they are read from Kafka again: the position is set before them. Between accounted
@@ -106,7 +106,7 @@ def rebuild_stream(
         replay_definitions=() if saved is None else saved.replay_definitions,
         gaps=() if saved is None else saved.gaps,
         found_gaps=accounted.gaps,
-        runs={} if saved is None else saved.runs,
+        runs={**({} if saved is None else saved.runs), **_runs(contents)},
         notes={
             "checkpoint": None if saved is None else saved.checkpoint.path,
             "undecided_blocks": len(blocks.undecided),
@@ -124,6 +124,11 @@ def rebuild_stream(
     ]
     notices += accounted.notices
     return RebuiltStream(rebuilt, blocks, notices)
+
+
+def _runs(contents: FolderContents) -> dict[str, int]:
+    results = contents.results.by_time.items()
+    return {run_id: batch_time_ms for batch_time_ms, result in results for run_id in result.runs}
 
 
 def _unknown_starts(contents: FolderContents, positions: Iterable[PositionRow]) -> list[str]:

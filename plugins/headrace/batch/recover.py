@@ -1,4 +1,4 @@
-"""Recovery: rebuild a stream's lost ledger, or restore its lost checkpoints, history files and manifests (`recover`).
+"""Recovery: rebuild a stream's lost ledger, or restore its lost checkpoints, results and manifests (`recover`).
 
 `recover_if_lost` does it without a person, as Spark's ``StreamingContext.getOrCreate``: ``Stream.recover``.
 `refuse_if_lost` detects a lost ledger: the stream's folder has a log or a checkpoint of which the ledger knows nothing.
@@ -20,13 +20,13 @@ from headrace.batch.checkpoint import (
     SavedState,
     checkpoint_now,
     checkpoint_paths,
+    find_newest,
     read_newest,
-    read_saved_state,
 )
 from headrace.batch.found_files import FolderContents, Progress, read_folder
-from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
 from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
 from headrace.batch.rebuilt_stream import RebuiltStream, rebuild_stream
+from headrace.batch.results import lost_results
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.ledger import Ledger
@@ -57,7 +57,7 @@ class Step(StrEnum):
 
     LEDGER_REBUILT = "ledger_rebuilt"
     CHECKPOINT_WRITTEN = "checkpoint_written"
-    HISTORY_WRITTEN = "history_written"
+    RESULTS_WRITTEN = "results_written"
     MANIFESTS_WRITTEN = "manifests_written"
     MANIFESTS_DELETED = "manifests_deleted"
 
@@ -93,7 +93,7 @@ def recover(
     accept_code: Callable[[Sequence[str]], bool] = lambda _: False,
     progress: Progress = lambda _: None,
 ) -> Recovered:
-    """Rebuild the stream's ledger if it is lost; otherwise restore its lost checkpoints, history files and manifests.
+    """Rebuild the stream's ledger if it is lost; otherwise restore its lost checkpoints, results and manifests.
 
     Each step can be repeated: run an interrupted recovery again.
 
@@ -114,7 +114,7 @@ def recover(
             fit the given one, or names code that is not accepted.
         MayStillRunError: a receiver job or a batch could still run.
         WalError: the log is damaged, and the mode does not skip damage.
-        ManifestError, HistoryError, CheckpointVersionError: a file that is needed cannot be read.
+        ManifestError, ResultError, CheckpointVersionError: a file that is needed cannot be read.
         ContradictionError: the files contradict each other.
     """
     report = Recovered(stream_name, dry_run)
@@ -133,7 +133,8 @@ def recover(
         _rebuild(contents, ledger, definition, force=force, report=report, progress=progress)
     else:
         context = _registered(stream_name, ledger, folder)
-        _write_history(context, report)
+        progress("checking the results")
+        _forget_lost_results(context, report)
         progress("checking the manifests")
         _write_manifests(context, report)
         _delete_manifests(context, report)
@@ -256,25 +257,15 @@ def _report(concluded: RebuiltStream, report: Recovered) -> None:
     )
 
 
-def _write_history(context: StreamContext, report: Recovered) -> None:
-    """Move the batches of lost or damaged history files into the checkpoint, and from there into new files."""
-    history, folder = context.ledger.history, context.storage
-    whole, damaged = [], []
-    for number in history_numbers(folder):
-        try:
-            read_history(folder, number)
-        except HistoryError as error:
-            report.notices.append(error.what)
-            damaged.append(number)
-        else:
-            whole.append(number)
-    lost = history.filed_elsewhere(context.name, whole)
+def _forget_lost_results(context: StreamContext, report: Recovered) -> None:
+    """Mark the batches of lost or damaged result files, so that the checkpoint writes them again."""
+    results = context.ledger.results
+    lost = lost_results(context.storage, results.written(context.name))
+    report.notices += lost.values()
     if lost:
-        report.steps[Step.HISTORY_WRITTEN] = f"{lost} batches whose file of the history is lost"
+        report.steps[Step.RESULTS_WRITTEN] = f"{len(lost)} results"
         if not report.dry_run:
-            history.forget(context.name, whole)
-            for number in damaged:
-                folder.delete(history_path(number))
+            results.forget(context.name, lost)
 
 
 def _write_manifests(context: StreamContext, report: Recovered) -> None:
@@ -321,26 +312,17 @@ def _write_checkpoint(context: StreamContext, why: str) -> None:
 
 def _why_a_checkpoint(context: StreamContext, report: Recovered) -> str | None:
     """Why the existing checkpoints do not hold what the ledger says they hold; None if they do."""
-    if Step.HISTORY_WRITTEN in report.steps:
-        return "history was lost"
+    if Step.RESULTS_WRITTEN in report.steps:
+        return "results were lost"
     done = context.ledger.batches.page(context.name, limit=1, states=[BatchState.COMPLETED])
     if not done and not checkpoint_paths(context.storage):
         return None
     try:
-        saved = read_saved_state(context.storage)
-    except (CheckpointError, HistoryError) as error:
+        newest = find_newest(context.storage)
+    except CheckpointError as error:
         return error.what
-    report.notices += [f"The checkpoint {path} is passed over: {why}." for path, why in saved.passed_over.items()]
-    if saved.passed_over:
-        return "the newest is damaged"
-    return _missing(context, saved)
-
-
-def _missing(context: StreamContext, saved: SavedState) -> str | None:
-    for batch in context.ledger.history.unfiled(context.name):
-        if batch.checkpointed_at_ms is not None and batch.batch_time_ms not in saved.batches:
-            return f"the newest does not hold batch {time_text(batch.batch_time_ms)}"
-    return None
+    report.notices += [f"The checkpoint {path} is passed over: {why}." for path, why in newest.passed_over.items()]
+    return "the newest is damaged" if newest.passed_over else None
 
 
 # A receiver without its ledger may write one more block, and ends within a minute.
@@ -358,7 +340,7 @@ def recover_if_lost(
 
     Raises:
         RecoveryRefusedError: the folder holds the data of another stream, or a process still writes to it.
-        WalError, ManifestError, HistoryError, CheckpointVersionError, ContradictionError: as `recover`.
+        WalError, ManifestError, ResultError, CheckpointVersionError, ContradictionError: as `recover`.
     """
     wait = wait or partial(context.clock.wait, threading.Event())
     lost = _what_is_lost(context)

@@ -125,7 +125,7 @@ def recover(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild a stream's lost ledger; or, from the ledger, restore its lost checkpoints, history and manifests."""
+    """Rebuild a stream's lost ledger; or, from the ledger, restore its lost checkpoints, results and manifests."""
     from headrace.batch.recover import recover as run
     from headrace.stream import Stream
     from headrace.wal.storage import open_storage

@@ -41,7 +41,7 @@ class Problem(StrEnum):
     BLOCK_UNKNOWN = "block_unknown"
     LOG_DAMAGED = "log_damaged"
     CHECKPOINT_UNREADABLE = "checkpoint_unreadable"
-    CHECKPOINT_BEHIND = "checkpoint_behind"
+    RESULT_UNREADABLE = "result_unreadable"
     LEDGER_SET_BACK = "ledger_set_back"
     KAFKA_TOPIC_REPLACED = "kafka_topic_replaced"
     KAFKA_RECORDS_GONE = "kafka_records_gone"
@@ -148,12 +148,12 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
         "A lost ledger could not be rebuilt completely.",
         "The next completed batch writes a checkpoint; or write one from the ledger with `headrace streams recover`.",
     ),
-    Problem.CHECKPOINT_BEHIND: (
-        "The ledger says that a batch is in a checkpoint, and it is not: it would be run again after a rebuild.",
-        "Write a checkpoint from the ledger with `headrace streams recover`.",
+    Problem.RESULT_UNREADABLE: (
+        "The batch's result file is missing or damaged: after a rebuild of the ledger the batch would be run again.",
+        "Write it again from the ledger with `headrace streams recover`.",
     ),
     Problem.LEDGER_SET_BACK: (
-        "The newest checkpoint is ahead of the ledger, which was restored from an older copy: records would be "
+        "A checkpoint or a result is ahead of the ledger, which was restored from an older copy: records would be "
         "received again, under offsets and batch times that were already used.",
         _SET_BACK,
     ),

@@ -5,15 +5,15 @@ Files are observed once; what was observed is judged by snapshots of the ledger 
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.batch.checkpoint import Checkpoint, CheckpointError, checkpoint_paths, read_newest
-from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
 from headrace.batch.manifest import Manifest, ManifestError
+from headrace.batch.results import FOLDER as RESULTS
+from headrace.batch.results import lost_results, result_name
 from headrace.blocks import BlockHandle, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import time_text
 from headrace.fsck.coverage import partition_text
@@ -304,35 +304,38 @@ class CheckpointObservation:
     newest: Checkpoint | None = None
     unreadable: list[str] = field(default_factory=list)
     error: str = ""
-    lost_history: dict[int, str] = field(default_factory=dict)
-    """History files that do not hold what they should: the problem by file number."""
-    filed_before: set[int] = field(default_factory=set)
-    """Batches that the newest checkpoint does not hold, and a history file holds in an earlier state: they changed
-    (their replay ended) after that checkpoint, and the next one will hold them."""
+    lost_results: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Result files that cannot be read: the change that the ledger names, and the problem, by batch time."""
+    changes: dict[int, int] = field(default_factory=dict)
+    """The highest change of each batch that has a result file, by batch time."""
 
     def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
         """The findings by this snapshot."""
         for path in self.unreadable:
             what = f"It is damaged; the newest that can be read is {self.newest.path if self.newest else 'none'}."
             yield Finding(Problem.CHECKPOINT_UNREADABLE, path, what)
-        for number in sorted(self.lost_history.keys() & set(snapshot.filed.values())):
-            yield Finding(Problem.CHECKPOINT_UNREADABLE, history_path(number), self.lost_history[number])
-        held = [batch.batch_time_ms for batch in snapshot.batches if batch.checkpointed_at_ms is not None]
+        for batch_time_ms, (change, what) in self.lost_results.items():
+            batch = snapshot.batch.get(batch_time_ms)
+            if batch is not None and batch.result == change:
+                yield Finding(Problem.RESULT_UNREADABLE, time_text(batch_time_ms), what)
+        for batch_time_ms, change in self.changes.items():
+            batch = snapshot.batch.get(batch_time_ms)
+            if not snapshot.stream.has_removed(batch_time_ms) and (batch is None or batch.change < change):
+                has = "the ledger has no such batch" if batch is None else f"the ledger counts {batch.change}"
+                what = f"Its result file is that of change {change}, and {has}."
+                yield Finding(Problem.LEDGER_SET_BACK, time_text(batch_time_ms), what)
         if self.newest is None:
+            held = [batch.batch_time_ms for batch in snapshot.batches if batch.checkpointed_at_ms is not None]
             if held:
-                what = f"{len(held)} batches are said to be in one. {self.error}"
+                what = f"{len(held)} batches are checkpointed, and there is no checkpoint. {self.error}"
                 yield Finding(Problem.CHECKPOINT_UNREADABLE, "checkpoints", what)
             return
-        for batch in _missing(snapshot, self.newest):
-            if batch.batch_time_ms not in self.filed_before:
-                where = f"{batch.checkpoint_uri}, and the newest, {self.newest.path}, does not hold it."
-                yield Finding(Problem.CHECKPOINT_BEHIND, time_text(batch.batch_time_ms), f"It is said to be in {where}")
         for name, what in _ahead(snapshot, self.newest.state):
             yield Finding(Problem.LEDGER_SET_BACK, name, f"{what} ({self.newest.path})")
 
 
 def observe_checkpoints(folder: LogStorage, snapshot: StreamSnapshot) -> CheckpointObservation:
-    """Read the newest checkpoint in the stream's folder, and the history files that the ledger names.
+    """Read the newest checkpoint in the stream's folder, and the result files that the ledger names.
 
     Raises:
         StorageError: the store cannot be read.
@@ -346,49 +349,12 @@ def observe_checkpoints(folder: LogStorage, snapshot: StreamSnapshot) -> Checkpo
         observation.unreadable = paths
     else:
         observation.unreadable = [path for path in paths if path > observation.newest.path]
-    for number in sorted(set(snapshot.filed.values())):
-        wanted = {time_ms for time_ms, place in snapshot.filed.items() if place == number}
-        try:
-            missing = wanted - _times_in(folder, number)
-        except (HistoryError, StoredFileMissingError) as error:
-            observation.lost_history[number] = error.what
-        else:
-            if missing:
-                observation.lost_history[number] = f"It does not hold {len(missing)} batches that it should."
-    if observation.newest is not None:
-        observation.filed_before = _filed(
-            folder, {batch.batch_time_ms for batch in _missing(snapshot, observation.newest)}
-        )
+    for named in filter(None, map(result_name, folder.paths(RESULTS))):
+        observation.changes[named[0]] = max(named[1], observation.changes.get(named[0], 0))
+    written = {batch.batch_time_ms: batch.result for batch in snapshot.batches if batch.result}
+    lost = lost_results(folder, written)
+    observation.lost_results = {time_ms: (written[time_ms], what) for time_ms, what in lost.items()}
     return observation
-
-
-def _filed(folder: LogStorage, times: Set[int]) -> set[int]:
-    """Which of the batches any history file holds, in their present or an earlier state."""
-    held: set[int] = set()
-    for number in reversed(history_numbers(folder) if times else []):
-        if times <= held:
-            break
-        with contextlib.suppress(HistoryError, StoredFileMissingError):
-            held |= times & _times_in(folder, number)
-    return held
-
-
-def _times_in(folder: LogStorage, number: int) -> set[int]:
-    return {batch["batch_time_ms"] for batch in read_history(folder, number)}
-
-
-def _missing(snapshot: StreamSnapshot, checkpoint: Checkpoint) -> Iterator[BatchRow]:
-    """Completed, uncleaned batches that are marked as checkpointed, and in neither the history nor this checkpoint."""
-    states = {row["batch_time_ms"]: row["state"] for row in checkpoint.state.get("batches", ())}
-    for batch in snapshot.batches:
-        if (
-            batch.state is BatchState.COMPLETED
-            and batch.checkpointed_at_ms is not None
-            and batch.cleaned_at_ms is None
-            and batch.batch_time_ms not in snapshot.filed
-            and batch.batch_time_ms not in states
-        ):
-            yield batch
 
 
 def _ahead(snapshot: StreamSnapshot, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -410,10 +376,4 @@ def _ahead(snapshot: StreamSnapshot, state: Mapping[str, Any]) -> Iterator[tuple
             yield (
                 f"receiver {receiver}",
                 f"The checkpoint's epoch is {row['epoch']}, the ledger's {epochs.get(receiver)}.",
-            )
-    for row in state.get("batches", ()):
-        if row["batch_time_ms"] not in snapshot.batch and not snapshot.stream.has_removed(row["batch_time_ms"]):
-            yield (
-                time_text(row["batch_time_ms"]),
-                f"The checkpoint holds it as {row['state']}, and the ledger has no such batch.",
             )

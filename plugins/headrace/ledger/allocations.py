@@ -208,6 +208,7 @@ def insert_absorbed(connection: Connection, base: dict[str, Any], batch_time_ms:
             "built": False,
             "absorbed": [],
             "absorbed_by_ms": batch_time_ms,
+            "change": 0,
         }
         for time_ms in absorbed
     ]
@@ -293,7 +294,7 @@ def replace(connection: Connection, batch: BatchRow, now_ms: int, values: Mappin
             **{name: value for name, value in values.items() if name != "stream"},
             state=BatchState.ALLOCATED,
             error=None,
-            history=0,
+            change=batches.c.change + 1,
             cleaned_at_ms=None,
             cleanup=None,
             **dict.fromkeys(cleared),

@@ -169,7 +169,7 @@ def settle(
     state, error = outcome(connection, required, newest, running, locked.now_ms)
     if are_lost(locked, missing) and not any(row.alive(locked.now_ms) for row in running):
         state, error = BatchState.FAILED, str(StepsLostError(batch, missing))
-    values: dict[str, Any] = {"state": state, "error": error, "history": 0, **changes}
+    values: dict[str, Any] = {"state": state, "error": error, "change": batches.c.change + 1, **changes}
     completes = state is BatchState.COMPLETED and batch.state is not BatchState.COMPLETED
     if state is BatchState.COMPLETED:
         recorded = [step for step in (*locked.row.outputs, *required) if is_recorded(newest.get(step))]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from sqlalchemy import (
-    BigInteger,
     Column,
     ForeignKey,
     Index,
@@ -43,6 +42,9 @@ class BatchRow(Model):
     ``required``: the stream's steps when the batch was first begun. ``steps``: those with which it completed; None
     before. A repetition changes neither, and adding an output to the stream does not reopen completed batches.
     ``abandoned_steps``: those that a person gave up, with the reasons.
+
+    ``change`` counts the changes of the batch, its outputs and its replays. ``result`` is the change that its newest
+    result file holds (``headrace.batch.results``), 0 if it has none. An absorbed time has no file of its own.
     """
 
     __tablename__ = "batches"
@@ -78,9 +80,8 @@ class BatchRow(Model):
     required: tuple[str, ...] | None = None
     steps: tuple[str, ...] | None = None
     abandoned_steps: Json = field(default_factory=dict)
-    # The number of the history file that holds the batch in its present state. 0: none, so every checkpoint holds it.
-    # Below 0: it is being written into that file.
-    _history = Column("history", BigInteger, nullable=False, default=0)
+    change: int = 1
+    result: int = 0
 
     @property
     def first_time_ms(self) -> int:
@@ -356,10 +357,10 @@ partial_index(
     where=batches.c.cleaned_at_ms.is_(None),
 )
 partial_index(
-    "ix_batches_history",
+    "ix_batches_changed",
     batches.c.stream,
     batches.c.batch_time_ms,
-    where=batches.c.history <= 0,
+    where=batches.c.result < batches.c.change,
 )
 partial_index(
     "ix_batches_absorbed",

@@ -202,24 +202,24 @@ class Batches(Repository):
             rows = [row for row in rows if row.state not in left_out]
             return origins_of(connection, rows)
 
-    def mark_checkpointed(self, stream: str, batch_time_ms: int, uri: str) -> BatchRow:
-        """Note the checkpoint that holds the batch; its log may be deleted from then on. A second call replaces it.
+    def mark_checkpointed(
+        self, stream: str, batch_time_ms: int, uri: str, *, change: int, at_ms: int | None = None
+    ) -> BatchRow:
+        """Note the result file that holds the batch as of this ``change``. If the batch had completed by then, it is
+        checkpointed: its log may be deleted from now on. A batch that has changed since needs another file.
 
-        Raises:
-            BatchStateError: the batch has not completed.
+        Args:
+            at_ms: when the file was written; now by default.
         """
         with self._database.write_stream(stream) as (connection, locked):
             batch = require_batch(connection, stream, batch_time_ms)
-            if batch.state is not BatchState.COMPLETED:
-                raise BatchStateError(
-                    f"Batch {time_text(batch_time_ms)} is {batch.state.value}: only a completed one is checkpointed."
-                )
-            if batch.checkpoint_uri == uri:
+            if batch.result >= change:
                 return batch
-            connection.execute(
-                _this(stream, batch_time_ms).values(checkpointed_at_ms=locked.now_ms, checkpoint_uri=uri, history=0)
-            )
-            _event(connection, locked, EventKind.BATCH_CHECKPOINTED, batch_time_ms, {"uri": uri})
+            values: dict[str, Any] = {"result": change}
+            if batch.change == change and batch.state is BatchState.COMPLETED:
+                values |= {"checkpointed_at_ms": at_ms or locked.now_ms, "checkpoint_uri": uri}
+                _event(connection, locked, EventKind.BATCH_CHECKPOINTED, batch_time_ms, {"uri": uri})
+            connection.execute(_this(stream, batch_time_ms).values(**values))
             return require_batch(connection, stream, batch_time_ms)
 
     def mark_cleaned(self, stream: str, batch_time_ms: int, details: Mapping[str, Any] | None = None) -> BatchRow:
@@ -267,7 +267,11 @@ class Batches(Repository):
                     remedy="Its outputs keep what it wrote. Run it again, or leave it: no other batch waits for it.",
                 )
             fence_attempts(connection, stream, batch_time_ms, locked.now_ms)
-            connection.execute(_this(stream, batch_time_ms).values(state=BatchState.ABANDONED, error=reason, history=0))
+            connection.execute(
+                _this(stream, batch_time_ms).values(
+                    state=BatchState.ABANDONED, error=reason, change=batches.c.change + 1
+                )
+            )
             _abandon_replays(connection, stream, batch_time_ms, reason)
             vanished = remove_vanished(connection, stream, batch_time_ms)
             for row in connection.execute(

@@ -3,9 +3,9 @@
 Three steps, each of which can be repeated after a crash: claim (from then on no block is added to the segment, and new
 readers of its batches read from Kafka), delete the file, fold (the rows are deleted, the batches' offset ranges stay).
 
-`Removal` removes a stream's oldest batches: those that are finished, filed and older than the stream's history limit.
-They are removed so that one range of batch times describes them. No block can join a time in this range and it cannot
-be allocated again, so its documents cannot be written a second time.
+`Removal` removes a stream's oldest batches: those that are finished, in a result file and older than the stream's
+history limit. They are removed so that one range of batch times describes them. No block can join a time in this range
+and it cannot be allocated again, so its documents cannot be written a second time.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ class Removal(Repository):
     def remove_batches(self, stream: str, before_ms: int) -> int:
         """Remove some of the batches older than ``before_ms``, in one transaction. Returns their number; 0: no more.
 
-        A batch may be removed only if a history file holds it in its present state and nothing of it is left in the
+        A batch may be removed only if its result file holds its present state and nothing of it is left in the
         log. A batch is removed together with all that it absorbed.
 
         The removed times are one range without a gap, because no time in it can be allocated again. The range begins
@@ -300,22 +300,6 @@ class Removal(Repository):
                 )
             )
             return len(taken)
-
-    def note_history(self, stream: str) -> int:
-        """Find the oldest history file that still holds a batch, and note its number, which is returned."""
-        with self._database.write_stream(stream) as (connection, locked):
-            of_stream = batches.c.stream == stream
-            # Below 0: the batch is being written into that file, which is needed as soon as it is there. The condition
-            # "<= 0" is that of the index.
-            queries = (
-                select(func.min(batches.c.history)).where(of_stream, batches.c.history > 0),
-                select(-func.max(batches.c.history)).where(of_stream, batches.c.history <= 0, batches.c.history < 0),
-            )
-            numbers = [number for query in queries if (number := connection.execute(query).scalar_one()) is not None]
-            # If no file holds a batch, none is needed: later files do not have lower numbers.
-            number = min(numbers, default=locked.now_ms)
-            connection.execute(update(streams).where(streams.c.name == stream).values(history_from=number))
-            return int(number)
 
     def note_files(self, stream: str, until_ms: int) -> None:
         """Note that the files of the removed batches up to this time are deleted."""
@@ -391,7 +375,7 @@ def _below(stream: StreamRow) -> Select[Any]:
 
 
 def _is_over(stream: StreamRow, row: Any, before_ms: int) -> bool:
-    if row.history <= 0 or (row.state is not BatchState.ABSORBED and row.cleaned_at_ms is None):
+    if row.state is not BatchState.ABSORBED and (row.cleaned_at_ms is None or row.result < row.change):
         return False
     counts_from_ms = _counts_from(stream, row)
     return counts_from_ms is not None and counts_from_ms < before_ms

@@ -15,13 +15,13 @@ from headrace.ledger.cleanup import Cleanup, Removal
 from headrace.ledger.clock_corrections import ClockCorrections
 from headrace.ledger.database import Database, Migration, engine_url, ensure_schema, migrate_schema, open_engine
 from headrace.ledger.events import Events, Gaps
-from headrace.ledger.history import History
 from headrace.ledger.jobs import Jobs, ListenerCursors, SharedJobs
 from headrace.ledger.overviews import Overviews
 from headrace.ledger.positions import Positions
 from headrace.ledger.rebuild import Rebuild
 from headrace.ledger.receivers import Receivers
 from headrace.ledger.replays import Replays
+from headrace.ledger.results import Results
 from headrace.ledger.snapshots import Snapshots
 from headrace.ledger.streams import Streams, Topics
 from headrace.ledger.timelines import BatchPages, Samples
@@ -53,7 +53,7 @@ class Ledger:
         self.runs = RunBatchTimes(database)
         self.clock_corrections = ClockCorrections(database)
         self.cleanup = Cleanup(database)
-        self.history = History(database)
+        self.results = Results(database)
         self.removal = Removal(database)
         self.rebuild = Rebuild(database)
         self.gaps = Gaps(database)

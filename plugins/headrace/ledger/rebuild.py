@@ -210,7 +210,7 @@ def _inputs(batch: FoundBatch) -> Iterator[dict[str, Any]]:
 
 def _row(batch: FoundBatch, last_attempt: int) -> dict[str, Any]:
     attempt = 0 if batch.row.state is BatchState.ABSORBED else last_attempt
-    return {**batch.row.to_columns(), "attempt": attempt, "history": batch.history}
+    return {**batch.row.to_columns(), "attempt": attempt}
 
 
 def _insert_attempts(connection: Connection, locked: LockedStream, rebuilt: FoundStream, batch: FoundBatch) -> None:
@@ -359,15 +359,12 @@ class FoundInput:
 class FoundBatch:
     """A batch to be restored. ``outputs`` has the counts of the recorded outputs, by id; ``revisions`` the revisions of
     the definitions that wrote them, as far as they are known.
-
-    ``history`` is the number of the history file that holds the batch in this state, 0 if none does.
     """
 
     row: BatchRow
     inputs: tuple[FoundInput, ...] = ()
     outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     replays: tuple[FiledReplay, ...] = ()
-    history: int = 0
     revisions: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -170,7 +170,7 @@ def settle_replay(
     if state is BatchState.COMPLETED:
         values["completed_at_ms"] = locked.now_ms
     connection.execute(update(replays).where(*_key(attempt)).values(**values))
-    _unfile(connection, attempt)
+    _count_change(connection, attempt)
     kind = _KINDS.get(state)
     if kind is not None:
         counts = {output_id: newest[output_id].counts for output_id in row.outputs if output_id in newest}
@@ -188,7 +188,7 @@ def present_revision(connection: Connection, stream: str, batch_time_ms: int, ta
 
 def _note(connection: Connection, locked: LockedStream, attempt: Attempt, required: Sequence[str]) -> None:
     """Write the replay's row of the batch, which runs now."""
-    _unfile(connection, attempt)
+    _count_change(connection, attempt)
     row = connection.execute(select(replays).where(*_key(attempt))).one_or_none()
     revision = revision_of(connection, attempt)
     values = {
@@ -210,10 +210,10 @@ def _note(connection: Connection, locked: LockedStream, attempt: Attempt, requir
     connection.execute(update(replays).where(*_key(attempt)).values(**values))
 
 
-def _unfile(connection: Connection, attempt: Attempt) -> None:
-    """Mark the batch as unfiled: the history holds a batch with its replays, and this one has changed."""
+def _count_change(connection: Connection, attempt: Attempt) -> None:
+    """Count a change of the batch: its result file holds its replays too."""
     this = (batches.c.stream == attempt.stream, batches.c.batch_time_ms == attempt.batch_time_ms)
-    connection.execute(update(batches).where(*this, batches.c.history != 0).values(history=0))
+    connection.execute(update(batches).where(*this).values(change=batches.c.change + 1))
 
 
 def _revision(connection: Connection, locked: LockedStream, target: str, definition: str) -> int:

@@ -17,7 +17,6 @@ from headrace.ledger.batch_tables import (
     BatchRow,
     ReplayRow,
     batch_attempts,
-    batches,
 )
 from headrace.ledger.blocks import stored_block
 from headrace.ledger.database import Repository
@@ -45,10 +44,9 @@ _Row = TypeVar("_Row", bound=Model)
 class StreamSnapshot:
     """A stream's rows as of one transaction, at ``now_ms`` of the ledger's clock.
 
-    ``filed`` maps the batches that a history file holds in their present state to that file's number. ``blocks`` are in
-    the order of addition, ``inputs`` ascend in each partition. ``running`` are the attempts that have not ended,
-    including those of replays; ``newest_attempts`` the highest number of each batch's own attempts. ``outputs`` are the
-    newest rows of each output, by batch time, replay ("" is the batch itself) and output id.
+    ``blocks`` are in the order of addition, ``inputs`` ascend in each partition. ``running`` are the attempts that have
+    not ended, including those of replays; ``newest_attempts`` the highest number of each batch's own attempts.
+    ``outputs`` are the newest rows of each output, by batch time, replay ("" is the batch itself) and output id.
     """
 
     now_ms: int
@@ -60,7 +58,6 @@ class StreamSnapshot:
     segments: tuple[SegmentRow, ...]
     blocks: tuple[StoredBlock, ...]
     batches: tuple[BatchRow, ...]
-    filed: dict[int, int]
     inputs: tuple[BatchInputRow, ...]
     running: tuple[AttemptRow, ...]
     newest_attempts: dict[int, int]
@@ -131,7 +128,6 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
         .where(blocks.c.stream == stream)
         .order_by(blocks.c.block_id)
     )
-    filed = select(batches.c.batch_time_ms, batches.c.history).where(batches.c.stream == stream, batches.c.history > 0)
     running = select_attempts().where(batch_attempts.c.stream == stream, batch_attempts.c.state == AttemptState.RUNNING)
     unclaimed = unclaimed_sums(stream).order_by(unclaimed_times.c.batch_time_ms)
     newest = (
@@ -152,7 +148,6 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
         segments=rows(SegmentRow, "segment_id"),
         blocks=tuple(map(stored_block, connection.execute(stored))),
         batches=rows(BatchRow, "batch_time_ms"),
-        filed={time_ms: number for time_ms, number in connection.execute(filed)},
         inputs=rows(BatchInputRow, "input_id", "topic", "topic_id", "partition", "until_offset"),
         running=tuple(AttemptRow.rows(connection, running)),
         newest_attempts={time_ms: number for time_ms, number in connection.execute(newest)},

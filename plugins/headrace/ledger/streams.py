@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sqlalchemy import Connection, exists, func, insert, select, update
@@ -164,12 +164,13 @@ class Streams(Repository):
             row = _get(connection, name)
             return row if revision == row.revision else require_revision(connection, row, revision)
 
-    def revisions(self, name: str, numbers: Collection[int]) -> list[StreamRevision]:
-        """Return the definitions of these revisions, in order; revisions that the ledger does not have are left out."""
-        query = select(stream_revisions).where(
-            stream_revisions.c.stream == name, stream_revisions.c.revision.in_(numbers)
-        )
-        return self._rows(StreamRevision, query.order_by(stream_revisions.c.revision))
+    def newest_revisions(self, name: str, limit: int) -> list[StreamRevision]:
+        """Return the stream's current definition and the newest ones, at most ``limit``, in order."""
+        number = stream_revisions.c.revision
+        current = select(streams.c.revision).where(streams.c.name == name).scalar_subquery()
+        query = select(stream_revisions).where(stream_revisions.c.stream == name)
+        rows = self._rows(StreamRevision, query.order_by((number != current), number.desc()).limit(limit))
+        return sorted(rows, key=lambda row: row.revision)
 
     def all(self) -> list[StreamRow]:
         """Return all streams, sorted by name."""

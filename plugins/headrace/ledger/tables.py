@@ -41,7 +41,7 @@ class StreamRow(Model):
     has had; ``declared_at_ms`` is the time of this definition's source (its DAG version), 0 if unknown.
 
     Batch times from ``removed_from_ms`` to ``removed_until_ms`` (0: none) were removed, their files up to
-    ``removed_files_ms``. History files from number ``history_from`` on are still needed.
+    ``removed_files_ms``.
     """
 
     __tablename__ = "streams"
@@ -66,7 +66,6 @@ class StreamRow(Model):
     removed_from_ms: BigInt = 0
     removed_until_ms: BigInt = 0
     removed_files_ms: BigInt = 0
-    history_from: BigInt = 0
 
     @property
     def id_of_step(self) -> dict[str, str]:

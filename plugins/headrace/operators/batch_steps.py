@@ -164,7 +164,7 @@ def summary(allocation: Allocation) -> dict[str, Any]:
 
 
 class CheckpointOperator(BatchStepOperator):
-    """Writes the stream's checkpoint: positions, allocations and completed batches, for recovery without the ledger.
+    """Writes the batch's result and the stream's checkpoint, for recovery without the ledger.
 
     It runs whether the batch succeeded or not; a batch that was never allocated has nothing to checkpoint. If the batch
     is not complete, a warning names the steps that are left: a run that asked for only some of the outputs succeeds
@@ -187,8 +187,8 @@ class CheckpointOperator(BatchStepOperator):
 
 
 def checkpoint_after(run: BatchRun, log: Any) -> None:
-    """Write the stream's checkpoint if the batch is allocated and a checkpoint is due. Log the result, and what is left
-    of the batch."""
+    """Write the batch's result, and the stream's checkpoint if one is due. Log what was written, and what is left to
+    do of the batch."""
     from headrace.batch.checkpoint import write_checkpoint
     from headrace.ledger.states import BatchState
 
@@ -201,7 +201,7 @@ def checkpoint_after(run: BatchRun, log: Any) -> None:
         run.ledger.attempts.end_run(batch.stream, batch.batch_time_ms)
     written = write_checkpoint(run.stream_context, run.batch_time_ms)
     if written is None:
-        log.info("No checkpoint is due at batch %s; the next one covers it.", at)
+        log.info("The result of batch %s is written. No checkpoint of the stream is due.", at)
     else:
         log.info("Checkpoint %s/%s", run.stream.folder_url, written.path)
     _warn_of_steps_left(run, log)
@@ -237,7 +237,7 @@ def _warn_of_steps_left(run: BatchRun, log: Any) -> None:
 
 
 class BatchNotCheckpointedError(HeadraceError):
-    """The batch completed, and its checkpoint is missing."""
+    """The batch completed, and its result file is missing."""
 
 
 class CleanupOperator(BatchStepOperator):
@@ -254,7 +254,7 @@ class CleanupOperator(BatchStepOperator):
     ui_color = "#f3dede"
 
     def execute(self, context: Context) -> Any:
-        """Clean up, then check that this batch is checkpointed if a checkpoint was due."""
+        """Clean up, then check that this batch is checkpointed."""
         with self.opened() as stream_context:
             clean_up_after(BatchRun.of(context, stream_context), self.log)
 
@@ -263,9 +263,8 @@ def clean_up_after(run: BatchRun, log: Any) -> None:
     """Delete what no batch needs any more, if the batch is allocated; log what was deleted.
 
     Raises:
-        BatchNotCheckpointedError: the batch completed, and its checkpoint was due and is missing.
+        BatchNotCheckpointedError: the batch completed, and no result file of it was written.
     """
-    from headrace.batch.checkpoint import checkpoint_is_due
     from headrace.batch.cleanup import clean_up
 
     at, batch = time_text(run.batch_time_ms), run.find_batch()
@@ -275,10 +274,9 @@ def clean_up_after(run: BatchRun, log: Any) -> None:
     log.info("Cleanup after batch %s: %s.", at, _account(clean_up(run.stream_context)))
     # Read again: meanwhile a later batch's checkpoint may have marked this one.
     batch = run.ledger.batches.get(run.stream.name, run.batch_time_ms)
-    is_missing = batch.completed_at_ms is not None and batch.checkpointed_at_ms is None
-    if is_missing and checkpoint_is_due(run.stream_context, run.batch_time_ms):
+    if batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
         raise BatchNotCheckpointedError(
-            f"Batch {at} of stream {run.stream.name!r} completed without a checkpoint, so its log is kept.",
+            f"Batch {at} of stream {run.stream.name!r} completed, and has no result file: its log is kept.",
             remedy="Read in the log of the task 'checkpoint' why it failed, then clear that task.",
         )
 

@@ -60,7 +60,6 @@ def upgrade() -> None:
         column("removed_from_ms", BigInteger, server_default="0"),
         column("removed_until_ms", BigInteger, server_default="0"),
         column("removed_files_ms", BigInteger, server_default="0"),
-        column("history_from", BigInteger, server_default="0"),
         sa.PrimaryKeyConstraint("name", name="pk_streams"),
     )
     op.create_table(
@@ -270,12 +269,13 @@ def upgrade() -> None:
         column("required", Document, nullable=True),
         column("steps", Document, nullable=True),
         column("abandoned_steps", Document),
-        column("history", BigInteger, server_default="0"),
+        column("change", Integer, server_default="1"),
+        column("result", Integer, server_default="0"),
         sa.PrimaryKeyConstraint("stream", "batch_time_ms", name="pk_batches"),
         stream_key("batches"),
     )
     partial_index("ix_batches_absorbed", "batches", ["stream", "absorbed_by_ms"], "absorbed_by_ms IS NOT NULL")
-    partial_index("ix_batches_history", "batches", ["stream", "batch_time_ms"], "history <= 0")
+    partial_index("ix_batches_changed", "batches", ["stream", "batch_time_ms"], "result < change")
     op.create_index("ix_batches_state", "batches", ["stream", "state", "batch_time_ms"])
     partial_index("ix_batches_uncleaned", "batches", ["stream", "batch_time_ms"], "cleaned_at_ms IS NULL")
     op.create_table(

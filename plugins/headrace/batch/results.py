@@ -1,0 +1,266 @@
+"""A batch's result file: what became of the batch, beside the manifest that says what is in it.
+
+It is a document with a checksum (`headrace.batch.manifest`). It holds the batch's row, the counts that its outputs
+recorded with the revisions of the definitions that wrote them, its replays, and the Airflow runs that its time was
+assigned to. It is written when the batch has completed, failed or was abandoned, and again after each later change: a
+repetition, a replay. A batch is checkpointed once the file with its completion is durable, and only then may its log be
+deleted.
+
+The name holds the batch time and the change that the file holds (`BatchRow.change`). Nothing is overwritten, and of
+several files of a batch the one with the highest change counts. So writers need no lock: one that was late leaves an
+older file, which does no harm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import tenacity
+
+from headrace.batch.manifest import DocumentDamagedError, decode_document, encode_document
+from headrace.errors import HeadraceError
+from headrace.ledger.batch_tables import BatchRow, FiledReplay
+from headrace.ledger.states import BatchState
+from headrace.stream_context import StreamContext
+from headrace.wal.errors import StorageError, StoredFileMissingError
+from headrace.wal.storage import LogStorage
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+FOLDER = "results"
+_NAME = re.compile(rf"{FOLDER}/(\d+)-(\d+)\.json")
+_AT_ONCE = 500
+# An object store takes 10 ms or more for each file.
+_WRITERS = 8
+_READERS = 16
+
+retry_write = tenacity.retry(
+    retry=tenacity.retry_if_exception_type((StorageError, OSError)),
+    stop=tenacity.stop_after_attempt(3),
+    wait=tenacity.wait_exponential(multiplier=0.2, max=2),
+    reraise=True,
+)
+"""Tries a write of a small file three times."""
+
+
+class ResultError(HeadraceError):
+    """A result file is damaged, missing, or of another version."""
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """What a result file holds. ``outputs`` has the counts of the recorded outputs by id, ``revisions`` the revisions
+    of the definitions that wrote them, as far as they are known. ``runs`` are ids of Airflow runs."""
+
+    row: BatchRow
+    outputs: Mapping[str, Mapping[str, Any]]
+    revisions: Mapping[str, int]
+    replays: tuple[FiledReplay, ...]
+    runs: tuple[str, ...]
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes, the same for the same result."""
+        return encode_document({"version": VERSION, **dataclasses.asdict(self)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes, url: str) -> BatchResult:
+        """Parse the bytes of `to_bytes`, which were read from ``url``.
+
+        Raises:
+            ResultError: the bytes are damaged, or of a version that this headrace does not read.
+        """
+        try:
+            fields = decode_document(data)
+        except DocumentDamagedError as error:
+            raise ResultError(f"The result file {url} is damaged: {error}.", remedy=_RESTORE) from None
+        if fields.get("version") != VERSION:
+            raise ResultVersionError(
+                f"The result file {url} is of version {fields.get('version')}, this headrace reads version {VERSION}.",
+                remedy="Use the headrace that wrote it, or a newer one.",
+            )
+        return cls(
+            _row(fields["row"]),
+            fields["outputs"],
+            fields["revisions"],
+            tuple(_replay(replay) for replay in fields["replays"]),
+            tuple(fields["runs"]),
+        )
+
+
+_RESTORE = (
+    "With the ledger there, `headrace streams recover` writes it again; else restore it from a copy. Without a copy, "
+    "delete it: the batch is run again."
+)
+
+
+class ResultVersionError(ResultError):
+    """A result file is of a version that this headrace does not read."""
+
+
+def result_path(batch_time_ms: int, change: int) -> str:
+    """The path, below the stream's folder, of the result file that holds this change of the batch."""
+    return f"{FOLDER}/{batch_time_ms}-{change}.json"
+
+
+def result_name(path: str) -> tuple[int, int] | None:
+    """The batch time and the change in the name of a result file; None if it is no result file's."""
+    parts = _NAME.fullmatch(path)
+    return None if parts is None else (int(parts[1]), int(parts[2]))
+
+
+def write_results(context: StreamContext) -> int:
+    """Write the result files that are behind, and mark their batches; returns their number.
+
+    May be repeated after a crash, and run beside itself.
+
+    Raises:
+        StorageError: a file could not be written, in three tries; its batch is not marked.
+    """
+    results, name, number, after_ms = context.ledger.results, context.name, 0, 0
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        while rows := results.behind(name, _AT_ONCE, after_ms=after_ms):
+            list(pool.map(partial(_write, context), rows, results_of(context, rows)))
+            number += len(rows)
+            after_ms = rows[-1].batch_time_ms
+    return number
+
+
+def results_of(context: StreamContext, rows: Sequence[BatchRow]) -> Iterator[BatchResult]:
+    """The results of these batches, as the ledger has them. A batch that has completed is checkpointed in its file."""
+    ledger, name = context.ledger, context.name
+    times = [row.batch_time_ms for row in rows]
+    recorded = ledger.attempts.recorded(name, times)
+    replays, runs = ledger.results.replays_of(name, times), ledger.results.runs_of(name, times)
+    now_ms = ledger.now_ms()
+    for row in rows:
+        time_ms, path = row.batch_time_ms, result_path(row.batch_time_ms, row.change)
+        held = dataclasses.replace(row, result=row.change)
+        if row.state is BatchState.COMPLETED:
+            uri = f"{context.stream.folder_url}/{path}"
+            held = dataclasses.replace(held, checkpointed_at_ms=now_ms, checkpoint_uri=uri)
+        written = recorded[time_ms]
+        yield BatchResult(
+            held,
+            {output: each.counts for output, each in written.items()},
+            {output: each.revision for output, each in written.items() if each.revision is not None},
+            tuple(replays[time_ms]),
+            tuple(runs[time_ms]),
+        )
+
+
+def _write(context: StreamContext, before: BatchRow, result: BatchResult) -> None:
+    row, folder = result.row, context.storage
+    path = result_path(row.batch_time_ms, row.change)
+    retry_write(folder.write_atomically)(path, result.to_bytes())
+    context.ledger.batches.mark_checkpointed(
+        context.name,
+        row.batch_time_ms,
+        f"{context.stream.folder_url}/{path}",
+        change=row.change,
+        at_ms=row.checkpointed_at_ms,
+    )
+    if before.result:
+        folder.delete(result_path(row.batch_time_ms, before.result))
+
+
+def read_result(folder: LogStorage, path: str) -> BatchResult:
+    """Read a result file.
+
+    Raises:
+        ResultError: it is missing, damaged, or of another version.
+    """
+    try:
+        data = folder.read(path)
+    except StoredFileMissingError:
+        raise ResultError(f"The result file {folder.url}/{path} does not exist.", remedy=_RESTORE) from None
+    return BatchResult.from_bytes(data, f"{folder.url}/{path}")
+
+
+@dataclass(frozen=True)
+class FoundResults:
+    """The newest readable result of each batch, by batch time, and what is wrong with newer files, by path."""
+
+    by_time: Mapping[int, BatchResult]
+    damaged: Mapping[str, str]
+
+
+def read_results(folder: LogStorage, paths: Iterable[str]) -> FoundResults:
+    """Read the newest result file of each batch; an earlier one where it is damaged.
+
+    Raises:
+        ResultVersionError: a file is of a version that this headrace does not read.
+    """
+    files: dict[int, list[int]] = {}
+    for path in paths:
+        if (named := result_name(path)) is not None:
+            files.setdefault(named[0], []).append(named[1])
+    damaged: dict[str, str] = {}
+
+    def newest(time_ms: int) -> BatchResult | None:
+        for change in sorted(files[time_ms], reverse=True):
+            path = result_path(time_ms, change)
+            try:
+                return read_result(folder, path)
+            except ResultVersionError:
+                raise
+            except ResultError as error:
+                damaged[path] = error.what
+        return None
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = zip(files, pool.map(newest, files), strict=True)
+        return FoundResults({time_ms: result for time_ms, result in found if result is not None}, damaged)
+
+
+def lost_results(folder: LogStorage, written: Mapping[int, int]) -> dict[int, str]:
+    """Which of these result files (change by batch time) cannot be read: what is wrong, by batch time."""
+
+    def problem(time_ms: int) -> str | None:
+        try:
+            read_result(folder, result_path(time_ms, written[time_ms]))
+        except ResultError as error:
+            return error.what
+        return None
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        problems = zip(written, pool.map(problem, written), strict=True)
+        return {time_ms: what for time_ms, what in problems if what is not None}
+
+
+def _row(fields: Mapping[str, Any]) -> BatchRow:
+    return load_row(
+        BatchRow,
+        fields,
+        state=BatchState(fields["state"]),
+        absorbed=tuple(fields["absorbed"]),
+        **{name: _steps(fields.get(name)) for name in ("required", "steps")},
+    )
+
+
+def _steps(value: Collection[str] | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(value)
+
+
+def _replay(fields: Mapping[str, Any]) -> FiledReplay:
+    return load_row(FiledReplay, fields, state=BatchState(fields["state"]), outputs=tuple(fields["outputs"]))
+
+
+Row = TypeVar("Row")
+
+
+def load_row(kind: type[Row], fields: Mapping[str, Any], **values: Any) -> Row:
+    """A row from a document's fields, with some ``values`` in their place.
+
+    A field of the row that the document lacks takes the row's default, and a field that the row lacks is ignored. So a
+    row can get a new field without a new version of the format.
+    """
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in {**fields, **values}.items() if name in known})

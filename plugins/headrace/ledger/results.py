@@ -1,0 +1,171 @@
+"""What result files and checkpoints hold (``headrace.batch.results``, ``headrace.batch.checkpoint``).
+
+Each change of a batch increments `BatchRow.change`. A result file is named by the change that it holds, so of two files
+of one batch the higher one counts, whoever wrote them in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import and_, case, exists, or_, select, update
+
+from headrace.ledger.batch_states import wrote_output
+from headrace.ledger.batch_tables import (
+    BatchRow,
+    FiledReplay,
+    ReplayDefinitionRow,
+    ReplayRow,
+    batch_attempts,
+    batch_outputs,
+    batch_runs,
+    batches,
+    replay_definitions,
+    replays,
+)
+from headrace.ledger.database import Repository, chunks
+from headrace.ledger.receiving_tables import MovedBlock, blocks, segments, unclaimed_times
+from headrace.ledger.states import AttemptState, BatchState
+from headrace.ledger.tables import streams
+
+
+class Results(Repository):
+    """Finds the batches whose result files are behind, and what result files and checkpoints hold."""
+
+    def behind(self, stream: str, limit: int = 500, *, after_ms: int = 0) -> list[BatchRow]:
+        """Return batches that have changed since their result files were written, the oldest after ``after_ms`` first.
+
+        A batch that was never run to an end, and whose attempt is still to begin or to end, needs none: its manifest
+        holds all that is known of it.
+        """
+        unended = and_(batches.c.result == 0, batches.c.state.in_((BatchState.ALLOCATED, BatchState.RUNNING)))
+        query = select(batches).where(
+            batches.c.stream == stream,
+            batches.c.result < batches.c.change,
+            batches.c.batch_time_ms > after_ms,
+            ~unended,
+        )
+        return self._rows(BatchRow, query.order_by(batches.c.batch_time_ms).limit(limit))
+
+    def written(self, stream: str) -> dict[int, int]:
+        """Return the change that the result file of each batch holds, by batch time; those without a file are left
+        out."""
+        query = select(batches.c.batch_time_ms, batches.c.result).where(
+            batches.c.stream == stream, batches.c.result > 0
+        )
+        with self._database.read() as connection:
+            return {row.batch_time_ms: row.result for row in connection.execute(query)}
+
+    def forget(self, stream: str, times: Collection[int]) -> None:
+        """Note that the result files of these batches are lost: they are written again."""
+        with self._database.write_stream(stream) as (connection, _):
+            for part in chunks(list(times)):
+                connection.execute(
+                    update(batches)
+                    .where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
+                    .values(result=0, change=batches.c.change + 1)
+                )
+
+    def runs_of(self, stream: str, times: Sequence[int]) -> dict[int, list[str]]:
+        """Return the runs to which these batch times were assigned."""
+        by_time: dict[int, list[str]] = {time_ms: [] for time_ms in times}
+        with self._database.read() as connection:
+            for part in chunks(times):
+                query = select(batch_runs).where(batch_runs.c.stream == stream, batch_runs.c.batch_time_ms.in_(part))
+                for row in connection.execute(query.order_by(batch_runs.c.run_id)):
+                    by_time[row.batch_time_ms].append(row.run_id)
+        return by_time
+
+    def open_runs(self, stream: str) -> dict[str, int]:
+        """Return the batch times of the runs whose batches have no result file, by run id."""
+        has_result = exists().where(
+            batches.c.stream == batch_runs.c.stream,
+            batches.c.batch_time_ms == batch_runs.c.batch_time_ms,
+            batches.c.result > 0,
+        )
+        query = select(batch_runs.c.run_id, batch_runs.c.batch_time_ms).where(
+            batch_runs.c.stream == stream, ~has_result
+        )
+        with self._database.read() as connection:
+            return {row.run_id: row.batch_time_ms for row in connection.execute(query)}
+
+    def open_segments(self, stream: str, limit: int = 10_000) -> dict[str, int | None]:
+        """Return the segments that are being written or hold a block without a batch, each with the latest batch time
+        of its blocks; None if it is being written. With more than ``limit``, the newest."""
+        waiting = exists().where(
+            blocks.c.segment_id == segments.c.segment_id,
+            blocks.c.stream == unclaimed_times.c.stream,
+            blocks.c.batch_time_ms == unclaimed_times.c.batch_time_ms,
+        )
+        query = select(segments.c.path, segments.c.last_batch_time_ms).where(
+            segments.c.stream == stream,
+            segments.c.removing_at_ms.is_(None),
+            or_(segments.c.closed_at_ms.is_(None), waiting),
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(segments.c.segment_id.desc()).limit(limit)).all()
+        return {row.path: row.last_batch_time_ms for row in rows}
+
+    def replays_of(self, stream: str, times: Sequence[int]) -> dict[int, list[FiledReplay]]:
+        """Return the states of these batches in replays, by batch time, with the counts of their recorded outputs."""
+        by_time: dict[int, list[FiledReplay]] = {time_ms: [] for time_ms in times}
+        with self._database.read() as connection:
+            for part in chunks(times):
+                counts: dict[tuple[int, str, int], dict[str, Any]] = {}
+                query = (
+                    select(batch_outputs, batch_attempts.c.replay_revision)
+                    .join(batch_attempts, wrote_output())
+                    .where(
+                        batch_outputs.c.stream == stream,
+                        batch_outputs.c.batch_time_ms.in_(part),
+                        batch_outputs.c.target != "",
+                    )
+                )
+                for row in connection.execute(query.order_by(batch_outputs.c.attempt)):
+                    recorded = counts.setdefault((row.batch_time_ms, row.target, row.replay_revision), {})
+                    recorded.pop(row.output_id, None)
+                    if row.state is AttemptState.COMPLETED:
+                        recorded[row.output_id] = row.counts
+                if not counts:
+                    continue
+                # By target: in the index it comes before the batch time.
+                targets = sorted({target for _, target, _ in counts})
+                of_times = select(replays).where(
+                    replays.c.stream == stream, replays.c.target.in_(targets), replays.c.batch_time_ms.in_(part)
+                )
+                for row in connection.execute(of_times.order_by(replays.c.batch_time_ms, replays.c.target)):
+                    replay = ReplayRow.from_row(row)
+                    key = (replay.batch_time_ms, replay.target, replay.revision)
+                    by_time[replay.batch_time_ms].append(FiledReplay.of(replay, counts.get(key, {})))
+        return by_time
+
+    def moved(self, stream: str) -> list[MovedBlock]:
+        """Return the unclaimed blocks whose batch time is later than that of their cut or event time.
+
+        Their own batch time was already sealed when they were added. They are few, and the log does not record this.
+        """
+        event = blocks.c.event_time_ms
+        first = case((event < blocks.c.cut_time_ms, event), else_=blocks.c.cut_time_ms)
+        interval = streams.c.batch_interval_ms
+        unclaimed = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream)
+        query = (
+            select(blocks)
+            .join(streams, streams.c.name == blocks.c.stream)
+            .where(
+                blocks.c.stream == stream,
+                blocks.c.batch_time_ms.in_(unclaimed),
+                blocks.c.batch_time_ms > (first // interval + 1) * interval,
+            )
+        )
+        with self._database.read() as connection:
+            return [
+                MovedBlock(row.input_id, row.receiver_index, row.epoch, row.sequence, row.batch_time_ms)
+                for row in connection.execute(query.order_by(blocks.c.block_id))
+            ]
+
+    def replay_definitions(self, stream: str) -> list[ReplayDefinitionRow]:
+        """Return every definition with which a replay of the stream was begun."""
+        query = select(replay_definitions).where(replay_definitions.c.stream == stream)
+        order = (replay_definitions.c.target, replay_definitions.c.revision)
+        return self._rows(ReplayDefinitionRow, query.order_by(*order))
