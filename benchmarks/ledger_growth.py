@@ -97,8 +97,9 @@ class Grown:
         for output in OUTPUTS:
             attempt = self._time("attempt: begin", ledger.attempts.begin, STREAM, batch_ms, outputs=[output], **RUN)
             self._time("attempt: record", ledger.attempts.record_output, attempt, output, {"indexed": 1})
-            self._time("attempt: complete", ledger.attempts.complete, attempt)
-        self._time("mark_checkpointed", found.mark_checkpointed, STREAM, batch_ms, "c")
+            batch = self._time("attempt: complete", ledger.attempts.complete, attempt)
+        self._time("results: behind", ledger.results.behind, STREAM)
+        self._time("mark_checkpointed", found.mark_checkpointed, STREAM, batch_ms, "r", change=batch.change)
         self._replay(batch_ms)
         self._look(batch_ms)
 

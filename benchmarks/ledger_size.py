@@ -107,7 +107,7 @@ class Source:
         return pa.RecordBatch.from_pydict({name: columns[name] for name in RECORD_SCHEMA.names}, RECORD_SCHEMA)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of the ledger's pages in use, of the manifests, of the history; rows by table."""
+        """Bytes of the ledger's pages in use, of the manifests, of the results; rows by table."""
         with sqlite3.connect(self.ledger_path) as connection:
             (pages,), (free,), (size,) = (
                 connection.execute(f"PRAGMA {name}").fetchone()
@@ -119,7 +119,8 @@ class Source:
             "ledger_bytes": (pages - free) * size,
             "manifest_bytes": sum(map(folder.size, folder.paths("manifests"))),
             "manifests": len(folder.paths("manifests")),
-            "history_bytes": sum(map(folder.size, folder.paths("history"))),
+            "result_bytes": sum(map(folder.size, folder.paths("results"))),
+            "results": len(folder.paths("results")),
             **rows,
         }
 

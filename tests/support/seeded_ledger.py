@@ -132,7 +132,7 @@ class _Seeding:
                 **{"attempt": attempts, "allocated_at_ms": time_ms + 1_400, "started_at_ms": started_ms},
                 "completed_at_ms": None if failed else ended_ms,
                 "checkpointed_at_ms": None if failed else ended_ms + 400,
-                "checkpoint_uri": None if failed else f"file:///var/lib/headrace/{self.name}/checkpoints/1.json",
+                "checkpoint_uri": None if failed else f"file:///var/lib/headrace/{self.name}/results/1-1.json",
                 "cleaned_at_ms": None if failed or index > self.count - 4 else ended_ms + 12_000,
                 **{"cleanup": None, "absorbed_by_ms": None, "error": _ERROR if failed else None},
                 **{"required": (self.output,), "steps": None if failed else (self.output,)},

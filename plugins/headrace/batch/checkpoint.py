@@ -253,7 +253,7 @@ class SavedState:
     ``revisions`` are the current definition and the newest ones. ``passed_over`` says by path what is wrong with newer
     checkpoints. ``lease_ms`` is the receiver job's, None if there was no job. ``segments`` are the log's files that
     were being written or had blocks without a batch, each with the latest batch time of its blocks, None if it was
-    being written.
+    being written; None instead if they were too many.
     """
 
     checkpoint: Checkpoint
@@ -266,7 +266,7 @@ class SavedState:
     moved_blocks: Sequence[MovedBlock]
     runs: Mapping[str, int]
     replay_definitions: Sequence[ReplayDefinitionRow]
-    segments: Mapping[str, int | None]
+    segments: Mapping[str, int | None] | None
     lease_ms: int | None
     passed_over: Mapping[str, str] = field(default_factory=dict)
 

@@ -187,8 +187,8 @@ def _deleted(
     def deleted(segment: str) -> bool:
         if unfinished.get(segment, False):
             return False
-        if saved is None or segment in saved.segments:
-            last_ms = None if saved is None else saved.segments[segment]
+        if saved is None or saved.segments is None or segment in saved.segments:
+            last_ms = None if saved is None or saved.segments is None else saved.segments[segment]
             # It was being written: all of its blocks that a manifest lists are in batches that are over.
             return segment in unfinished if last_ms is None else last_ms in over
         # A newer segment may have held blocks that no manifest lists yet.

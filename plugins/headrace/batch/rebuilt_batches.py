@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from headrace.batch.found_files import FolderContents, FoundManifest, Place, Span, is_over, listed_spans
@@ -86,9 +88,12 @@ class _Finder:
         self._results = contents.results.by_time
         self._absorbed = {time_ms for result in self._results.values() for time_ms in result.row.absorbed}
         self._damaged: dict[int, list[str]] = defaultdict(list)
+        # The changes in the names of damaged results: the next result of the batch has to have a higher one.
+        self._changes: dict[int, int] = defaultdict(int)
         for path, why in contents.results.damaged.items():
             if (named := result_name(path)) is not None:
                 self._damaged[named[0]].append(why)
+                self._changes[named[0]] = max(named[1], self._changes[named[0]])
         self.batches: list[FoundBatch] = []
         self.blocks: list[FoundBlock] = []
         self.notices: list[str] = []
@@ -99,7 +104,8 @@ class _Finder:
         row = result.row
         self.notices += [f"{why} An earlier one of the batch is used." for why in self._damaged[batch_time_ms]]
         name = row.manifest_uri.rpartition("/")[2]
-        if is_over(row) and not self._has(batch_time_ms, name):
+        if is_over(row) and not self._find(batch_time_ms, name) and not self._may_be_in_log(batch_time_ms):
+            # Removal deletes the manifests of the oldest batches, then their results.
             self.notices.append(
                 f"Batch {time_text(batch_time_ms)} is over, and its manifest {name} is gone: it cannot be run again."
             )
@@ -123,6 +129,7 @@ class _Finder:
         self._add(row, manifest.inputs, result)
 
     def _add(self, row: BatchRow, inputs: tuple[FoundInput, ...], result: BatchResult) -> None:
+        row = dataclasses.replace(row, change=max(row.change, self._changes[row.batch_time_ms] + 1))
         self.batches.append(FoundBatch(row, inputs, result.outputs, result.replays, result.revisions))
         self.batches += [FoundBatch(_absorbed_row(row, absorbed_ms)) for absorbed_ms in row.absorbed]
 
@@ -171,6 +178,7 @@ class _Finder:
                 self._stream, [StoredBlock(0, block.batch_time_ms, self._now_ms, block.info) for block in taken]
             ),
             built=manifest.is_built,
+            change=self._changes[batch_time_ms] + 1,
         )
         self.batches.append(FoundBatch(row, manifest.inputs))
         self._absorbed.update(absorbed)
@@ -183,15 +191,26 @@ class _Finder:
     def _is_gone(self, manifest: FoundManifest) -> bool:
         return any(segment not in self._contents.segments for segment in manifest.segments)
 
-    def _has(self, batch_time_ms: int, name: str) -> bool:
-        return any(
-            manifest.path.rpartition("/")[2] == name for manifest in self._contents.manifests.get(batch_time_ms, ())
-        )
+    def _may_be_in_log(self, batch_time_ms: int) -> bool:
+        """Whether the log has blocks of this time or of earlier ones that no manifest lists."""
+        return self._first_unlisted_ms <= batch_time_ms
+
+    @cached_property
+    def _first_unlisted_ms(self) -> float:
+        listed = {
+            handle for of_time in self._contents.manifests.values() for found in of_time for handle in found.in_log
+        }
+        times = (first_batch_time(self._stream, info) for info in self._accepted.values() if info.handle not in listed)
+        return min(times, default=math.inf)
+
+    def _find(self, batch_time_ms: int, name: str) -> FoundManifest | None:
+        named = (found for found in self._contents.manifests.get(batch_time_ms, ()) if found.path.endswith(f"/{name}"))
+        return next(named, None)
 
     def _manifest_of(self, batch_time_ms: int, name: str) -> FoundManifest:
-        for manifest in self._contents.manifests.get(batch_time_ms, ()):
-            if manifest.path.rpartition("/")[2] == name:
-                return manifest
+        manifest = self._find(batch_time_ms, name)
+        if manifest is not None:
+            return manifest
         damaged = [why for path, why in self._contents.damaged_manifests.items() if path.endswith(f"/{name}")]
         raise ManifestError(
             damaged[0] if damaged else f"The manifest {name} of batch {time_text(batch_time_ms)} is missing.",

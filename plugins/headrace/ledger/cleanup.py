@@ -199,7 +199,8 @@ def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: 
 
 def _done(table: Any) -> ColumnElement[bool]:
     completed = and_(table.c.state == BatchState.COMPLETED, table.c.checkpointed_at_ms.is_not(None))
-    return or_(completed, table.c.state == BatchState.ABANDONED)
+    # A rebuild of a lost ledger reads in the result that the batch was abandoned.
+    return or_(completed, and_(table.c.state == BatchState.ABANDONED, table.c.result == table.c.change))
 
 
 _REMOVING = (segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None))

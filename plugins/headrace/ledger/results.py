@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import and_, case, exists, or_, select, update
+from sqlalchemy import and_, case, exists, select, update
 
 from headrace.ledger.batch_states import wrote_output
 from headrace.ledger.batch_tables import (
@@ -90,22 +90,28 @@ class Results(Repository):
         with self._database.read() as connection:
             return {row.run_id: row.batch_time_ms for row in connection.execute(query)}
 
-    def open_segments(self, stream: str, limit: int = 10_000) -> dict[str, int | None]:
+    def open_segments(self, stream: str, limit: int = 10_000) -> dict[str, int | None] | None:
         """Return the segments that are being written or hold a block without a batch, each with the latest batch time
-        of its blocks; None if it is being written. With more than ``limit``, the newest."""
-        waiting = exists().where(
-            blocks.c.segment_id == segments.c.segment_id,
-            blocks.c.stream == unclaimed_times.c.stream,
-            blocks.c.batch_time_ms == unclaimed_times.c.batch_time_ms,
+        of its blocks; None if it is being written. None instead if they are more than ``limit``."""
+        table = segments.c
+        present = select(table.path, table.last_batch_time_ms).where(
+            table.stream == stream, table.removing_at_ms.is_(None)
         )
-        query = select(segments.c.path, segments.c.last_batch_time_ms).where(
-            segments.c.stream == stream,
-            segments.c.removing_at_ms.is_(None),
-            or_(segments.c.closed_at_ms.is_(None), waiting),
+        waiting = (
+            select(blocks.c.segment_id)
+            .join(
+                unclaimed_times,
+                and_(
+                    unclaimed_times.c.stream == blocks.c.stream,
+                    unclaimed_times.c.batch_time_ms == blocks.c.batch_time_ms,
+                ),
+            )
+            .where(unclaimed_times.c.stream == stream)
         )
+        queries = (present.where(table.closed_at_ms.is_(None)), present.where(table.segment_id.in_(waiting)))
         with self._database.read() as connection:
-            rows = connection.execute(query.order_by(segments.c.segment_id.desc()).limit(limit)).all()
-        return {row.path: row.last_batch_time_ms for row in rows}
+            rows = [row for query in queries for row in connection.execute(query.limit(limit + 1))]
+        return {row.path: row.last_batch_time_ms for row in rows} if len(rows) <= limit else None
 
     def replays_of(self, stream: str, times: Sequence[int]) -> dict[int, list[FiledReplay]]:
         """Return the states of these batches in replays, by batch time, with the counts of their recorded outputs."""

@@ -1,4 +1,4 @@
-"""What a checkpoint and the history hold of a stream, and when they are written."""
+"""What checkpoints and results hold of a stream, and when they are written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
 
 from headrace.batch.checkpoint import (
     KEEP,
@@ -14,15 +13,13 @@ from headrace.batch.checkpoint import (
     CheckpointVersionError,
     checkpoint_paths,
     read_newest,
-    read_saved_state,
     write_checkpoint,
 )
 from headrace.batch.cleanup import clean_up
-from headrace.batch.history_files import FILED, file_batches, history_numbers
 from headrace.batch.manifest import decode_document, encode_document
+from headrace.batch.results import BatchResult, read_results, result_path, write_results
 from headrace.ledger import BatchState
 from headrace.ledger.batch_tables import Attempt
-from headrace.ledger.batch_tables import batches as batches_table
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import LogStorage
 
@@ -40,6 +37,15 @@ def test_a_failed_batch_is_not_checkpointed_and_the_others_are(receiving: Receiv
     write_checkpoint(receiving.context, T1)
     assert receiving.ledger.batches.get("shop", T1).checkpointed_at_ms is None
     assert receiving.ledger.batches.get("shop", T2).checkpointed_at_ms is not None
+    states = {time_ms: result.row.state for time_ms, result in results(receiving).items()}
+    assert states == {T1: BatchState.FAILED, T2: BatchState.COMPLETED}
+
+
+def results(receiving: Receiving) -> dict[int, BatchResult]:
+    folder = receiving.storage.below("shop")
+    found = read_results(folder, folder.paths("results"))
+    assert found.damaged == {}
+    return dict(found.by_time)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ def test_a_checkpoint_is_due(receiving: Receiving, seconds: list[int], due: list
     assert [second for second, checkpoint in zip(seconds, written, strict=True) if checkpoint is not None] == due
 
 
-def test_ten_checkpoints_stay_and_a_damaged_one_is_passed_over(receiving: Receiving) -> None:
+def test_two_checkpoints_stay_and_a_damaged_one_is_passed_over(receiving: Receiving) -> None:
     folder = receiving.storage.below("shop")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         read_newest(folder)
@@ -104,77 +110,70 @@ def test_a_checkpoint_is_tried_three_times(receiving: Receiving) -> None:
         write_checkpoint(context, T1)
 
 
-def insert_batches(receiving: Receiving, times: list[int], **fields: Any) -> None:
-    row: dict[str, Any] = {"stream": "shop", "interval_ms": 10_000, "state": "completed", "revision": 1, "blocks": 1}
-    row |= {"records": 1, "payload_bytes": 1, "late_records": 0, "built": False, "absorbed": [], "attempt": 0}
-    row |= {"manifest_uri": "m", "manifest_sha256": "0", "allocated_at_ms": 1, **fields}
-    with receiving.ledger.batches._database.write() as connection:
-        connection.execute(insert(batches_table), [{**row, "batch_time_ms": time_ms} for time_ms in times])
+def test_a_checkpoint_does_not_grow_with_the_batches(receiving: Receiving) -> None:
+    sizes = []
+    for step in range(1, 31):
+        time_ms = START_MS + step * 10_000
+        receiving.store(1)
+        receiving.clock.advance(10_000)
+        take(receiving, time_ms)
+        if step % 3:
+            receiving.complete(time_ms)
+        written = write_checkpoint(receiving.context, time_ms)
+        assert written is not None
+        sizes.append(receiving.storage.below("shop").size(written.path))
+    assert max(sizes) - min(sizes) < 200
 
 
-def test_every_batch_that_is_not_over_is_in_the_checkpoint_however_many(
-    receiving: Receiving, caplog: pytest.LogCaptureFixture
-) -> None:
-    count = 10_050
-    times = [START_MS + number * 10_000 for number in range(1, count)]
-    insert_batches(receiving, times, state="failed", error="boom")
-    newest = START_MS + count * 10_000
-    receiving.clock.advance(count * 10_000)
-    take(receiving, newest)
-    receiving.complete(newest)
-    checkpoint = write_checkpoint(receiving.context, newest)
-    assert checkpoint is not None
-    assert [batch["batch_time_ms"] for batch in checkpoint.state["batches"]] == [*times, newest]
-    assert receiving.ledger.batches.get("shop", newest).checkpointed_at_ms is not None
-    assert "10050 batches are unfinished" in caplog.text
-
-
-def test_a_checkpoint_does_not_grow_with_what_is_over(receiving: Receiving) -> None:
-    folder, count = receiving.storage.below("shop"), 3 * FILED + 20
-    times = [START_MS + number * 10_000 for number in range(1, count)]
-    insert_batches(receiving, times, checkpointed_at_ms=1, checkpoint_uri="c")
-    newest = START_MS + count * 10_000
-    receiving.clock.advance(count * 10_000)
-    take(receiving, newest)
-    receiving.complete(newest)
-
-    def checkpointed() -> list[int]:
-        receiving.clock.advance(1)
-        checkpoint = write_checkpoint(receiving.context, newest)
-        assert checkpoint is not None
-        assert checkpoint.state["history"]["files"] == len(history_numbers(folder))
-        return [batch["batch_time_ms"] for batch in checkpoint.state["batches"]]
-
-    # What is over went into files, oldest first; what is left is too little for one.
-    assert checkpointed() == [*times[-19:], newest]
-    assert len(history_numbers(folder)) == 3
-    assert read_newest(folder).state["history"]["files"] == 3
-    assert sorted(read_saved_state(folder).batches) == [*times, newest]
-    # One that changes is in checkpoints again, and what they say of it counts.
-    attempt = receiving.ledger.attempts.begin(
-        "shop", times[0], holder="again", way="connect", lease_ms=60_000, force=True
-    )
+def test_a_batch_that_changes_has_a_new_result_in_place_of_the_old(receiving: Receiving) -> None:
+    folder = receiving.storage.below("shop")
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    # Of a batch that was never run to an end, its manifest holds all.
+    assert (write_results(receiving.context), folder.paths("results")) == (0, [])
+    receiving.complete(T1)
+    assert write_results(receiving.context) == 1
+    done = receiving.ledger.batches.get("shop", T1)
+    assert folder.paths("results") == [result_path(T1, done.change)]
+    assert results(receiving)[T1].row == done
+    assert write_results(receiving.context) == 0
+    attempt = receiving.ledger.attempts.begin("shop", T1, holder="again", way="connect", lease_ms=60_000, force=True)
+    assert write_results(receiving.context) == 1
+    assert results(receiving)[T1].row.state is BatchState.RUNNING
     receiving.ledger.attempts.fail(attempt, "boom")
-    assert checkpointed() == [times[0], *times[-19:], newest]
-    assert read_saved_state(folder).batches[times[0]].row.state is BatchState.FAILED
-    assert read_saved_state(folder).batches[times[1]].row.state is BatchState.COMPLETED
+    assert write_results(receiving.context) == 1
+    (path,) = folder.paths("results")
+    assert results(receiving)[T1].row.state is BatchState.FAILED
+    # A writer that was late leaves an older file, which does not count.
+    folder.write_atomically(result_path(T1, done.change), folder.read(path))
+    assert results(receiving)[T1].row.state is BatchState.FAILED
 
 
-def test_what_changes_while_it_is_filed_stays_in_the_checkpoints(receiving: Receiving) -> None:
-    times = [START_MS + number * 10_000 for number in range(1, FILED + 1)]
-    insert_batches(receiving, times, checkpointed_at_ms=1, checkpoint_uri="c")
-    history = receiving.ledger.history
-    begun = history.begin_filing("shop", FILED)
-    assert begun is not None
-    attempt = receiving.ledger.attempts.begin(
-        "shop", times[7], holder="again", way="connect", lease_ms=60_000, force=True
-    )
-    assert attempt.outputs
-    history.end_filing("shop", begun[0])
-    assert [batch.batch_time_ms for batch in history.unfiled("shop")] == [times[7]]
+def test_a_damaged_result_falls_back_to_an_older_one(receiving: Receiving) -> None:
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    receiving.complete(T1)
+    write_results(receiving.context)
+    folder, change = receiving.storage.below("shop"), receiving.ledger.batches.get("shop", T1).change
+    torn = result_path(T1, change + 1)
+    folder.write_atomically(torn, folder.read(result_path(T1, change))[:50])
+    found = read_results(folder, folder.paths("results"))
+    assert (list(found.by_time), list(found.damaged)) == ([T1], [torn])
 
 
-def test_a_checkpoint_has_what_each_output_recorded(receiving: Receiving) -> None:
+def test_the_results_of_many_batches_are_written(receiving: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.batch.results._AT_ONCE", 4)
+    times = [START_MS + step * 10_000 for step in range(1, 12)]
+    receiving.clock.advance(200_000)
+    for time_ms in times:
+        take(receiving, time_ms)
+        receiving.complete(time_ms)
+    assert write_results(receiving.context) == len(times)
+    assert sorted(results(receiving)) == times
+    assert receiving.ledger.results.behind("shop") == []
+
+
+def test_a_result_has_what_each_output_recorded(receiving: Receiving) -> None:
     steps: dict[str, Any] = {"batch_interval_ms": 10_000, "block_interval_ms": 200, "outputs": ("console", "files")}
     receiving.ledger.streams.register("shop", receiving.stream.to_json(), **steps)
     receiving.clock.advance(10_000)
@@ -185,12 +184,14 @@ def test_a_checkpoint_has_what_each_output_recorded(receiving: Receiving) -> Non
     receiving.ledger.runs.assign("shop", "manual")
     checkpoint = write_checkpoint(receiving.context, T1)
     assert checkpoint is not None
-    (batch,) = checkpoint.state["batches"]
-    assert (batch["outputs"], batch["late_records"], batch["built"]) == ({"console": {"printed": 1}}, 0, False)
+    result = results(receiving)[T1]
+    assert result.outputs == {"console": {"printed": 1}}
+    assert (result.row.state, result.row.error) == (BatchState.FAILED, "disk full")
+    assert (result.revisions, result.runs) == ({"console": 2}, ("manual",))
     (position,) = checkpoint.state["positions"]
     assert (position["watermark_ms"], position["starting_offset"]) == (0, 0)
     assert checkpoint.state["stream"]["zero_time_ms"] == START_MS
-    assert checkpoint.state["runs"] == {"manual": T1}
+    assert checkpoint.state["runs"] == {}
 
 
 def test_a_batch_that_is_run_again_meanwhile_waits_for_the_next_checkpoint_and_cleanup(
@@ -256,10 +257,9 @@ def test_of_two_checkpoints_after_one_batch_the_later_counts(receiving: Receivin
     # One that was late, with an older state, does not take its place.
     first.write(folder)
     assert read_newest(folder).path == second.path
-    assert read_saved_state(folder).batches[T1].row.state is BatchState.COMPLETED
 
 
-@pytest.mark.parametrize("version", [1, 3, 0, None, "2"])
+@pytest.mark.parametrize("version", [2, 4, 0, None, "3"])
 def test_a_checkpoint_of_another_version_is_refused_and_not_passed_over(receiving: Receiving, version: object) -> None:
     folder = receiving.context.storage
     receiving.clock.advance(10_000)
@@ -298,21 +298,14 @@ def test_a_checkpoint_holds_no_address_of_a_process(receiving: Receiving) -> Non
     assert [word for word in (b"4040", b"15002", b"7077", b'"here"') if word in text] == []
 
 
-def test_what_was_filed_since_the_newest_checkpoint_counts(
-    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A crash between the two: the file knows of a replay, and the checkpoint does not yet."""
-    monkeypatch.setattr("headrace.batch.history_files.FILED", 1)
+def test_a_result_has_the_replays_of_its_batch(receiving: Receiving) -> None:
     receiving.clock.advance(10_000)
     take(receiving, T1)
     receiving.complete(T1)
-    folder = receiving.storage.below("shop")
-    write_checkpoint(receiving.context, T1)
-    receiving.clock.advance(1)
     run: dict[str, Any] = {"holder": "test", "way": "connect", "lease_ms": 60_000}
     attempt = receiving.ledger.replays.begin("shop", T1, target="march", definition="{}", outputs=["again"], **run)
     receiving.ledger.attempts.record_output(attempt, "again", {"n": 1})
     receiving.ledger.attempts.complete(attempt)
-    assert file_batches(receiving.context) == 1
-    (replay,) = read_saved_state(folder).batches[T1].replays
+    assert write_results(receiving.context) == 1
+    (replay,) = results(receiving)[T1].replays
     assert (replay.target, replay.state, replay.recorded) == ("march", BatchState.COMPLETED, {"again": {"n": 1}})

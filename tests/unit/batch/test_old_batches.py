@@ -12,12 +12,11 @@ import pytest
 from sqlalchemy import func, select, update
 from typer.testing import CliRunner
 
-from headrace.batch import cleanup, history_files
+from headrace.batch import cleanup
 from headrace.batch.allocation import allocate
 from headrace.batch.build_from_kafka import build_from_kafka
 from headrace.batch.checkpoint import KEEP, checkpoint_now, checkpoint_paths
 from headrace.batch.cleanup import Removed, clean_up
-from headrace.batch.history_files import history_numbers
 from headrace.batch.recover import recover
 from headrace.cli.main import app
 from headrace.clock import time_text
@@ -43,8 +42,7 @@ HISTORY = timedelta(seconds=60)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of the history of four batches, and no slack."""
-    monkeypatch.setattr(history_files, "FILED", 4)
+    """No slack."""
     monkeypatch.setattr(cleanup, "_SLACK_BATCHES", 0)
     monkeypatch.setattr(ledger_cleanup, "CHUNK", 10)
 
@@ -142,14 +140,13 @@ def test_what_is_older_than_the_history_is_removed_with_its_files(receiving: Rec
     run(receiving, range(1, 31))
     kept = times(receiving.ledger)
     oldest_ms = receiving.clock.now_ms() - HISTORY // timedelta(milliseconds=1)
-    # In a file of the history: so some that are older stay until theirs is full.
-    assert oldest_ms - 6 * INTERVAL_MS < kept[0] <= oldest_ms
+    assert oldest_ms - INTERVAL_MS <= kept[0] <= oldest_ms
     assert kept == list(range(kept[0], receiving.clock.now_ms() + 1, INTERVAL_MS))
     for table in (batch_attempts, batch_inputs, batch_outputs, batches):
         assert rows(receiving.ledger, table) == len(kept)
     # Files go when every checkpoint knows.
     assert len(kept) <= len(folder.paths("manifests")) <= len(kept) + KEEP + 1
-    assert len(history_numbers(folder)) <= (len(kept) + KEEP) // 4 + 1
+    assert len(kept) <= len(folder.paths("results")) <= len(kept) + KEEP + 1
     assert [path.rpartition("/")[2] for path in folder.paths("sent")] == [f"{START_MS + 30 * INTERVAL_MS}.json"]
     assert len(receiving.ledger.segments.page("shop", limit=1_000)) < 10
     row = receiving.ledger.streams.get("shop")
@@ -238,7 +235,7 @@ def test_an_old_batch_that_was_repeated_without_success_does_not_stop_the_remova
     run(receiving, range(6, 9))
     row = receiving.ledger.batches.get("shop", START_MS + 2 * INTERVAL_MS)
     assert row.state is {"failed": BatchState.FAILED, "killed": BatchState.RUNNING}[ending]
-    assert row.batch_time_ms not in [batch.batch_time_ms for batch in receiving.ledger.history.unfiled("shop")]
+    assert receiving.ledger.results.behind("shop") == []
     assert findings(receiving.ledger) == []
     assert rebuilt_times(receiving, tmp_path) == times(receiving.ledger)
     run(receiving, range(9, 16))
@@ -263,7 +260,7 @@ def test_an_old_batch_that_was_repeated_without_success_stays_so_in_a_rebuilt_le
         assert findings(ledger) == []
 
 
-def test_a_batch_that_is_being_repeated_is_not_filed_before_the_attempt_ends(receiving: Receiving) -> None:
+def test_a_batch_that_is_being_repeated_stays_until_the_attempt_ends(receiving: Receiving) -> None:
     with_slots = Limits(history=HISTORY, max_concurrent_batches=2)
     receiving.stream = receiving.stream.model_copy(update={"limits": with_slots})
     receiving.ledger.streams.register(
@@ -273,7 +270,7 @@ def test_a_batch_that_is_being_repeated_is_not_filed_before_the_attempt_ends(rec
     attempt = repeat(receiving, 2, lease_ms=3_600_000)
     run(receiving, range(6, 16))
     time_ms = START_MS + 2 * INTERVAL_MS
-    assert time_ms in [row.batch_time_ms for row in receiving.ledger.history.unfiled("shop")]
+    assert times(receiving.ledger)[0] == time_ms
     receiving.ledger.attempts.record_output(attempt, "console", {"printed": 1})
     assert receiving.ledger.attempts.complete(attempt).state is BatchState.COMPLETED
 
@@ -286,33 +283,6 @@ def test_the_last_batches_of_a_stream_that_has_stopped_stay(receiving: Receiving
     left = times(receiving.ledger)
     assert left == before[-len(left) :]
     assert left[0] <= before[-1] - HISTORY // timedelta(milliseconds=1)
-
-
-def test_a_rebuilt_ledger_has_all_batches_although_the_clock_was_ahead_during_a_removal(
-    receiving: Receiving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_files, "FILED", 8)
-    run(receiving, range(1, 12))
-    true_ms = receiving.clock.now_ms
-    with monkeypatch.context() as ahead:
-        ahead.setattr(receiving.clock, "now_ms", lambda: true_ms() + 3_600_000)
-        # All that are in a file: so no file is needed.
-        remove_before(receiving, 9)
-        receiving.ledger.removal.note_history("shop")
-    # The next removal notes the right number again: it comes later.
-    receiving.stream = receiving.stream.model_copy(update={"limits": Limits(history=None)})
-    run(receiving, range(12, 20))
-    assert rebuilt_times(receiving, tmp_path) == times(receiving.ledger)
-
-
-def test_a_file_that_is_written_while_the_files_before_it_become_needless_is_needed(receiving: Receiving) -> None:
-    run(receiving, range(1, 8))
-    history = receiving.ledger.history
-    begun = history.begin_filing("shop", 1)
-    assert begun is not None
-    receiving.clock.advance(1)
-    remove_before(receiving, 5)
-    assert receiving.ledger.removal.note_history("shop") == begun[0]
 
 
 def test_a_backfill_from_kafka_goes_on_after_the_stream_has_removed_batches(built: Building) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.batch import history_files
 from headrace.batch.manifest import decode_document, encode_document
+from headrace.batch.results import result_path
 from headrace.clock import time_text
 from headrace.fsck.findings import MEANINGS, Problem
 
@@ -345,45 +345,34 @@ def test_a_checkpoint_that_is_damaged_or_gone_is_noticed(shop: Shop) -> None:
     old, new = shop.folder.paths("checkpoints")
     data = shop.folder.read(new)
     shop.folder.write_atomically(new, data[:-20])
-    assert shop.problems() == [("checkpoint_unreadable", new), ("checkpoint_behind", T2)][: len(shop.problems())]
-    assert shop.problems()[0] == ("checkpoint_unreadable", new)
+    assert shop.problems() == [("checkpoint_unreadable", new)]
     shop.folder.delete(new)
     shop.folder.delete(old)
     assert shop.problems() == [("checkpoint_unreadable", "checkpoints")]
 
 
-def test_a_file_of_the_history_that_is_gone_damaged_or_another_is_noticed(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_files, "FILED", 1)
+def test_a_result_that_is_damaged_or_gone_is_noticed(shop: Shop) -> None:
+    shop.complete(TIMES[1])
     shop.checkpoint(TIMES[1])
-    (path,) = shop.folder.paths("history")
+    batch = shop.ledger.batches.get(STREAM, TIMES[1])
+    path = result_path(TIMES[1], batch.result)
     assert shop.problems() == []
     data = shop.folder.read(path)
-    for harmed in (data[:-5], encode_document(decode_document(data) | {"batches": []})):
-        shop.folder.write_atomically(path, harmed)
-        assert shop.problems() == [("checkpoint_unreadable", path)]
+    shop.folder.write_atomically(path, data[:-5])
+    assert shop.problems() == [("result_unreadable", T2)]
     shop.folder.delete(path)
-    assert shop.problems() == [("checkpoint_unreadable", path)]
+    assert shop.problems() == [("result_unreadable", T2)]
+    # The ledger was set back to before the batch's last changes.
+    shop.folder.write_atomically(path, data)
+    shop.folder.write_atomically(result_path(TIMES[1], batch.change + 1), data)
+    assert shop.problems() == [("ledger_set_back", T2)]
 
 
-def test_a_batch_that_the_checkpoint_does_not_hold_is_noticed(shop: Shop) -> None:
+def test_a_batch_that_has_changed_since_its_result_is_no_problem(shop: Shop) -> None:
     shop.complete(TIMES[1])
-    shop.sql(f"UPDATE batches SET checkpointed_at_ms = 1, checkpoint_uri = 'x' WHERE batch_time_ms = {TIMES[1]}")
-    # The checkpoint holds it as it was then: failed.
-    assert shop.problems() == [("checkpoint_behind", T2)]
-
-
-def test_a_batch_replayed_since_its_filing_is_behind_only_if_its_file_is_gone(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_files, "FILED", 1)
     shop.checkpoint(TIMES[1])
-    (path,) = shop.folder.paths("history")
-    shop.replay(TIMES[0])
+    shop.replay(TIMES[1])
     assert shop.problems() == []
-    shop.folder.delete(path)
-    assert shop.problems() == [("checkpoint_behind", time_text(TIMES[0]))]
 
 
 def test_storage_that_cannot_be_read_is_not_a_clean_bill(shop: Shop) -> None:

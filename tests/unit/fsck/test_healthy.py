@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from headrace.batch import history_files
 from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import (
     AllocationConflictError,
@@ -151,11 +150,7 @@ class AnyOperations(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("coalesce", [False, True], ids=["each time by itself", "coalescing"])
-def test_whatever_is_done_there_are_no_findings(
-    tmp_path: Path, empty_ledger: Path, coalesce: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So few are in a file of the history that there are some.
-    monkeypatch.setattr(history_files, "FILED", 2)
+def test_whatever_is_done_there_are_no_findings(tmp_path: Path, empty_ledger: Path, coalesce: bool) -> None:
     machine = type("Machine", (AnyOperations,), {"folder": tmp_path, "empty": empty_ledger, "coalesce": coalesce})
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,

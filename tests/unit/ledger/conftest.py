@@ -117,7 +117,9 @@ class World:
         for output in attempt.outputs:
             self.ledger.attempts.record_output(attempt, output, {"indexed": 1})
         batch = self.ledger.attempts.complete(attempt)
-        return batches.mark_checkpointed(STREAM, batch_time_ms, "c/1") if checkpoint else batch
+        if not checkpoint:
+            return batch
+        return batches.mark_checkpointed(STREAM, batch_time_ms, "r/1", change=batch.change)
 
 
 @pytest.fixture

@@ -275,13 +275,27 @@ def test_an_unknown_batch_is_named(world: Any) -> None:
 
 
 def test_only_a_completed_batch_is_checkpointed(filled: Any) -> None:
-    filled.allocate(T1)
+    before = filled.allocate(T1)
     batches = filled.ledger.batches
-    with pytest.raises(BatchStateError):
-        batches.mark_checkpointed("flights", T1, "c/1")
-    filled.complete(T1, checkpoint=False)
-    assert batches.mark_checkpointed("flights", T1, "c/1").checkpoint_uri == "c/1"
-    assert batches.mark_checkpointed("flights", T1, "c/1").checkpointed_at_ms == filled.clock.now_ms()
+    noted = batches.mark_checkpointed("flights", T1, "r/1", change=before.change)
+    assert (noted.result, noted.checkpointed_at_ms) == (before.change, None)
+    batch = filled.complete(T1, checkpoint=False)
+    assert batch.change > before.change
+    assert [row.batch_time_ms for row in filled.ledger.results.behind("flights")] == [T1]
+    noted = batches.mark_checkpointed("flights", T1, "r/2", change=batch.change)
+    assert (noted.checkpoint_uri, noted.checkpointed_at_ms) == ("r/2", filled.clock.now_ms())
+    # A writer that was late does not take its place.
+    assert batches.mark_checkpointed("flights", T1, "r/1", change=before.change) == noted
+    assert filled.ledger.results.behind("flights") == []
+
+
+def test_a_batch_that_changed_while_its_result_was_written_is_not_checkpointed(filled: Any) -> None:
+    filled.allocate(T1)
+    batch = filled.complete(T1, checkpoint=False)
+    filled.ledger.attempts.begin("flights", T1, **RUN, force=True)
+    noted = filled.ledger.batches.mark_checkpointed("flights", T1, "r/1", change=batch.change)
+    assert (noted.result, noted.checkpointed_at_ms) == (batch.change, None)
+    assert [row.batch_time_ms for row in filled.ledger.results.behind("flights")] == [T1]
 
 
 def test_an_abandoned_batch_is_a_gap(filled: Any) -> None:

@@ -92,6 +92,11 @@ def walk(world: Any) -> None:
     world.allocate(NOW_MS - 1000, inputs=[built, other], replace_empty=True)
     world.complete(T1)
     ledger.batches.origins("flights", [T1, T2])
+    ledger.results.behind("flights")
+    ledger.results.replays_of("flights", [T1, T2])
+    ledger.results.runs_of("flights", [T1, T2])
+    ledger.results.open_segments("flights")
+    ledger.results.moved("flights")
     copy = {"target": "v2", "definition": '{"outputs": [{"id": "index"}]}', "outputs": ["index"]}
     for _ in range(2):
         replay = ledger.replays.begin("flights", T1, holder="task", way="connect", lease_ms=1000, **copy)

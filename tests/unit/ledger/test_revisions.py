@@ -34,7 +34,7 @@ def batch_ms(world: World) -> int:
 def test_the_same_content_has_the_same_revision_however_often_it_comes_back(ledger: Ledger) -> None:
     assert [register(ledger, name) for name in "abababcab"] == [1, 2, 1, 2, 1, 2, 3, 1, 2]
     assert ledger.streams.get(STREAM).revision == 2
-    assert [row.revision for row in ledger.streams.revisions(STREAM, range(9))] == [1, 2, 3]
+    assert [row.revision for row in ledger.streams.newest_revisions(STREAM, 9)] == [1, 2, 3]
 
 
 def test_a_definition_of_older_code_gets_its_revision_and_the_newest_stays(ledger: Ledger) -> None:

@@ -27,7 +27,7 @@ NOT_PROMISED = {
     "streams": {"job_epoch"},
     "positions": {"receiver_index", "wanted_receiver_index", "leader_epoch", "epoch_end_offset"},
     "blocks": {"block_id", "segment_id", "added_at_ms"},
-    "batches": {"attempt", "history", "cleaned_at_ms", "cleanup"},
+    "batches": {"attempt", "cleaned_at_ms", "cleanup", "change", "result"},
     "batch_outputs": {"attempt", "recorded_at_ms", "code_version"},
     "batch_runs": {"at_ms"},
     "gaps": {"gap_id"},

@@ -1,4 +1,4 @@
-"""Checkpoints, history files and manifests that are lost, damaged or of another version."""
+"""Checkpoints, results and manifests that are lost, damaged or of another version."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tests.unit.batch.life import LEASE_MS, NAME, Life
 from tests.unit.batch.recovery.conftest import rebuild
 from tests.unit.batch.recovery.ledger_contents import contents
 
-from headrace.batch.checkpoint import checkpoint_paths, read_saved_state
-from headrace.batch.history_files import HistoryError, read_history
+from headrace.batch.checkpoint import checkpoint_paths, read_newest
 from headrace.batch.manifest import ManifestError, decode_document, encode_document
 from headrace.batch.recover import Step, recover
+from headrace.batch.results import ResultError, read_result
 from headrace.ledger import EventKind, Ledger
 
 
@@ -27,8 +27,7 @@ def test_lost_checkpoints_are_written_from_the_ledger(live: Callable[..., Life])
     assert set(recover(NAME, life.ledger, folder, dry_run=True).steps) == {Step.CHECKPOINT_WRITTEN}
     assert checkpoint_paths(folder) == []
     assert set(recover(NAME, life.ledger, folder).steps) == {Step.CHECKPOINT_WRITTEN}
-    kept = {time_ms: batch.row.state for time_ms, batch in read_saved_state(folder).batches.items()}
-    assert kept == {row.batch_time_ms: row.state for row in life.ledger.batches.page(NAME, 1000)}
+    assert read_newest(folder).state["stream"]["sealed_until_ms"] == life.ledger.streams.get(NAME).sealed_until_ms
     assert life.ledger.events.page(NAME, kinds=[EventKind.CHECKPOINT_REWRITTEN])
     newest = checkpoint_paths(folder)[-1]
     folder.write_atomically(newest, b"{}")
@@ -36,25 +35,23 @@ def test_lost_checkpoints_are_written_from_the_ledger(live: Callable[..., Life])
     assert recover(NAME, life.ledger, folder).steps == {}
 
 
-def test_manifests_and_history_files_of_another_version_are_refused(live: Callable[..., Life], new_url: str) -> None:
+def test_manifests_and_results_of_another_version_are_refused(live: Callable[..., Life], new_url: str) -> None:
     life = live(1)
     life.finish()
     folder, path = life.context.storage, life.context.storage.paths("manifests")[0]
     folder.write_atomically(path, encode_document({**decode_document(folder.read(path)), "version": 9}))
     with Ledger.open(new_url, clock=life.clock) as ledger, pytest.raises(ManifestError, match="version 9"):
         recover(NAME, ledger, folder, definition=life.stream)
-    folder.write_atomically(
-        "history/0000000000007.json", encode_document({"version": 2, "stream": NAME, "batches": []})
-    )
-    with pytest.raises(HistoryError, match="is of version 2, this headrace reads 1"):
-        read_history(folder, 7)
+    path = folder.paths("results")[0]
+    folder.write_atomically(path, encode_document({**decode_document(folder.read(path)), "version": 9}))
+    with pytest.raises(ResultError, match="is of version 9, this headrace reads version 1"):
+        read_result(folder, path)
 
 
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
-def test_lost_history_and_manifests_are_written_from_the_ledger(
-    live: Callable[..., Life], new_url: str, harm: str, monkeypatch: pytest.MonkeyPatch
+def test_lost_results_and_manifests_are_written_from_the_ledger(
+    live: Callable[..., Life], new_url: str, harm: str
 ) -> None:
-    monkeypatch.setattr("headrace.batch.history_files.FILED", 2)
     life = live(2)
     life.finish()
     life.checkpoint()
@@ -74,14 +71,10 @@ def test_lost_history_and_manifests_are_written_from_the_ledger(
         else:
             folder.write_atomically(path, folder.read(path)[:-4])
 
-    life.clock.advance(LEASE_MS + 1_000)
-    with Ledger.open(new_url, clock=life.clock) as ledger:
-        break_it(folder.paths("history")[0])
-        with pytest.raises(HistoryError, match="the checkpoint" if harm == "missing" else "is damaged"):
-            recover(NAME, ledger, folder, definition=life.stream)
-        break_it(manifest)
+    break_it(folder.paths("results")[0])
+    break_it(manifest)
     report = recover(NAME, life.ledger, folder)
-    assert set(report.steps) == {Step.HISTORY_WRITTEN, Step.MANIFESTS_WRITTEN, Step.CHECKPOINT_WRITTEN}
+    assert set(report.steps) == {Step.RESULTS_WRITTEN, Step.MANIFESTS_WRITTEN, Step.CHECKPOINT_WRITTEN}
     assert recover(NAME, life.ledger, folder).steps == {}
     whole = folder.read(manifest)
     break_it(manifest)

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import insert
 from tests.unit.batch.conftest import PARTITION, START_MS, T1, T2, Receiving
 
-from headrace.batch import cleanup, history_files
+from headrace.batch import cleanup
 from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint import checkpoint_now
 from headrace.batch.cleanup import clean_up
@@ -101,7 +101,6 @@ def test_a_late_block_follows_the_batch_that_was_sealed_before_it(receiving: Rec
 def test_a_partition_whose_batches_left_the_history_keeps_its_position(
     receiving: Receiving, lost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_gap: bool
 ) -> None:
-    monkeypatch.setattr(history_files, "FILED", 2)
     monkeypatch.setattr(cleanup, "_SLACK_BATCHES", 0)
     limits = Limits(history=timedelta(seconds=60))
     receiving.stream = receiving.stream.model_copy(update={"limits": limits, "remember": timedelta(seconds=20)})

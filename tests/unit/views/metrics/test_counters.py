@@ -181,8 +181,6 @@ def test_no_counter_falls_when_batches_and_blocks_are_removed(
         watched.look("the blocks' removal")
     for time_ms in (T1, T2):
         ledger.batches.mark_cleaned("flights", time_ms)
-    number, _ = ledger.history.begin_filing("flights", 2)
-    ledger.history.end_filing("flights", number)
     assert ledger.removal.remove_batches("flights", far) == 2
     ledger.events.prune("flights", far)
     watched.look("the batches' removal")

@@ -1,0 +1,162 @@
+"""A run is recorded write by write. Cut after any write, its files give the ledger of that moment.
+
+What no file can know may differ: the state of a batch since its last result, when a batch without a result was
+allocated, and the writer's last block, which counts although the ledger may not have accepted it.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.batch.life import KINDS, LEASE_MS, NAME, Life
+from tests.unit.batch.recovery.ledger_contents import all_blocks, check_whole, contents
+
+from headrace.batch.recover import recover
+from headrace.fsck.findings import Problem
+from headrace.fsck.stream_check import check_stream
+from headrace.ledger import BatchState, Ledger
+from headrace.wal.storage import LocalStorage, SystemCalls
+
+CUTS = 60
+"""In each of six runs: more than 200."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The files and the ledger at one moment. ``torn``: the file that was being written, whose end is missing."""
+
+    files: dict[str, bytes]
+    ledger: bytes
+    torn: str | None
+
+
+class RecordingCalls(SystemCalls):
+    """The operating system's calls. After any write it may record a cut."""
+
+    def __init__(self, root: Path, database: Path, choice: random.Random) -> None:
+        self.cuts: list[Cut] = []
+        self._root, self._database, self._random = root, database, choice
+        self._lock = threading.Lock()
+
+    def replace(self, source: Path, target: Path) -> None:
+        super().replace(source, target)
+        self._may_cut(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        super().link(source, target)
+        self._may_cut(target)
+
+    def unlink(self, path: Path) -> None:
+        super().unlink(path)
+        self._may_cut(None)
+
+    def fdatasync(self, fd: int) -> None:
+        super().fdatasync(fd)
+        self._may_cut(None)
+
+    def _may_cut(self, written: Path | None) -> None:
+        with self._lock:
+            if self._random.random() < 0.5:
+                return
+            files = {
+                str(path.relative_to(self._root)): path.read_bytes() for path in self._root.rglob("*") if path.is_file()
+            }
+            torn = None
+            if written is not None and self._random.random() < 0.4:
+                torn = str(written.relative_to(self._root))
+                files[torn] = files[torn][: self._random.randrange(len(files[torn]))]
+            with closing(sqlite3.connect(self._database)) as database:
+                self.cuts.append(Cut(files, database.serialize(), torn))
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Life, list[Cut]]]:
+    """Lives by a seed. Returns cuts of the run, drawn at random."""
+
+    def live(seed: int, **options: Any) -> tuple[Life, list[Cut]]:
+        root, database = tmp_path / "storage", tmp_path / "lost.db"
+        calls = RecordingCalls(root, database, random.Random(seed))
+        monkeypatch.setattr("tests.unit.batch.life.open_storage", lambda url: LocalStorage(url, calls=calls))
+        life = Life(tmp_path, f"sqlite:///{database}", seed, **options)
+        for number in range(250):
+            life.step()
+            if number % 15 == 0:
+                life.finish()
+        return life, random.Random(seed).sample(calls.cuts, min(CUTS, len(calls.cuts)))
+
+    return live
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_a_cut_after_any_write_gives_the_ledger_of_that_moment(
+    recorded: Callable[..., tuple[Life, list[Cut]]], tmp_path: Path, kind: str, seed: int
+) -> None:
+    life, cuts = recorded(seed, **KINDS[kind])
+    assert len(cuts) == CUTS
+    assert [cut for cut in cuts if cut.torn]
+    life.clock.advance(LEASE_MS + 1_000)
+    for number, cut in enumerate(cuts):
+        shutil.rmtree(tmp_path / "storage")
+        for path, data in cut.files.items():
+            (tmp_path / "storage" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "storage" / path).write_bytes(data)
+        (tmp_path / f"{number}.db").write_bytes(cut.ledger)
+        with (
+            Ledger.open(f"sqlite:///{tmp_path}/{number}.db", clock=life.clock) as before,
+            Ledger.open(f"sqlite:///{tmp_path}/{number}-new.db", clock=life.clock) as rebuilt,
+        ):
+            recover(NAME, rebuilt, life.storage.below(NAME), definition=life.stream)
+            compare(before, rebuilt, cut)
+
+
+def compare(before: Ledger, rebuilt: Ledger, cut: Cut) -> None:
+    """The rebuilt ledger is the one before, but for what no file can know."""
+    where = f"torn: {cut.torn}, newest: {sorted(cut.files)[-1]}"
+    # Cleanup claims segments, deletes each file, then its rows.
+    leaving = {row.path for row in before.segments.page(NAME, limit=1_000) if row.removing_at_ms is not None}
+    blocks, again = (
+        {handle: block for handle, block in all_blocks(ledger).items() if handle.segment not in leaving}
+        for ledger in (before, rebuilt)
+    )
+    assert blocks.keys() <= again.keys(), where
+    newest: dict[Any, int] = {}
+    for block in blocks.values():
+        writer = (block.info.receiver, block.info.epoch)
+        newest[writer] = max(newest.get(writer, -1), block.info.sequence)
+    for handle in again.keys() - blocks.keys():
+        info = again[handle].info
+        assert info.sequence > newest.get((info.receiver, info.epoch), -1), where
+    check_whole(rebuilt)
+    known = {batch.batch_time_ms: batch for batch in before.batches.page(NAME, 1_000)}
+    found = {batch.batch_time_ms: batch for batch in rebuilt.batches.page(NAME, 1_000)}
+    for time_ms, batch in known.items():
+        if batch.state is BatchState.ABSORBED and time_ms not in found:
+            # It had no block, and the batch that absorbed it has no result yet.
+            assert known[batch.absorbed_by_ms or 0].result == 0, where
+            continue
+        now = found[time_ms]
+        assert (now.records, now.blocks, now.manifest_sha256) == (batch.records, batch.blocks, batch.manifest_sha256)
+        if batch.result == batch.change and batch.change and now.result:
+            assert now.state is batch.state or batch.state is BatchState.RUNNING, where
+            assert (now.steps, now.required, now.abandoned_steps) == (
+                batch.steps,
+                batch.required,
+                batch.abandoned_steps,
+            )
+        # What has completed and lost its log is never run again.
+        if batch.cleaned_at_ms is not None and batch.result == batch.change:
+            assert now.state is batch.state, where
+    lines = contents(rebuilt)["batch_inputs"]
+    assert set(contents(before)["batch_inputs"]) <= set(lines), where
+    problems = {finding.problem for finding in check_stream(rebuilt, NAME, kafka=False).findings}
+    assert problems <= {Problem.TOPIC_WRONG}, where
