@@ -28,7 +28,7 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId
 from headrace.errors import HeadraceError
 from headrace.ledger.rebuild import FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.receiving_tables import MovedBlock, PositionRow, TopicRow
-from headrace.ledger.states import DesiredState, PartitionState
+from headrace.ledger.states import BatchState, DesiredState, PartitionState
 from headrace.ledger.tables import Declared, GapRow, StreamRevision, StreamRow
 from headrace.stream import Stream
 
@@ -104,7 +104,7 @@ def rebuild_stream(
         blocks=listed,
         batches=batches.batches,
         replay_definitions=() if saved is None else saved.replay_definitions,
-        gaps=() if saved is None else saved.gaps,
+        gaps=_gaps(contents, batches, now_ms),
         found_gaps=accounted.gaps,
         runs={**({} if saved is None else saved.runs), **_runs(contents)},
         notes={
@@ -124,6 +124,37 @@ def rebuild_stream(
     ]
     notices += accounted.notices
     return RebuiltStream(rebuilt, blocks, notices)
+
+
+def _gaps(contents: FolderContents, batches: RebuiltBatches, now_ms: int) -> list[GapRow]:
+    """The checkpoint's gaps, and those of the batches that were abandoned after it."""
+    gaps = [] if contents.saved is None else list(contents.saved.gaps)
+    known = {gap.batch_time_ms for gap in gaps}
+    starts = {(gap.input_id, gap.partition, gap.from_offset) for gap in gaps}
+    last_id = max((gap.gap_id for gap in gaps), default=0)
+    for batch in batches.batches:
+        row = batch.row
+        if row.state is not BatchState.ABANDONED or row.batch_time_ms in known:
+            continue
+        for taken in batch.inputs:
+            # Blocks that vanished have a gap already.
+            if (taken.input_id, taken.partition, taken.from_offset) in starts:
+                continue
+            last_id += 1
+            gaps.append(
+                GapRow(
+                    last_id,
+                    contents.stream,
+                    taken.input_id,
+                    taken.partition,
+                    taken.from_offset,
+                    taken.until_offset,
+                    f"batch abandoned: {row.error}",
+                    row.batch_time_ms,
+                    now_ms,
+                )
+            )
+    return gaps
 
 
 def _runs(contents: FolderContents) -> dict[str, int]:
