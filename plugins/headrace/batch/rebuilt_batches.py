@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.batch.found_files import FolderContents, FoundManifest, Place, Span, is_over, listed_spans
 from headrace.batch.manifest import ManifestError
-from headrace.batch.results import BatchResult, ResultError, result_name
+from headrace.batch.results import ResultError, StoredResult, result_name
 from headrace.blocks import BlockHandle, BlockInfo
 from headrace.clock import time_text
 from headrace.ledger.allocations import late_records
@@ -128,7 +128,7 @@ class _Finder:
             row = dataclasses.replace(row, cleaned_at_ms=row.cleaned_at_ms or self._now_ms, cleanup=row.cleanup or {})
         self._add(row, manifest.inputs, result)
 
-    def _add(self, row: BatchRow, inputs: tuple[FoundInput, ...], result: BatchResult) -> None:
+    def _add(self, row: BatchRow, inputs: tuple[FoundInput, ...], result: StoredResult) -> None:
         row = dataclasses.replace(row, change=max(row.change, self._changes[row.batch_time_ms] + 1))
         self.batches.append(FoundBatch(row, inputs, result.outputs, result.replays, result.revisions))
         self.batches += [FoundBatch(_absorbed_row(row, absorbed_ms)) for absorbed_ms in row.absorbed]
@@ -270,7 +270,7 @@ class _Finder:
 
 
 def _left_manifests(
-    manifests: Mapping[int, Sequence[FoundManifest]], results: Mapping[int, BatchResult]
+    manifests: Mapping[int, Sequence[FoundManifest]], results: Mapping[int, StoredResult]
 ) -> dict[int, int]:
     """The times whose manifest counts as that of an allocation that did not get to the ledger, with a later time whose
     manifest lists all its records: most likely that batch absorbed the time."""

@@ -56,7 +56,7 @@ class ResultError(HeadraceError):
 
 
 @dataclass(frozen=True)
-class BatchResult:
+class StoredResult:
     """What a result file holds. ``outputs`` has the counts of the recorded outputs by id, ``revisions`` the revisions
     of the definitions that wrote them, as far as they are known. ``runs`` are ids of Airflow runs."""
 
@@ -71,7 +71,7 @@ class BatchResult:
         return encode_document({"version": VERSION, **dataclasses.asdict(self)})
 
     @classmethod
-    def from_bytes(cls, data: bytes, url: str) -> BatchResult:
+    def from_bytes(cls, data: bytes, url: str) -> StoredResult:
         """Parse the bytes of `to_bytes`, which were read from ``url``.
 
         Raises:
@@ -133,7 +133,7 @@ def write_results(context: StreamContext) -> int:
     return number
 
 
-def results_of(context: StreamContext, rows: Sequence[BatchRow]) -> Iterator[BatchResult]:
+def results_of(context: StreamContext, rows: Sequence[BatchRow]) -> Iterator[StoredResult]:
     """The results of these batches, as the ledger has them. A batch that has completed is checkpointed in its file."""
     ledger, name = context.ledger, context.name
     times = [row.batch_time_ms for row in rows]
@@ -147,7 +147,7 @@ def results_of(context: StreamContext, rows: Sequence[BatchRow]) -> Iterator[Bat
             uri = f"{context.stream.folder_url}/{path}"
             held = dataclasses.replace(held, checkpointed_at_ms=now_ms, checkpoint_uri=uri)
         written = recorded[time_ms]
-        yield BatchResult(
+        yield StoredResult(
             held,
             {output: each.counts for output, each in written.items()},
             {output: each.revision for output, each in written.items() if each.revision is not None},
@@ -156,7 +156,7 @@ def results_of(context: StreamContext, rows: Sequence[BatchRow]) -> Iterator[Bat
         )
 
 
-def _write(context: StreamContext, before: BatchRow, result: BatchResult) -> None:
+def _write(context: StreamContext, before: BatchRow, result: StoredResult) -> None:
     row, folder = result.row, context.storage
     path = result_path(row.batch_time_ms, row.change)
     retry_write(folder.write_atomically)(path, result.to_bytes())
@@ -171,7 +171,7 @@ def _write(context: StreamContext, before: BatchRow, result: BatchResult) -> Non
         folder.delete(result_path(row.batch_time_ms, before.result))
 
 
-def read_result(folder: LogStorage, path: str) -> BatchResult:
+def read_result(folder: LogStorage, path: str) -> StoredResult:
     """Read a result file.
 
     Raises:
@@ -181,14 +181,14 @@ def read_result(folder: LogStorage, path: str) -> BatchResult:
         data = folder.read(path)
     except StoredFileMissingError:
         raise ResultError(f"The result file {folder.url}/{path} does not exist.", remedy=_RESTORE) from None
-    return BatchResult.from_bytes(data, f"{folder.url}/{path}")
+    return StoredResult.from_bytes(data, f"{folder.url}/{path}")
 
 
 @dataclass(frozen=True)
 class FoundResults:
     """The newest readable result of each batch, by batch time, and what is wrong with newer files, by path."""
 
-    by_time: Mapping[int, BatchResult]
+    by_time: Mapping[int, StoredResult]
     damaged: Mapping[str, str]
 
 
@@ -204,7 +204,7 @@ def read_results(folder: LogStorage, paths: Iterable[str]) -> FoundResults:
             files.setdefault(named[0], []).append(named[1])
     damaged: dict[str, str] = {}
 
-    def newest(time_ms: int) -> BatchResult | None:
+    def newest(time_ms: int) -> StoredResult | None:
         for change in sorted(files[time_ms], reverse=True):
             path = result_path(time_ms, change)
             try:

@@ -17,7 +17,7 @@ from headrace.batch.checkpoint import (
 )
 from headrace.batch.cleanup import clean_up
 from headrace.batch.manifest import decode_document, encode_document
-from headrace.batch.results import BatchResult, read_results, result_path, write_results
+from headrace.batch.results import StoredResult, read_results, result_path, write_results
 from headrace.ledger import BatchState
 from headrace.ledger.batch_tables import Attempt
 from headrace.wal.errors import StorageError
@@ -41,7 +41,7 @@ def test_a_failed_batch_is_not_checkpointed_and_the_others_are(receiving: Receiv
     assert states == {T1: BatchState.FAILED, T2: BatchState.COMPLETED}
 
 
-def results(receiving: Receiving) -> dict[int, BatchResult]:
+def results(receiving: Receiving) -> dict[int, StoredResult]:
     folder = receiving.storage.below("shop")
     found = read_results(folder, folder.paths("results"))
     assert found.damaged == {}

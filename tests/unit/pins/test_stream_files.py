@@ -11,7 +11,6 @@ import pytest
 from tests.support.records import TOPIC_ID
 from tests.unit.pins.freezing import STORED, every_stored, stored
 
-from headrace.batch import history_files
 from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint import checkpoint_now
 from headrace.batch.manifest import Manifest
@@ -128,8 +127,7 @@ def text(data: bytes) -> list[str]:
     return [*json.dumps(json.loads(document), indent=1).splitlines(), checksum]
 
 
-def test_manifests_checkpoints_and_history(folder: LogStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_files, "FILED", 1)
+def test_manifests_results_and_checkpoints(folder: LogStorage, tmp_path: Path) -> None:
     clock = ManualClock(START_MS)
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=clock) as ledger:
         Life(ledger, folder, clock)
@@ -152,7 +150,7 @@ def test_a_ledger_is_rebuilt_of_stored_files(kept: Path, tmp_path: Path) -> None
         first, third = (ledger.attempts.recorded("shop", [time_ms])[time_ms] for time_ms in (FIRST, THIRD))
         assert {output: each.counts for output, each in first.items()} == {"screen": {"rows": 4}, "rest": {"rows": 4}}
         assert list(third) == ["screen"]
-        (replay,) = ledger.history.replays_of("shop", [FIRST])[FIRST]
+        (replay,) = ledger.results.replays_of("shop", [FIRST])[FIRST]
         assert (replay.target, replay.state, replay.recorded) == ("march", "completed", {"again": {"rows": 3}})
         gaps = [(gap.from_offset, gap.until_offset, gap.reason) for gap in ledger.gaps.page("shop")]
         assert gaps == [(20, 23, "batch abandoned: never mind"), (15, 20, "retention")]
