@@ -5,7 +5,7 @@ Spark reads this file and needs neither the ledger nor its credentials. The same
 allocators of one batch time write the same file. If their manifests differ, for example by the times they absorb, no
 file is overwritten: the second name also contains a hash of the contents, and the ledger says which one counts.
 
-On disk it is a document with a checksum, as checkpoints and history files are (`encode_document`): one line with a JSON
+On disk it is a document with a checksum, as checkpoints and result files are (`encode_document`): one line with a JSON
 object, one with ``crc32c:`` and eight hex digits, computed over the first line. The checksum detects a truncated,
 corrupted or overwritten file. The object holds ``version``, ``stream``, ``batch_time_ms``, ``interval_ms``,
 ``segments`` (paths below the log's root) and ``inputs``, by id: ``partitions`` as [topic, topic id, partition,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tests.unit.batch.conftest import T1, Receiving, take
 from tests.unit.batch.life import LEASE_MS, NAME, Life
 from tests.unit.batch.recovery.conftest import rebuild
 from tests.unit.batch.recovery.ledger_contents import contents
 
-from headrace.batch.checkpoint import checkpoint_paths, read_newest
+from headrace.batch.checkpoint import checkpoint_now, checkpoint_paths, read_newest
+from headrace.batch.cleanup import clean_up
 from headrace.batch.manifest import ManifestError, decode_document, encode_document
 from headrace.batch.recover import Step, recover
-from headrace.batch.results import ResultError, read_result
-from headrace.ledger import EventKind, Ledger
+from headrace.batch.results import ResultError, read_result, read_results
+from headrace.fsck.stream_check import check_stream
+from headrace.ledger import BatchState, EventKind, Ledger
 
 
 def test_lost_checkpoints_are_written_from_the_ledger(live: Callable[..., Life]) -> None:
@@ -103,3 +107,39 @@ def test_manifests_of_overtaken_allocations_are_deleted(live: Callable[..., Life
     recover(NAME, life.ledger, folder)
     # One whose time nobody has claimed may be in the making.
     assert folder.paths("manifests") == sorted([*manifests, unclaimed])
+
+
+@pytest.mark.parametrize("is_cleaned", [True, False])
+def test_a_damaged_result_is_refused_only_if_the_log_is_gone(
+    receiving: Receiving, tmp_path: Path, is_cleaned: bool
+) -> None:
+    receiving.store(3)
+    receiving.new_segment()
+    receiving.clock.advance(60_000)
+    take(receiving, T1)
+    receiving.complete(T1)
+    checkpoint_now(receiving.context, T1)
+    folder = receiving.storage.below("shop")
+    if is_cleaned:
+        assert clean_up(receiving.context).segments == 1
+    (path,) = folder.paths("results")
+    folder.write_atomically(path, folder.read(path)[:-4])
+    with Ledger.open(f"sqlite:///{tmp_path}/new.db", clock=receiving.clock) as ledger:
+        if is_cleaned:
+            with pytest.raises(ResultError, match=rf"{path} is damaged.*Restore the file from a copy"):
+                recover("shop", ledger, folder, definition=receiving.stream, force=True)
+            # As the error says.
+            folder.delete(path)
+            recover("shop", ledger, folder, definition=receiving.stream, force=True)
+            assert ledger.batches.origins("shop", [T1])[T1].source == "kafka"
+            return
+        report = recover("shop", ledger, folder, definition=receiving.stream, force=True)
+        assert [notice for notice in report.notices if path in notice and "counts as not run" in notice]
+        assert ledger.batches.get("shop", T1).state is BatchState.ALLOCATED
+        # Its next result takes the place of the damaged one.
+        receiving.ledger = ledger
+        receiving.complete(T1)
+        checkpoint_now(receiving.context, T1)
+        found = read_results(folder, folder.paths("results"))
+        assert (found.by_time[T1].row.state, found.damaged) == (BatchState.COMPLETED, {})
+        assert check_stream(ledger, "shop", kafka=False).findings == []
