@@ -166,10 +166,10 @@ class TestCheckpoint:
 
 
 class TestCleanup:
-    def test_a_completed_batch_without_checkpoint_fails_the_run(self, allocated, ledger, stream):
+    def test_a_completed_batch_without_its_result_fails_the_run(self, allocated, ledger, stream):
         at_ms, task = allocated()
         complete(ledger, at_ms)
-        with pytest.raises(BatchNotCheckpointedError, match="without a checkpoint"):
+        with pytest.raises(BatchNotCheckpointedError, match="has no result file"):
             CleanupOperator(task_id="cleanup", stream=stream).execute(task.context)
 
     def test_a_later_batchs_checkpoint_during_the_cleanup_counts(self, allocated, ledger, stream, monkeypatch):
