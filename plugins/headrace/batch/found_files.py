@@ -199,8 +199,9 @@ def _deleted(
 
 
 def is_over(row: BatchRow) -> bool:
-    """Whether the batch's log may be deleted, by its result."""
-    return row.state in (BatchState.COMPLETED, BatchState.ABANDONED)
+    """Whether the batch's log may have been deleted, by its result: it was abandoned, or completed once, whatever its
+    repetitions have done since."""
+    return row.steps is not None or row.state is BatchState.ABANDONED
 
 
 def _read_frames(

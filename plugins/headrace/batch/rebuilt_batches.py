@@ -119,7 +119,7 @@ class _Finder:
                 remedy="Restore it from a copy.",
             )
         taken = self._take(manifest, batch_time_ms, row.absorbed)
-        if row.steps is None and self._is_gone(manifest) and not is_over(row):
+        if not is_over(row) and self._is_gone(manifest):
             self._note_reads_kafka(batch_time_ms)
         if row.state is BatchState.RUNNING:
             # Its attempt was lost with the ledger.

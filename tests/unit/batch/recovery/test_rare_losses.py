@@ -130,3 +130,30 @@ def test_a_partition_whose_batches_left_the_history_keeps_its_position(
     ledger, _ = lost()
     (found,) = ledger.positions.all("shop")
     assert (found.partition, found.next_offset) == (PARTITION, 1_000)
+
+
+def test_a_batch_that_was_repeated_without_success_does_not_stop_a_rebuild(receiving: Receiving, lost: Any) -> None:
+    """Its log was deleted when it had completed, between segments that are still needed."""
+    receiving.ledger.streams.register(
+        "shop", receiving.stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200, max_concurrent_batches=2
+    )
+    for _ in range(3):
+        receiving.store(10)
+        for path in receiving.writer.close(receiving.accepted):
+            receiving.ledger.segments.closed(receiving.lease, path)
+        receiving.new_segment()
+        receiving.clock.advance(10_000)
+    for time_ms in (T1, T2):
+        allocate(receiving.context, time_ms)
+    receiving.complete(T2)
+    checkpoint_now(receiving.context, T2)
+    receiving.clock.advance(60_000)
+    assert clean_up(receiving.context).segments == 1
+    run: dict[str, Any] = {"holder": "a person", "way": "connect", "lease_ms": 1_000}
+    receiving.ledger.attempts.fail(receiving.ledger.attempts.begin("shop", T2, **run, force=True), "Kafka is away")
+    checkpoint_now(receiving.context, T2)
+    before = batches(receiving.ledger)
+    ledger, recovered = lost()
+    assert batches(ledger) == before
+    assert before[T2][0] is BatchState.FAILED
+    assert not [notice for notice in recovered.notices if "missing" in notice]
