@@ -1,13 +1,15 @@
 """How long a record takes from Kafka's acknowledgement until a search finds it, under a real Airflow.
 
-    python -m benchmarks.latency --rate 100 --minutes 10 [--single-task] [--busy 2] [--again] [--json]
+    python -m benchmarks.latency --rate 100 --minutes 10 [--single-task] [--busy 2] [--again 1000] [--json]
 
 Starts the embedded stack with README's first stream (a batch every ten seconds, SQLite ledger) and produces JSON
 records of about 60 bytes at a steady rate. Every 0.2 s it asks Elasticsearch how many documents a search finds:
 record k became searchable when that count first reached k, which holds because batches follow each other in time. The
 first two minutes (Spark's start, the first batches) do not count. ``--busy`` has as many processes use up a core each
-meanwhile. With ``--again`` one run of a replay DAG after the other writes all batches so far into another index. At the
-end every record has to be there, once.
+meanwhile. At the end every record has to be there, once.
+
+With ``--again`` the stream has as many batches of 2,000 records of the past. After the minutes without it, runs of a
+replay DAG write all of these into another index, as many minutes long: the latencies of both times are compared.
 
 The limit is half the interval and the run of a DAG with as many tasks that do nothing: what a batch would take that has
 nothing to do, if its run began at the end of its interval. (Runs begin up to a second before.) It is measured after the
@@ -23,30 +25,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 from benchmarks.measures import Measure, bench_folder, print_measures
-from benchmarks.warm_batch import until
+from benchmarks.receiver_throughput import fill
+from benchmarks.warm_batch import received, until
 from confluent_kafka import Producer
 from examples.demo.elasticsearch_side import ElasticsearchSide
 from examples.demo.errors import NotAnsweringError
 from examples.demo.producing import create_topic
 
+from headrace.batch.allocation import allocate
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.stack import Stack, StackOptions
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerMissingError, SchemaError
+from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 
 STREAM = "orders"
 LIMIT = "half the interval and an empty DAG run"
 INTERVAL_SECONDS = 10.0
 WARM_UP_SECONDS = 120.0
 POLL_SECONDS = 0.2
+PAST_RECORDS = 2_000
+"""Of each batch of the past."""
 
 TASKS = 5
 EMPTY_RUNS = 8
@@ -88,6 +96,7 @@ stream = Stream(
     batch_interval="10 s",
     storage=home,
     ledger=f"sqlite:///{home}/ledger.db",
+    batch_by="BATCH_BY",
 )
 
 receiver, batches = stream_dags(stream, single_task=SINGLE_TASK)
@@ -130,29 +139,48 @@ class Load:
 
 
 class Replaying:
-    """Replays all batches so far, by one run after the other; ``batches`` counts those that runs have written."""
+    """Replays the batches from ``first`` to ``last``, by one run after the other, after ``wait`` seconds; ``batches``
+    counts those that the runs have written."""
 
-    def __init__(self, api: AirflowApi) -> None:
+    def __init__(self, api: AirflowApi, first: datetime, last: datetime, wait: float) -> None:
         self.batches = 0
-        self._api = api
+        self._api, self._span = api, {"from": first.isoformat(), "until": last.isoformat()}
         self._dag = f"{STREAM}_replay_again"
-        self._first = datetime.now(UTC) - timedelta(hours=1)
         api.wait_for_dag(self._dag)
         api.unpause(self._dag)
         self._stop = Event()
-        self._thread = Thread(target=self._run, daemon=True)
+        self._thread = Thread(target=self._run, args=(wait,), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
+        """Wait for the run that runs."""
         self._stop.set()
         self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, wait: float) -> None:
+        self._stop.wait(wait)
         while not self._stop.is_set():
-            span = {"from": self._first.isoformat(), "until": datetime.now(UTC).isoformat()}
-            run_id = self._api.trigger(self._dag, conf=span)
-            if self._api.wait_for_run(self._dag, run_id, timeout=300)["state"] == "success":
-                self.batches += int(self._api.xcom(self._dag, run_id, "elasticsearch", "range")["batches"])
+            run_id = self._api.trigger(self._dag, conf=self._span)
+            run = self._api.wait_for_run(self._dag, run_id, timeout=1_800)
+            assert run["state"] == "success", run
+            self.batches += int(self._api.xcom(self._dag, run_id, "replay_batch.elasticsearch", "range")["batches"])
+
+
+def past_batches(bootstrap_servers: str, ledger: Ledger, number: int) -> tuple[datetime, datetime]:
+    """Make so many completed batches of records with timestamps of the past. Returns the bounds of their times."""
+    records = number * PAST_RECORDS
+    fill(bootstrap_servers, STREAM, records, spread_seconds=int((number + 60) * INTERVAL_SECONDS), partitions=2)
+    until("the records of the past", lambda: received(ledger, STREAM) >= records, 600)
+    context = StreamContext(Stream.from_json(ledger.streams.get(STREAM).definition), ledger)
+    times = [unclaimed.batch_time_ms for unclaimed in ledger.blocks.unclaimed(STREAM)]
+    for time_ms in times:
+        allocate(context, time_ms)
+        attempt = ledger.attempts.begin(STREAM, time_ms, holder="benchmark", way="connect", lease_ms=60_000)
+        ledger.attempts.record_output(attempt, "elasticsearch", {})
+        ledger.attempts.complete(attempt)
+    interval = context.stream.batch_interval
+    first, last = (datetime.fromtimestamp(time_ms / 1000, UTC) for time_ms in (min(times), max(times)))
+    return first - interval, last
 
 
 def count(index: ElasticsearchSide, known: int) -> int:
@@ -248,34 +276,44 @@ def open_ledger(folder: Path) -> Ledger:
 
 
 def begin(stack: Stack) -> tuple[KafkaServer, ElasticsearchServer, AirflowApi]:
-    """Start the stack and its stream."""
+    """Start the stack and the receiver of its stream."""
     stack.start()
     assert stack.kafka and stack.elasticsearch and stack.airflow
     create_topic(stack.kafka.bootstrap_servers, STREAM, 2)
     api = stack.airflow.api()
     for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
         api.wait_for_dag(dag_id)
-        api.unpause(dag_id)
+    api.unpause(f"{STREAM}_receiver")
     return stack.kafka, stack.elasticsearch, api
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    stack = Stack(stack_options(folder, DAG_FILE.replace("SINGLE_TASK", str(options.single_task))))
+    dag_file = DAG_FILE.replace("SINGLE_TASK", str(options.single_task))
+    dag_file = dag_file.replace("BATCH_BY", "timestamp" if options.again else "arrival")
+    stack = Stack(stack_options(folder, dag_file))
     empty = EMPTY_DAG_FILE.replace("COUNT", "1" if options.single_task else str(TASKS))
     (folder / "dags" / "empty.py").write_text(empty)
     busy: list[subprocess.Popen[bytes]] = []
     try:
         kafka, elasticsearch, api = begin(stack)
+        with open_ledger(folder) as ledger:
+            past = past_batches(kafka.bootstrap_servers, ledger, options.again) if options.again else None
+        api.unpause(f"{STREAM}_batches")
         index = ElasticsearchSide(elasticsearch.url)
         load = Load(kafka.bootstrap_servers, options.rate)
         until("the first documents", lambda: count(index, 0), 300)
         busy += [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
-        replaying = Replaying(api) if options.again else None
+        seconds = options.minutes * 60
+        replaying = None if past is None else Replaying(api, *past, WARM_UP_SECONDS + seconds)
         counted_from = time.monotonic() + WARM_UP_SECONDS
-        found = searchable_times(index, load, counted_from + options.minutes * 60)
+        replayed_from = counted_from + seconds
+        found = searchable_times(index, load, replayed_from + (seconds if replaying else 0))
+        written = 0 if replaying is None else index.count("orders-again")
         if replaying is not None:
             replaying.stop()
         latencies = [(sent, seen - sent) for sent, seen in zip(load.sent, found, strict=True) if sent >= counted_from]
+        alone = [latency for sent, latency in latencies if sent < replayed_from]
+        beside = [latency for sent, latency in latencies if sent >= replayed_from]
         minutes: dict[int, list[float]] = {}
         for sent, latency in latencies:
             minutes.setdefault(int((sent - counted_from) // 60), []).append(latency)
@@ -288,8 +326,10 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             "rate": options.rate,
             "busy": options.busy,
             "replayed_batches": 0 if replaying is None else replaying.batches,
+            "replayed_records_meanwhile": written,
             "records": len(latencies),
-            "seconds": quantiles([latency for _, latency in latencies]),
+            "seconds": quantiles(alone),
+            "seconds_while_replaying": quantiles(beside) if replaying else {},
             "medians_by_minute": [round(statistics.median(minutes[at]), 1) for at in sorted(minutes)],
             "task_seconds_waiting_and_running": task_seconds(api, f"{STREAM}_batches"),
             "dag_run_seconds": round(run_seconds(api, f"{STREAM}_batches"), 2),
@@ -310,18 +350,23 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--single-task", action="store_true")
     parser.add_argument("--busy", type=int, default=0, help="processes that use up a core each")
-    parser.add_argument("--again", action="store_true", help="replay all batches so far meanwhile, again and again")
+    parser.add_argument("--again", type=int, default=0, help="batches of the past that are replayed after a while")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with bench_folder() as folder:
         result = measure(folder, options)
     for name, value in result.items():
         print(f"{name}: {value}", file=sys.stderr)
+    alone = result["seconds"]
     work = f"produced until searchable, {'one task' if options.single_task else f'{TASKS} tasks'}"
     print_measures(
         [
             Measure(f"{work}, {quantile}", "s", (result["seconds"][quantile],), LIMIT, (result["limit"],))
             for quantile in ("p50", "p95", "p99")
+        ]
+        + [
+            Measure(f"{work}, {quantile}, while a range is replayed", "s", (seconds,), "without it", (alone[quantile],))
+            for quantile, seconds in result["seconds_while_replaying"].items()
         ],
         as_json=options.json,
     )

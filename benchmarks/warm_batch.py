@@ -138,9 +138,9 @@ def one_batch(stream: Stream, ledger: Ledger, env: dict[str, str], records: int)
     return steps
 
 
-def received(ledger: Ledger) -> int:
+def received(ledger: Ledger, stream: str = "bench") -> int:
     """The number of records that are in the log, of a topic without gaps."""
-    return sum(position.next_offset for position in ledger.positions.all("bench"))
+    return sum(position.next_offset for position in ledger.positions.all(stream))
 
 
 def receive(stream: Stream, ledger: Ledger, bootstrap: str, records: int) -> None:
