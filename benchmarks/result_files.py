@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 
 from headrace.batch.manifest import decode_document, encode_document
 from headrace.batch.results import StoredResult, read_results, result_path
@@ -91,6 +92,10 @@ def delete(folder: LogStorage, below: str) -> None:
         folder.delete(path)
 
 
+def read_each(folder: LogStorage) -> int:
+    return len(read_results(folder, folder.paths("results")).by_time)
+
+
 def read_many(folder: LogStorage) -> int:
     def documents() -> Iterator[int]:
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -104,16 +109,16 @@ def measure(folder: LogStorage, batches: int) -> dict[str, dict[str, float]]:
     """Seconds to write, read and delete, files and bytes, by kind of file."""
     found: dict[str, dict[str, float]] = {}
     for name, below, write, read in (
-        ("a file a batch", "results", write_each, lambda: len(read_results(folder, folder.paths("results")).by_time)),
-        (f"a file for {A_FILE} batches", "history", write_many, lambda: read_many(folder)),
+        ("a file a batch", "results", write_each, partial(read_each, folder)),
+        (f"a file for {A_FILE} batches", "history", write_many, partial(read_many, folder)),
     ):
-        row = {"write_seconds": seconds(lambda write=write: write(folder, batches))}  # type: ignore[misc]
+        row = {"write_seconds": seconds(partial(write, folder, batches))}
         paths = folder.paths(below)
         row |= {"files": len(paths), "bytes": sum(map(folder.size, paths))}
         began = time.monotonic()
         assert read() == batches
         row["read_seconds"] = time.monotonic() - began
-        row["delete_seconds"] = seconds(lambda below=below: delete(folder, below))  # type: ignore[misc]
+        row["delete_seconds"] = seconds(partial(delete, folder, below))
         found[name] = row
     return found
 
