@@ -184,16 +184,18 @@ def _deleted(
         for segment in (segment for manifest in of_time for segment in manifest.segments):
             unfinished[segment] = unfinished.get(segment, False) or batch_time_ms not in over
 
+    listed, written_at_ms = (None, 0) if saved is None else (saved.segments, saved.checkpoint.written_at_ms)
+
     def deleted(segment: str) -> bool:
         if unfinished.get(segment, False):
             return False
-        if saved is None or saved.segments is None or segment in saved.segments:
-            last_ms = None if saved is None or saved.segments is None else saved.segments[segment]
+        if listed is None or segment in listed:
+            last_ms = None if listed is None else listed[segment]
             # It was being written: all of its blocks that a manifest lists are in batches that are over.
             return segment in unfinished if last_ms is None else last_ms in over
         # A newer segment may have held blocks that no manifest lists yet.
         name = SegmentName.parse(segment)
-        return segment in unfinished or (name is not None and name.opened_ms <= saved.checkpoint.written_at_ms)
+        return segment in unfinished or (name is not None and name.opened_ms <= written_at_ms)
 
     return deleted
 

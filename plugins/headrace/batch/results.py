@@ -14,7 +14,6 @@ older file, which does no harm.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +30,6 @@ from headrace.ledger.states import BatchState
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import StorageError, StoredFileMissingError
 from headrace.wal.storage import LogStorage
-
-logger = logging.getLogger(__name__)
 
 VERSION = 1
 FOLDER = "results"

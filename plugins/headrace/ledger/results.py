@@ -1,7 +1,7 @@
 """What result files and checkpoints hold (``headrace.batch.results``, ``headrace.batch.checkpoint``).
 
 Each change of a batch increments `BatchRow.change`. A result file is named by the change that it holds, so of two files
-of one batch the higher one counts, whoever wrote them in which order.
+of one batch the higher one counts, in whatever order they were written.
 """
 
 from __future__ import annotations
