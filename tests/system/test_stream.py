@@ -26,8 +26,7 @@ def test_everything_arrives_once_and_unchanged(orders: Orders) -> None:
 
 def test_a_batch_run_again_by_the_command_changes_nothing(orders: Orders, stack: Stack) -> None:
     batch = orders.settle().with_records[-1]
-    taken = orders.ledger.runs.newest(STREAM)
-    (run_id,) = [run_id for run_id, batch_time_ms in taken.items() if batch_time_ms == batch.batch_time_ms]
+    (run_id,) = orders.ledger.runs.of_batch(STREAM, batch.batch_time_ms)
     orders.api.wait_for_run(f"{STREAM}_batches", run_id)
     command = ["batches", "run", STREAM, time_text(batch.batch_time_ms)]
     preview = CliRunner().invoke(app, [*command, "--preview"], env=environment(stack.state))

@@ -514,17 +514,6 @@ class RunBatchTimes(Repository):
         with self._database.read() as connection:
             return list(connection.execute(query.order_by(batch_runs.c.at_ms.desc())).scalars())
 
-    def newest(self, stream: str, limit: int = 1_000) -> dict[str, int]:
-        """Return the ``limit`` latest batch times assigned to runs, by run id."""
-        query = (
-            select(batch_runs.c.run_id, batch_runs.c.batch_time_ms)
-            .where(batch_runs.c.stream == stream)
-            .order_by(batch_runs.c.batch_time_ms.desc())
-            .limit(limit)
-        )
-        with self._database.read() as connection:
-            return {row.run_id: row.batch_time_ms for row in connection.execute(query)}
-
 
 def _known(connection: Connection, stream: str, run_id: str) -> int | None:
     query = select(batch_runs.c.batch_time_ms).where(batch_runs.c.stream == stream, batch_runs.c.run_id == run_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +11,8 @@ import pytest
 from headrace.batch.allocation import Allocation, allocate
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
+from headrace.kafka.offsets import Kept
+from headrace.kafka.topics import SeenTopic
 from headrace.ledger import Ledger
 from headrace.ledger.receiving_tables import AddedBlock
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
@@ -117,6 +119,49 @@ class Receiving:
 
     def segments(self) -> list[str]:
         return self.storage.paths("shop/log")
+
+
+class FakeOffsets:
+    """A topic "clicks" in memory: ``times[p][o]`` is the timestamp at offset o of partition p, None where compaction
+    left a hole; offsets below ``low[p]`` are gone."""
+
+    def __init__(self, times: Mapping[int, list[int | None]], topic_id: str = "id-1") -> None:
+        self.times = {partition: list(timestamps) for partition, timestamps in times.items()}
+        self.low = dict.fromkeys(self.times, 0)
+        self.topic_id = topic_id
+        self.missing: list[str] = []
+
+    def close(self) -> None:
+        self.closed = True
+
+    def topics(self) -> tuple[list[SeenTopic], list[str]]:
+        seen = [] if self.missing else [SeenTopic("clicks", self.topic_id, len(self.times))]
+        return seen, self.missing
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
+        return dict.fromkeys(topics, self.topic_id)
+
+    def first_at(self, untils: Mapping[TopicPartition, int], timestamp_ms: int) -> Mapping[TopicPartition, int]:
+        return {
+            partition: next((at for at, time in self._records(partition, until) if time >= timestamp_ms), until)
+            for partition, until in untils.items()
+        }
+
+    def kept(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Kept | None]:
+        kept_offsets = {}
+        for partition in partitions:
+            low, end = self.low[partition.partition], len(self.times[partition.partition])
+            kept_offsets[partition] = Kept(low, end, self.timestamp_of_first(partition, low, end))
+        return kept_offsets
+
+    def timestamp_of_first(self, partition: TopicPartition, begin: int, until: int) -> int | None:
+        return next((time for at, time in self._records(partition, until) if at >= begin), None)
+
+    def _records(self, partition: TopicPartition, until: int) -> Iterator[tuple[int, int]]:
+        times = self.times[partition.partition]
+        for at in range(self.low[partition.partition], until):
+            if (time := times[at]) is not None:
+                yield at, time
 
 
 def take(receiving: Receiving, batch_time_ms: int) -> Allocation:

@@ -31,10 +31,9 @@ from headrace.ledger.receiving_tables import positions, segments
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream.model import StreamDefinitionError
 
-from .conftest import PARTITION, START_MS, Receiving, take
+from .conftest import PARTITION, START_MS, FakeOffsets, Receiving, take
 from .life import LEASE_MS, NAME, Life
 from .recovery.ledger_contents import contents
-from .test_build_from_kafka import FakeOffsets
 
 INTERVAL_MS = 10_000
 HISTORY = timedelta(seconds=60)

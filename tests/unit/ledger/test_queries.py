@@ -74,7 +74,6 @@ def walk(world: Any) -> None:
     ledger.runs.assign("flights", "manual")
     ledger.runs.take("flights", "asset", bounds=BatchBounds(1, 1))
     ledger.runs.find("flights", "asset")
-    ledger.runs.newest("flights")
     ledger.receivers.unsealed("flights", T1)
     ledger.jobs.renew(world.job)
     ledger.jobs.current("flights")

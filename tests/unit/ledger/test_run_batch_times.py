@@ -35,15 +35,14 @@ def test_runs_take_the_unclaimed_times_oldest_first(filled: Any) -> None:
 
 def test_a_run_keeps_its_time(filled: Any) -> None:
     runs = filled.ledger.runs
-    assert runs.newest("flights") == {}
+    assert runs.find("flights", "a") is None
     assert runs.assign("flights", "a") == T1
     filled.allocate(T1)
     filled.complete(T1)
     filled.clock.advance(60_000)
     assert runs.assign("flights", "a") == T1
-    runs.assign("flights", "b")
-    assert runs.newest("flights") == {"a": T1, "b": T2}
-    assert runs.newest("flights", limit=1) == {"b": T2}
+    assert runs.assign("flights", "b") == T2
+    assert (runs.find("flights", "a"), runs.find("flights", "b")) == (T1, T2)
 
 
 def test_a_claimed_time_is_not_given_out(filled: Any) -> None:

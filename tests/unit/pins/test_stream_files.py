@@ -155,7 +155,7 @@ def test_a_ledger_is_rebuilt_of_stored_files(kept: Path, tmp_path: Path) -> None
         gaps = [(gap.from_offset, gap.until_offset, gap.reason) for gap in ledger.gaps.page("shop")]
         assert gaps == [(20, 23, "batch abandoned: never mind"), (15, 20, "retention")]
         assert [(row.partition, row.next_offset) for row in ledger.positions.all("shop")] == [(PARTITION, 25)]
-        assert ledger.runs.newest("shop") == {"manual": THIRD}
+        assert ledger.runs.find("shop", "manual") == THIRD
         manifest = Manifest.load(f"{folder.url}/manifests/{FIRST}.json", sha256=batches[-1].manifest_sha256)
     read = [read_block(folder.below("log"), handle)[1] for handle, _, _ in manifest.blocks("clicks")]
     assert [batch.column("value").to_pylist() for batch in read] == [[b"{}", None, "é".encode()], [b"\x00\xff"]]

@@ -111,7 +111,7 @@ def test_names_are_values_to_the_ledger(tmp_path: Path, name: str) -> None:
         with pytest.raises(HeadraceError):
             ledger.streams.get(name)
         assert ledger.batches.page(name) == []
-        assert ledger.runs.newest(name) == {}
+        assert ledger.runs.find(name, name) is None
         assert [row.name for row in ledger.streams.all()] == ["shop"]
 
 
