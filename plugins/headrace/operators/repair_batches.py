@@ -13,7 +13,7 @@ from headrace.operators.batch_steps import BatchStepOperator, batch_alias, emit_
 from headrace.operators.wal_spark_submit import AttemptFencedInSparkError, BatchTaskError, SparkAttemptOperator
 from headrace.runs.batch_run import check_names, run_identity
 from headrace.runs.retries import due_batches, is_held_back
-from headrace.stream.parameters import ATTRIBUTE
+from headrace.stream.stream import PARAMETERS
 from headrace.timetables.micro_batch import from_ms
 
 if TYPE_CHECKING:
@@ -176,12 +176,12 @@ class RepairBatchesOperator(SparkAttemptOperator):
 
         deadline = time.monotonic() + self.stream.retry_for_ms / 1000
         # Its own run's parameters, as far as the stream still declares them.
-        given = due.attempts[-1].attributes.get(ATTRIBUTE) if due.attempts else None
+        given = due.attempts[-1].attributes.get(PARAMETERS) if due.attempts else None
         known = {name: value for name, value in (given or {}).items() if name in self.stream.parameters}
         attributes = {
             **run_identity(context).attributes,
             REPAIR: True,
-            **({ATTRIBUTE: known} if known else {}),
+            **({PARAMETERS: known} if known else {}),
         }
         while True:
             try:

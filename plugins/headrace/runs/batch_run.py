@@ -21,8 +21,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.runs.readiness import find_beginning
-from headrace.stream.parameters import ATTRIBUTE, ParameterError, merged
 from headrace.stream.state import STATE_STEP
+from headrace.stream.stream import PARAMETERS, ParameterError, merged_parameters
 from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class RunRequest:
     @property
     def attributes(self) -> dict[str, Any]:
         """The attributes by which an attempt records the run that began it and that run's parameters."""
-        return {**self.run.attributes, **({} if self.parameters is None else {ATTRIBUTE: dict(self.parameters)})}
+        return {**self.run.attributes, **({} if self.parameters is None else {PARAMETERS: dict(self.parameters)})}
 
 
 def run_request(context: Context, stream: Stream, *, options: Collection[str] = _OPTIONS) -> RunRequest:
@@ -232,7 +232,7 @@ def _outputs(value: Any, stream: Stream) -> tuple[str, ...] | None:
 def _parameters(value: Any, stream: Stream) -> Mapping[str, Any] | None:
     if value is None or value == {}:
         return None
-    merged(stream, value)
+    merged_parameters(stream, value)
     return dict(value)
 
 

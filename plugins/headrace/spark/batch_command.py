@@ -58,7 +58,8 @@ from headrace.spark.termination import (
     raise_on_sigterm,
     under_spark_submit,
 )
-from headrace.stream import STATE_STEP, Stream, parameters
+from headrace.stream import STATE_STEP, Stream
+from headrace.stream.stream import PARAMETERS, merged_parameters, parse_parameters
 from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _run(
     if row is not None and (batches := TimeRange.of(row.attributes)) is not None:
         return _run_range(options, ledger, closing, batches, row)
     # The parameters are not on the command line, which every user of the machine can read.
-    claim, given = _begin(options, ledger) if row is None else (row.claim(), row.attributes.get(parameters.ATTRIBUTE))
+    claim, given = _begin(options, ledger) if row is None else (row.claim(), row.attributes.get(PARAMETERS))
     context = StreamContext(definition_of(claim, ledger), ledger)
     replay = f" of replay {claim.target}" if claim.target else ""
     report(f"attempt {claim.number}{replay}, {options.way}: {', '.join(claim.outputs)}")
@@ -146,7 +147,7 @@ def _run(
         context,
         claim,
         open_session,
-        parameters=parameters.merged(context.stream, given),
+        parameters=merged_parameters(context.stream, given),
         partitions=_batch_slots(options, ledger),
         out=cast(IO[str], ReadByTask(sys.stdout)),
         report=report,
@@ -181,7 +182,7 @@ def _run_range(
     settings = RangeSettings(
         threads=wide * (_SHARING_A_SLOT if shares else _THREADS_A_SLOT),
         partitions=slots,
-        parameters=parameters.merged(context.stream, first.attributes.get(parameters.ATTRIBUTE)),
+        parameters=merged_parameters(context.stream, first.attributes.get(PARAMETERS)),
         out=cast(IO[str], ReadByTask(sys.stdout)),
         report=_reporter(options.stream, f"replay {first.target}" if first.target else "again"),
         lease_ms=options.lease_ms,
@@ -221,9 +222,9 @@ def definition_of(attempt: Attempt, ledger: Ledger) -> Stream:
 def _begin(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
     """Begin an attempt with the stream's newest definition. Returns it and the given parameters."""
     newest = ledger.streams.get(options.stream)
-    given = None if options.parameters is None else parameters.parse(options.parameters)
+    given = None if options.parameters is None else parse_parameters(options.parameters)
     # Checked before the attempt begins: an attempt that cannot be run must not take the batch from another one.
-    parameters.merged(Stream.from_json(newest.definition), given)
+    merged_parameters(Stream.from_json(newest.definition), given)
     attempt = ledger.attempts.begin(
         options.stream,
         options.batch_time,
@@ -232,7 +233,7 @@ def _begin(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
         lease_ms=options.lease_ms,
         outputs=options.outputs,
         force=options.force,
-        attributes=None if given is None else {parameters.ATTRIBUTE: given},
+        attributes=None if given is None else {PARAMETERS: given},
         revision=newest.revision,
     )
     return attempt, given

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
-from headrace.stream.parameters import ParameterError, merged, parse
+from headrace.stream.stream import ParameterError, merged_parameters, parse_parameters
 
 
 def stream(tmp_path: Path) -> Stream:
@@ -22,23 +22,23 @@ def stream(tmp_path: Path) -> Stream:
 
 
 def test_what_a_run_gives_takes_the_place_of_the_streams(tmp_path: Path) -> None:
-    assert merged(stream(tmp_path), {"threshold": 5}) == {"threshold": 5, "country": "NZ"}
-    assert merged(stream(tmp_path), None) == {"threshold": 3, "country": "NZ"}
+    assert merged_parameters(stream(tmp_path), {"threshold": 5}) == {"threshold": 5, "country": "NZ"}
+    assert merged_parameters(stream(tmp_path), None) == {"threshold": 3, "country": "NZ"}
 
 
 def test_a_name_that_the_stream_does_not_declare_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"no parameter limit, but country, threshold\."):
-        merged(stream(tmp_path), {"limit": 1})
+        merged_parameters(stream(tmp_path), {"limit": 1})
 
 
 @pytest.mark.parametrize("given", [["threshold"], "threshold", 3])
 def test_parameters_are_a_mapping(tmp_path: Path, given: Any) -> None:
     with pytest.raises(ParameterError, match="must be an object"):
-        merged(stream(tmp_path), given)
+        merged_parameters(stream(tmp_path), given)
 
 
 def test_parameters_are_read_from_a_json_object() -> None:
-    assert parse('{"threshold": 5}') == {"threshold": 5}
+    assert parse_parameters('{"threshold": 5}') == {"threshold": 5}
     for text in ("[1]", "{"):
         with pytest.raises(ParameterError):
-            parse(text)
+            parse_parameters(text)
