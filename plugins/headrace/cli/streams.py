@@ -326,9 +326,9 @@ def check(
     """
     from headrace.fsck.task_places import check_place, task_place
     from headrace.kafka.client import check_client_settings
-    from headrace.listeners.loading import check_listeners
+    from headrace.listeners.listener import check_listeners
     from headrace.receiver.receiver import check_receiver_classes
-    from headrace.spark.mixed_versions import check_spark_packages
+    from headrace.spark.sessions import check_spark_packages
     from headrace.spark.transforms import add_py_files, check_transform
     from headrace.stream import Stream
 

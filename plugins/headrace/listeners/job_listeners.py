@@ -14,7 +14,7 @@ from headrace.errors import HeadraceError
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.tables import JobLease
 from headrace.listeners.bus import LAST_SAVE_SECONDS, STATUS, ListenerBus
-from headrace.listeners.loading import GROUP, load_listeners
+from headrace.listeners.listener import GROUP, load_listeners
 from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)

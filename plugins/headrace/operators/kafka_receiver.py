@@ -191,7 +191,7 @@ class KafkaReceiverOperator(BaseOperator):
     # --- starting
 
     def _start(self, ledger: Ledger, context: Context, requested: JobRow | None = None) -> JobRow:
-        from headrace.spark.mixed_versions import check_spark_packages
+        from headrace.spark.sessions import check_spark_packages
 
         check_spark_packages()
         row = ledger.streams.get(self.stream.name)

@@ -255,7 +255,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
         Raises MixedSparkError, and what ``Attempts.begin`` raises.
         """
-        from headrace.spark.mixed_versions import check_spark_packages
+        from headrace.spark.sessions import check_spark_packages
 
         check_spark_packages()
         way = self.choose_way(ledger)

@@ -24,6 +24,7 @@ import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
@@ -477,3 +478,36 @@ def local_session(name: str = "headrace", conf: Mapping[str, str] | None = None)
         yield session
     finally:
         session.stop()
+
+
+_SPARK_PACKAGES = ("pyspark", "pyspark-client")
+
+
+class MixedSparkError(HeadraceError):
+    """pyspark and pyspark-client, which Airflow's Spark provider requires, are installed in different versions.
+
+    Both install into the folder ``pyspark/``: the one that is installed last overwrites files of the other. What then
+    fails, and where, is chance. So whatever starts Spark, or checks a stream, checks this first.
+    """
+
+
+def check_spark_packages() -> None:
+    """Raise MixedSparkError if both packages are installed, in different versions. Does not import pyspark."""
+    spark, client = map(_version, _SPARK_PACKAGES)
+    if spark is None or client is None or spark == client:
+        return
+    # Not every version of pyspark has a pyspark-client; each version of this one has a pyspark.
+    raise MixedSparkError(
+        f"pyspark {spark} and pyspark-client {client} are mixed: both install into the folder pyspark/, and overwrite "
+        "each other's files.",
+        remedy="In this environment, run `pip install --force-reinstall --no-deps "
+        f"pyspark=={client} pyspark-client=={client}`.",
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        # With SPARK_HOME, pyspark is only a folder on the path.
+        return None

@@ -1,16 +1,35 @@
-"""Traces one record: where it was, which batch took it, each attempt at the batch, and its outcome in each output."""
+"""Traces one record: where it was, which batch took it, each attempt at the batch, and its outcome in each output.
+
+In an Elasticsearch output the outcome is its document, its dead letter, or neither. The id of the document is known if
+it is made of the record's coordinates or of its key. If it is made of columns, or of columns beside the coordinates,
+only the transform knows it; then the dead letters alone are asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
 
+from headrace.clock import time_text
+from headrace.elasticsearch.administration import Administration
+from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
-from headrace.ledger.batch_tables import AttemptRow, BatchRow
+from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
+from headrace.ledger.states import AttemptState
+from headrace.stream import STATE_STEP, ElasticsearchOutput, Output, Stream
+from headrace.stream.outputs import ColumnIds, KeyIds
 from headrace.stream_context import StreamContext
 from headrace.views.trace_location import Coordinates, Location, coordinates_of, find_position, locate
-from headrace.views.trace_outputs import record_of_document, trace_outputs
 from headrace.views.trace_records import RecordReader
 from headrace.views.traced import (
+    Outcome,
     OutputTrace,
     Record,
     RecordPosition,
@@ -18,6 +37,9 @@ from headrace.views.traced import (
     RecordTrace,
     TracedAttempt,
     TracedBatch,
+    TracedDocument,
+    TracedLetter,
+    UnknownRecordError,
 )
 
 
@@ -144,3 +166,423 @@ def _batch(context: StreamContext, batch: BatchRow) -> TracedBatch:
         manifest_uri=batch.manifest_uri,
         source=None if origin is None else origin.source,
     )
+
+
+# What the newest result of an output has.
+_RECORDED = ("attempt", "code_version", "recorded_at_ms", "error", "counts")
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of the batch or of its replay ``target``. ``row`` is its newest result, ``stream`` the definition with
+    which it ran, or will run."""
+
+    name: str
+    target: str
+    stream: Stream
+    row: BatchOutputRow | None
+    revision: int | None
+
+
+def trace_outputs(
+    context: StreamContext,
+    position: RecordPosition,
+    batch: BatchRow,
+    attempts: Sequence[AttemptRow],
+    record: Record | None,
+    *,
+    document_id: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[OutputTrace, ...]:
+    """Trace the record in all outputs of its batch: the batch's own first, then those of its replays."""
+    return tuple(
+        _trace(step, batch, position, record, document_id=document_id, environ=environ)
+        for step in _steps(context, batch, attempts)
+    )
+
+
+def _steps(context: StreamContext, batch: BatchRow, attempts: Sequence[AttemptRow]) -> Iterator[_Step]:
+    by_number = {attempt.number: attempt for attempt in attempts}
+    for target in ("", *dict.fromkeys(attempt.target for attempt in attempts if attempt.target)):
+        rows = context.ledger.attempts.outputs(context.name, batch.batch_time_ms, target=target)
+        of_name = {row.output_id: row for row in rows}
+        begun = [attempt for attempt in attempts if attempt.target == target]
+        expected = [name for attempt in begun for name in attempt.outputs]
+        if not target:
+            expected = [*context.stream.steps, *expected]
+        for name in dict.fromkeys([*expected, *of_name]):
+            row = of_name.get(name)
+            attempt = by_number.get(row.attempt) if row is not None else next(iter(reversed(begun)), None)
+            stream = _definition(context, attempt)
+            revision = None if attempt is None else attempt.revision
+            yield _Step(name, target, stream, row, revision)
+
+
+def _definition(context: StreamContext, attempt: AttemptRow | None) -> Stream:
+    """The definition with which the attempt ran; the stream's present one if that is not known."""
+    if attempt is None:
+        return context.stream
+    with contextlib.suppress(HeadraceError):
+        if attempt.definition is not None:
+            return Stream.from_json(attempt.definition)
+        if attempt.revision is not None:
+            return Stream.from_json(context.ledger.streams.at_revision(context.name, attempt.revision).definition)
+    return context.stream
+
+
+def _trace(
+    step: _Step,
+    batch: BatchRow,
+    position: RecordPosition,
+    record: Record | None,
+    *,
+    document_id: str | None,
+    environ: Mapping[str, str] | None,
+) -> OutputTrace:
+    output = {output.step: output for output in step.stream.outputs}.get(step.name)
+    kind = step.name if step.name == STATE_STEP else "unknown" if output is None else output.kind
+    row = step.row
+    known = OutputTrace(
+        output_id=step.name if output is None else output.id,
+        kind=kind,
+        target=step.target,
+        outcome=Outcome.UNKNOWN,
+        text="",
+        revision=step.revision,
+        **{name: None if row is None else getattr(row, name) for name in _RECORDED},
+        document=None,
+        letters=(),
+    )
+    if (reason := batch.abandoned_steps.get(step.name)) and not step.target and not _is_written(row):
+        return _outcome(known, Outcome.NOT_WRITTEN, f"The output was given up for this batch: {reason}")
+    if output is None and step.name != STATE_STEP:
+        return _outcome(known, Outcome.UNKNOWN, "The stream's definition does not have this output any more.")
+    if row is not None and _is_written(row) and "skipped" in row.counts:
+        text = f"The output had nothing to write at this batch time: {row.counts['skipped']}."
+        return _outcome(known, Outcome.WRITTEN, text)
+    indexing = None if output is None else step.stream.elasticsearch_output(output.id)
+    if indexing is not None:
+        question = DocumentQuestion(
+            stream=step.stream,
+            output=indexing,
+            position=position,
+            record=record,
+            index=_index(row, indexing),
+            written=_is_written(row),
+            waits=_waits(batch, row),
+            document_id=document_id,
+            environ=environ,
+        )
+        return elasticsearch_outcome(known, question)
+    if not _is_written(row):
+        return _outcome(known, Outcome.NOT_WRITTEN, _waits(batch, row))
+    return _outcome(known, Outcome.WRITTEN, _written(output, batch))
+
+
+def _outcome(known: OutputTrace, outcome: Outcome, text: str, **looked_up: Any) -> OutputTrace:
+    return known.model_copy(update={"outcome": outcome, "text": text, **looked_up})
+
+
+def _is_written(row: BatchOutputRow | None) -> bool:
+    return row is not None and row.state is AttemptState.COMPLETED
+
+
+def _index(row: BatchOutputRow | None, output: ElasticsearchOutput) -> str:
+    recorded = None if row is None else row.counts.get("index")
+    return output.index if recorded is None else str(recorded)
+
+
+def _waits(batch: BatchRow, row: BatchOutputRow | None) -> str:
+    """Why the output has not written the batch."""
+    if row is not None and row.error:
+        return f"The output has not written the batch; attempt {row.attempt} failed: {row.error}"
+    if row is not None and row.state is AttemptState.FENCED:
+        return f"The output has not written the batch: attempt {row.attempt} was replaced by a later one."
+    return f"The output has not written the batch, which is {batch.state.value}."
+
+
+def _written(output: Output | None, batch: BatchRow) -> str:
+    if output is None:
+        return "The state was updated with the batch's records."
+    time_ms = batch.batch_time_ms
+    place = output.whereabouts(time_ms)
+    return (
+        f"The batch is written. {place} Whether a row of this record is among them is not recorded: headrace batches "
+        f"preview {batch.stream} {time_text(time_ms)} --output {output.id} shows the rows."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentQuestion:
+    """A record whose outcome in an output is asked for.
+
+    ``stream`` and ``output`` are the definition that wrote the batch. ``index`` is the concrete index if the ledger has
+    it. ``waits`` says why the output has not written the batch, if it has not. ``document_id`` is an id that a person
+    gave. ``environ`` is where the output's connection is looked up.
+    """
+
+    stream: Stream
+    output: ElasticsearchOutput
+    position: RecordPosition
+    record: Record | None
+    index: str
+    written: bool
+    waits: str
+    document_id: str | None = None
+    environ: Mapping[str, str] | None = None
+
+    @property
+    def transform(self) -> str | None:
+        """The reference of the output's transform, if it has one."""
+        return self.stream.transform_of(self.output)
+
+
+def elasticsearch_outcome(known: OutputTrace, asked: DocumentQuestion) -> OutputTrace:
+    """Complete what is known of an output by what Elasticsearch has. Without an answer the outcome is unknown."""
+    id_, no_id = _document_id(asked)
+    try:
+        with DocumentLookup.open(asked.output, asked.stream.name, asked.environ) as lookup:
+            letters = lookup.letters(asked.position, asked.index)
+            document = None if id_ is None else _compared(lookup.document(asked.index, id_), asked)
+    except HeadraceError as error:
+        return _outcome(known, Outcome.UNKNOWN, f"The search server could not be asked: {error}")
+    outcome, text = judge(asked, document, letters, no_id)
+    return _outcome(known, outcome, text, document=document, letters=letters)
+
+
+def _document_id(asked: DocumentQuestion) -> tuple[str | None, str]:
+    """The id of the record's document; or None, and why it is not known."""
+    ids, position = asked.output.document_ids, asked.position
+    if isinstance(ids, ColumnIds):
+        return None, f"the id of its document is made of {', '.join(ids.columns)}, which the transform gives"
+    if isinstance(ids, KeyIds):
+        return _key_id(asked.record)
+    partition = position.partition
+    id_ = f"{partition.topic}+{partition.partition}+{position.offset}"
+    id_ += f"+{partition.incarnation}" if partition.incarnation > 1 else ""
+    if not ids.rows:
+        return id_, ""
+    if asked.document_id is not None and asked.document_id.startswith(f"{id_}~"):
+        return asked.document_id, ""
+    return None, f"the ids of its documents are {id_}~ and the values of {', '.join(ids.rows)}: give a whole id"
+
+
+def _key_id(record: Record | None) -> tuple[str | None, str]:
+    if record is None:
+        return None, "the id of its document is its key, and the record could not be read"
+    try:
+        return (record.key or b"").decode() or None, "the record has no key, of which ids are made"
+    except UnicodeDecodeError:
+        return None, "its key is not UTF-8, so it cannot be the id of a document"
+
+
+def _compared(document: TracedDocument, asked: DocumentQuestion) -> TracedDocument:
+    """The document, compared with the record's value if that is what the output writes."""
+    if asked.transform is not None or asked.record is None or not document.found:
+        return document
+    return document.model_copy(update={"same": is_value(document.source, asked.record.value)})
+
+
+def judge(
+    asked: DocumentQuestion, document: TracedDocument | None, letters: tuple[TracedLetter, ...], no_id: str
+) -> tuple[Outcome, str]:
+    """The outcome, and a sentence on it. ``document`` None: it was not looked up, for the reason ``no_id``."""
+    open_letters = [letter for letter in letters if letter.replayed_at_ms is None]
+    refused = f" It was refused in {len(letters)} batch(es) or replays." if letters and not open_letters else ""
+    if document is not None and document.found and not (open_letters and isinstance(asked.output.document_ids, KeyIds)):
+        outcome, text = _with_document(asked, document)
+        if outcome is not None:
+            return outcome, text + (" There is a dead letter of it too." if open_letters else refused)
+    else:
+        text = ""
+    if open_letters:
+        letter = open_letters[0]
+        return Outcome.DEAD_LETTER, (
+            f"It is dead letter {letter.id} in {letter.index}: {letter.reason_type}: {letter.reason}"
+        )
+    if not asked.written:
+        return Outcome.NOT_WRITTEN, asked.waits
+    if letters:
+        return Outcome.WRITTEN, "It was refused, and its dead letter has been replayed since."
+    if document is None:
+        return Outcome.WRITTEN, f"The batch is written, and there is no dead letter of the record. {_capital(no_id)}."
+    return Outcome.NEITHER, text or _neither(asked)
+
+
+def _with_document(asked: DocumentQuestion, document: TracedDocument) -> tuple[Outcome | None, str]:
+    """The outcome if there is a document with the record's id; None: it is not the record's, and the text says why."""
+    ids, offset = asked.output.document_ids, asked.position.offset
+    named = f"Document {document.id} in {document.index}, version {document.version}"
+    if not isinstance(ids, KeyIds):
+        return Outcome.DOCUMENT, f"{named}{_comparison(document, asked)}."
+    if ids.version_from is not None:
+        return Outcome.UNKNOWN, (
+            f"{named}, has the record's key as its id. Its version is the column {ids.version_from!r}, so whether it "
+            "is this record's is not known."
+        )
+    version = document.version if document.version is not None else offset
+    if version == offset:
+        return Outcome.DOCUMENT, f"{named}, which is the record's offset{_comparison(document, asked)}."
+    if version > offset:
+        return Outcome.NEWER_DOCUMENT, f"{named}: a record with this key and offset {version} has replaced it."
+    return None, f"No document and no dead letter of the record: {named}, is of an earlier record with this key."
+
+
+def _comparison(document: TracedDocument, asked: DocumentQuestion) -> str:
+    if document.same is None:
+        return "" if asked.transform is None else f", which {asked.transform} made of it"
+    return ", equal to the record's value" if document.same else ", with other contents than the record's value"
+
+
+def _neither(asked: DocumentQuestion) -> str:
+    text = "No document and no dead letter, and the output has written the batch"
+    ids, record = asked.output.document_ids, asked.record
+    if record is not None and record.value is None and asked.output.tombstone_action != "dead_letter":
+        action = "deletes the document of its key" if asked.output.tombstone_action == "delete" else "is ignored"
+        return f"{text}: the record has no value, which {action}."
+    if asked.transform is None:
+        return f"{text}: the document, or the dead letter, was deleted since, or the index was made anew."
+    if isinstance(ids, KeyIds):
+        return (
+            f"{text}: {asked.transform} dropped the record or changed its key, or the document was deleted since, for "
+            "example by a later record without a value."
+        )
+    return f"{text}: {asked.transform} dropped the record, or the document was deleted since."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+MAX_RETRY_SECONDS = 5.0
+"""How long an unavailable Elasticsearch is waited for, for each output: a person waits for the answer."""
+_REQUEST_SECONDS = 10.0
+_MAX_LETTERS = 20
+# A key is in one partition at a time; this many records are read to find which one.
+_MAX_CANDIDATES = 100
+
+
+class DocumentLookup:
+    """Looks up the documents and dead letters of one output. ``output`` is the definition that wrote them.
+
+    Every method raises ElasticsearchRefusedError or ElasticsearchUnavailableError.
+    """
+
+    def __init__(self, administration: Administration, output: ElasticsearchOutput, stream_name: str) -> None:
+        self._administration = administration
+        self._output = output
+        self._stream_name = stream_name
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, output: ElasticsearchOutput, stream_name: str, environ: Mapping[str, str] | None = None
+    ) -> Iterator[DocumentLookup]:
+        """Open a client for the output's cluster. Raises the errors of its connection."""
+        timeout = min(output.request_timeout_seconds, _REQUEST_SECONDS)
+        with Administration.of(
+            Cluster.of(output, environ), timeout_seconds=timeout, max_retry_seconds=MAX_RETRY_SECONDS
+        ) as administration:
+            yield cls(administration, output, stream_name)
+
+    def document(self, index: str, id_: str) -> TracedDocument:
+        """The document with this id; not ``found`` if there is none, or no index."""
+        path = f"/{quote(index, safe='')}/_doc/{quote(id_, safe='')}"
+        answer = self._administration.ask(f"Asking for document {id_!r}", index, "GET", path, missing_is_none=True)
+        if answer is None:
+            return TracedDocument(index=index, id=id_, found=False, version=None, same=None, source=None)
+        return TracedDocument(
+            index=answer["_index"],
+            id=id_,
+            found=True,
+            version=answer.get("_version"),
+            same=None,
+            source=answer.get("_source"),
+        )
+
+    def letters(self, position: RecordPosition, index: str) -> tuple[TracedLetter, ...]:
+        """The dead letters of the record for this index or the output's, the newest batch first."""
+        options = IndexingOptions.of(self._output, stream_name=self._stream_name, batch_time_ms=None)
+        partition = position.partition
+        wanted = LetterFilter(
+            topic=partition.topic,
+            partition=partition.partition,
+            from_offset=position.offset,
+            until_offset=position.offset,
+            replayed=True,
+        )
+        letters = DeadLetterIndex(self._administration, options).find(wanted, _MAX_LETTERS, contents=False)
+        return tuple(
+            TracedLetter(
+                index=self._output.dead_letters,
+                id=letter.id,
+                reason_type=letter.reason.type,
+                reason=letter.reason.text,
+                batch_time_ms=letter.fields.get("batch_time"),
+                attempt=letter.fields.get("attempt"),
+                replayed_at_ms=letter.fields.get("replayed_at"),
+            )
+            for letter in letters
+            if (letter.fields.get("incarnation") or 1) == partition.incarnation
+            and letter.fields.get("index") in (None, index, self._output.index)
+        )
+
+
+def is_value(document: Any, value: bytes | None) -> bool | None:
+    """Whether a document's contents are this value; None if the value is no JSON or the index stores no contents."""
+    if document is None or value is None:
+        return None
+    try:
+        return bool(json.loads(value) == document)
+    except ValueError:
+        return None
+
+
+def record_of_document(
+    context: StreamContext, document_id: str, environ: Mapping[str, str] | None = None
+) -> Coordinates:
+    """Find the record of a document whose id is the record's key, by the document's version, which is its offset.
+
+    Raises:
+        UnknownRecordError: there is no such document, or its version is not an offset.
+        ElasticsearchUnavailableError, ElasticsearchRefusedError: the index cannot be asked.
+    """
+    outputs = [output for output in context.stream.elasticsearch_outputs if isinstance(output.document_ids, KeyIds)]
+    tried = []
+    for output in outputs:
+        if isinstance(output.document_ids, KeyIds) and output.document_ids.version_from is not None:
+            tried.append(f"the versions in {output.index} are those of {output.document_ids.version_from!r}")
+            continue
+        with DocumentLookup.open(output, context.name, environ) as lookup:
+            document = lookup.document(output.index, document_id)
+        if document.version is None:
+            tried.append(f"{output.index} has no document {document_id!r}")
+            continue
+        coordinates = _with_key(context, document_id.encode(), document.version, environ)
+        if coordinates is not None:
+            return coordinates
+        tried.append(
+            f"the document in {output.index} has version {document.version}, and no record with this offset and key "
+            "can be read"
+        )
+    reasons = "; ".join(tried) or "no output has ids by key"
+    raise UnknownRecordError(
+        f"Document {document_id!r} of stream {context.name!r} does not lead to a record: {reasons}.",
+        remedy="Give the record's topic, partition and offset, or search for its key with --key.",
+    )
+
+
+def _with_key(context: StreamContext, key: bytes, offset: int, environ: Mapping[str, str] | None) -> Coordinates | None:
+    reader = RecordReader(context, environ)
+    rows = [row for row in context.ledger.positions.all(context.name) if offset < row.next_offset]
+    for row in rows[:_MAX_CANDIDATES]:
+        position = RecordPosition(row.input_id, row.partition, offset)
+        block = locate(context, position, row).block
+        try:
+            record = reader.read(position, block)
+        except HeadraceError:
+            continue
+        if record is not None and record.key == key:
+            partition = row.partition
+            return Coordinates(partition.topic, partition.partition, offset, partition.incarnation)
+    return None

@@ -24,11 +24,10 @@ from tests.integration.spark.conftest import read_log
 
 from headrace.batch.manifest import Manifest
 from headrace.connections import ConnectionNotFoundError
-from headrace.elasticsearch.deletions import MOST_KEPT_BYTES
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableRowsError, UnsuitableTargetError
 from headrace.elasticsearch.options import LOG, DocumentIdKind, IndexingOptions
 from headrace.spark.documents import prepare_documents
-from headrace.spark.elasticsearch_sink import index_blocks, index_rows
+from headrace.spark.elasticsearch_sink import MOST_KEPT_BYTES, index_blocks, index_rows
 from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.record_columns import RECORD_SCHEMA, record_mark
 from headrace.spark.wal_source import LogBlocks

@@ -165,7 +165,7 @@ KILLED = """
 import os, sys
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
-from headrace.spark.outputs.batch_folder import Claim
+from headrace.spark.outputs.parquet import Claim
 from headrace.spark.outputs.parquet import ParquetSink
 
 claim = Claim(sys.argv[1], "clicks", "parquet", "", int(sys.argv[2]), 2, "dead")

@@ -13,8 +13,7 @@ from tests.unit.ledger.conftest import *  # noqa: F403
 from tests.unit.ledger.conftest import World
 
 from headrace.listeners import StreamEvent, StreamListener
-from headrace.listeners.bus import ListenerBus
-from headrace.listeners.translation import METHODS
+from headrace.listeners.bus import METHODS, ListenerBus
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 

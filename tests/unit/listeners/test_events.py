@@ -17,8 +17,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.states import EventKind, JobState
 from headrace.ledger.tables import EventRow
 from headrace.listeners import BatchInfo, StreamEvent, StreamListener
-from headrace.listeners.bus import ListenerBus, overridden
-from headrace.listeners.translation import METHODS, translate
+from headrace.listeners.bus import METHODS, ListenerBus, overridden, translate
 
 from .conftest import STREAM, WAIT_SECONDS, Recorder, World, gaps
 

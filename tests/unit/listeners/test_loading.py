@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.listeners import StatsReport, StreamListener
-from headrace.listeners.loading import check_listeners, load_listeners
+from headrace.listeners.listener import check_listeners, load_listeners
 from headrace.stream import ConsoleOutput, KafkaInput, Listener, Stream
 from headrace.stream.model import StreamDefinitionError
 

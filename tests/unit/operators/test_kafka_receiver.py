@@ -21,8 +21,7 @@ from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJob
 from headrace.operators.links import SparkUiLink, browser_link
 from headrace.processes import PROCESS, own_identity
 from headrace.spark.job_log import LOG_VARIABLE
-from headrace.spark.mixed_versions import MixedSparkError
-from headrace.spark.sessions import current_versions
+from headrace.spark.sessions import MixedSparkError, current_versions
 from headrace.triggers.ledger import ReceiverJobTrigger, StreamWantedTrigger
 
 
@@ -450,7 +449,7 @@ def test_a_lost_ledger_is_rebuilt_before_the_job_starts_if_the_stream_says_so(
 
 
 def test_with_two_versions_of_spark_in_one_folder_no_job_starts(operator, ledger, task, monkeypatch):
-    monkeypatch.setattr("headrace.spark.mixed_versions.version", {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}.get)
+    monkeypatch.setattr("headrace.spark.sessions.version", {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}.get)
     with pytest.raises(MixedSparkError):
         operator.execute(task.context)
     assert ledger.jobs.current("flights") is None

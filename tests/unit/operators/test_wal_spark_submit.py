@@ -25,8 +25,7 @@ from headrace.operators.wal_spark_submit import BatchTaskError, WalSparkSubmitOp
 from headrace.runs.processes import secret_key
 from headrace.runs.retries import BatchRetryPolicy
 from headrace.spark.batch_command import definition_of
-from headrace.spark.mixed_versions import MixedSparkError
-from headrace.spark.sessions import current_versions, secret_fingerprint
+from headrace.spark.sessions import MixedSparkError, current_versions, secret_fingerprint
 from headrace.stream import ConsoleOutput
 
 
@@ -465,7 +464,7 @@ def test_with_two_versions_of_spark_in_one_folder_no_attempt_begins(
     stream, allocated, connectable, ledger, monkeypatch
 ):
     at_ms, task = allocated()
-    monkeypatch.setattr("headrace.spark.mixed_versions.version", {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}.get)
+    monkeypatch.setattr("headrace.spark.sessions.version", {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}.get)
     with pytest.raises(MixedSparkError):
         make(stream).execute(task.context)
     assert list(ledger.attempts.of_batch("flights", at_ms)) == []

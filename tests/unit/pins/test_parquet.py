@@ -12,8 +12,7 @@ from pyarrow import parquet
 from pyspark.sql.types import StructType
 from tests.unit.pins.freezing import frozen
 
-from headrace.spark.outputs.batch_folder import Claim
-from headrace.spark.outputs.parquet import ParquetSink
+from headrace.spark.outputs.parquet import Claim, ParquetSink
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC)
 ROWS = pa.record_batch(

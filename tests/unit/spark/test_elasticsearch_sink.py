@@ -19,14 +19,13 @@ from tests.support.records import make_block
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.elasticsearch.dead_letters import OriginalRecord
-from headrace.elasticsearch.deletions import MOST_KEPT_BYTES
 from headrace.elasticsearch.errors import DocumentsUnaccountedError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Cluster, Node
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.spark import elasticsearch_sink
-from headrace.spark.elasticsearch_sink import KafkaOriginalRecords, index_rows
+from headrace.spark.elasticsearch_sink import MOST_KEPT_BYTES, KafkaOriginalRecords, index_rows
 from headrace.stream import ElasticsearchOutput, KeyIds
 from headrace.wal.storage import open_storage
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from headrace.spark import job_application
+from headrace.spark import receiver_process
 from headrace.spark.batch_server import socket_path
-from headrace.spark.job_application import JobApplication, StreamDoesNotFitError
 from headrace.spark.receiver_application import ReceiverApplication, TaskSlotsError
+from headrace.spark.receiver_process import JobApplication, StreamDoesNotFitError
 from headrace.spark.sessions import current_versions
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
@@ -36,7 +36,7 @@ def stream(name: str, *, receivers: int = 1, connection: str | None = None, **sp
 def slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """How many slots the application has; sockets are in a folder of the test."""
     free = SimpleNamespace(count=6, master="spark://host:7077")
-    monkeypatch.setattr(job_application, "task_slots", lambda _: free.count)
+    monkeypatch.setattr(receiver_process, "task_slots", lambda _: free.count)
     monkeypatch.setattr("headrace.spark.receiver_launcher.task_slots", lambda _: free.count)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return free

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.spark.mixed_versions import MixedSparkError, check_spark_packages
 from headrace.spark.receiver_process import ReceiverProcess
+from headrace.spark.sessions import MixedSparkError, check_spark_packages
 
 Install = Callable[[str, str], None]
 

@@ -25,7 +25,7 @@ from headrace.listeners import StreamingStarted, StreamListener
 from headrace.listeners.job_listeners import JobListeners
 from headrace.receiver.health import REVISION
 from headrace.receiver.tracker import TrackerEnd, TrackerReport, find_sign
-from headrace.spark import job_application, receiver_job, receiver_process
+from headrace.spark import receiver_job, receiver_process
 from headrace.spark.job_log import LOG_VARIABLE
 from headrace.spark.receiver_application import ReceiverApplication
 from headrace.spark.receiver_job import BatchDrain, ReceiverJob, StorageNotUsableError
@@ -88,12 +88,12 @@ def spark(monkeypatch: pytest.MonkeyPatch, ledger: Any) -> SimpleNamespace:
             return TrackerReport(TrackerEnd.STOPPED, "a test")
 
     monkeypatch.setenv("HEADRACE_SECRET_KEY", "a secret for the tests")
-    monkeypatch.setattr(job_application, "start_application", lambda *_, **__: application)
+    monkeypatch.setattr(receiver_process, "start_application", lambda *_, **__: application)
     monkeypatch.setattr(receiver_job, "check_input", lambda _: [])
-    monkeypatch.setattr(job_application, "task_slots", lambda _: 3)
-    monkeypatch.setattr(job_application, "jvm_gone", lambda _: lambda: False)
-    monkeypatch.setattr(job_application, "warm_up_connect", lambda *_: None)
-    monkeypatch.setattr(job_application, "start_batch_server", lambda *_: None)
+    monkeypatch.setattr(receiver_process, "task_slots", lambda _: 3)
+    monkeypatch.setattr(receiver_process, "jvm_gone", lambda _: lambda: False)
+    monkeypatch.setattr(receiver_process, "warm_up_connect", lambda *_: None)
+    monkeypatch.setattr(receiver_process, "start_batch_server", lambda *_: None)
     monkeypatch.setattr(receiver_job, "ReceiverTracker", Tracker)
     monkeypatch.setattr(receiver_job, "_RELEASE_PERIOD_SECONDS", 0.0)
     monkeypatch.setattr(receiver_job, "_POLL_SECONDS", 0.0)
@@ -144,14 +144,14 @@ def test_executors_are_allocated_while_the_receivers_run(
 def test_a_job_shows_a_sign_of_life_before_spark_starts(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, started = StreamContext(stream, ledger), job_application.start_application
+    context, started = StreamContext(stream, ledger), receiver_process.start_application
 
     def start(*arguments: Any, **options: Any) -> Any:
         sign = find_sign(context.storage)
         assert sign is not None and sign.lease_ms == receiver_process.LEASE_MS
         return started(*arguments, **options)
 
-    monkeypatch.setattr(job_application, "start_application", start)
+    monkeypatch.setattr(receiver_process, "start_application", start)
     assert ReceiverProcess(context, revision=1, holder="a test").run() == 0
 
 
@@ -207,7 +207,7 @@ def test_a_shared_process_whose_start_fails_fails_the_requests_that_wait(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(job_application, "start_application", fail)
+    monkeypatch.setattr(receiver_process, "start_application", fail)
     first = requested(stream, ledger, "orders")
     with pytest.raises(RuntimeError, match="no memory"):
         ReceiverProcess(first, revision=1, holder="a test").run()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.spark.outputs.batch_folder import Claim
+from headrace.spark.outputs.parquet import Claim
 from headrace.wal.storage import open_storage, sync_data, sync_file
 
 FULL_SYNC = 51

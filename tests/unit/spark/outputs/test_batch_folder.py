@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.spark.outputs import batch_folder
-from headrace.spark.outputs.batch_folder import Claim, OutputFolderError, WrittenFile
+from headrace.spark.outputs import parquet
+from headrace.spark.outputs.parquet import Claim, OutputFolderError, WrittenFile
 from headrace.spark.outputs.writer import AttemptReplacedError
 
 
@@ -35,7 +35,7 @@ def published(claim: Claim) -> dict[str, str]:
 
 def hidden(claim: Claim) -> list[str]:
     """What attempts left, without the replaced files that readers may still list."""
-    names = [path.name for path in (Path(claim.path) / batch_folder.HIDDEN).iterdir()]
+    names = [path.name for path in (Path(claim.path) / parquet.HIDDEN).iterdir()]
     return sorted(name for name in names if not name.startswith("trash."))
 
 
@@ -46,16 +46,16 @@ def test_files_appear_together_and_nothing_else_is_left(claim: Claim) -> None:
     assert not claim.published.exists()
     claim.publish(files)
     assert published(claim) == {"a.parquet": "rows", "b.parquet": "more"}
-    record = json.loads((claim.published / batch_folder.RECORD).read_text())
+    record = json.loads((claim.published / parquet.RECORD).read_text())
     assert (record["attempt"], record["rows"], len(record["files"])) == (1, 8, 2)
-    assert sorted(path.name for path in Path(claim.path).iterdir()) == [batch_folder.HIDDEN, "batch_time=1000"]
+    assert sorted(path.name for path in Path(claim.path).iterdir()) == [parquet.HIDDEN, "batch_time=1000"]
     assert hidden(claim) == []
 
 
 def test_a_repeat_replaces_the_files_of_before(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     for attempt, exchange in ((1, True), (2, True), (3, False)):
         if not exchange:
-            monkeypatch.setattr(batch_folder, "_exchange", lambda one, other: False)
+            monkeypatch.setattr(parquet, "_exchange", lambda one, other: False)
         again = replace(claim, attempt=attempt, token=str(attempt))
         again.take()
         again.publish([put(again, f"{attempt}.parquet")])
@@ -137,8 +137,8 @@ def test_two_attempts_at_once_publish_once(claim: Claim) -> None:
 def test_a_killed_attempt_leaves_nothing_to_readers_and_the_next_removes_it(claim: Claim) -> None:
     code = (
         "import sys; sys.path[:0] = []\n"
-        "from headrace.spark.outputs.batch_folder import Claim, WrittenFile\n"
-        "import headrace.spark.outputs.batch_folder as module, os\n"
+        "from headrace.spark.outputs.parquet import Claim, WrittenFile\n"
+        "import headrace.spark.outputs.parquet as module, os\n"
         f"claim = Claim({claim.path!r}, 'clicks', 'parquet', '', 1000, 1, 'dead')\n"
         "claim.take()\n"
         "claim.unpublished('a.parquet').write_text('rows')\n"
@@ -174,7 +174,7 @@ def test_replaced_files_go_with_the_next_batch_after_a_minute(claim: Claim, monk
         again = replace(claim, attempt=attempt)
         again.take()
         again.publish([put(again, f"{attempt}.parquet")])
-    (trash,) = (Path(claim.path) / batch_folder.HIDDEN).iterdir()
+    (trash,) = (Path(claim.path) / parquet.HIDDEN).iterdir()
     assert [file.name for file in trash.rglob("*.parquet")] == ["1.parquet"]
     now = time.time()
     for later in (50, 70):

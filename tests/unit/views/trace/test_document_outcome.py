@@ -9,7 +9,7 @@ import pytest
 from headrace.blocks import TopicPartition
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 from headrace.stream.outputs import ColumnIds, RecordIds
-from headrace.views.trace_outputs import DocumentQuestion, is_value, judge
+from headrace.views.trace import DocumentQuestion, is_value, judge
 from headrace.views.traced import Outcome, Record, RecordPosition, TracedDocument, TracedLetter
 
 POSITION = RecordPosition("records", TopicPartition("clicks", "id-1", 0), 7)

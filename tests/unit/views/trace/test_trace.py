@@ -329,10 +329,8 @@ def test_a_failed_output_has_its_error_and_an_unreachable_elasticsearch_says_so(
     shop.store()
     take(shop)
     shop.ledger.attempts.fail(shop.begin(TIMES[0]), "no room")
-    from headrace.views import trace_outputs
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace_outputs, "MAX_RETRY_SECONDS", 0.0)
+        patch.setattr("headrace.views.trace.MAX_RETRY_SECONDS", 0.0)
         documents, files = trace(shop, 1).outputs
     assert documents.outcome is Outcome.UNKNOWN and "The search server could not be asked" in documents.text
     assert files.outcome is Outcome.NOT_WRITTEN and "attempt 1 failed: no room" in files.text

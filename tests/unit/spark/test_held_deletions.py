@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.elasticsearch.deletions import MOST_KEPT_BYTES, HeldDeletions, held_rows, only_deletions
+from headrace.spark.elasticsearch_sink import MOST_KEPT_BYTES, HeldDeletions, held_rows, only_deletions
 
 
 def rows(*values: str | None, rejected: bool = False, document: str = "value") -> pa.RecordBatch:
