@@ -94,3 +94,8 @@ class BlockInfo:
     event_time_ms: int | None = None
     source_position: str | None = None
     """Where the receiver's source stands after the block, as JSON; None for Kafka, and in a block from the ledger."""
+
+    @property
+    def filled(self) -> list[OffsetRange]:
+        """The ranges that have offsets. One without moves no position, and has no place of its own among the ranges."""
+        return [r for r in self.ranges if r.until_offset > r.from_offset]

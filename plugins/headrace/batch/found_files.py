@@ -18,8 +18,7 @@ from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError,
 from headrace.batch.results import FOLDER as RESULTS
 from headrace.batch.results import FoundResults, read_results, result_name
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger.batch_tables import BatchRow
-from headrace.ledger.rebuild import FoundInput
+from headrace.ledger.batch_tables import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
 from headrace.receiver.tracker import JobSign, find_sign
 from headrace.wal.frame import SegmentName, segments_in
@@ -277,7 +276,7 @@ class FoundManifest:
     sha256: str
     batch_time_ms: int
     interval_ms: int
-    inputs: tuple[FoundInput, ...]
+    inputs: tuple[BatchInputRow, ...]
     spans: tuple[tuple[Place, Span], ...]
     blocks: int
     payload_bytes: int
@@ -372,12 +371,13 @@ class _Kept:
                     place = self._place(input_id, r.partition)
                     spans[place].append((r.from_offset, r.until_offset))
                     records[place] += r.records
+        of = (manifest.stream, manifest.batch_time_ms)
         inputs = [
-            FoundInput(*place, min(of_place)[0], max(until for _, until in of_place), records[place], len(of_place))
-            for place, of_place in spans.items()
+            BatchInputRow(*of, *place, min(there)[0], max(until for _, until in there), records[place], len(there))
+            for place, there in spans.items()
         ]
         built = [
-            FoundInput(*self._place(input_id, r.partition), r.from_offset, r.until_offset, r.weight, 0)
+            BatchInputRow(*of, *self._place(input_id, r.partition), r.from_offset, r.until_offset, r.weight, 0)
             for input_id, ranges in manifest.built.items()
             for r in ranges
         ]

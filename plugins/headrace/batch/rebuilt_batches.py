@@ -16,8 +16,8 @@ from headrace.batch.results import ResultError, StoredResult, result_name
 from headrace.blocks import BlockHandle, BlockInfo
 from headrace.clock import time_text
 from headrace.ledger.allocations import late_records
-from headrace.ledger.batch_tables import BatchRow
-from headrace.ledger.rebuild import FoundBatch, FoundBlock, FoundInput
+from headrace.ledger.batch_tables import BatchInputRow, BatchRow
+from headrace.ledger.rebuild import FoundBatch
 from headrace.ledger.receiving_tables import StoredBlock
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import StreamRow
@@ -28,7 +28,7 @@ class RebuiltBatches:
     """The batches, and those of their blocks that are in the log, each batch's in its manifest's order."""
 
     batches: Sequence[FoundBatch]
-    blocks: Sequence[FoundBlock]
+    blocks: Sequence[StoredBlock]
     notices: Sequence[str]
 
 
@@ -95,7 +95,7 @@ class _Finder:
                 self._damaged[named[0]].append(why)
                 self._changes[named[0]] = max(named[1], self._changes[named[0]])
         self.batches: list[FoundBatch] = []
-        self.blocks: list[FoundBlock] = []
+        self.blocks: list[StoredBlock] = []
         self.notices: list[str] = []
 
     def known(self, batch_time_ms: int) -> None:
@@ -128,7 +128,7 @@ class _Finder:
             row = dataclasses.replace(row, cleaned_at_ms=row.cleaned_at_ms or self._now_ms, cleanup=row.cleanup or {})
         self._add(row, manifest.inputs, result)
 
-    def _add(self, row: BatchRow, inputs: tuple[FoundInput, ...], result: StoredResult) -> None:
+    def _add(self, row: BatchRow, inputs: Sequence[BatchInputRow], result: StoredResult) -> None:
         row = dataclasses.replace(row, change=max(row.change, self._changes[row.batch_time_ms] + 1))
         self.batches.append(FoundBatch(row, inputs, result.outputs, result.replays, result.revisions))
         self.batches += [FoundBatch(_absorbed_row(row, absorbed_ms)) for absorbed_ms in row.absorbed]
@@ -174,9 +174,7 @@ class _Finder:
             cleaned_at_ms=None,
             cleanup=None,
             error=None,
-            late_records=late_records(
-                self._stream, [StoredBlock(0, block.batch_time_ms, self._now_ms, block.info) for block in taken]
-            ),
+            late_records=late_records(self._stream, taken),
             built=manifest.is_built,
             change=self._changes[batch_time_ms] + 1,
         )
@@ -256,7 +254,7 @@ class _Finder:
             )
         )
 
-    def _take(self, manifest: FoundManifest, batch_time_ms: int, absorbed: Sequence[int]) -> list[FoundBlock]:
+    def _take(self, manifest: FoundManifest, batch_time_ms: int, absorbed: Sequence[int]) -> list[StoredBlock]:
         """The batch's blocks that are in the log, each with its batch time in the ledger."""
         taken = []
         for handle in manifest.in_log:
@@ -264,7 +262,7 @@ class _Finder:
             if info is not None:
                 first_ms = first_batch_time(self._stream, info)
                 own_ms = min((t for t in absorbed if t >= first_ms), default=batch_time_ms)
-                taken.append(FoundBlock(info, own_ms))
+                taken.append(StoredBlock(0, own_ms, self._now_ms, info))
         self.blocks += taken
         return taken
 

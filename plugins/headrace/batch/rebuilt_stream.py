@@ -26,9 +26,10 @@ from headrace.batch.found_files import FolderContents, LostPart, Place, Span, li
 from headrace.batch.rebuilt_batches import RebuiltBatches, first_batch_time, rebuild_batches
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId
 from headrace.errors import HeadraceError
-from headrace.ledger.rebuild import FoundBlock, FoundSegment, FoundStream
-from headrace.ledger.receiving_tables import MovedBlock, PositionRow, TopicRow
-from headrace.ledger.states import BatchState, DesiredState, PartitionState
+from headrace.ledger.rebuild import FoundStream
+from headrace.ledger.receiving_tables import MovedBlock, PositionRow, SegmentRow, StoredBlock, TopicRow
+from headrace.ledger.states import BatchState, PartitionState
+from headrace.ledger.streams import new_stream
 from headrace.ledger.tables import Declared, GapRow, StreamRevision, StreamRow
 from headrace.stream import Stream
 
@@ -62,14 +63,16 @@ def rebuild_stream(
         ManifestError: a batch's manifest is missing or damaged.
     """
     saved = contents.saved
+    declared = None if definition is None else Declared.by(definition)
     if saved is not None:
         # The DAG's definition is the newer one, whatever the file says of its own age.
-        stream = dataclasses.replace(saved.stream, declared_at_ms=0)
-        recorded = Stream.from_json(stream.definition)
-    elif definition is not None:
-        stream, recorded = _declared(definition, now_ms), definition
+        stream, revisions = dataclasses.replace(saved.stream, declared_at_ms=0), saved.revisions
+    elif declared is not None:
+        stream = new_stream(contents.stream, declared, now_ms)
+        revisions = [StreamRevision(**declared.columns(), revision=stream.revision, created_at_ms=now_ms)]
     else:
         raise ValueError("A stream of which no checkpoint can be read needs its definition.")
+    recorded = Stream.from_json(stream.definition)
     blocks = accepted_blocks(contents)
     batches = rebuild_batches(
         contents,
@@ -79,7 +82,7 @@ def rebuild_stream(
         coalesces=recorded.coalesces,
         now_ms=now_ms,
     )
-    listed = _with_batch_times(contents, stream, blocks, batches)
+    listed = _with_batch_times(contents, stream, blocks, batches, now_ms)
     sealed_ms = max((batch.row.batch_time_ms for batch in batches.batches), default=0)
     stream = dataclasses.replace(
         stream,
@@ -90,17 +93,15 @@ def rebuild_stream(
     accounted = check_positions(contents, blocks.blocks, _positions(contents, listed, batches, now_ms), now_ms)
     positions = _with_source_positions(contents, blocks.blocks, accounted.positions)
     known = [batch.row.attempt for batch in batches.batches]
-    revisions = [_only_revision(stream)] if saved is None else list(saved.revisions)
-    if saved is not None and definition is not None:
-        stream, revisions = _redefined(stream, revisions, definition, now_ms)
     rebuilt = FoundStream(
         stream=stream,
         revisions=revisions,
+        declared=declared,
         receiver_epochs={receiver_id: epoch + EPOCH_JUMP for receiver_id, epoch in _epochs(contents).items()},
         last_attempt=max((now_ms - _FIRST_ATTEMPT_AT_MS) // 1_000, *(number + EPOCH_JUMP for number in known), 1),
         topics=_topics(contents, blocks.blocks, now_ms),
         positions=positions,
-        segments=_segments(contents, blocks.blocks),
+        segments=_segments(contents, blocks.blocks, now_ms),
         blocks=listed,
         batches=batches.batches,
         replay_definitions=() if saved is None else saved.replay_definitions,
@@ -127,33 +128,18 @@ def rebuild_stream(
 
 
 def _gaps(contents: FolderContents, batches: RebuiltBatches, now_ms: int) -> list[GapRow]:
-    """The checkpoint's gaps, and those of the batches that were abandoned after it."""
-    gaps = [] if contents.saved is None else list(contents.saved.gaps)
+    """The checkpoint's gaps, oldest first, and those of the batches that were abandoned after it."""
+    gaps = [] if contents.saved is None else sorted(contents.saved.gaps, key=lambda gap: gap.gap_id)
     known = {gap.batch_time_ms for gap in gaps}
+    # Blocks that vanished have a gap already.
     starts = {(gap.input_id, gap.partition, gap.from_offset) for gap in gaps}
-    last_id = max((gap.gap_id for gap in gaps), default=0)
     for batch in batches.batches:
-        row = batch.row
-        if row.state is not BatchState.ABANDONED or row.batch_time_ms in known:
-            continue
-        for taken in batch.inputs:
-            # Blocks that vanished have a gap already.
-            if (taken.input_id, taken.partition, taken.from_offset) in starts:
-                continue
-            last_id += 1
-            gaps.append(
-                GapRow(
-                    last_id,
-                    contents.stream,
-                    taken.input_id,
-                    taken.partition,
-                    taken.from_offset,
-                    taken.until_offset,
-                    f"batch abandoned: {row.error}",
-                    row.batch_time_ms,
-                    now_ms,
-                )
-            )
+        time_ms, why = batch.row.batch_time_ms, f"batch abandoned: {batch.row.error}"
+        if batch.row.state is BatchState.ABANDONED and time_ms not in known:
+            for taken in batch.inputs:
+                place, span = (taken.input_id, taken.partition), (taken.from_offset, taken.until_offset)
+                if (*place, taken.from_offset) not in starts:
+                    gaps.append(GapRow(0, contents.stream, *place, *span, why, time_ms, now_ms))
     return gaps
 
 
@@ -176,48 +162,9 @@ def _unknown_starts(contents: FolderContents, positions: Iterable[PositionRow]) 
     ]
 
 
-def _declared(stream: Stream, now_ms: int) -> StreamRow:
-    return StreamRow(
-        name=stream.name,
-        definition=stream.to_json(),
-        revision=1,
-        batch_interval_ms=stream.batch_interval_ms,
-        block_interval_ms=stream.block_interval_ms,
-        outputs=stream.steps,
-        max_concurrent_batches=stream.limits.max_concurrent_batches,
-        ordered=stream.is_ordered,
-        zero_time_ms=now_ms // stream.batch_interval_ms * stream.batch_interval_ms,
-        sealed_until_ms=0,
-        desired_state=DesiredState.RUNNING,
-        job_epoch=0,
-        created_at_ms=now_ms,
-        updated_at_ms=now_ms,
-        batch_by=stream.batch_by,
-        allowed_lateness_ms=stream.allowed_lateness_ms,
-    )
-
-
-def _redefined(
-    stream: StreamRow, revisions: list[StreamRevision], definition: Stream, now_ms: int
-) -> tuple[StreamRow, list[StreamRevision]]:
-    """The stream with the given definition, as a registration would leave it. The batches keep their revisions."""
-    declared = Declared.of(_declared(definition, now_ms))
-    if declared == Declared.of(stream):
-        return stream, revisions
-    known = next((revision.revision for revision in revisions if Declared.of(revision) == declared), None)
-    number = known or 1 + max([stream.revision, *(revision.revision for revision in revisions)])
-    stream = dataclasses.replace(stream, **declared.columns(), revision=number, updated_at_ms=now_ms)
-    return stream, revisions if known else [*revisions, _only_revision(stream)]
-
-
-def _only_revision(stream: StreamRow) -> StreamRevision:
-    values = {field.name: getattr(stream, field.name) for field in dataclasses.fields(StreamRevision)}
-    return StreamRevision(**values)
-
-
 def _with_batch_times(
-    contents: FolderContents, stream: StreamRow, blocks: AcceptedBlocks, batches: RebuiltBatches
-) -> list[FoundBlock]:
+    contents: FolderContents, stream: StreamRow, blocks: AcceptedBlocks, batches: RebuiltBatches, now_ms: int
+) -> list[StoredBlock]:
     """All blocks with their batch times, in the order for the ledger.
 
     A block that no manifest lists gets the batch time of its cut, or a later one: not before the batch times of earlier
@@ -249,7 +196,7 @@ def _with_batch_times(
                 batch_time_ms = max(batch_time_ms, stream.batch_time_after(sealed_then_ms))
             while batch_time_ms in claimed:
                 batch_time_ms += stream.batch_interval_ms
-            unclaimed.append(FoundBlock(info, batch_time_ms))
+            unclaimed.append(StoredBlock(0, batch_time_ms, now_ms, info))
         for place in of_block:
             latest[place] = max(latest[place], owners.get(batch_time_ms, batch_time_ms))
     # Each batch's blocks keep their manifest's order, so that the same manifest can be written again.
@@ -277,7 +224,7 @@ def _last_job_epoch(contents: FolderContents) -> int:
     return max([contents.saved.stream.job_epoch, *(receiver.job_epoch for receiver in contents.saved.receivers)])
 
 
-def _zero_time_ms(stream: StreamRow, blocks: Iterable[FoundBlock], batches: RebuiltBatches) -> int:
+def _zero_time_ms(stream: StreamRow, blocks: Iterable[StoredBlock], batches: RebuiltBatches) -> int:
     """The zero time, moved before everything that was received: received records must not be built from Kafka again."""
     times = [block.batch_time_ms for block in blocks]
     for batch in batches.batches:
@@ -286,10 +233,11 @@ def _zero_time_ms(stream: StreamRow, blocks: Iterable[FoundBlock], batches: Rebu
     return min([stream.zero_time_ms, *(batch_time_ms - stream.batch_interval_ms for batch_time_ms in times)])
 
 
-def _segments(contents: FolderContents, blocks: Iterable[BlockInfo]) -> list[FoundSegment]:
+def _segments(contents: FolderContents, blocks: Iterable[BlockInfo], now_ms: int) -> list[SegmentRow]:
     writers = {info.handle.segment: (info.receiver, info.epoch) for info in blocks}
     return [
-        FoundSegment(path, *writers[path], contents.segments[path]) for path in contents.segments if path in writers
+        SegmentRow(0, contents.stream, path, *writer, now_ms, None, contents.segments.get(path), None, None)
+        for path, writer in writers.items()
     ]
 
 
@@ -334,7 +282,7 @@ def _topics(contents: FolderContents, blocks: Iterable[BlockInfo], now_ms: int) 
 
 
 def _positions(
-    contents: FolderContents, blocks: Sequence[FoundBlock], batches: RebuiltBatches, now_ms: int
+    contents: FolderContents, blocks: Sequence[StoredBlock], batches: RebuiltBatches, now_ms: int
 ) -> list[PositionRow]:
     """Each partition's position and start: the checkpoint's, moved by what was written since."""
     saved = contents.saved

@@ -102,21 +102,11 @@ def register(ledger: Ledger, stream: Stream) -> int:
         LostLedgerError: the ledger does not know the stream, but the stream's folder shows that another ledger did.
     """
     from headrace.batch.recover import refuse_if_lost
+    from headrace.ledger.tables import Declared
     from headrace.receiver.health import record_outdated_definition
 
     refuse_if_lost(StreamContext(stream, ledger))
-    row = ledger.streams.register(
-        stream.name,
-        stream.to_json(),
-        batch_interval_ms=stream.batch_interval_ms,
-        block_interval_ms=stream.block_interval_ms,
-        outputs=stream.steps,
-        max_concurrent_batches=stream.limits.max_concurrent_batches,
-        ordered=stream.is_ordered,
-        batch_by=stream.batch_by,
-        allowed_lateness_ms=stream.allowed_lateness_ms,
-        declared_at_ms=_dag_version_ms(),
-    )
+    row = ledger.streams.register(stream.name, **Declared.by(stream).columns(), declared_at_ms=_dag_version_ms())
     record_outdated_definition(ledger, stream.name, row.revision)
     return row.revision
 

@@ -149,8 +149,7 @@ class Blocks(Repository):
             receiver = require_receiver(connection, locked, lease)
             if block.sequence <= receiver.last_accepted_sequence:
                 return _added_before(connection, locked, block)
-            # A range without offsets moves no position, and has no place of its own among the ranges.
-            ranges = [r for r in block.ranges if r.until_offset > r.from_offset]
+            ranges = block.filled
             watermarks, latest_ms = _check_positions(connection, receiver_id, ranges)
             event_ms = None if block.event_time_ms is None else max(0, min(block.event_time_ms, locked.now_ms))
             cut_ms = min(block.cut_time_ms, locked.now_ms) if event_ms is None else event_ms
@@ -176,7 +175,8 @@ class Blocks(Repository):
                     "payload_bytes": block.payload_bytes,
                 },
             )
-            block_id = _insert(connection, locked, block, ranges, batch_time_ms=batch_time_ms, segment_id=segment_id)
+            columns = block_columns(block, batch_time_ms=batch_time_ms, segment_id=segment_id, now_ms=locked.now_ms)
+            block_id = new_id(connection.execute(_insert_block, columns))
             size = {"blocks": 1, "records": block.records, "payload_bytes": block.payload_bytes}
             time = {"stream": receiver_id.stream, "batch_time_ms": batch_time_ms}
             connection.execute(self._count_unclaimed, {**time, "part": unclaimed_part(receiver_id.index), **size})
@@ -310,37 +310,25 @@ def _move_positions(
         raise BlockConflictError(f"{len(moves)} positions were to move, {moved} did.", remedy="Read them again.")
 
 
-def _insert(
-    connection: Connection,
-    locked: LockedStream,
-    block: BlockInfo,
-    ranges: list[OffsetRange],
-    *,
-    batch_time_ms: int,
-    segment_id: int,
-) -> int:
-    return new_id(
-        connection.execute(
-            _insert_block,
-            {
-                "stream": block.receiver.stream,
-                "batch_time_ms": batch_time_ms,
-                "input_id": block.receiver.input_id,
-                "receiver_index": block.receiver.index,
-                "epoch": block.epoch,
-                "sequence": block.sequence,
-                "cut_time_ms": block.cut_time_ms,
-                "event_time_ms": block.event_time_ms,
-                "added_at_ms": locked.now_ms,
-                "segment_id": segment_id,
-                "frame_offset": block.handle.offset,
-                "frame_length": block.handle.length,
-                "ranges": ranges,
-                "records": block.records,
-                "payload_bytes": block.payload_bytes,
-            },
-        )
-    )
+def block_columns(block: BlockInfo, *, batch_time_ms: int, segment_id: int, now_ms: int) -> dict[str, Any]:
+    """Return the columns of a block that is added at ``now_ms``."""
+    return {
+        "stream": block.receiver.stream,
+        "batch_time_ms": batch_time_ms,
+        "input_id": block.receiver.input_id,
+        "receiver_index": block.receiver.index,
+        "epoch": block.epoch,
+        "sequence": block.sequence,
+        "cut_time_ms": block.cut_time_ms,
+        "event_time_ms": block.event_time_ms,
+        "added_at_ms": now_ms,
+        "segment_id": segment_id,
+        "frame_offset": block.handle.offset,
+        "frame_length": block.handle.length,
+        "ranges": block.filled,
+        "records": block.records,
+        "payload_bytes": block.payload_bytes,
+    }
 
 
 def _added_before(connection: Connection, locked: LockedStream, block: BlockInfo) -> AddedBlock:

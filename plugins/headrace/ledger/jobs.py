@@ -73,7 +73,7 @@ class Jobs(Repository):
             now_ms, epoch = locked.now_ms, locked.row.job_epoch + 1
             previous = _job(connection, stream, locked.row.job_epoch)
             if previous is not None and previous.alive(now_ms):
-                raise _held(previous)
+                raise held(previous)
             _end_previous(connection, previous, now_ms, holder)
             lease = JobLease(stream, epoch, holder, lease_ms, now_ms + lease_ms)
             connection.execute(
@@ -326,7 +326,7 @@ def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state:
     record(connection, stream, now_ms, kind, {"epoch": epoch, "error": error})
 
 
-def _held(job: JobRow) -> LeaseHeldError:
+def held(job: JobRow) -> LeaseHeldError:
     return LeaseHeldError(
         f"The receiver job of stream {job.stream!r} is held by {job.holder} (epoch {job.epoch}{_process(job)}) since "
         f"{time_text(job.acquired_at_ms)}; its lease lasts until {time_text(job.lease_until_ms)} and is renewed "

@@ -119,7 +119,7 @@ class ReceiverRow(Model):
     state: ReceiverState
     host: str | None
     registered_at_ms: BigInt
-    _lease_ms = Column("lease_ms", BigInteger, nullable=False)
+    _lease_ms = Column("lease_ms", BigInteger, nullable=False, default=0)
     lease_until_ms: BigInt
     heartbeat_ms: BigInt
     sealed_through_ms: BigInt

@@ -115,20 +115,8 @@ class Streams(Repository):
 
     def _create(self, connection: Connection, name: str, declared: Declared, declared_at_ms: int | None) -> StreamRow:
         now_ms = self._database.now_ms(connection)
-        connection.execute(
-            insert(streams).values(
-                name=name,
-                **declared.columns(),
-                revision=1,
-                zero_time_ms=now_ms // declared.batch_interval_ms * declared.batch_interval_ms,
-                sealed_until_ms=0,
-                desired_state=DesiredState.RUNNING,
-                job_epoch=0,
-                created_at_ms=now_ms,
-                updated_at_ms=now_ms,
-                declared_at_ms=declared_at_ms or 0,
-            )
-        )
+        row = dataclasses.replace(new_stream(name, declared, now_ms), declared_at_ms=declared_at_ms or 0)
+        connection.execute(insert(streams).values(**row.to_columns()))
         insert_revision(connection, name, 1, declared, now_ms)
         record(connection, name, now_ms, EventKind.STREAM_REGISTERED, {"revision": 1, "newest": 1})
         return _get(connection, name)
@@ -208,6 +196,21 @@ def _get(connection: Connection, name: str) -> StreamRow:
     if row is None:
         raise StreamNotFoundError(name)
     return row
+
+
+def new_stream(name: str, declared: Declared, now_ms: int) -> StreamRow:
+    """Return the row of a stream that is registered for the first time."""
+    return StreamRow(
+        name=name,
+        **declared.columns(),
+        revision=1,
+        zero_time_ms=now_ms // declared.batch_interval_ms * declared.batch_interval_ms,
+        sealed_until_ms=0,
+        desired_state=DesiredState.RUNNING,
+        job_epoch=0,
+        created_at_ms=now_ms,
+        updated_at_ms=now_ms,
+    )
 
 
 def _declared(

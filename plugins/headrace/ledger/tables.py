@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, PrimaryKeyConstraint, Text, UniqueConstraint
 
@@ -31,6 +31,9 @@ from headrace.ledger.model import (
     partial_index,
 )
 from headrace.ledger.states import DesiredState, JobState
+
+if TYPE_CHECKING:
+    from headrace.stream import Stream
 
 
 class StreamRow(Model):
@@ -103,6 +106,20 @@ class Declared:
     ordered: bool
     batch_by: str
     allowed_lateness_ms: int
+
+    @classmethod
+    def by(cls, stream: Stream) -> Declared:
+        """Return what a registration of the stream declares."""
+        return Declared(
+            definition=stream.to_json(),
+            batch_interval_ms=stream.batch_interval_ms,
+            block_interval_ms=stream.block_interval_ms,
+            outputs=stream.steps,
+            max_concurrent_batches=stream.limits.max_concurrent_batches,
+            ordered=stream.is_ordered,
+            batch_by=stream.batch_by,
+            allowed_lateness_ms=stream.allowed_lateness_ms,
+        )
 
     @classmethod
     def of(cls, row: Any) -> Declared:

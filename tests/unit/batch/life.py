@@ -16,6 +16,7 @@ from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger, PartitionState, ReceiverState
 from headrace.ledger.receiving_tables import ReceiverLease
+from headrace.ledger.tables import Declared
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.frame import RECORD_SCHEMA
@@ -82,18 +83,7 @@ class Life:
         return StreamContext(self.stream, ledger, storage=self.storage.below(NAME), clock=self.clock)
 
     def register(self, ledger: Ledger) -> None:
-        stream = self.stream
-        ledger.streams.register(
-            NAME,
-            stream.to_json(),
-            batch_interval_ms=stream.batch_interval_ms,
-            block_interval_ms=stream.block_interval_ms,
-            outputs=stream.steps,
-            max_concurrent_batches=stream.limits.max_concurrent_batches,
-            ordered=stream.is_ordered,
-            batch_by=stream.batch_by,
-            allowed_lateness_ms=stream.allowed_lateness_ms,
-        )
+        ledger.streams.register(NAME, **Declared.by(self.stream).columns())
 
     def start_job(self) -> None:
         """A job with all receivers, after whatever there was."""

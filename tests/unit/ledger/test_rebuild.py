@@ -18,8 +18,8 @@ from headrace.ledger.errors import (
     LedgerConflictError,
     LedgerError,
 )
-from headrace.ledger.rebuild import FoundBatch, FoundBlock, FoundInput, FoundSegment, FoundStream
-from headrace.ledger.receiving_tables import PositionRow, TopicRow
+from headrace.ledger.rebuild import FoundBatch, FoundStream
+from headrace.ledger.receiving_tables import PositionRow, SegmentRow, StoredBlock, TopicRow
 from headrace.ledger.states import PartitionState
 from headrace.ledger.tables import StreamRevision, StreamRow, totals
 
@@ -31,7 +31,7 @@ LAST_ATTEMPT = 5_000
 RUN: dict[str, Any] = {"holder": "task", "way": "connect", "lease_ms": 5_000}
 
 
-def block(number: int, batch_time_ms: int) -> FoundBlock:
+def block(number: int, batch_time_ms: int) -> StoredBlock:
     info = BlockInfo(
         receiver=RECEIVER,
         epoch=4,
@@ -42,7 +42,7 @@ def block(number: int, batch_time_ms: int) -> FoundBlock:
         records=10,
         payload_bytes=100,
     )
-    return FoundBlock(info, batch_time_ms)
+    return StoredBlock(0, batch_time_ms, NOW_MS, info)
 
 
 def batch(time_ms: int, state: BatchState = BatchState.ALLOCATED, **fields: Any) -> BatchRow:
@@ -86,7 +86,7 @@ REPLAY = FiledReplay("march", BatchState.COMPLETED, 3, 1, ("again",), None, 1, 2
 
 
 def found(**changes: Any) -> FoundStream:
-    inputs = (FoundInput("kafka", OLD, 0, 500, 480, 9),)
+    inputs = (BatchInputRow("flights", T0, "kafka", OLD, 0, 500, 480, 9),)
     fields: dict[str, Any] = {
         "stream": STREAM,
         "revisions": [REVISION],
@@ -94,7 +94,7 @@ def found(**changes: Any) -> FoundStream:
         "last_attempt": LAST_ATTEMPT,
         "topics": [topic("id-0", 1, current=False), topic("id-1", 2, current=True)],
         "positions": [position(OLD, 500), position(TP, 40)],
-        "segments": [FoundSegment("a", RECEIVER, 4, 400)],
+        "segments": [SegmentRow(0, "flights", "a", RECEIVER, 4, NOW_MS, None, 400, None, None)],
         "blocks": [block(0, T1), block(1, T2), block(2, T2), block(3, T3)],
         "batches": [
             FoundBatch(DONE, inputs, {"index": {"indexed": 480}}, (REPLAY,)),
@@ -140,13 +140,11 @@ def test_rows_are_inserted_in_parts_so_that_each_statement_ends_in_time(
         if statement.startswith("INSERT INTO "):
             inserted[statement.split()[2]].append(len(rows) if many else 1)
 
-    inputs = tuple(FoundInput(name, OLD, 0, 500, 480, 9) for name in "abcdefg")
+    inputs = tuple(BatchInputRow("flights", T0, name, OLD, 0, 500, 480, 9) for name in "abcdefg")
     event.listen(ledger.rebuild._database.engine, "before_cursor_execute", on_execute)
     ledger.rebuild.restore("flights", found(batches=[FoundBatch(DONE, inputs)]))
     assert (inserted["blocks"], inserted["batch_inputs"]) == ([3, 1], [3, 3, 1])
-    assert ledger.batches.inputs("flights", T0) == [
-        BatchInputRow("flights", T0, name, OLD, 0, 500, 480, 9) for name in "abcdefg"
-    ]
+    assert ledger.batches.inputs("flights", T0) == list(inputs)
 
 
 def test_work_goes_on_with_higher_epochs_from_the_same_positions(restored: Any, clock: Any) -> None:
@@ -224,6 +222,6 @@ def test_contradictions_change_nothing(ledger: Any) -> None:
     ledger.streams.register("flights", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
     with pytest.raises(LedgerConflictError):
         ledger.rebuild.restore("flights", found(blocks=[block(0, T1), block(0, T2)]))
-    with pytest.raises(LedgerError, match="Segments of some blocks are missing"):
+    with pytest.raises(KeyError):
         ledger.rebuild.restore("flights", found(segments=[]))
     assert ledger.positions.all("flights") == []

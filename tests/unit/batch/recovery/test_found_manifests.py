@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.batch.found_files import FoundManifests, listed_spans, read_manifests
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.ledger.rebuild import FoundInput
+from headrace.ledger.batch_tables import BatchInputRow
 from headrace.wal.storage import LogStorage, open_storage
 
 PARTITIONS = [TopicPartition("flights", "id-0", number) for number in range(4)]
@@ -42,8 +42,9 @@ def test_a_manifest_keeps_its_ranges_and_the_blocks_that_are_in_the_log(tmp_path
     data = (tmp_path / found.path).read_bytes()
     assert (found.batch_time_ms, found.sha256) == (10_000, hashlib.sha256(data).hexdigest())
     assert (found.blocks, found.records, found.payload_bytes) == (4, 36, 4_000)
+    key = ("flights", 10_000, "kafka")
     assert found.inputs == (
-        FoundInput("kafka", PARTITIONS[0], 10, 41, 26, 4), FoundInput("kafka", PARTITIONS[1], 0, 10, 10, 1),
+        BatchInputRow(*key, PARTITIONS[0], 10, 41, 26, 4), BatchInputRow(*key, PARTITIONS[1], 0, 10, 10, 1),
     )  # fmt: skip
     places = [("kafka", partition) for partition in PARTITIONS]
     assert found.spans == ((places[0], (10, 25)), (places[0], (30, 41)), (places[1], (0, 10)))
