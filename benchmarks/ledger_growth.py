@@ -99,7 +99,7 @@ class Grown:
             self._time("attempt: record", ledger.attempts.record_output, attempt, output, {"indexed": 1})
             batch = self._time("attempt: complete", ledger.attempts.complete, attempt)
         self._time("results: behind", ledger.results.behind, STREAM)
-        self._time("mark_checkpointed", found.mark_checkpointed, STREAM, batch_ms, "r", change=batch.change)
+        self._time("mark_checkpointed", found.mark_checkpointed, STREAM, [batch.filed("r", batch_ms)])
         self._replay(batch_ms)
         self._look(batch_ms)
 

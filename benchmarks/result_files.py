@@ -3,8 +3,9 @@
     python -m benchmarks.result_files [--batches 20000] [--storage URL] [--json]
 
 Writes the results of so many batches into a stream's folder, each as atomically and durably as a checkpoint task does,
-reads them as a rebuild does, and deletes them as a removal does. Then the same with 500 results in each file. Prints
-seconds and bytes for 30 days of batches of 10 s, extrapolated from the batches that were written.
+reads them as a rebuild does, and deletes them as a removal does. Then the same with 500 results in each file. Last, it
+notes the result files in a ledger on SQLite, one and 500 in a transaction. Prints seconds and bytes for 30 days of
+batches of 10 s, extrapolated from the batches that were written.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 from headrace.batch.manifest import decode_document, encode_document
 from headrace.batch.results import StoredResult, read_results, result_path
+from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.database import insert_all
 from headrace.ledger.states import BatchState
 from headrace.wal.storage import LogStorage, open_storage
 
@@ -123,6 +127,22 @@ def measure(folder: LogStorage, batches: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def mark_seconds(folder: Path, batches: int, at_once: int) -> float:
+    """Seconds to note the result files of so many batches in a new ledger."""
+    rows = [dataclasses.replace(result(number).row, result=0) for number in range(batches)]
+    with Ledger.open(f"sqlite:///{folder}/{at_once}.db") as ledger:
+        ledger.streams.register(
+            "orders", "{}", batch_interval_ms=INTERVAL_MS, block_interval_ms=200, outputs=("elasticsearch",)
+        )
+        with ledger.batches._database.write() as connection:
+            insert_all(connection, BatchRow.__table__, [row.to_columns() for row in rows])
+        held = [row.filed(f"results/{row.batch_time_ms}-4.json", row.batch_time_ms) for row in rows]
+        began = time.monotonic()
+        for first in range(0, batches, at_once):
+            ledger.batches.mark_checkpointed("orders", held[first : first + at_once])
+        return time.monotonic() - began
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=20_000)
@@ -131,6 +151,9 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         measured = measure(open_storage(options.storage or temporary).below("bench"), options.batches)
+        for at_once in (1, A_FILE):
+            seconds_taken = mark_seconds(Path(temporary), options.batches, at_once)
+            measured[f"{at_once} noted in a transaction"] = {"seconds": seconds_taken}
     times = DAYS / timedelta(milliseconds=INTERVAL_MS) / options.batches
     of_days = {name: {what: value * times for what, value in row.items()} for name, row in measured.items()}
     if options.json:
@@ -138,7 +161,7 @@ def main() -> int:
         return 0
     print(f"30 days of batches of {INTERVAL_MS // 1000} s, extrapolated from {options.batches:,}")
     for name, row in of_days.items():
-        print(f"{name:24}", ", ".join(f"{what} {value:,.1f}" for what, value in row.items()))
+        print(f"{name:28}", ", ".join(f"{what} {value:,.1f}" for what, value in row.items()))
     return 0
 
 

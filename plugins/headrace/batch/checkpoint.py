@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.batch.manifest import DocumentDamagedError, decode_document, encode_document
-from headrace.batch.results import load_row, retry_write, write_results
+from headrace.batch.results import load_row, retry_write, write_own_result, write_results
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.errors import HeadraceError
 from headrace.ledger.batch_tables import ReplayDefinitionRow
@@ -157,16 +157,14 @@ _OF_REMOVAL = ("removed_from_ms", "removed_until_ms", "removed_files_ms")
 
 
 def write_checkpoint(context: StreamContext, batch_time_ms: int) -> Checkpoint | None:
-    """Write the result files that are behind (`write_results`), then the stream's checkpoint, if it is due after this
-    batch; see `checkpoint_now`. Returns None if it is not due.
+    """Write the batch's result and some of the others that are behind (`write_own_result`), then the stream's
+    checkpoint, if it is due after this batch. Returns None if it is not due.
 
     Raises:
         StorageError: a file could not be written, in three tries.
     """
-    if checkpoint_is_due(context, batch_time_ms):
-        return checkpoint_now(context, batch_time_ms)
-    write_results(context)
-    return None
+    write_own_result(context, batch_time_ms)
+    return _store_checkpoint(context, batch_time_ms) if checkpoint_is_due(context, batch_time_ms) else None
 
 
 def checkpoint_is_due(context: StreamContext, batch_time_ms: int) -> bool:
@@ -182,12 +180,17 @@ def checkpoint_is_due(context: StreamContext, batch_time_ms: int) -> bool:
 
 
 def checkpoint_now(context: StreamContext, batch_time_ms: int) -> Checkpoint:
-    """Write the result files that are behind, then the stream's checkpoint; keeps the newest two.
+    """Write all result files that are behind, then the stream's checkpoint.
 
     Raises:
         StorageError: a file could not be written, in three tries.
     """
     write_results(context)
+    return _store_checkpoint(context, batch_time_ms)
+
+
+def _store_checkpoint(context: StreamContext, batch_time_ms: int) -> Checkpoint:
+    """Write the stream's checkpoint; keeps the newest two."""
     checkpoint = _make_checkpoint(context, batch_time_ms)
     retry_write(checkpoint.write)(context.storage)
     for path in checkpoint_paths(context.storage)[:-KEEP]:

@@ -18,7 +18,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import tenacity
@@ -26,6 +25,7 @@ import tenacity
 from headrace.batch.manifest import DocumentDamagedError, decode_document, encode_document
 from headrace.errors import HeadraceError
 from headrace.ledger.batch_tables import BatchRow, FiledReplay
+from headrace.ledger.results import LAST_MS
 from headrace.ledger.states import BatchState
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import StorageError, StoredFileMissingError
@@ -35,6 +35,8 @@ VERSION = 1
 FOLDER = "results"
 _NAME = re.compile(rf"{FOLDER}/(\d+)-(\d+)\.json")
 _AT_ONCE = 500
+# The run of a batch writes at most this many results of other batches.
+_OTHERS = 100
 # An object store takes 10 ms or more for each file.
 _WRITERS = 8
 _READERS = 16
@@ -113,21 +115,35 @@ def result_name(path: str) -> tuple[int, int] | None:
     return None if parts is None else (int(parts[1]), int(parts[2]))
 
 
-def write_results(context: StreamContext) -> int:
-    """Write the result files that are behind, and mark their batches; returns their number.
+def write_results(context: StreamContext, *, after_ms: int = 0, until_ms: int = LAST_MS) -> int:
+    """Write the result files that are behind, of batches of the times ``(after_ms, until_ms]``, and mark their batches;
+    returns their number.
 
     May be repeated after a crash, and run beside itself.
 
     Raises:
         StorageError: a file could not be written, in three tries; its batch is not marked.
     """
-    results, name, number, after_ms = context.ledger.results, context.name, 0, 0
-    with ThreadPoolExecutor(_WRITERS) as pool:
-        while rows := results.behind(name, _AT_ONCE, after_ms=after_ms):
-            list(pool.map(partial(_write, context), rows, results_of(context, rows)))
-            number += len(rows)
-            after_ms = rows[-1].batch_time_ms
+    results, number = context.ledger.results, 0
+    while rows := results.behind(context.name, _AT_ONCE, after_ms=after_ms, until_ms=until_ms):
+        _write_all(context, rows)
+        number += len(rows)
+        after_ms = rows[-1].batch_time_ms
     return number
+
+
+def write_own_result(context: StreamContext, batch_time_ms: int) -> int:
+    """Write the batch's result file if it is behind, then the oldest 100 others that are; returns their number.
+
+    So a batch does not wait for the results of a long range, and what nobody else writes is written by later batches.
+
+    Raises:
+        StorageError: a file could not be written, in three tries; its batch is not marked.
+    """
+    number = write_results(context, after_ms=batch_time_ms - 1, until_ms=batch_time_ms)
+    rows = context.ledger.results.behind(context.name, _OTHERS)
+    _write_all(context, rows)
+    return number + len(rows)
 
 
 def results_of(context: StreamContext, rows: Sequence[BatchRow]) -> Iterator[StoredResult]:
@@ -139,13 +155,9 @@ def results_of(context: StreamContext, rows: Sequence[BatchRow]) -> Iterator[Sto
     now_ms = ledger.now_ms()
     for row in rows:
         time_ms, path = row.batch_time_ms, result_path(row.batch_time_ms, row.change)
-        held = dataclasses.replace(row, result=row.change)
-        if row.state is BatchState.COMPLETED:
-            uri = f"{context.stream.folder_url}/{path}"
-            held = dataclasses.replace(held, checkpointed_at_ms=now_ms, checkpoint_uri=uri)
         written = recorded[time_ms]
         yield StoredResult(
-            held,
+            row.filed(f"{context.stream.folder_url}/{path}", now_ms),
             {output: each.counts for output, each in written.items()},
             {output: each.revision for output, each in written.items() if each.revision is not None},
             tuple(replays[time_ms]),
@@ -153,19 +165,30 @@ def results_of(context: StreamContext, rows: Sequence[BatchRow]) -> Iterator[Sto
         )
 
 
-def _write(context: StreamContext, before: BatchRow, result: StoredResult) -> None:
-    row, folder = result.row, context.storage
-    path = result_path(row.batch_time_ms, row.change)
-    retry_write(folder.write_atomically)(path, result.to_bytes())
-    context.ledger.batches.mark_checkpointed(
-        context.name,
-        row.batch_time_ms,
-        f"{context.stream.folder_url}/{path}",
-        change=row.change,
-        at_ms=row.checkpointed_at_ms,
-    )
-    if before.result:
-        folder.delete(result_path(row.batch_time_ms, before.result))
+def _write_all(context: StreamContext, rows: Sequence[BatchRow]) -> None:
+    """Write the results of these batches, mark those that are written, then delete the files that they replace."""
+    if not rows:
+        return
+    folder = context.storage
+    written, replaced, errors = list[BatchRow](), list[str](), list[BaseException]()
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        results = list(results_of(context, rows))
+        writes = [pool.submit(_write, folder, result) for result in results]
+        for before, result, write in zip(rows, results, writes, strict=True):
+            if (error := write.exception()) is not None:
+                errors.append(error)
+                continue
+            written.append(result.row)
+            if before.result:
+                replaced.append(result_path(before.batch_time_ms, before.result))
+        context.ledger.batches.mark_checkpointed(context.name, written)
+        list(pool.map(folder.delete, replaced))
+    if errors:
+        raise errors[0]
+
+
+def _write(folder: LogStorage, result: StoredResult) -> None:
+    retry_write(folder.write_atomically)(result_path(result.row.batch_time_ms, result.row.change), result.to_bytes())
 
 
 def read_result(folder: LogStorage, path: str) -> StoredResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from sqlalchemy import (
@@ -87,6 +87,12 @@ class BatchRow(Model):
     def first_time_ms(self) -> int:
         """The first of the batch times whose blocks it has: the earliest that it absorbed, else its own."""
         return min((self.batch_time_ms, *self.absorbed))
+
+    def filed(self, uri: str, now_ms: int) -> BatchRow:
+        """The row as its result file at ``uri`` holds it: checkpointed, if the batch has completed."""
+        if self.state is not BatchState.COMPLETED:
+            return replace(self, result=self.change)
+        return replace(self, result=self.change, checkpointed_at_ms=now_ms, checkpoint_uri=uri)
 
     def needs(self, steps: Sequence[str]) -> tuple[str, ...]:
         """Return the steps that the batch needs to complete, in a stream that has ``steps`` now.

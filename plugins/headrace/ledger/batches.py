@@ -6,11 +6,11 @@ An Airflow run whose date does not determine a batch time (of a coalescing strea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, and_, exists, func, insert, literal, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, exists, func, insert, literal, or_, select, update
 
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
@@ -39,10 +39,16 @@ from headrace.ledger.batch_tables import (
 from headrace.ledger.clock_corrections import CLOCK_SKEW_MS, take_back
 from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import BatchNotFoundError, BatchStateError
-from headrace.ledger.events import add_gap, record, remove_vanished
+from headrace.ledger.events import add_gap, record, record_batches, remove_vanished
 from headrace.ledger.model import partition_key
 from headrace.ledger.receiving_tables import blocks, unclaimed_sums, unclaimed_times
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
+
+_mark_result = (
+    update(batches)
+    .where(batches.c.stream == bindparam("of_stream"), batches.c.batch_time_ms == bindparam("time_ms"))
+    .values(result=bindparam("held"), checkpointed_at_ms=bindparam("at_ms"), checkpoint_uri=bindparam("uri"))
+)
 
 
 class Batches(Repository):
@@ -202,25 +208,32 @@ class Batches(Repository):
             rows = [row for row in rows if row.state not in left_out]
             return origins_of(connection, rows)
 
-    def mark_checkpointed(
-        self, stream: str, batch_time_ms: int, uri: str, *, change: int, at_ms: int | None = None
-    ) -> BatchRow:
-        """Note the result file that holds the batch as of this ``change``. If the batch had completed by then, it is
-        checkpointed: its log may be deleted from now on. A batch that has changed since needs another file.
+    def mark_checkpointed(self, stream: str, held: Collection[BatchRow]) -> None:
+        """Note the result files that hold these rows of batches, in one transaction. A batch that is completed in its
+        file, and has not changed since, is checkpointed: its log may be deleted from now on. One that has changed needs
+        another file.
 
-        Args:
-            at_ms: when the file was written; now by default.
+        Files of batches that were removed are passed over, and those that are older than the batch's file.
         """
         with self._database.write_stream(stream) as (connection, locked):
-            batch = require_batch(connection, stream, batch_time_ms)
-            if batch.result >= change:
-                return batch
-            values: dict[str, Any] = {"result": change}
-            if batch.change == change and batch.state is BatchState.COMPLETED:
-                values |= {"checkpointed_at_ms": at_ms or locked.now_ms, "checkpoint_uri": uri}
-                _event(connection, locked, EventKind.BATCH_CHECKPOINTED, batch_time_ms, {"uri": uri})
-            connection.execute(_this(stream, batch_time_ms).values(**values))
-            return require_batch(connection, stream, batch_time_ms)
+            rows: dict[int, BatchRow] = {}
+            for times in chunks([file.batch_time_ms for file in held]):
+                query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(times))
+                rows.update((row.batch_time_ms, row) for row in BatchRow.rows(connection, query))
+            values: list[dict[str, Any]] = []
+            uris: dict[int, dict[str, Any]] = {}
+            for file in held:
+                batch = rows.get(file.batch_time_ms)
+                if batch is None or batch.result >= file.change:
+                    continue
+                source = batch
+                if batch.change == file.change and batch.state is BatchState.COMPLETED:
+                    source, uris[file.batch_time_ms] = file, {"uri": file.checkpoint_uri}
+                of_file = {"of_stream": stream, "time_ms": file.batch_time_ms, "held": file.change}
+                values.append({**of_file, "at_ms": source.checkpointed_at_ms, "uri": source.checkpoint_uri})
+            if values:
+                connection.execute(_mark_result, values)
+            record_batches(connection, stream, locked.now_ms, EventKind.BATCH_CHECKPOINTED, uris)
 
     def mark_cleaned(self, stream: str, batch_time_ms: int, details: Mapping[str, Any] | None = None) -> BatchRow:
         """Note that nothing of the batch is left in the log. A second call changes nothing.

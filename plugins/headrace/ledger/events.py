@@ -58,6 +58,16 @@ def record_all(
         connection.execute(_insert_event, rows)
 
 
+def record_batches(
+    connection: Connection, stream: str, now_ms: int, kind: EventKind, payloads: Mapping[int, Mapping[str, Any]]
+) -> None:
+    """Add an event of one kind for each of these batch times, like `record_all`."""
+    if payloads:
+        of_all = {"stream": stream, "at_ms": now_ms, "kind": kind.value, "block_id": None}
+        rows = [{**of_all, "batch_time_ms": time, "payload": dict(payload)} for time, payload in payloads.items()]
+        connection.execute(_insert_event, rows)
+
+
 def record_block(connection: Connection, stream: str, now_ms: int, block_id: int, payload: Mapping[str, Any]) -> None:
     """Add a block's event. It is deleted with the block's row, and is not in the batches' timelines."""
     of_block = {"stream": stream, "at_ms": now_ms, "kind": EventKind.BLOCK_ADDED.value, "batch_time_ms": None}

@@ -29,12 +29,16 @@ from headrace.ledger.receiving_tables import MovedBlock, blocks, segments, uncla
 from headrace.ledger.states import AttemptState, BatchState
 from headrace.ledger.tables import streams
 
+LAST_MS = 2**63 - 1
+"""No batch time is later."""
+
 
 class Results(Repository):
     """Finds the batches whose result files are behind, and what result files and checkpoints hold."""
 
-    def behind(self, stream: str, limit: int = 500, *, after_ms: int = 0) -> list[BatchRow]:
-        """Return batches that have changed since their result files were written, the oldest after ``after_ms`` first.
+    def behind(self, stream: str, limit: int = 500, *, after_ms: int = 0, until_ms: int = LAST_MS) -> list[BatchRow]:
+        """Return batches of the times ``(after_ms, until_ms]`` that have changed since their result files were written,
+        the oldest first.
 
         A batch that was never run to an end, and whose attempt is still to begin or to end, needs none: its manifest
         holds all that is known of it.
@@ -44,6 +48,7 @@ class Results(Repository):
             batches.c.stream == stream,
             batches.c.result < batches.c.change,
             batches.c.batch_time_ms > after_ms,
+            batches.c.batch_time_ms <= until_ms,
             ~unended,
         )
         return self._rows(BatchRow, query.order_by(batches.c.batch_time_ms).limit(limit))

@@ -215,14 +215,16 @@ class RepairCheckpointOperator(BatchStepOperator):
         super().__init__(stream=stream, outlets=[batch_alias(stream), *outlets], **kwargs)
 
     def execute(self, context: Context) -> None:
-        """Emit the events; write a checkpoint if one is due; clean up."""
+        """Emit the events; write all results, and a checkpoint if one is due; clean up."""
         from headrace.batch.checkpoint import write_checkpoint
         from headrace.batch.cleanup import clean_up
+        from headrace.batch.results import write_results
 
         with self.opened() as stream_context:
             ledger, name = stream_context.ledger, stream_context.name
             times = emit_events_of_repair(context, ledger, name)
             self.log.info("Batches completed by this repair: %s.", ", ".join(map(time_text, times)) or "nothing")
+            write_results(stream_context)
             for batch in ledger.batches.page(name, 1):
                 write_checkpoint(stream_context, batch.batch_time_ms)
             clean_up(stream_context)

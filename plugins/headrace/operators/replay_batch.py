@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
     from headrace.runs.batch_run import RunRequest
     from headrace.stream import Stream
+    from headrace.stream_context import StreamContext
 
 
 class RangeOperator(SparkAttemptOperator):
@@ -30,7 +31,7 @@ class RangeOperator(SparkAttemptOperator):
 
     def run_range(
         self,
-        ledger: Ledger,
+        stream_context: StreamContext,
         request: RunRequest,
         context: Context,
         *,
@@ -40,8 +41,8 @@ class RangeOperator(SparkAttemptOperator):
         target: str = "",
         ordered: bool = False,
     ) -> dict[str, int]:
-        """Run what is left of the request's range, in one process (``headrace.spark.range_run``). Returns the numbers
-        of the range.
+        """Run what is left of the request's range, in one process (``headrace.spark.range_run``), and write the results
+        of its batches. Returns the numbers of the range.
 
         Args:
             outputs: the outputs that the run writes of each batch.
@@ -53,9 +54,12 @@ class RangeOperator(SparkAttemptOperator):
         Raises:
             AirflowFailException: no batch of the range can be run.
             BatchTaskError: batches have failed, or are left; the next try goes on with them.
+            StorageError: a result could not be written; the next try writes it.
         """
         from headrace.batch.batch_range import RangeError, RangeProgress
+        from headrace.batch.results import write_results
 
+        ledger = stream_context.ledger
         read = partial(RangeProgress.of, ledger, self.stream.name, outputs=outputs, target=target, ordered=ordered)
         try:
             batches, progress = self._range(ledger, request, read, definition=definition, target=target)
@@ -71,6 +75,8 @@ class RangeOperator(SparkAttemptOperator):
             free = partial(self._free, ledger, batches, progress.left[: 1 if ordered else None], target)
             self._run_range_process(ledger, self._begun(free, lambda batch: begin(batch, attributes)), context)
             progress = read(batches)
+        # Those that the process has not written, or that a killed one had left.
+        write_results(stream_context, after_ms=batches.after_ms, until_ms=batches.until_ms)
         numbers = progress.to_dict()
         context["ti"].xcom_push("range", numbers)
         if not progress.left:
@@ -187,7 +193,9 @@ class ReplayBatchOperator(RangeOperator):
         return self.replay
 
     def run_step(self, context: Context) -> Any:
-        """Replay the batch of this run's logical date."""
+        """Replay the batch of this run's logical date, and write its result."""
+        from headrace.batch.results import write_own_result
+
         request = run_request(context, self.replay, options=RANGE_OPTIONS)
         if not request.wants(self.step):
             raise AirflowSkipException(f"This run does not ask for {self.step}, so there is nothing to replay.")
@@ -200,6 +208,7 @@ class ReplayBatchOperator(RangeOperator):
         with self.opened() as stream_context:
             while (awaited := self._replay(stream_context.ledger, batch_time_ms, context, request)) is not None:
                 self.wait(awaited)
+            write_own_result(stream_context, batch_time_ms)
         return None
 
     def _replay_range(self, context: Context, request: RunRequest) -> dict[str, int]:
@@ -210,7 +219,7 @@ class ReplayBatchOperator(RangeOperator):
                 return self._begin(ledger, batch.batch_time_ms, context, attributes)
 
             return self.run_range(
-                ledger,
+                stream_context,
                 request,
                 context,
                 outputs=(self.step,),
@@ -321,4 +330,6 @@ class RepeatBatchesOperator(RangeOperator):
             def begin(batch: BatchRow, attributes: Mapping[str, Any]) -> Attempt:
                 return self.begin(ledger, batch, context, steps=steps, attributes=attributes, force=True)
 
-            return self.run_range(ledger, request, context, outputs=steps, begin=begin, ordered=self.stream.is_ordered)
+            return self.run_range(
+                stream_context, request, context, outputs=steps, begin=begin, ordered=self.stream.is_ordered
+            )

@@ -5,7 +5,8 @@
    and Airflow run. A live attempt of another run is waited for.
 3. Run it (``attempt``) in its thread's Spark session, or in Spark jobs that the batches share (``shared_jobs``). So
    what a batch costs beside its records, in Spark and in the ledger, passes while other batches are written.
-4. Report how far the range is, every few seconds.
+4. Every few seconds, write the results of its batches (``headrace.batch.results``), which would delay the stream's own
+   runs, and report how far the range is.
 
 A batch that fails does not stop the others. But if as many fail in a row as run at a time, an output is unavailable or
 the code is wrong: the run ends, and what is left is for the task's retry. An ordered range has one batch at a time, and
@@ -25,6 +26,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from headrace.batch.batch_range import RangeProgress, TimeRange
+from headrace.batch.results import write_results
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import TRY_NUMBER, HeadraceError
 from headrace.ledger.errors import AttemptFencedError, SlotBusyError
@@ -189,8 +191,16 @@ class RangeRunner:
                 thread.join(_POLL_SECONDS / len(threads))
             now = time.monotonic()
             if now >= next_report:
-                next_report = now + _REPORT_SECONDS
+                self._write_results()
                 self._report(self._progress(now - started, before))
+                next_report = time.monotonic() + _REPORT_SECONDS
+
+    def _write_results(self) -> None:
+        try:
+            write_results(self._context, after_ms=self._range.after_ms, until_ms=self._range.until_ms)
+        except (HeadraceError, OSError) as error:
+            # The task tries again when the process has ended.
+            self._report(f"results are not written yet: {error}")
 
     def _progress(self, seconds: float, before: int) -> str:
         done = self._done - before

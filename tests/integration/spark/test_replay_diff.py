@@ -262,8 +262,7 @@ def test_batches_that_are_not_read_are_listed_with_the_reason(
     # Its blocks share a segment with the other batches', so a real cleanup would not take them.
     with contextlib.closing(sqlite3.connect(batch.stream.ledger.removeprefix("sqlite:///"))) as database, database:
         database.execute("UPDATE batches SET cleaned_at_ms = 1 WHERE batch_time_ms = 10000")
-    change = batch.ledger.batches.get("clicks", 10_000).change
-    batch.ledger.batches.mark_checkpointed("clicks", 10_000, "result", change=change)
+    batch.ledger.batches.mark_checkpointed("clicks", [batch.ledger.batches.get("clicks", 10_000).filed("result", 1)])
     assert batch.ledger.removal.remove_batches("clicks", 20_000) == 1
     kept = "removed, since the stream keeps batches for limits.history"
     with pytest.raises(PreviewError, match=r"no batch from .* 1970-01-01T00:00:10Z: removed"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,8 @@ from headrace.batch.cleanup import clean_up
 from headrace.batch.manifest import decode_document, encode_document
 from headrace.batch.results import StoredResult, read_results, result_path, write_results
 from headrace.ledger import BatchState
-from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.batch_tables import Attempt, BatchRow
+from headrace.ledger.errors import LedgerError
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import LogStorage
 
@@ -163,14 +165,104 @@ def test_a_damaged_result_falls_back_to_an_older_one(receiving: Receiving) -> No
 
 def test_the_results_of_many_batches_are_written(receiving: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.batch.results._AT_ONCE", 4)
-    times = [START_MS + step * 10_000 for step in range(1, 12)]
-    receiving.clock.advance(200_000)
+    times, mark = completed(receiving, 11), receiving.ledger.batches.mark_checkpointed
+    marked: list[int] = []
+
+    def counted(stream: str, held: Collection[BatchRow]) -> None:
+        marked.append(len(held))
+        mark(stream, held)
+
+    monkeypatch.setattr(receiving.ledger.batches, "mark_checkpointed", counted)
+    assert write_results(receiving.context) == len(times)
+    assert marked == [4, 4, 3]
+    assert sorted(results(receiving)) == times
+    assert behind(receiving) == []
+
+
+def completed(receiving: Receiving, number: int) -> list[int]:
+    """So many batches that have completed, and have no result yet."""
+    times = [START_MS + step * 10_000 for step in range(1, number + 1)]
+    receiving.clock.advance(10_000 * number)
     for time_ms in times:
         take(receiving, time_ms)
         receiving.complete(time_ms)
-    assert write_results(receiving.context) == len(times)
+    return times
+
+
+def behind(receiving: Receiving) -> list[int]:
+    return [row.batch_time_ms for row in receiving.ledger.results.behind("shop")]
+
+
+def test_a_batch_writes_its_own_result_and_the_oldest_of_the_others(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.batch.results._OTHERS", 3)
+    times = completed(receiving, 8)
+    write_checkpoint(receiving.context, times[6])
+    assert behind(receiving) == [*times[3:6], times[7]]
+    # The next batches write what is left, also if they have nothing of their own to write.
+    write_checkpoint(receiving.context, times[6])
+    write_checkpoint(receiving.context, times[6])
+    assert behind(receiving) == []
     assert sorted(results(receiving)) == times
-    assert receiving.ledger.results.behind("shop") == []
+
+
+def test_results_of_a_range_of_times_are_written(receiving: Receiving) -> None:
+    times = completed(receiving, 5)
+    assert write_results(receiving.context, after_ms=times[1], until_ms=times[3]) == 2
+    assert behind(receiving) == [times[0], times[1], times[4]]
+
+
+class FailingFolder:
+    """A storage in which writes to paths with ``part`` in them fail."""
+
+    def __init__(self, storage: LogStorage, part: str) -> None:
+        self._storage, self._part = storage, part
+
+    def write_atomically(self, path: str, data: bytes, *, exclusive: bool = False) -> None:
+        if self._part in path:
+            raise StorageError("the store is away")
+        self._storage.write_atomically(path, data, exclusive=exclusive)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._storage, name)
+
+
+def test_a_result_that_cannot_be_written_does_not_hold_up_the_others(receiving: Receiving) -> None:
+    times, context = completed(receiving, 4), receiving.context
+    folder = context.storage
+    context.storage = FailingFolder(folder, str(times[1]))  # type: ignore[assignment]
+    with pytest.raises(StorageError, match="away"):
+        write_results(context)
+    assert behind(receiving) == [times[1]]
+    context.storage = folder
+    assert write_results(context) == 1
+
+
+def test_results_whose_marking_was_cut_off_are_written_again(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times, folder = completed(receiving, 3), receiving.storage.below("shop")
+    write_results(receiving.context)
+    run: dict[str, Any] = {"holder": "again", "way": "connect", "lease_ms": 60_000, "force": True}
+    for time_ms in times:
+        receiving.ledger.attempts.fail(receiving.ledger.attempts.begin("shop", time_ms, **run), "boom")
+    with monkeypatch.context() as patch, pytest.raises(LedgerError):
+        patch.setattr(receiving.ledger.batches, "mark_checkpointed", raising(LedgerError("the ledger is away")))
+        write_results(receiving.context)
+    # The older files stay until the newer ones are marked.
+    assert len(folder.paths("results")) == 6
+    assert behind(receiving) == times
+    assert write_results(receiving.context) == 3
+    assert len(folder.paths("results")) == 3
+    assert {result.row.state for result in results(receiving).values()} == {BatchState.FAILED}
+
+
+def raising(error: Exception) -> Any:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    return refuse
 
 
 def test_a_result_has_what_each_output_recorded(receiving: Receiving) -> None:

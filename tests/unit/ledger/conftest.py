@@ -119,7 +119,8 @@ class World:
         batch = self.ledger.attempts.complete(attempt)
         if not checkpoint:
             return batch
-        return batches.mark_checkpointed(STREAM, batch_time_ms, "r/1", change=batch.change)
+        batches.mark_checkpointed(STREAM, [batch.filed("r/1", self.ledger.now_ms())])
+        return batches.get(STREAM, batch_time_ms)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sqlalchemy import select
 from headrace.blocks import OffsetRange
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, EventKind
+from headrace.ledger.database import Database
 from headrace.ledger.errors import (
     AllocationConflictError,
     AlreadyCompletedError,
@@ -277,25 +279,60 @@ def test_an_unknown_batch_is_named(world: Any) -> None:
 def test_only_a_completed_batch_is_checkpointed(filled: Any) -> None:
     before = filled.allocate(T1)
     batches = filled.ledger.batches
-    noted = batches.mark_checkpointed("flights", T1, "r/1", change=before.change)
+    batches.mark_checkpointed("flights", [before.filed("r/1", 1)])
+    noted = batches.get("flights", T1)
     assert (noted.result, noted.checkpointed_at_ms) == (before.change, None)
     batch = filled.complete(T1, checkpoint=False)
     assert batch.change > before.change
     assert [row.batch_time_ms for row in filled.ledger.results.behind("flights")] == [T1]
-    noted = batches.mark_checkpointed("flights", T1, "r/2", change=batch.change)
-    assert (noted.checkpoint_uri, noted.checkpointed_at_ms) == ("r/2", filled.clock.now_ms())
+    batches.mark_checkpointed("flights", [batch.filed("r/2", 7)])
+    noted = batches.get("flights", T1)
+    assert (noted.checkpoint_uri, noted.checkpointed_at_ms) == ("r/2", 7)
+    assert noted == batch.filed("r/2", 7)
     # A writer that was late does not take its place.
-    assert batches.mark_checkpointed("flights", T1, "r/1", change=before.change) == noted
+    batches.mark_checkpointed("flights", [before.filed("r/1", 8)])
+    assert batches.get("flights", T1) == noted
     assert filled.ledger.results.behind("flights") == []
 
 
 def test_a_batch_that_changed_while_its_result_was_written_is_not_checkpointed(filled: Any) -> None:
     filled.allocate(T1)
-    batch = filled.complete(T1, checkpoint=False)
+    filled.allocate(T2)
+    batch, other = filled.complete(T1, checkpoint=False), filled.complete(T2, checkpoint=False)
     filled.ledger.attempts.begin("flights", T1, **RUN, force=True)
-    noted = filled.ledger.batches.mark_checkpointed("flights", T1, "r/1", change=batch.change)
+    batches = filled.ledger.batches
+    batches.mark_checkpointed("flights", [batch.filed("r/1", 7), other.filed("r/2", 7)])
+    noted = batches.get("flights", T1)
     assert (noted.result, noted.checkpointed_at_ms) == (batch.change, None)
     assert [row.batch_time_ms for row in filled.ledger.results.behind("flights")] == [T1]
+    assert batches.get("flights", T2).checkpoint_uri == "r/2"
+    kinds = [EventKind.BATCH_CHECKPOINTED]
+    events = filled.ledger.events.page("flights", kinds=kinds)
+    assert [(event.batch_time_ms, event.payload) for event in events] == [(T2, {"uri": "r/2"})]
+
+
+def test_the_file_of_a_removed_batch_is_passed_over(filled: Any) -> None:
+    filled.allocate(T1)
+    batch = filled.complete(T1, checkpoint=False)
+    gone = replace(batch, batch_time_ms=T2)
+    filled.ledger.batches.mark_checkpointed("flights", [gone.filed("r/2", 7), batch.filed("r/1", 7)])
+    assert filled.ledger.batches.get("flights", T1).checkpoint_uri == "r/1"
+
+
+def test_the_files_of_many_batches_are_noted_in_one_transaction(filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled.allocate(T1)
+    filled.allocate(T2)
+    held = [filled.complete(time_ms, checkpoint=False).filed("r", 7) for time_ms in (T1, T2)]
+    database = filled.ledger.batches._database
+    writes = []
+
+    def counted(stream: str) -> Any:
+        writes.append(stream)
+        return Database.write_stream(database, stream)
+
+    monkeypatch.setattr(database, "write_stream", counted)
+    filled.ledger.batches.mark_checkpointed("flights", held)
+    assert writes == ["flights"]
 
 
 def test_an_abandoned_batch_is_a_gap(filled: Any) -> None:

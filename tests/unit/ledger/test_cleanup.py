@@ -63,7 +63,7 @@ def test_a_segment_goes_when_every_batch_in_it_is_done_with(logged: Any) -> None
     assert removable(logged) == []
     batch = logged.complete(T1, checkpoint=False)
     assert removable(logged) == []
-    logged.ledger.batches.mark_checkpointed("flights", T1, "r/1", change=batch.change)
+    logged.ledger.batches.mark_checkpointed("flights", [batch.filed("r/1", 1)])
     assert removable(logged) == ["a"]
     assert removable(logged, before_ms=T1) == []
     logged.complete(T2)
@@ -107,7 +107,7 @@ def test_an_abandoned_batch_lets_its_segments_go(logged: Any) -> None:
     batch = batches.abandon("flights", T1, "poison")
     # Without its result a rebuilt ledger would run it again.
     assert removable(logged) == []
-    batches.mark_checkpointed("flights", T1, "r", change=batch.change)
+    batches.mark_checkpointed("flights", [batch.filed("r", 1)])
     assert removable(logged) == ["a"]
 
 

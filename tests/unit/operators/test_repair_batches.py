@@ -101,7 +101,7 @@ def runs(stream, source, make_task, until, ledger, connectable):
     return Runs(stream, source, make_task, until)
 
 
-def test_what_failed_is_repaired_once_its_output_has_succeeded_for_another_batch(runs, toy_batch, ledger):
+def test_what_failed_is_repaired_once_its_output_has_succeeded_for_another_batch(runs, toy_batch, ledger, monkeypatch):
     failed = [runs.fail(toy_batch)[0] for _ in range(2)]
     assert runs.nothing_is_due()
     assert runs.trigger().poll(ledger) is None
@@ -114,10 +114,13 @@ def test_what_failed_is_repaired_once_its_output_has_succeeded_for_another_batch
     assert [runs.state(time_ms) for time_ms in failed] == ["completed", "completed"]
     attempt = ledger.attempts.of_batch("flights", failed[0])[-1]
     assert (attempt.attributes["run_id"], attempt.attributes["repair"]) == (repair.run_id, True)
+    monkeypatch.setattr("headrace.batch.results._OTHERS", 0)
     CheckpointOperator(task_id="checkpoint", stream=runs.stream).execute(task.context)
     assert [event["batch_time_ms"] for event in task.events] == [at_ms], "a run reports its own batch alone"
     RepairCheckpointOperator(task_id="checkpoint", stream=runs.stream).execute(repair.context)
     assert [event["batch_time_ms"] for event in repair.events] == failed
+    # No other run has to write the results of what was repaired.
+    assert runs.ledger.results.behind(runs.stream.name) == []
 
 
 def test_a_run_does_its_own_batch_alone(runs, toy_batch):

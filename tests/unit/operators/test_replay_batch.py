@@ -15,6 +15,7 @@ from headrace.operators.wal_spark_submit import BatchTaskError
 from headrace.stream import KeyIds, RecordIds
 from headrace.stream.stream import replayed
 from headrace.timetables.micro_batch import from_ms
+from headrace.wal.errors import StorageError
 
 
 def run(stream, task, *, document_ids=None, **options) -> None:
@@ -218,6 +219,32 @@ def test_a_changed_definition_begins_a_range_again(stream, day, toy_batch, conne
     run_range(stream, task)
     run_range(stream, task.again(run_id="day", try_number=2), index="flights-v3")
     assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [2, 2]
+
+
+@pytest.mark.usefixtures("toy_batch", "connectable")
+def test_a_range_writes_the_results_of_its_batches(stream, day, ledger, monkeypatch):
+    times, task = day(3)
+    complete(ledger, *times)
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr("headrace.batch.results.write_results", refuse)
+        run_range(stream, task)
+    assert ledger.results.written("flights") == {}
+    # The next try has nothing else to do.
+    run_range(stream, task.again(run_id="day", try_number=2))
+    assert list(ledger.results.written("flights")) == times
+    assert ledger.results.behind("flights") == []
+
+
+def test_a_replay_of_one_batch_writes_its_result(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    complete(ledger, at_ms)
+    run(stream, task)
+    assert list(ledger.results.written("flights")) == [at_ms]
+    assert ledger.results.behind("flights") == []
+
+
+def refuse(*_, **__):
+    raise StorageError("the disk is full")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from headrace.spark.range_run import RangeIncompleteError, RangeResult, RangeRun
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 from headrace.stream.stream import replayed
 from headrace.stream_context import StreamContext
+from headrace.wal.errors import StorageError
 
 INTERVAL_MS = 10_000
 
@@ -120,6 +121,12 @@ class Rig:
             raise HeadraceError("the index said no")
 
         self.acts.update(dict.fromkeys(times, refuse))
+
+    def complete(self, time_ms: int) -> None:
+        """By the batch's own run."""
+        claim = self.ledger.attempts.begin("shop", time_ms, holder="t", way="connect", lease_ms=5_000)
+        self.ledger.attempts.record_output(claim, "elasticsearch", {})
+        assert self.ledger.attempts.complete(claim).state is BatchState.COMPLETED
 
     def states(self) -> list[str]:
         rows = self.ledger.replays.between("shop", "v2", 0, 1 << 60)
@@ -292,6 +299,31 @@ def test_a_reader_that_is_gone_ends_the_run(rig: Rig) -> None:
     assert rig.ran == rig.times[:1]
 
 
+def test_the_results_of_a_range_are_written_while_it_runs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_run, "_REPORT_SECONDS", 0.01)
+    for time_ms in rig.times:
+        rig.complete(time_ms)
+    # The first is not of the range: its own run writes its result.
+    rig.after_ms = rig.times[0]
+
+    def written() -> set[int]:
+        return set(rig.ledger.results.written("shop"))
+
+    rig.acts[rig.times[7]] = lambda: eventually(lambda: written() >= set(rig.times[1:7]))
+    rig.run(threads=1)
+    assert rig.times[0] not in written()
+
+
+def test_results_that_cannot_be_written_do_not_end_a_range(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> int:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(range_run, "_REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(range_run, "write_results", refuse)
+    rig.acts[rig.times[7]] = lambda: eventually(lambda: any("disk is full" in line for line in rig.reported))
+    assert rig.run(threads=1).batches == 8
+
+
 def test_a_range_leaves_out_what_has_no_records_of_its_own(rig: Rig) -> None:
     rig.ledger.batches.abandon("shop", rig.times[0], "lost")
     assert rig.progress().left_out == {"abandoned": 1}
@@ -299,9 +331,7 @@ def test_a_range_leaves_out_what_has_no_records_of_its_own(rig: Rig) -> None:
 
 
 def test_only_batches_that_have_completed_are_run_again(rig: Rig) -> None:
-    claim = rig.ledger.attempts.begin("shop", rig.times[1], holder="t", way="connect", lease_ms=5_000)
-    rig.ledger.attempts.record_output(claim, "elasticsearch", {})
-    assert rig.ledger.attempts.complete(claim).state is BatchState.COMPLETED
+    rig.complete(rig.times[1])
     progress = rig.progress(target="")
     assert [batch.batch_time_ms for batch in progress.left] == [rig.times[1]]
     assert progress.left_out == {"not completed yet": 7}

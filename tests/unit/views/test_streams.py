@@ -43,8 +43,8 @@ def checkpointed(shop: Shop, definition: str) -> None:
     batch_time_ms = shop.latest()
     shop.complete(shop.begin(batch_time_ms))
     register(shop, definition)
-    change = shop.ledger.batches.get("shop", batch_time_ms).change
-    shop.ledger.batches.mark_checkpointed("shop", batch_time_ms, "result", change=change)
+    batch = shop.ledger.batches.get("shop", batch_time_ms)
+    shop.ledger.batches.mark_checkpointed("shop", [batch.filed("result", shop.ledger.now_ms())])
 
 
 def test_a_checkpointed_batch_is_held_as_long_as_its_stream_remembers_it_and_until_the_next_batch(shop: Shop) -> None:

@@ -220,7 +220,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             attempt = self.ledger.attempts.begin(STREAM, time_ms, holder="model", way="connect", lease_ms=5_000)
             self.ledger.attempts.record_output(attempt, "o", {})
             self.ledger.attempts.complete(attempt)
-            batches.mark_checkpointed(STREAM, time_ms, "r", change=batches.get(STREAM, time_ms).change)
+            batches.mark_checkpointed(STREAM, [batches.get(STREAM, time_ms).filed("r", 1)])
 
     @rule()
     def clean_up(self) -> None:
