@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from headrace.batch.found_files import FolderContents, FoundManifest, Place, Span, is_over, listed_spans
 from headrace.batch.manifest import ManifestError
@@ -131,7 +130,7 @@ class _Finder:
     def _add(self, row: BatchRow, inputs: Sequence[BatchInputRow], result: StoredResult) -> None:
         row = dataclasses.replace(row, change=max(row.change, self._changes[row.batch_time_ms] + 1))
         self.batches.append(FoundBatch(row, inputs, result.outputs, result.replays, result.revisions))
-        self.batches += [FoundBatch(_absorbed_row(row, absorbed_ms)) for absorbed_ms in row.absorbed]
+        self.batches += [FoundBatch(row.absorbs(absorbed_ms)) for absorbed_ms in row.absorbed]
 
     def unknown(self, batch_time_ms: int) -> None:
         """Add a batch that has only a manifest: no attempt at it has ended, or its result was not written yet."""
@@ -159,28 +158,18 @@ class _Finder:
             revision=self._stream.revision,
             manifest_uri=f"{self._folder_url}/{manifest.path}",
             manifest_sha256=manifest.sha256,
-            code_version=None,
             blocks=manifest.blocks,
             records=manifest.records,
             payload_bytes=manifest.payload_bytes,
             absorbed=absorbed,
-            absorbed_by_ms=None,
-            attempt=0,
             allocated_at_ms=self._now_ms,
-            started_at_ms=None,
-            completed_at_ms=None,
-            checkpointed_at_ms=None,
-            checkpoint_uri=None,
-            cleaned_at_ms=None,
-            cleanup=None,
-            error=None,
             late_records=late_records(self._stream, taken),
             built=manifest.is_built,
             change=self._changes[batch_time_ms] + 1,
         )
         self.batches.append(FoundBatch(row, manifest.inputs))
         self._absorbed.update(absorbed)
-        self.batches += [FoundBatch(_absorbed_row(row, absorbed_ms)) for absorbed_ms in absorbed]
+        self.batches += [FoundBatch(row.absorbs(absorbed_ms)) for absorbed_ms in absorbed]
 
     def _note_reads_kafka(self, batch_time_ms: int) -> None:
         """Cleanup deletes a batch's log only after its result is durable, so somebody else deleted it."""
@@ -307,37 +296,3 @@ def first_batch_time(stream: StreamRow, info: BlockInfo) -> int:
     event_ms = info.event_time_ms
     cut_ms = info.cut_time_ms if event_ms is None else max(0, min(event_ms, info.cut_time_ms))
     return stream.batch_time_after(cut_ms)
-
-
-# An absorbed time never has these.
-_OF_A_RUN = (
-    "code_version",
-    "started_at_ms",
-    "completed_at_ms",
-    "checkpointed_at_ms",
-    "checkpoint_uri",
-    "cleanup",
-    "error",
-    "required",
-    "steps",
-)
-
-
-def _absorbed_row(row: BatchRow, batch_time_ms: int) -> BatchRow:
-    cleared: dict[str, Any] = dict.fromkeys(_OF_A_RUN)
-    return dataclasses.replace(
-        row,
-        batch_time_ms=batch_time_ms,
-        state=BatchState.ABSORBED,
-        absorbed=(),
-        absorbed_by_ms=row.batch_time_ms,
-        blocks=0,
-        records=0,
-        payload_bytes=0,
-        late_records=0,
-        built=False,
-        change=0,
-        result=0,
-        abandoned_steps={},
-        **cleared,
-    )

@@ -5,10 +5,9 @@ A batch can also be built from Kafka by timestamps, for a time before the stream
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
-from typing import Any
 
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
@@ -33,6 +32,10 @@ from headrace.ledger.model import partition_key
 from headrace.ledger.receiving_tables import StoredBlock, positions, unclaimed_times
 from headrace.ledger.states import BatchState, EventKind
 from headrace.ledger.tables import StreamRow, streams
+
+_OF_EVENT = ("blocks", "records", "payload_bytes", "late_records", "built", "absorbed", "interval_ms")
+# What a batch without ranges keeps when it gets them.
+_OF_EMPTY = ("stream", "batch_time_ms", "absorbed", "attempt", "abandoned_steps", "change", "result")
 
 
 class Allocations(Repository):
@@ -110,46 +113,38 @@ class Allocations(Repository):
                     f"its manifest {blocks_expected}.",
                     remedy="Seal the batch time before you list its blocks for the manifest.",
                 )
-            base = {
-                "stream": stream,
-                "revision": locked.row.revision,
-                "manifest_uri": manifest_uri,
-                "manifest_sha256": manifest_sha256,
-                "interval_ms": locked.row.batch_interval_ms,
-                "allocated_at_ms": locked.now_ms,
-            }
-            sums: dict[str, Any] = {
-                "blocks": len(taken),
-                "records": sum(block.info.records for block in taken),
-                "payload_bytes": sum(block.info.payload_bytes for block in taken),
-                "late_records": late_records(locked.row, taken),
-                "built": ranges is not None,
-            }
-            if ranges is not None:
-                sums["records"] = sum(row.records for row in ranges)
-            insert_absorbed(connection, base, batch_time_ms, absorbed)
+            row = BatchRow(
+                stream=stream,
+                batch_time_ms=batch_time_ms,
+                interval_ms=locked.row.batch_interval_ms,
+                state=BatchState.ALLOCATED,
+                revision=locked.row.revision,
+                manifest_uri=manifest_uri,
+                manifest_sha256=manifest_sha256,
+                allocated_at_ms=locked.now_ms,
+                blocks=len(taken),
+                records=sum(block.info.records for block in taken)
+                if ranges is None
+                else sum(each.records for each in ranges),
+                payload_bytes=sum(block.info.payload_bytes for block in taken),
+                absorbed=tuple(absorbed),
+                late_records=late_records(locked.row, taken),
+                built=ranges is not None,
+            )
+            insert_all(connection, batches, (row.absorbs(time_ms).to_columns() for time_ms in absorbed))
             if existing is None:
-                connection.execute(
-                    insert(batches).values(
-                        **base,
-                        **sums,
-                        batch_time_ms=batch_time_ms,
-                        state=BatchState.ALLOCATED,
-                        attempt=0,
-                        absorbed=absorbed,
-                    )
-                )
+                connection.execute(insert(batches).values(row.to_columns()))
             else:
-                replace(connection, existing, locked.now_ms, {**base, **sums})
+                replace(connection, row, locked.now_ms)
             taken_ranges = sum_inputs(stream, batch_time_ms, taken) if ranges is None else ranges
-            insert_all(connection, batch_inputs, (row.to_columns() for row in taken_ranges))
+            insert_all(connection, batch_inputs, (each.to_columns() for each in taken_ranges))
             for part in chunks([*absorbed, batch_time_ms]):
                 connection.execute(
                     delete(unclaimed_times).where(
                         unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms.in_(part)
                     )
                 )
-            payload = {**sums, "absorbed": absorbed, "interval_ms": locked.row.batch_interval_ms}
+            payload = {name: getattr(row, name) for name in _OF_EVENT}
             record(connection, stream, locked.now_ms, EventKind.BATCH_ALLOCATED, payload, batch_time_ms=batch_time_ms)
             return require_batch(connection, stream, batch_time_ms)
 
@@ -191,28 +186,6 @@ def _check_absorbed(connection: Connection, stream: str, batch_time_ms: int, abs
             "a batch absorbs only earlier batch times that have no batch.",
             remedy="Read the unclaimed times again, and write a new manifest.",
         )
-
-
-def insert_absorbed(connection: Connection, base: dict[str, Any], batch_time_ms: int, absorbed: Sequence[int]) -> None:
-    """Insert a row for every absorbed time, so that it is not claimed again. The absorbing batch counts its blocks."""
-    rows = [
-        {
-            **base,
-            "batch_time_ms": time_ms,
-            "state": BatchState.ABSORBED,
-            "attempt": 0,
-            "blocks": 0,
-            "records": 0,
-            "payload_bytes": 0,
-            "late_records": 0,
-            "built": False,
-            "absorbed": [],
-            "absorbed_by_ms": batch_time_ms,
-            "change": 0,
-        }
-        for time_ms in absorbed
-    ]
-    insert_all(connection, batches, rows)
 
 
 def late_records(stream: StreamRow, taken: Iterable[StoredBlock]) -> int:
@@ -266,8 +239,8 @@ def is_empty(connection: Connection, batch: BatchRow) -> bool:
     return not connection.execute(select(has_inputs)).scalar_one()
 
 
-def replace(connection: Connection, batch: BatchRow, now_ms: int, values: Mapping[str, Any]) -> None:
-    """Replace an empty batch with one that has ranges. Its earlier outputs and replays no longer count."""
+def replace(connection: Connection, batch: BatchRow, now_ms: int) -> None:
+    """Replace an empty batch with ``batch``, which has ranges. Its earlier outputs and replays no longer count."""
     stream, batch_time_ms = batch.stream, batch.batch_time_ms
     fence_attempts(connection, stream, batch_time_ms, now_ms)
     of_batch = (batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms)
@@ -278,26 +251,12 @@ def replace(connection: Connection, batch: BatchRow, now_ms: int, values: Mappin
     connection.execute(
         delete(batch_outputs).where(batch_outputs.c.stream == stream, batch_outputs.c.batch_time_ms == batch_time_ms)
     )
-    cleared = (
-        "code_version",
-        "required",
-        "steps",
-        "started_at_ms",
-        "completed_at_ms",
-        "checkpointed_at_ms",
-        "checkpoint_uri",
-    )
     connection.execute(
         update(batches)
         .where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)
         .values(
-            **{name: value for name, value in values.items() if name != "stream"},
-            state=BatchState.ALLOCATED,
-            error=None,
+            **{name: value for name, value in batch.to_columns().items() if name not in _OF_EMPTY},
             change=batches.c.change + 1,
-            cleaned_at_ms=None,
-            cleanup=None,
-            **dict.fromkeys(cleared),
         )
     )
 

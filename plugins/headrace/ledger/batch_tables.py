@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Annotated
 
 from sqlalchemy import (
@@ -60,21 +60,22 @@ class BatchRow(Model):
     revision: int
     manifest_uri: str
     manifest_sha256: str
-    code_version: str | None
-    blocks: int
-    records: BigInt
-    payload_bytes: BigInt
-    absorbed: tuple[int, ...]
-    absorbed_by_ms: BigInt | None
-    attempt: int
+    _: KW_ONLY
+    code_version: str | None = None
+    blocks: int = 0
+    records: BigInt = 0
+    payload_bytes: BigInt = 0
+    absorbed: tuple[int, ...] = ()
+    absorbed_by_ms: BigInt | None = None
+    attempt: int = 0
     allocated_at_ms: BigInt
-    started_at_ms: BigInt | None
-    completed_at_ms: BigInt | None
-    checkpointed_at_ms: BigInt | None
-    checkpoint_uri: str | None
-    cleaned_at_ms: BigInt | None
-    cleanup: Json | None
-    error: str | None
+    started_at_ms: BigInt | None = None
+    completed_at_ms: BigInt | None = None
+    checkpointed_at_ms: BigInt | None = None
+    checkpoint_uri: str | None = None
+    cleaned_at_ms: BigInt | None = None
+    cleanup: Json | None = None
+    error: str | None = None
     late_records: BigInt = 0
     built: bool = False
     required: tuple[str, ...] | None = None
@@ -93,6 +94,23 @@ class BatchRow(Model):
         if self.state is not BatchState.COMPLETED:
             return replace(self, result=self.change)
         return replace(self, result=self.change, checkpointed_at_ms=now_ms, checkpoint_uri=uri)
+
+    def absorbs(self, batch_time_ms: int) -> BatchRow:
+        """Return the row of a time that it absorbed, so that the time is not claimed again. The batch counts its
+        blocks."""
+        return BatchRow(
+            stream=self.stream,
+            batch_time_ms=batch_time_ms,
+            interval_ms=self.interval_ms,
+            state=BatchState.ABSORBED,
+            revision=self.revision,
+            manifest_uri=self.manifest_uri,
+            manifest_sha256=self.manifest_sha256,
+            allocated_at_ms=self.allocated_at_ms,
+            absorbed_by_ms=self.batch_time_ms,
+            cleaned_at_ms=self.cleaned_at_ms,
+            change=0,
+        )
 
     def needs(self, steps: Sequence[str]) -> tuple[str, ...]:
         """Return the steps that the batch needs to complete, in a stream that has ``steps`` now.
@@ -222,10 +240,6 @@ class BatchInputRow(Model):
     stream: str
     batch_time_ms: BigInt
     input_id: str
-    _topic = Column("topic", Text, nullable=False)
-    _topic_id = Column("topic_id", Text, nullable=False)
-    _partition = Column("partition", Integer, nullable=False)
-    _incarnation = Column("incarnation", Integer, nullable=False)
     partition: TopicPartition = composite("topic", "topic_id", "partition", "incarnation")
     from_offset: BigInt
     until_offset: BigInt

@@ -163,7 +163,10 @@ _COLUMN_TYPES: dict[Any, TypeEngine[Any]] = {
 
 
 def composite(*columns: str) -> Any:
-    """A field whose value is made of several ``columns``, in the order of its class's fields."""
+    """A field whose value is made of several ``columns``, in the order of its class's fields.
+
+    A column that neither another field nor a `Column` makes has the type of the class's field.
+    """
     return field(metadata={_COMPOSITE: columns})
 
 
@@ -199,17 +202,21 @@ class Model:
         made: Any = dataclass(cls)
         hints = get_type_hints(made, include_extras=True)
         described = fields(made)
-        columns = [value for value in vars(made).values() if isinstance(value, Column)]
-        columns += [column for each in described if (column := _column(each, hints[each.name])) is not None]
-        parts = [part for part in cls.__table_args__ if not isinstance(part, dict)]
-        (options,) = [part for part in cls.__table_args__ if isinstance(part, dict)] or [{}]
-        cls.__table__ = Table(cls.__tablename__, cls.metadata, *columns, *parts, **options)
         cls._names = tuple(each.name for each in described if _COMPOSITE not in each.metadata)
         cls._composites = tuple(
             (each.name, hints[each.name], each.metadata[_COMPOSITE])
             for each in described
             if _COMPOSITE in each.metadata
         )
+        columns = [value for value in vars(made).values() if isinstance(value, Column)]
+        columns += [column for each in described if (column := _column(each, hints[each.name])) is not None]
+        made_of = {column.name for column in columns}
+        for _, kind, names in cls._composites:
+            types = zip(names, get_type_hints(kind).values(), strict=True)
+            columns += [Column(name, _type_of(part), nullable=False) for name, part in types if name not in made_of]
+        parts = [part for part in cls.__table_args__ if not isinstance(part, dict)]
+        (options,) = [part for part in cls.__table_args__ if isinstance(part, dict)] or [{}]
+        cls.__table__ = Table(cls.__tablename__, cls.metadata, *columns, *parts, **options)
 
     @classmethod
     def from_row(cls, row: Row[Any]) -> Self:

@@ -111,8 +111,6 @@ class ReceiverRow(Model):
     __table_args__ = (PrimaryKeyConstraint("stream", "input_id", "receiver_index"),)
 
     _stream = Column("stream", Text, ForeignKey("streams.name"), nullable=False)
-    _input_id = Column("input_id", Text, nullable=False)
-    _receiver_index = Column("receiver_index", Integer, nullable=False)
     receiver_id: ReceiverId = composite("stream", "input_id", "receiver_index")
     epoch: BigInt
     job_epoch: BigInt
@@ -203,10 +201,6 @@ class PositionRow(Model):
 
     _stream = Column("stream", Text, ForeignKey("streams.name"), nullable=False)
     input_id: str
-    _topic = Column("topic", Text, nullable=False)
-    _topic_id = Column("topic_id", Text, nullable=False)
-    _partition = Column("partition", Integer, nullable=False)
-    _incarnation = Column("incarnation", Integer, nullable=False)
     partition: TopicPartition = composite("topic", "topic_id", "partition", "incarnation")
     next_offset: BigInt
     starting_offset: BigInt
@@ -248,8 +242,6 @@ class SegmentRow(Model):
     segment_id: RowId
     stream: StreamName
     path: str
-    _input_id = Column("input_id", Text, nullable=False)
-    _receiver_index = Column("receiver_index", Integer, nullable=False)
     receiver_id: ReceiverId = composite("stream", "input_id", "receiver_index")
     epoch: BigInt
     opened_at_ms: BigInt

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, PrimaryKeyConstraint, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Column, ForeignKey, Index, PrimaryKeyConstraint, Text, UniqueConstraint
 
 from headrace.blocks import TopicPartition
 from headrace.ledger.model import (
@@ -244,10 +244,6 @@ class GapRow(Model):
     gap_id: RowId
     stream: StreamName
     input_id: str
-    _topic = Column("topic", Text, nullable=False)
-    _topic_id = Column("topic_id", Text, nullable=False)
-    _partition = Column("partition", Integer, nullable=False)
-    _incarnation = Column("incarnation", Integer, nullable=False)
     partition: TopicPartition = composite("topic", "topic_id", "partition", "incarnation")
     from_offset: BigInt
     until_offset: BigInt
