@@ -374,19 +374,19 @@ partial_index(
     "ix_batches_uncleaned",
     batches.c.stream,
     batches.c.batch_time_ms,
-    where=batches.c.cleaned_at_ms.is_(None),
+    where="cleaned_at_ms IS NULL",
 )
 partial_index(
     "ix_batches_changed",
     batches.c.stream,
     batches.c.batch_time_ms,
-    where=batches.c.result < batches.c.change,
+    where="result < change",
 )
 partial_index(
     "ix_batches_absorbed",
     batches.c.stream,
     batches.c.absorbed_by_ms,
-    where=batches.c.absorbed_by_ms.is_not(None),
+    where="absorbed_by_ms IS NOT NULL",
 )
 
 # Only one attempt at a time writes an output of a batch, and each replay's copy of it.
@@ -397,5 +397,5 @@ partial_index(
     batch_outputs.c.target,
     batch_outputs.c.output_id,
     unique=True,
-    where=batch_outputs.c.state == AttemptState.RUNNING,
+    where="state = 'running'",
 )

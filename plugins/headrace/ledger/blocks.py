@@ -10,10 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Integer, Row, ScalarSelect, Text, bindparam, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger.database import Database, LockedStream, Repository, chunks, new_id
+from headrace.ledger.database import Database, LockedStream, Repository, chunks, insert_or_update, new_id
 from headrace.ledger.errors import (
     BlockConflictError,
     LeaseLostError,
@@ -110,8 +109,7 @@ class Blocks(Repository):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        dialect = sqlite.insert if database.is_sqlite else postgresql.insert
-        claim = dialect(unclaimed_times)
+        claim = insert_or_update(unclaimed_times, database.dialect)
         self._count_unclaimed = claim.on_conflict_do_update(
             index_elements=["stream", "batch_time_ms", "part"],
             set_={name: unclaimed_times.c[name] + claim.excluded[name] for name in UNCLAIMED_SUMS},

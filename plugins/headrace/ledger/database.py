@@ -42,6 +42,7 @@ from sqlalchemy import (
     QueuePool,
     Row,
     Select,
+    Table,
     bindparam,
     cast,
     create_engine,
@@ -111,7 +112,8 @@ class Database:
 
     def __init__(self, engine: Engine, *, clock: Clock | None = None) -> None:
         self.engine = engine
-        self.is_sqlite = engine.dialect.name == "sqlite"
+        self.dialect = engine.dialect.name
+        self.is_sqlite = self.dialect == "sqlite"
         # SQLite runs on one machine, so its clock is the database's.
         self.clock = clock or (SystemClock() if self.is_sqlite else None)
         self._reader = engine.execution_options(**{READS: True})
@@ -259,6 +261,20 @@ def insert_all(connection: Connection, table: Any, rows: Iterable[dict[str, Any]
     remaining = iter(rows)
     while part := list(islice(remaining, _ROWS)):
         connection.execute(insert(table), part)
+
+
+def insert_or_update(table: Table, dialect: str) -> Any:
+    """Return an insert of this dialect, ``sqlite`` or ``postgresql``, that can update the row that is already there.
+
+    Only the dialect in use is imported: each takes a twentieth of the time of a command that reads the ledger.
+    """
+    if dialect == "sqlite":
+        from sqlalchemy.dialects import sqlite
+
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert(table)
 
 
 def any_of(connection: Connection, query: Select[Any], conditions: Sequence[ColumnElement[bool]]) -> list[Row[Any]]:

@@ -14,14 +14,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.ledger.database import LockedStream, Repository
+from headrace.ledger.database import LockedStream, Repository, insert_or_update
 from headrace.ledger.model import partition_key
 from headrace.ledger.states import EventKind
 from headrace.ledger.tables import EventRow, GapRow, events, gaps, listener_cursors, totals
@@ -353,14 +353,12 @@ def add_totals(connection: Connection, stream: str, amounts: Mapping[str, float]
         if amount > 0
     ]
     if rows:
-        connection.execute(_ADD[connection.dialect.name], rows)
+        connection.execute(_add_to_total(connection.dialect.name), rows)
 
 
-def _statement(insert: Any) -> Any:
-    new = insert(totals)
+@cache
+def _add_to_total(dialect: str) -> Any:
+    new = insert_or_update(totals, dialect)
     return new.on_conflict_do_update(
         index_elements=["stream", "output_id", "name"], set_={"value": totals.c.value + new.excluded.value}
     )
-
-
-_ADD = {"sqlite": _statement(sqlite.insert), "postgresql": _statement(postgresql.insert)}

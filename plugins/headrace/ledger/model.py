@@ -20,7 +20,6 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    ColumnElement,
     Connection,
     Dialect,
     Enum,
@@ -34,10 +33,8 @@ from sqlalchemy import (
     Row,
     Table,
     Text,
-    TextClause,
     TypeDecorator,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
 from headrace.blocks import OffsetRange, TopicPartition
@@ -93,9 +90,6 @@ def partition_key(partition: TopicPartition) -> dict[str, Any]:
     return {"topic": partition.topic, "topic_id": partition.topic_id, "partition": partition.partition}
 
 
-Document = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
-
-
 class StorableText(TypeDecorator[str]):
     """Text. NUL characters in bound values are replaced, so that a text that quotes one is stored on Postgres too."""
 
@@ -106,19 +100,23 @@ class StorableText(TypeDecorator[str]):
         return None if value is None else without_nul(value)
 
 
-class _DocumentType(TypeDecorator[Any]):
-    """A column of JSON whose values have another type in Python."""
+class Document(TypeDecorator[Any]):
+    """A column of JSON: JSONB on Postgres, whose dialect is imported only there. None is NULL."""
 
     impl = JSON
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(JSONB(none_as_null=True) if dialect.name == "postgresql" else self._json)
+        if dialect.name != "postgresql":
+            return dialect.type_descriptor(self._json)
+        from sqlalchemy.dialects.postgresql import JSONB
+
+        return dialect.type_descriptor(JSONB(none_as_null=True))
 
     _json = JSON(none_as_null=True)
 
 
-class TupleDocument(_DocumentType):
+class TupleDocument(Document):
     """A JSON array, read as a tuple."""
 
     cache_ok = True
@@ -127,7 +125,7 @@ class TupleDocument(_DocumentType):
         return None if value is None else tuple(value)
 
 
-class RangesDocument(_DocumentType):
+class RangesDocument(Document):
     """Offset ranges as a JSON array of short arrays (`dump_ranges`)."""
 
     cache_ok = True
@@ -155,7 +153,7 @@ _COLUMN_TYPES: dict[Any, TypeEngine[Any]] = {
     float: Float(),
     int: Integer(),
     str: StorableText(),
-    Json: Document,
+    Json: Document(),
     tuple[str, ...]: TupleDocument(),
     tuple[int, ...]: TupleDocument(),
     tuple[OffsetRange, ...]: RangesDocument(),
@@ -298,8 +296,9 @@ def batch_key() -> ForeignKeyConstraint:
     return ForeignKeyConstraint(["stream", "batch_time_ms"], ["batches.stream", "batches.batch_time_ms"])
 
 
-def partial_index(
-    name: str, *columns: Column[Any], where: ColumnElement[bool] | TextClause, unique: bool = False
-) -> Index:
-    """Add an index of the rows for which ``where`` is true, on SQLite and Postgres."""
-    return Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
+def partial_index(name: str, *columns: Column[Any], where: str, unique: bool = False) -> Index:
+    """Add an index of the rows for which ``where`` is true, which is here for readers: migrations make the indexes.
+
+    SQLAlchemy's own arguments for it, one for each dialect, would import both dialects.
+    """
+    return Index(name, *columns, unique=unique, info={"where": where})

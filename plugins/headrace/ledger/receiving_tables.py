@@ -18,12 +18,10 @@ from sqlalchemy import (
     Select,
     Text,
     UniqueConstraint,
-    and_,
     cast,
     func,
     literal,
     select,
-    text,
 )
 
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
@@ -375,14 +373,14 @@ partial_index(
     segments.c.stream,
     segments.c.last_batch_time_ms,
     segments.c.segment_id,
-    where=segments.c.removed_at_ms.is_(None),
+    where="removed_at_ms IS NULL",
 )
 
 partial_index(
     "ix_segments_removing",
     segments.c.stream,
     segments.c.segment_id,
-    where=and_(segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)),
+    where="removed_at_ms IS NULL AND removing_at_ms IS NOT NULL",
 )
 
 # The tracker reads live positions twice a second; the index skips ended topics, of which there may be many.
@@ -394,7 +392,7 @@ partial_index(
     positions.c.topic,
     positions.c.incarnation,
     positions.c.partition,
-    where=text("state != 'ended'"),
+    where="state != 'ended'",
 )
 
 

@@ -327,18 +327,18 @@ partial_index(
     "ix_events_batch",
     events.c.stream,
     events.c.batch_time_ms,
-    where=events.c.batch_time_ms.is_not(None),
+    where="batch_time_ms IS NOT NULL",
 )
 partial_index(
     "uq_events_block",
     events.c.block_id,
     unique=True,
-    where=events.c.block_id.is_not(None),
+    where="block_id IS NOT NULL",
 )
 # Events of blocks are far more than the others; most listeners do not read them.
 partial_index(
     "ix_events_without_blocks",
     events.c.stream,
     events.c.event_id,
-    where=events.c.block_id.is_(None),
+    where="block_id IS NULL",
 )

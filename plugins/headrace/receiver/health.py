@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from headrace.clock import time_text
 from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.ledger.errors import RevisionNotFoundError
-from headrace.stream import Stream
-from headrace.stream.model import StreamDefinitionError
 
 if TYPE_CHECKING:
     from headrace.ledger.batch_tables import BatchRow
     from headrace.ledger.receiving_tables import ReceiverRow
     from headrace.ledger.tables import JobRow
+    from headrace.stream import Stream
 
 
 REVISION = "revision"
@@ -82,6 +81,10 @@ def outdated_definition(ledger: Ledger, stream_name: str) -> OutdatedDefinition 
     row, running = ledger.streams.get(stream_name), job.attributes.get(REVISION)
     if running is None or running == row.revision:
         return None
+    # Its import takes a sixth of the time of `headrace streams list`, and definitions rarely differ.
+    from headrace.stream import Stream
+    from headrace.stream.model import StreamDefinitionError
+
     try:
         before = Stream.from_json(ledger.streams.at_revision(stream_name, running).definition)
         after = Stream.from_json(row.definition)
@@ -348,10 +351,10 @@ class SlowRuns:
     run_ms: int
     interval_ms: int
     late_ms: int
-    coalesces: bool
 
-    def __str__(self) -> str:
-        grows = "batches take over several batch times" if self.coalesces else "the delay grows with each"
+    def text(self, *, coalesces: bool) -> str:
+        """Return what is slow, and what to do about it, for a stream that coalesces or does not."""
+        grows = "batches take over several batch times" if coalesces else "the delay grows with each"
         return (
             f"runs take {self.run_ms / 1000:.1f} s and the batch interval is {self.interval_ms / 1000:g} s, so {grows} "
             f"(the last one began {self.late_ms / 1000:.1f} s after its first batch time). Give the stream a longer "
@@ -359,15 +362,15 @@ class SlowRuns:
         )
 
 
-def slow_runs(ledger: Ledger, stream_name: str, *, coalesces: bool) -> SlowRuns | None:
+def slow_runs(ledger: Ledger, stream_name: str) -> SlowRuns | None:
     """Figures of a stream whose runs take longer than its interval, or None if they do not."""
     newest = ledger.batches.page(stream_name, _SLOW_BATCHES, _ALLOCATED)
     if len(newest) < _SLOW_BATCHES:
         return None
-    return slow_runs_of(newest, ledger.streams.get(stream_name).batch_interval_ms, coalesces=coalesces)
+    return slow_runs_of(newest, ledger.streams.get(stream_name).batch_interval_ms)
 
 
-def slow_runs_of(newest: Sequence[BatchRow], interval_ms: int, *, coalesces: bool) -> SlowRuns | None:
+def slow_runs_of(newest: Sequence[BatchRow], interval_ms: int) -> SlowRuns | None:
     """The same from the newest batches that are not absorbed, newest first."""
     if len(newest) < _SLOW_BATCHES:
         return None
@@ -376,4 +379,4 @@ def slow_runs_of(newest: Sequence[BatchRow], interval_ms: int, *, coalesces: boo
     run_ms = (newest[0].allocated_at_ms - newest[-1].allocated_at_ms) // (_SLOW_BATCHES - 1)
     if run_ms <= interval_ms or min(late_ms) <= interval_ms:
         return None
-    return SlowRuns(run_ms, interval_ms, late_ms[0], coalesces)
+    return SlowRuns(run_ms, interval_ms, late_ms[0])

@@ -307,8 +307,8 @@ def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
     stream, ledger = stream_context.stream, stream_context.ledger
     if of_schedule(context):
         _wait_for_end_of_interval(context, stream_context)
-    if of_schedule(context) and (slow := slow_runs(ledger, stream.name, coalesces=stream.coalesces)):
-        log.warning("This stream falls behind: %s.", slow)
+    if of_schedule(context) and (slow := slow_runs(ledger, stream.name)):
+        log.warning("This stream falls behind: %s.", slow.text(coalesces=stream.coalesces))
     if not takes_over(context, stream):
         batch_time_ms = batch_time_of_run(context, stream_context)
         by_arrival = of_schedule(context) and stream.batch_by == "arrival"

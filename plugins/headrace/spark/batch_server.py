@@ -119,9 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _import_for_batches() -> None:
     import psycopg  # noqa: F401
-    import pyspark.sql.connect.functions
-    import pyspark.sql.connect.observation
-    import pyspark.sql.connect.session  # noqa: F401
+    import sqlalchemy.dialects.postgresql
+    import sqlalchemy.dialects.sqlite  # noqa: F401
 
     import headrace.spark.batch_command
     import headrace.spark.batch_frames

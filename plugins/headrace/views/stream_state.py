@@ -76,7 +76,6 @@ class Evidence:
     """
 
     overview: StreamOverview
-    coalesces: bool
     unfinished: Sequence[Unfinished] = ()
     failed: Sequence[Unfinished] = ()
     write_refusal: str | None = None
@@ -89,6 +88,19 @@ class Evidence:
     def stopped(self) -> bool:
         """Whether a person has stopped the stream."""
         return self.overview.stream.desired_state is DesiredState.STOPPED
+
+    @property
+    def coalesces(self) -> bool:
+        """Whether runs take over the batch times that have no run. Few findings read the definition."""
+        from headrace.stream import Stream
+        from headrace.stream.model import StreamDefinitionError
+
+        definition = self.overview.stream.definition
+        try:
+            return Stream.from_json(definition).coalesces
+        except StreamDefinitionError:
+            # A definition of another version of headrace.
+            return bool(json.loads(definition).get("coalesce"))
 
     @property
     def limit_seconds(self) -> float:
@@ -507,9 +519,9 @@ def _restart(evidence: Evidence, dag: DagFacts | None, problem: InputProblem, *,
 
 def _behind(evidence: Evidence) -> Iterator[Finding]:
     overview = evidence.overview
-    slow = slow_runs_of(overview.recent, overview.stream.batch_interval_ms, coalesces=evidence.coalesces)
+    slow = slow_runs_of(overview.recent, overview.stream.batch_interval_ms)
     if slow is not None and overview.recent[0].allocated_at_ms > overview.now_ms - 1000 * 2 * evidence.limit_seconds:
-        text = str(slow)
+        text = slow.text(coalesces=evidence.coalesces)
         yield Finding(
             State.FALLING_BEHIND,
             f"{text[0].upper()}{text[1:].partition('. Give')[0]}.",

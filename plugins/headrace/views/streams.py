@@ -18,8 +18,6 @@ from headrace.ledger.states import BatchState, PartitionState, ReceiverState
 from headrace.ledger.tables import JobRow, SampleRow, StreamRow
 from headrace.ledger.timelines import BatchOrder, BatchRange
 from headrace.receiver.health import InputProblem, input_problems, numbers, receiver_state
-from headrace.stream import Stream
-from headrace.stream.model import StreamDefinitionError
 from headrace.views.base import UNPUBLISHED, Time, View
 from headrace.views.batches import NOT_ALLOCATED, LastBatch, batch_line, completed_batch, failed_of, unfinished_of
 from headrace.views.stream_state import DagFacts, Evidence, State, judge
@@ -185,7 +183,6 @@ def _summary(
     unfinished = [*unfinished_of(overview)]
     evidence = Evidence(
         overview,
-        coalesces=_coalesces(overview.stream),
         unfinished=unfinished,
         failed=[*failed_of(overview)],
         write_refusal=write_refusal,
@@ -215,14 +212,6 @@ def _summary(
         sparklines=_sparklines(overview.recent, overview.samples),
         may=EVERYTHING,
     )
-
-
-def _coalesces(row: StreamRow) -> bool:
-    try:
-        return Stream.from_json(row.definition).coalesces
-    except StreamDefinitionError:
-        # A definition of another version of headrace.
-        return bool(json.loads(row.definition).get("coalesce"))
 
 
 def _oldest(evidence: Evidence) -> OldestUnfinished | None:
@@ -477,6 +466,9 @@ def _partition(row: PositionRow, receivers: Sequence[ReceiverRow]) -> Partition:
 
 
 def _log(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any], now_ms: int) -> Log:
+    from headrace.stream import Stream
+    from headrace.stream.model import StreamDefinitionError
+
     try:
         remember_ms = Stream.from_json(row.definition).remember_ms
     except StreamDefinitionError:  # another version of headrace wrote it
