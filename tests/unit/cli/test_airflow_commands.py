@@ -74,6 +74,20 @@ def test_a_check_knows_airflows_configuration(tmp_path: Path) -> None:
     assert "cannot run on KubernetesExecutor" in " ".join(checked.stderr.split())
 
 
+def test_the_lines_of_airflows_log_are_not_in_the_output(tmp_path: Path) -> None:
+    (tmp_path / "orders.py").write_text(
+        "import logging\n"
+        "from headrace.stream import ConsoleOutput, KafkaInput, Stream\n"
+        "logging.getLogger('orders').warning('The module is read.')\n"
+        "stream = Stream(name='orders', inputs=KafkaInput(bootstrap_servers='b:1', topics='orders'), "
+        "outputs=ConsoleOutput(), batch_interval='10 s', storage='/srv', ledger='sqlite:////srv/ledger.db')\n"
+    )
+    checked = airflow(tmp_path, "streams", "check", "orders:stream", "--json")
+    assert checked.returncode == 0, checked.stderr
+    assert json.loads(checked.stdout)["name"] == "orders"
+    assert "The module is read." in checked.stderr
+
+
 def test_all_that_follows_a_noun_is_left_to_the_command() -> None:
     from airflow.cli.cli_parser import _add_command
 
