@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable
 
 import psutil
 from tests.hammer import signals
@@ -28,15 +30,23 @@ class FaultInjector:
     """Injects faults; the caller uses one thread for each."""
 
     def __init__(
-        self, *, targets: TargetProcesses, services: Services, disk: SmallDisk | None, journal: Journal
+        self,
+        *,
+        targets: TargetProcesses,
+        services: Services,
+        disk: SmallDisk | None,
+        delete_ledger: Callable[[], None],
+        journal: Journal,
     ) -> None:
         self.hanging = signals.Hanging()
         self._targets = targets
         self._services = services
         self._disk = disk
+        self._delete_ledger = delete_ledger
         self._journal = journal
         self._abort = threading.Event()
         self._disk_lock = threading.Lock()
+        self._ledger_lock = threading.Lock()
 
     def inject(self, fault: Fault) -> Injection:
         """Inject the fault and wait for its end. Returns the injection, which records a miss."""
@@ -44,6 +54,9 @@ class FaultInjector:
         try:
             if fault.kind.target is Target.DISK:
                 self._fill(fault, injection)
+            elif fault.kind.target is Target.LEDGER:
+                with self._ledger_lock:
+                    self._lose_ledger(fault, injection)
             elif fault.kind.target.is_server:
                 self._inject_into_server(fault, injection)
             else:
@@ -168,6 +181,46 @@ class FaultInjector:
         self._abort.wait(fault.hold)
         stood = self.hanging.go_on(group)
         self._journal.note(injection, "goes on" if stood else "has been ended by others while it hung")
+
+    # --- the ledger
+
+    def _lose_ledger(self, fault: Fault, injection: Injection) -> None:
+        """Delete the ledger of a stream that receives, and kill the stream's processes just before or just after."""
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        if not self._receives_by(deadline):
+            raise TargetMissedError(f"nobody wrote to the log for {_TIMEOUT_SECONDS:g} s")
+        self._abort.wait(fault.aim)
+        if fault.pick < 0.5:
+            self._delete_ledger_by(deadline)
+        groups = [*self._targets.find(Target.RECEIVER_JOB), *self._targets.find(Target.BATCH)]
+        for group in groups:
+            # A batch may end by itself just now.
+            with contextlib.suppress(TargetMissedError):
+                signals.kill(group)
+        if fault.pick >= 0.5:
+            self._delete_ledger_by(deadline)
+        self._journal.injected(injection, [process.pid for group in groups for process in group])
+        began = time.monotonic()
+        if self._receives_by(began + _TIMEOUT_SECONDS):
+            self._journal.note(injection, f"the stream receives again after {time.monotonic() - began:.1f} s")
+        else:
+            self._journal.note(injection, f"the stream does not receive within {_TIMEOUT_SECONDS:g} s")
+
+    def _delete_ledger_by(self, deadline: float) -> None:
+        while True:
+            try:
+                self._delete_ledger()
+            except Exception as error:  # as its driver has it, while the database is down by another fault
+                if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+                    raise TargetMissedError(f"the ledger could not be deleted: {error}") from error
+            else:
+                return
+
+    def _receives_by(self, deadline: float) -> bool:
+        while not self._targets.writers():
+            if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+                return False
+        return True
 
     # --- the disk
 

@@ -31,7 +31,7 @@ from headrace.devstack.airflow import Airflow
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
 from headrace.devstack.server import Server
-from headrace.devstack.stack import Stack, StackOptions
+from headrace.devstack.stack import LEDGER_DATABASE, Stack, StackOptions
 from headrace.devstack.state import end_stack_processes
 
 _DISK_BYTES = 384 << 20
@@ -109,6 +109,16 @@ class Ground:
         if self._ledger is LedgerKind.SQLITE:
             return f"sqlite:///{self.data / 'ledger.db'}"
         return str(self._stack.state.services["postgres"].address)
+
+    def delete_ledger(self) -> None:
+        """Delete the ledger's database, in which all streams are lost."""
+        if self._ledger is LedgerKind.SQLITE:
+            for ending in ("", "-wal", "-shm"):
+                (self.data / f"ledger.db{ending}").unlink(missing_ok=True)
+        else:
+            postgres = _there(self._stack.postgres)
+            postgres.drop_database(LEDGER_DATABASE)
+            postgres.create_database(LEDGER_DATABASE)
 
     @property
     def kafka(self) -> KafkaServer:

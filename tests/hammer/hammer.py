@@ -92,7 +92,11 @@ class _Run:
         self._targets = TargetProcesses(ground.stack_id, STREAM, ground.log)
         self._services = Services(ground.servers, journal)
         self._injector = FaultInjector(
-            targets=self._targets, services=self._services, disk=ground.disk, journal=journal
+            targets=self._targets,
+            services=self._services,
+            disk=ground.disk,
+            delete_ledger=ground.delete_ledger,
+            journal=journal,
         )
         self._elasticsearch = ElasticsearchSide(ground.elasticsearch.url)
         self._load = Load(ground.kafka.bootstrap_servers, TOPIC, records(self._seed), rate=options.rate)

@@ -37,6 +37,8 @@ class Target(StrEnum):
     """Airflow's database, and the ledger's by default."""
     DISK = "disk"
     """The file system of the log."""
+    LEDGER = "ledger"
+    """The ledger's database, and with it all processes of the stream, as when their host goes with its disk."""
     EXECUTOR = "executor"
     """An executor's JVM of the cluster, with its Python workers."""
     WORKER = "spark-worker"
@@ -59,6 +61,8 @@ class Action(StrEnum):
     """Stopped in order, and started again after a while."""
     FILL = "full"
     """No byte is free for a while."""
+    DELETE = "deleted"
+    """Nothing of it is left."""
 
 
 _SERVERS = frozenset(
@@ -136,6 +140,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(Target.POSTGRES, Action.HANG, _HUNG),
     Kind(Target.POSTGRES, Action.RESTART, _DOWN),
     Kind(Target.DISK, Action.FILL, (Seconds(10, 20), Seconds(30, 60))),
+    Kind(Target.LEDGER, Action.DELETE),
     Kind(Target.EXECUTOR, Action.KILL, cluster_only=True),
     Kind(Target.EXECUTOR, Action.HANG, _PAST_A_RECEIVERS_LEASE, cluster_only=True),
     Kind(Target.WORKER, Action.KILL, _DOWN, cluster_only=True),

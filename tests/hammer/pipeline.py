@@ -58,6 +58,7 @@ stream = Stream(
     limits=Limits(segment_interval="5 s", max_concurrent_batches=1 if KEYS else 2),
     storage=Storage(url=os.environ["HAMMER_STORAGE"], shared=MASTER is not None),
     ledger=os.environ["HAMMER_LEDGER"],
+    recover="automatic",
     spark=SparkSettings(master=MASTER, conf=CLUSTER if MASTER else {{}}, py_files=[KEYS] if KEYS else []),
 )
 

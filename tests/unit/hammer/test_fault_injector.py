@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,9 @@ class Found(TargetProcesses):
     def find(self, target: Target) -> list[Group]:
         return self.groups
 
+    def writers(self) -> list[psutil.Process]:
+        return [process for (process,) in self.groups if process.status() != psutil.STATUS_ZOMBIE]
+
 
 def fault(kind: str, *, hold: float = 0.0) -> Fault:
     return Fault(number=1, at=0.0, kind=BY_NAME[kind], aim=0.0, hold=hold, pick=0.0)
@@ -42,9 +46,21 @@ def targets() -> Found:
 
 
 @pytest.fixture
-def injector(targets: Found, server: Sleeper, journal: Journal) -> FaultInjector:
+def injector(targets: Found, server: Sleeper, journal: Journal, ledger: Path) -> FaultInjector:
     """With one server."""
-    return FaultInjector(targets=targets, services=Services({server.name: server}, journal), disk=None, journal=journal)
+    return FaultInjector(
+        targets=targets,
+        services=Services({server.name: server}, journal),
+        disk=None,
+        delete_ledger=ledger.unlink,
+        journal=journal,
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """Its database."""
+    return tmp_path / "ledger.db"
 
 
 @pytest.fixture
@@ -111,6 +127,34 @@ def test_a_target_that_comes_late_is_waited_for(
     assert injection.hit
     assert injection.pids == (process.pid,)
     assert process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("pick", [0.2, 0.7])
+def test_a_ledger_is_deleted_and_the_stream_killed(
+    injector: FaultInjector, targets: Found, process: psutil.Process, ledger: Path, pick: float
+) -> None:
+    ledger.touch()
+    targets.groups.append([process])
+    thread = threading.Thread(target=injector.inject, args=(replace(fault("ledger deleted"), pick=pick),))
+    thread.start()
+    wait_until(lambda: not targets.writers())
+    wait_until(lambda: not ledger.exists())
+    # The stream does not receive again.
+    injector.release()
+    thread.join(60)
+    (injection,) = injector._journal.injections
+    assert (injection.hit, injection.pids) == (True, (process.pid, process.pid))
+    assert process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_ledger_that_cannot_be_deleted_is_a_miss(
+    injector: FaultInjector, targets: Found, process: psutil.Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault_injector, "_TIMEOUT_SECONDS", 0.1)
+    targets.groups.append([process])
+    injection = injector.inject(fault("ledger deleted"))
+    assert not injection.hit
+    assert "could not be deleted" in str(injection.missed)
 
 
 def test_a_target_that_never_comes_is_a_miss(injector: FaultInjector, monkeypatch: pytest.MonkeyPatch) -> None:
