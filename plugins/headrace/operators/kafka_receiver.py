@@ -191,9 +191,12 @@ class KafkaReceiverOperator(BaseOperator):
     # --- starting
 
     def _start(self, ledger: Ledger, context: Context, requested: JobRow | None = None) -> JobRow:
+        from headrace.batch.set_back import refuse_if_set_back
         from headrace.spark.sessions import check_spark_packages
+        from headrace.stream_context import StreamContext
 
         check_spark_packages()
+        refuse_if_set_back(StreamContext(self.stream, ledger))
         row = ledger.streams.get(self.stream.name)
         stream = self._newest(row)
         self._is_shared = stream.spark.job is not None

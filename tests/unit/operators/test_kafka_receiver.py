@@ -1,7 +1,9 @@
 # ruff: noqa: PLR0917 - fixtures are asked for by argument
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sqlite3
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.batch.recover import LostLedgerError
+from headrace.batch.set_back import LedgerSetBackError
 from headrace.fsck.task_places import TaskPlaceError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
@@ -421,6 +424,20 @@ def test_the_job_is_given_its_log_to_keep_it_bounded(stream, toy, task, ledger, 
     with pytest.raises(OSError, match="no more processes"):
         KafkaReceiverOperator(task_id="receive", stream=stream).execute(task.context)
     assert given["variable"] == str(given["log"])
+
+
+def test_a_job_does_not_start_on_an_older_copy_of_its_ledger(stream, toy, source, task, tmp_path):
+    source.store(1)
+    with contextlib.closing(sqlite3.connect(stream.ledger.removeprefix("sqlite:///"))) as database:
+        (tmp_path / "older.db").write_bytes(database.serialize())
+    for _ in range(3):
+        source.store(1)
+    changed = stream.model_copy(update={"ledger": f"sqlite:///{tmp_path}/older.db"})
+    with Ledger.open(changed.ledger) as older:
+        older.jobs.release(source.job)
+    toy("run")
+    with pytest.raises(LedgerSetBackError, match="an older copy"):
+        KafkaReceiverOperator(task_id="receive", stream=changed).execute(task.context)
 
 
 @pytest.mark.parametrize("recover", ["manual", "automatic"])

@@ -21,6 +21,7 @@ from tests.unit.batch.life import KINDS, LEASE_MS, NAME, Life
 from tests.unit.batch.recovery.ledger_contents import all_blocks, check_whole, contents
 
 from headrace.batch.recover import RecoveryRefusedError, recover
+from headrace.batch.set_back import LedgerSetBackError, refuse_if_set_back
 from headrace.fsck.findings import Problem
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, Ledger
@@ -111,6 +112,12 @@ def test_a_cut_after_any_write_gives_the_ledger_of_that_moment(
             (tmp_path / "storage" / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "storage" / path).write_bytes(data)
         (tmp_path / f"{number}.db").write_bytes(cut.ledger)
+        if number % 3 == 1:
+            with (
+                Ledger.open(f"sqlite:///{tmp_path}/{number - 1}.db", clock=life.clock) as other,
+                Ledger.open(f"sqlite:///{tmp_path}/{number}.db", clock=life.clock) as before,
+            ):
+                check_beside(life, other, before, cut)
         with (
             Ledger.open(f"sqlite:///{tmp_path}/{number}.db", clock=life.clock) as before,
             Ledger.open(f"sqlite:///{tmp_path}/{number}-new.db", clock=life.clock) as rebuilt,
@@ -122,6 +129,37 @@ def test_a_cut_after_any_write_gives_the_ledger_of_that_moment(
                 assert all_blocks(before) == {}
             else:
                 compare(before, rebuilt, cut)
+
+
+def check_beside(life: Life, ledger: Ledger, before: Ledger, cut: Cut) -> None:
+    """The ledger of one moment beside the files of another one, which had the ledger ``before``.
+
+    An older one is refused, unless it lacks nothing that the files prove accepted: then it receives that again. What
+    the files of a newer one lack is reported.
+    """
+    try:
+        refuse_if_set_back(life.context_in(ledger))
+    except LedgerSetBackError as refused:
+        error: str | None = str(refused)
+        assert f"{NAME}/log/" in str(error) or f"{NAME}/checkpoints/" in str(error)
+    else:
+        error = None
+    findings = check_stream(ledger, NAME, kafka=False).findings
+    if error is None:
+        assert Problem.BLOCK_UNKNOWN not in {finding.problem for finding in findings}
+        positions = {(row.input_id, row.partition): row.next_offset for row in ledger.positions.all(NAME)}
+        known = all_blocks(ledger)
+        for handle, block in all_blocks(before).items():
+            cleaned = ledger.batches.find(NAME, block.batch_time_ms)
+            if handle not in known and (cleaned is None or cleaned.cleaned_at_ms is None):
+                key = block.info.receiver.input_id
+                assert all(positions.get((key, r.partition), 0) <= r.from_offset for r in block.info.ranges), handle
+    reported = " ".join(f"{finding.subject} {finding.detail}" for finding in findings)
+    present = {row.path for row in ledger.segments.page(NAME, limit=1_000) if row.removing_at_ms is None}
+    for handle in all_blocks(ledger):
+        data = cut.files.get(f"{NAME}/log/{handle.segment}", b"")
+        if handle.segment in present and len(data) < handle.offset + handle.length:
+            assert handle.segment in reported, handle
 
 
 def compare(before: Ledger, rebuilt: Ledger, cut: Cut) -> None:
