@@ -20,9 +20,11 @@ ROOT = Path(__file__).resolve().parents[3]
 FILES = ("*.md", "*.py", "*.sh", "*.yaml", "*.toml", "Makefile")
 
 # In a page's code block, or between back-quotes, which may be a line break apart; "# " continues a comment.
-_QUOTED = re.compile(r"`+(?:[\w./]*bin/)?headrace\s+([a-z][^`]+?)`")
-_LINE = re.compile(r"^\s*(?:[\w./]*bin/)?headrace +([a-z].*)$", re.MULTILINE)
-_BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_QUOTED = re.compile(r"`+(?:[\w./]*bin/)?(?:airflow\s+)?headrace\s+([a-z][^`]+?)`")
+_LINE = re.compile(rf"(?:^|[\s(/])headrace +((?:-|{'|'.join(COMMANDS)})[^|;&)\n]*)", re.MULTILINE)
+_BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+_OF_AIRFLOW = re.compile(r"^ *(airflow (?!headrace\b)[a-z].*)$", re.MULTILINE)
+_LEFT_OUT_OF_AIRFLOW = re.compile(r"airflow\s+headrace\s+stack\b")
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +44,14 @@ def named_commands(path: Path) -> Iterator[str]:
     for command in _QUOTED.findall(text):
         yield re.sub(r"\s*\n\s*(?:#\s)?\s*", " ", command)
     if path.suffix == ".md":
-        for block in _BLOCK.findall(text):
+        for block in blocks_of(text):
             yield from _LINE.findall(block)
+
+
+def blocks_of(page: str) -> Iterator[str]:
+    """The code blocks of a page. A line that ends with a backslash and the next one are one line."""
+    for block in _BLOCK.findall(page):
+        yield re.sub(r"\\\n\s*", "", block)
 
 
 def parse(command: str) -> None:
@@ -90,6 +98,37 @@ def test_every_command_that_is_named_parses() -> None:
             found.add(command)
     assert not wrong, "\n".join(wrong)
     assert len(found) > 40
+
+
+def pages() -> list[Path]:
+    return [path for path in files() if path.suffix == ".md"]
+
+
+def test_every_command_of_airflow_on_a_page_parses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the parser of the Airflow that is installed."""
+    pytest.importorskip("airflow")
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    from airflow.cli.cli_parser import get_parser
+
+    lines = {}
+    for page in pages():
+        for block in blocks_of(page.read_text()):
+            lines |= dict.fromkeys(_OF_AIRFLOW.findall(block), page.name)
+    assert len(lines) > 5
+    wrong = []
+    for line, page in lines.items():
+        given = re.sub(r"\$\([^)]*\)", "2026-11-21T00:00:00Z", line)
+        try:
+            get_parser().parse_args(shlex.split(given, comments=True)[1:])
+        except SystemExit:
+            wrong.append(f"{page}: {line}: {capsys.readouterr().err.splitlines()[-1:]}")
+    assert wrong == []
+
+
+def test_no_page_runs_a_command_under_airflow_that_airflow_does_not_have() -> None:
+    assert [page.name for page in pages() if _LEFT_OUT_OF_AIRFLOW.search(page.read_text())] == []
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import importlib
+import json
 import pkgutil
 import re
-from collections.abc import Iterator, Sequence
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import confluent_kafka
 import pytest
+import yaml
 
 import headrace
+import headrace.stream
 from headrace.errors import HeadraceError
 from headrace.ledger.model import Model
 from headrace.stream import (
@@ -43,6 +51,73 @@ PAGES = [*OF_ROOT, *sorted((ROOT / "docs").rglob("*.md"))]
 
 def code_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def parsed_code(page: Path) -> Iterator[ast.Module]:
+    """The Python of a page, also of blocks within lists. What the page leaves out of a call is ``**more`` here."""
+    for block in re.findall(r"^ *```python\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
+        yield ast.parse(re.sub(r"(?<=[(,\s])(?:\.\.\.|…)(?=\s*[,)])", "**more", textwrap.dedent(block)))
+
+
+def calls_of_definitions(page: Path) -> Iterator[tuple[ast.Call, Any]]:
+    """The calls that make a part of a stream's definition, with the class of the part."""
+    for module in parsed_code(page):
+        for node in ast.walk(module):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                part = getattr(headrace.stream, node.func.id, None)
+                if hasattr(part, "model_fields"):
+                    yield node, part
+
+
+def is_complete(call: ast.Call) -> bool:
+    """Whether all that the call names is in `headrace.stream`, and nothing is left out."""
+    names = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+    return names <= set(dir(headrace.stream))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_definitions_on_a_page_are_valid(page: Path) -> None:
+    """Those that are shown as a whole. Of the others, their fields exist."""
+    for call, part in calls_of_definitions(page):
+        code = ast.unparse(call)
+        assert {keyword.arg for keyword in call.keywords} <= {*part.model_fields, None}, code
+        if is_complete(call):
+            eval(code, dict(vars(headrace.stream)))  # noqa: S307 - our own documentation
+
+
+def test_most_definitions_on_the_pages_are_shown_as_a_whole() -> None:
+    calls = [call for page in PAGES for call, _ in calls_of_definitions(page)]
+    assert len(calls) > 50
+    assert sum(map(is_complete, calls)) > len(calls) / 2
+
+
+def data_blocks(page: Path, language: str) -> list[str]:
+    blocks = re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_settings_on_a_page_can_be_read(page: Path) -> None:
+    readers: dict[str, Callable[[str], Any]] = {
+        "json": json.loads,
+        "toml": tomllib.loads,
+        "yaml": yaml.safe_load,
+        "ini": configparser.ConfigParser().read_string,
+    }
+    for language, read in readers.items():
+        for block in data_blocks(page, language):
+            read(block)
+
+
+def test_kafkas_client_knows_the_settings_of_the_log_ins() -> None:
+    """Files are left out: they are those of the reader's machine. So is the callback, which headrace calls."""
+    extras = [json.loads(block) for block in data_blocks(ROOT / "docs" / "guides" / "kafka-log-ins.md", "json")]
+    assert len(extras) > 5
+    for extra in extras:
+        settings = {
+            name: value for name, value in extra.items() if not name.endswith(".location") and name != "oauth_cb"
+        }
+        confluent_kafka.Consumer({**settings, "group.id": "documented"}).close()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
