@@ -21,7 +21,8 @@ FILES = ("*.md", "*.py", "*.sh", "*.yaml", "*.toml", "Makefile")
 
 # In a page's code block, or between back-quotes, which may be a line break apart; "# " continues a comment.
 _QUOTED = re.compile(r"`+(?:[\w./]*bin/)?(?:airflow\s+)?headrace\s+([a-z][^`]+?)`")
-_LINE = re.compile(rf"(?:^|[\s(/])headrace +((?:-|{'|'.join(COMMANDS)})[^|;&)\n]*)", re.MULTILINE)
+_LINE = re.compile(r"(?:^\s*(?:[\w./]*bin/)?|\bairflow +)headrace +([a-z][^|;&\n]*)", re.MULTILINE)
+_WITHIN = re.compile(rf"[\s(/]headrace +((?:{'|'.join(COMMANDS)})\b[^|;&)\n]*)")
 _BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 _OF_AIRFLOW = re.compile(r"^ *(airflow (?!headrace\b)[a-z].*)$", re.MULTILINE)
 _LEFT_OUT_OF_AIRFLOW = re.compile(r"airflow\s+headrace\s+stack\b")
@@ -46,6 +47,7 @@ def named_commands(path: Path) -> Iterator[str]:
     if path.suffix == ".md":
         for block in blocks_of(text):
             yield from _LINE.findall(block)
+            yield from _WITHIN.findall(block)
 
 
 def blocks_of(page: str) -> Iterator[str]:
