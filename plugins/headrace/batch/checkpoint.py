@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.batch.manifest import DocumentDamagedError, decode_document, encode_document
+from headrace.batch.manifest import DocumentDamagedError, encode_document, read_document
 from headrace.batch.results import load_row, retry_write, write_own_result, write_results
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.errors import HeadraceError
@@ -137,13 +137,8 @@ def read_checkpoint(storage: LogStorage, path: str) -> Checkpoint:
 
 
 def _read(storage: LogStorage, path: str) -> Checkpoint:
-    fields = decode_document(storage.read(path))
-    version = fields.get("version")
-    if version != VERSION:
-        raise CheckpointVersionError(
-            f"The checkpoint {storage.url}/{path} is of version {version}, this headrace reads version {VERSION}.",
-            remedy="Use the headrace that wrote it, or a newer one.",
-        )
+    what = f"The checkpoint {storage.url}/{path}"
+    fields = read_document(storage.read(path), VERSION, what, CheckpointVersionError)
     return Checkpoint(fields["stream"], fields["written_at_ms"], fields["batch_time_ms"], fields["state"])
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from headrace.batch.checkpoint import CheckpointError, CheckpointVersionError, SavedState, read_saved_state
-from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError, manifest_time
+from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError, ManifestVersionError, manifest_time
 from headrace.batch.results import FOLDER as RESULTS
 from headrace.batch.results import FoundResults, read_results, result_name
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
@@ -99,7 +99,7 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
 
     Raises:
         WalError: the log is damaged, and the mode does not skip damage.
-        CheckpointVersionError, ManifestError, ResultVersionError: a file is of another version.
+        CheckpointVersionError, ManifestVersionError, ResultVersionError: a file is of another version.
     """
     notices: list[str] = []
     saved = _read_saved(folder, notices)
@@ -312,7 +312,7 @@ def read_manifests(
         is_removed: whether the batch of a batch time was removed from the history.
 
     Raises:
-        ManifestError: a manifest is of another version.
+        ManifestVersionError: a manifest is of another version.
     """
     paths = [path for path in folder.paths(FOLDER) if path.endswith(".json") and not _is_removed(path, is_removed)]
     manifests: dict[int, list[FoundManifest]] = defaultdict(list)
@@ -323,9 +323,9 @@ def read_manifests(
             progress(f"reading the manifests: {number} of {len(paths)}")
         try:
             manifest = Manifest.from_bytes(data, f"{folder.url}/{path}")
+        except ManifestVersionError:
+            raise
         except ManifestError as error:
-            if "version" in str(error.what):
-                raise
             damaged[path] = error.what
         else:
             manifests[manifest.batch_time_ms].append(kept.of(manifest, path, hashlib.sha256(data).hexdigest()))

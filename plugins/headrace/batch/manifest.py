@@ -47,6 +47,10 @@ class ManifestError(HeadraceError):
     failure = Failure.FINAL
 
 
+class ManifestVersionError(ManifestError):
+    """A manifest is of a version that this headrace does not read."""
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestBlock:
     """A block as a manifest lists it."""
@@ -164,17 +168,12 @@ class Manifest:
             ManifestError: the bytes are damaged, not a manifest, or of a version that this headrace does not read.
         """
         try:
-            fields = decode_document(data)
+            fields = read_document(data, VERSION, f"The manifest {uri}", ManifestVersionError)
         except DocumentDamagedError as error:
             raise ManifestError(
                 f"The manifest {uri} is damaged: {error}.",
                 remedy=_RESTORE,
             ) from None
-        if fields.get("version") != VERSION:
-            raise ManifestError(
-                f"The manifest {uri} is of version {fields.get('version')}, this headrace reads version {VERSION}.",
-                remedy="Run the batch with the headrace that allocated it, or a newer one.",
-            )
         try:
             return cls._of(fields, uri)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -321,6 +320,22 @@ def decode_document(data: bytes) -> dict[str, Any]:
         document = None
     if not isinstance(document, dict):
         raise DocumentDamagedError("it holds no JSON object")
+    return document
+
+
+def read_document(data: bytes, version: int, what: str, other: type[HeadraceError]) -> dict[str, Any]:
+    """Read a document of this version.
+
+    Raises:
+        DocumentDamagedError: the data is not what was written.
+        HeadraceError: of the class ``other``: it is of another version. The message calls it ``what``.
+    """
+    document = decode_document(data)
+    if document.get("version") != version:
+        raise other(
+            f"{what} is of version {document.get('version')}, this headrace reads version {version}.",
+            remedy="Use the headrace that wrote it, or a newer one.",
+        )
     return document
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from headrace.batch.manifest import DocumentDamagedError, decode_document, encode_document
+from headrace.batch.manifest import DocumentDamagedError, encode_document, read_document
 from headrace.errors import HeadraceError
 from headrace.ledger.batch_tables import BatchRow, FiledReplay
 from headrace.ledger.results import LAST_MS
@@ -77,14 +77,9 @@ class StoredResult:
             ResultError: the bytes are damaged, or of a version that this headrace does not read.
         """
         try:
-            fields = decode_document(data)
+            fields = read_document(data, VERSION, f"The result file {url}", ResultVersionError)
         except DocumentDamagedError as error:
             raise ResultError(f"The result file {url} is damaged: {error}.", remedy=_RESTORE) from None
-        if fields.get("version") != VERSION:
-            raise ResultVersionError(
-                f"The result file {url} is of version {fields.get('version')}, this headrace reads version {VERSION}.",
-                remedy="Use the headrace that wrote it, or a newer one.",
-            )
         return cls(
             _row(fields["row"]),
             fields["outputs"],
