@@ -246,26 +246,27 @@ class SavedReceiver:
 
 @dataclass(frozen=True)
 class SavedState:
-    """A stream's state in the newest valid checkpoint.
+    """A stream's state in the newest valid checkpoint, at ``path``. Empty, without a ``stream``: there is none.
 
-    ``revisions`` are the current definition and the newest ones. ``passed_over`` says by path what is wrong with newer
-    checkpoints. ``lease_ms`` is the receiver job's, None if there was no job. ``segments`` are the log's files that
-    were being written or had blocks without a batch, each with the latest batch time of its blocks, None if it was
-    being written; None instead if they were too many.
+    ``revisions`` are the current definition and the newest ones. ``positions`` are by input and partition.
+    ``passed_over`` says by path what is wrong with newer checkpoints. ``lease_ms`` is the receiver job's, 0 without a
+    job. ``segments`` are the log's files that were being written or had blocks without a batch, each with the latest
+    batch time of its blocks, None if it was being written; None instead if they were too many.
     """
 
-    checkpoint: Checkpoint
-    stream: StreamRow
-    revisions: Sequence[StreamRevision]
-    topics: Sequence[TopicRow]
-    positions: Sequence[PositionRow]
-    receivers: Sequence[SavedReceiver]
-    gaps: Sequence[GapRow]
-    moved_blocks: Sequence[MovedBlock]
-    runs: Mapping[str, int]
-    replay_definitions: Sequence[ReplayDefinitionRow]
-    segments: Mapping[str, int | None] | None
-    lease_ms: int | None
+    path: str | None = None
+    written_at_ms: int = 0
+    stream: StreamRow | None = None
+    revisions: Sequence[StreamRevision] = ()
+    topics: Sequence[TopicRow] = ()
+    positions: Mapping[tuple[str, TopicPartition], PositionRow] = field(default_factory=dict)
+    receivers: Sequence[SavedReceiver] = ()
+    gaps: Sequence[GapRow] = ()
+    moved_blocks: Sequence[MovedBlock] = ()
+    runs: Mapping[str, int] = field(default_factory=dict)
+    replay_definitions: Sequence[ReplayDefinitionRow] = ()
+    segments: Mapping[str, int | None] | None = None
+    lease_ms: int = 0
     passed_over: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -278,15 +279,17 @@ def read_saved_state(folder: LogStorage) -> SavedState:
     newest = find_newest(folder)
     checkpoint, state = newest.checkpoint, newest.checkpoint.state
     name, job = checkpoint.stream, state["job"]
+    positions = [
+        load_row(PositionRow, fields, state=PartitionState(fields["state"]), **_partition(fields))
+        for fields in state["positions"]
+    ]
     return SavedState(
-        checkpoint=checkpoint,
+        path=checkpoint.path,
+        written_at_ms=checkpoint.written_at_ms,
         stream=_stream_row(state["stream"]),
         revisions=[load_row(StreamRevision, fields, outputs=tuple(fields["outputs"])) for fields in state["revisions"]],
         topics=[load_row(TopicRow, fields) for fields in state["topics"]],
-        positions=[
-            load_row(PositionRow, fields, state=PartitionState(fields["state"]), **_partition(fields))
-            for fields in state["positions"]
-        ],
+        positions={(row.input_id, row.partition): row for row in positions},
         receivers=[
             load_row(SavedReceiver, fields, receiver_id=ReceiverId(name, fields["input_id"], fields["index"]))
             for fields in state["receivers"]
@@ -296,7 +299,7 @@ def read_saved_state(folder: LogStorage) -> SavedState:
         runs=state["runs"],
         replay_definitions=[load_row(ReplayDefinitionRow, fields) for fields in state["replay_definitions"]],
         segments=state["segments"],
-        lease_ms=None if job is None else job["lease_ms"],
+        lease_ms=0 if job is None else job["lease_ms"],
         passed_over=newest.passed_over,
     )
 

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 from headrace.batch.checkpoint import CheckpointError, CheckpointVersionError, SavedState, read_saved_state
 from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError, ManifestVersionError, manifest_time
@@ -19,7 +20,9 @@ from headrace.batch.results import FOLDER as RESULTS
 from headrace.batch.results import FoundResults, read_results, result_name
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.batch_tables import BatchInputRow, BatchRow
+from headrace.ledger.receiving_tables import PositionRow
 from headrace.ledger.states import BatchState
+from headrace.ledger.tables import GapRow
 from headrace.receiver.tracker import JobSign, find_sign
 from headrace.wal.frame import SegmentName, segments_in
 from headrace.wal.recovery import header_of, scan_log
@@ -27,6 +30,20 @@ from headrace.wal.scan import RecoveryMode, ScannedFrame
 from headrace.wal.storage import LogStorage
 
 Progress = Callable[[str], None]
+Place = tuple[str, TopicPartition]
+"""An input's id and a partition that it reads."""
+Span = tuple[int, int]
+"""The offsets ``[start, until)`` of a partition."""
+
+
+def place_of(row: PositionRow | BatchInputRow | GapRow) -> Place:
+    """The partition that the row is about."""
+    return row.input_id, row.partition
+
+
+def places(info: BlockInfo) -> list[tuple[Place, Span]]:
+    """The block's partitions, each with the block's offsets there; without partitions of which it has no offset."""
+    return [((info.receiver.input_id, r.partition), (r.from_offset, r.until_offset)) for r in info.filled]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +73,13 @@ class LostPart:
         """Whether it is a tail with unknown offsets, which most likely held no accepted block."""
         return self.is_tail and self.ranges is None
 
-    def may_hold(self, place: tuple[str, TopicPartition], span: tuple[int, int]) -> bool:
-        """Whether it may have held any of the offsets ``span`` = (start, until) of the partition ``place``."""
+    def may_hold(self, place: Place, span: Span) -> bool:
+        """Whether it may have held any of these offsets of the partition."""
         input_id, partition = place
-        name = SegmentName.parse(self.segment)
-        if name is None or name.input_id != input_id:
-            return False
         start, until = span
+        name = SegmentName.parse(self.segment)
+        if start >= until or name is None or name.input_id != input_id:
+            return False
         return self.ranges is None or any(
             r.partition == partition and r.from_offset < until and start < r.until_offset for r in self.ranges
         )
@@ -72,6 +89,7 @@ class LostPart:
 class FolderContents:
     """The contents of the stream's folder.
 
+    ``saved`` is empty if no checkpoint can be read.
     ``frames`` are in the order of writing, receiver by receiver. ``positions`` are those in the segments' headers, by
     input and partition. ``segments`` are sizes in bytes by path. ``manifests`` are by batch time, ``damaged_manifests``
     by path; ``results`` are those of the batches. ``notices`` say what was skipped. ``last_sign_ms`` is the latest time
@@ -80,9 +98,9 @@ class FolderContents:
     """
 
     stream: str
-    saved: SavedState | None
+    saved: SavedState
     frames: Sequence[FoundFrame]
-    positions: Mapping[tuple[str, TopicPartition], Sequence[int]]
+    positions: Mapping[Place, Sequence[int]]
     segments: Mapping[str, int]
     epochs: Mapping[ReceiverId, int]
     manifests: Mapping[int, Sequence[FoundManifest]]
@@ -92,6 +110,22 @@ class FolderContents:
     notices: Sequence[str]
     last_sign_ms: int
     lease_ms: int
+
+    @cached_property
+    def listed(self) -> frozenset[BlockHandle]:
+        """The blocks in the log that a manifest lists."""
+        return frozenset(
+            handle for of_time in self.manifests.values() for manifest in of_time for handle in manifest.in_log
+        )
+
+    @cached_property
+    def accounted(self) -> Mapping[Place, Sequence[Span]]:
+        """The offsets that a manifest or one of the checkpoint's gaps accounts for."""
+        spans = listed_spans(self.manifests)
+        for gap in self.saved.gaps:
+            if gap.batch_time_ms is None:
+                spans[place_of(gap)].append((gap.from_offset, gap.until_offset))
+        return spans
 
 
 def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, progress: Progress) -> FolderContents:
@@ -107,7 +141,7 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
     names = segments_in(log.paths())
 
     def is_removed(time_ms: int) -> bool:
-        return saved is not None and saved.stream.has_removed(time_ms)
+        return saved.stream is not None and saved.stream.has_removed(time_ms)
 
     manifests = read_manifests(folder, [name.path for name in names], is_removed=is_removed, progress=progress)
     progress("reading the results")
@@ -116,17 +150,14 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
     progress(f"reading the log, {len(names)} segments")
     frames, lost = _read_frames(log, mode, notices, _deleted(saved, manifests.by_time, results))
     epochs: dict[ReceiverId, int] = defaultdict(int)
-    positions: dict[tuple[str, TopicPartition], list[int]] = defaultdict(list)
+    positions: dict[Place, list[int]] = defaultdict(list)
     for name in names:
         receiver_id = ReceiverId(stream_name, name.input_id, name.index)
         epochs[receiver_id] = max(epochs[receiver_id], name.epoch)
         for partition, offset in _opening_positions(log, name, mode).items():
             positions[name.input_id, partition].append(offset)
-    signs = [name.opened_ms for name in names] + [frame.info.cut_time_ms for frame in frames]
-    leases = [0]
-    if saved is not None:
-        signs.append(saved.checkpoint.written_at_ms)
-        leases.append(saved.lease_ms or 0)
+    signs = [saved.written_at_ms, *(name.opened_ms for name in names), *(frame.info.cut_time_ms for frame in frames)]
+    leases = [saved.lease_ms]
     if (sign := _sign(folder, notices)) is not None:
         signs.append(sign.written_ms)
         leases.append(sign.lease_ms)
@@ -142,7 +173,7 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
         results=results,
         lost=lost,
         notices=notices,
-        last_sign_ms=max(signs, default=0),
+        last_sign_ms=max(signs),
         lease_ms=max(leases),
     )
 
@@ -155,20 +186,20 @@ def _sign(folder: LogStorage, notices: list[str]) -> JobSign | None:
         return None
 
 
-def _read_saved(folder: LogStorage, notices: list[str]) -> SavedState | None:
+def _read_saved(folder: LogStorage, notices: list[str]) -> SavedState:
     try:
         saved = read_saved_state(folder)
     except CheckpointVersionError:
         raise
     except CheckpointError as error:
         notices.append(error.what)
-        return None
+        return SavedState()
     notices += [f"The checkpoint {path} is passed over: {why}." for path, why in saved.passed_over.items()]
     return saved
 
 
 def _deleted(
-    saved: SavedState | None, manifests: Mapping[int, Sequence[FoundManifest]], results: FoundResults
+    saved: SavedState, manifests: Mapping[int, Sequence[FoundManifest]], results: FoundResults
 ) -> Callable[[str], bool]:
     """Returns a function that says whether a missing segment was deleted by cleanup.
 
@@ -183,7 +214,7 @@ def _deleted(
         for segment in (segment for manifest in of_time for segment in manifest.segments):
             unfinished[segment] = unfinished.get(segment, False) or batch_time_ms not in over
 
-    listed, written_at_ms = (None, 0) if saved is None else (saved.segments, saved.checkpoint.written_at_ms)
+    listed = saved.segments
 
     def deleted(segment: str) -> bool:
         if unfinished.get(segment, False):
@@ -194,7 +225,7 @@ def _deleted(
             return segment in unfinished if last_ms is None else last_ms in over
         # A newer segment may have held blocks that no manifest lists yet.
         name = SegmentName.parse(segment)
-        return segment in unfinished or (name is not None and name.opened_ms <= written_at_ms)
+        return segment in unfinished or (name is not None and name.opened_ms <= saved.written_at_ms)
 
     return deleted
 
@@ -252,11 +283,6 @@ def _opening_positions(log: LogStorage, name: SegmentName, mode: RecoveryMode) -
     header = header_of(log, name.path, blank_unreadable=mode.passes_over)
     return {} if header is None else header.positions
 
-
-Place = tuple[str, TopicPartition]
-"""An input's id and a partition that it reads."""
-Span = tuple[int, int]
-"""The offsets ``[start, until)`` of a partition."""
 
 # An object store takes 10 ms or more for each file.
 _READERS = 16
@@ -332,14 +358,14 @@ def read_manifests(
     return FoundManifests(manifests, damaged)
 
 
-def listed_spans(manifests: Mapping[int, Sequence[FoundManifest]]) -> dict[Place, list[Span]]:
+def listed_spans(manifests: Mapping[int, Sequence[FoundManifest]]) -> defaultdict[Place, list[Span]]:
     """The offsets that manifests list, in order, adjacent ones as one: all of them were accepted."""
     spans: dict[Place, list[Span]] = defaultdict(list)
     for of_time in manifests.values():
         for manifest in of_time:
             for place, span in manifest.spans:
                 spans[place].append(span)
-    return {place: _merged(spans_there) for place, spans_there in spans.items()}
+    return defaultdict(list, {place: _merged(there) for place, there in spans.items()})
 
 
 def _is_removed(path: str, is_removed: Callable[[int], bool]) -> bool:

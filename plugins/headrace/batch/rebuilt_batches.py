@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from headrace.batch.found_files import FolderContents, FoundManifest, Place, Span, is_over, listed_spans
@@ -54,7 +54,7 @@ def rebuild_batches(
     left = _left_manifests(contents.manifests, results)
     counting = {time_ms: of_time for time_ms, of_time in contents.manifests.items() if time_ms not in left}
     contents = dataclasses.replace(contents, manifests=counting)
-    finder = _Finder(contents, stream, accepted, folder_url=folder_url, coalesces=coalesces, now_ms=now_ms)
+    finder = _Finder(contents, stream, accepted, folder_url, coalesces, now_ms)
     finder.notices += [
         f"The manifest of batch {time_text(time_ms)} does not count: batch {time_text(by_ms)} took its records over."
         for time_ms, by_ms in left.items()
@@ -67,35 +67,28 @@ def rebuild_batches(
     return RebuiltBatches(finder.batches, finder.blocks, finder.notices)
 
 
+@dataclass
 class _Finder:
-    def __init__(
-        self,
-        contents: FolderContents,
-        stream: StreamRow,
-        accepted: Mapping[BlockHandle, BlockInfo],
-        *,
-        folder_url: str,
-        coalesces: bool,
-        now_ms: int,
-    ) -> None:
-        self._contents = contents
-        self._stream = stream
-        self._accepted = accepted
-        self._folder_url = folder_url
-        self._coalesces = coalesces
-        self._now_ms = now_ms
-        self._results = contents.results.by_time
+    contents: FolderContents
+    stream: StreamRow
+    accepted: Mapping[BlockHandle, BlockInfo]
+    folder_url: str
+    coalesces: bool
+    now_ms: int
+    batches: list[FoundBatch] = field(default_factory=list)
+    blocks: list[StoredBlock] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._results = self.contents.results.by_time
         self._absorbed = {time_ms for result in self._results.values() for time_ms in result.row.absorbed}
         self._damaged: dict[int, list[str]] = defaultdict(list)
         # The changes in the names of damaged results: the next result of the batch has to have a higher one.
         self._changes: dict[int, int] = defaultdict(int)
-        for path, why in contents.results.damaged.items():
+        for path, why in self.contents.results.damaged.items():
             if (named := result_name(path)) is not None:
                 self._damaged[named[0]].append(why)
                 self._changes[named[0]] = max(named[1], self._changes[named[0]])
-        self.batches: list[FoundBatch] = []
-        self.blocks: list[StoredBlock] = []
-        self.notices: list[str] = []
 
     def known(self, batch_time_ms: int) -> None:
         """Add a batch that has a result."""
@@ -113,7 +106,7 @@ class _Finder:
         manifest = self._manifest_of(batch_time_ms, name)
         if manifest.sha256 != row.manifest_sha256:
             raise ManifestError(
-                f"The manifest {self._folder_url}/{manifest.path} is not the one by which batch "
+                f"The manifest {self.folder_url}/{manifest.path} is not the one by which batch "
                 f"{time_text(batch_time_ms)} was allocated.",
                 remedy="Restore it from a copy.",
             )
@@ -124,7 +117,7 @@ class _Finder:
             # Its attempt was lost with the ledger.
             row = dataclasses.replace(row, state=BatchState.ALLOCATED)
         if row.blocks > len(taken) == 0 and is_over(row):
-            row = dataclasses.replace(row, cleaned_at_ms=row.cleaned_at_ms or self._now_ms, cleanup=row.cleanup or {})
+            row = dataclasses.replace(row, cleaned_at_ms=row.cleaned_at_ms or self.now_ms, cleanup=row.cleanup or {})
         self._add(row, manifest.inputs, result)
 
     def _add(self, row: BatchRow, inputs: Sequence[BatchInputRow], result: StoredResult) -> None:
@@ -151,19 +144,19 @@ class _Finder:
         absorbed = self._absorbed_by(manifest, batch_time_ms)
         taken = self._take(manifest, batch_time_ms, absorbed)
         row = BatchRow(
-            stream=self._stream.name,
+            stream=self.stream.name,
             batch_time_ms=batch_time_ms,
             interval_ms=manifest.interval_ms,
             state=BatchState.ALLOCATED,
-            revision=self._stream.revision,
-            manifest_uri=f"{self._folder_url}/{manifest.path}",
+            revision=self.stream.revision,
+            manifest_uri=f"{self.folder_url}/{manifest.path}",
             manifest_sha256=manifest.sha256,
             blocks=manifest.blocks,
             records=manifest.records,
             payload_bytes=manifest.payload_bytes,
             absorbed=absorbed,
-            allocated_at_ms=self._now_ms,
-            late_records=late_records(self._stream, taken),
+            allocated_at_ms=self.now_ms,
+            late_records=late_records(self.stream, taken),
             built=manifest.is_built,
             change=self._changes[batch_time_ms] + 1,
         )
@@ -176,7 +169,7 @@ class _Finder:
         self.notices.append(f"Batch {time_text(batch_time_ms)} is not over, and its log is gone: it reads Kafka.")
 
     def _is_gone(self, manifest: FoundManifest) -> bool:
-        return any(segment not in self._contents.segments for segment in manifest.segments)
+        return any(segment not in self.contents.segments for segment in manifest.segments)
 
     def _may_be_in_log(self, batch_time_ms: int) -> bool:
         """Whether the log has blocks of this time or of earlier ones that no manifest lists."""
@@ -184,21 +177,18 @@ class _Finder:
 
     @cached_property
     def _first_unlisted_ms(self) -> float:
-        listed = {
-            handle for of_time in self._contents.manifests.values() for found in of_time for handle in found.in_log
-        }
-        times = (first_batch_time(self._stream, info) for info in self._accepted.values() if info.handle not in listed)
-        return min(times, default=math.inf)
+        unlisted = self.accepted.keys() - self.contents.listed
+        return min((first_batch_time(self.stream, self.accepted[handle]) for handle in unlisted), default=math.inf)
 
     def _find(self, batch_time_ms: int, name: str) -> FoundManifest | None:
-        named = (found for found in self._contents.manifests.get(batch_time_ms, ()) if found.path.endswith(f"/{name}"))
+        named = (found for found in self.contents.manifests.get(batch_time_ms, ()) if found.path.endswith(f"/{name}"))
         return next(named, None)
 
     def _manifest_of(self, batch_time_ms: int, name: str) -> FoundManifest:
         manifest = self._find(batch_time_ms, name)
         if manifest is not None:
             return manifest
-        damaged = [why for path, why in self._contents.damaged_manifests.items() if path.endswith(f"/{name}")]
+        damaged = [why for path, why in self.contents.damaged_manifests.items() if path.endswith(f"/{name}")]
         raise ManifestError(
             damaged[0] if damaged else f"The manifest {name} of batch {time_text(batch_time_ms)} is missing.",
             remedy="Restore it from a copy: without it nobody knows which records the batch has.",
@@ -210,13 +200,13 @@ class _Finder:
         Prefers manifests whose blocks are accepted and in no other batch, then those with records, then those with more
         blocks, then the last name.
         """
-        candidates = self._contents.manifests[batch_time_ms]
+        candidates = self.contents.manifests[batch_time_ms]
         if len(candidates) == 1:
             return candidates[0]
-        others = listed_spans({ms: of_time for ms, of_time in self._contents.manifests.items() if ms != batch_time_ms})
+        others = listed_spans({ms: of_time for ms, of_time in self.contents.manifests.items() if ms != batch_time_ms})
 
         def worth(manifest: FoundManifest) -> tuple[bool, bool, int, str]:
-            is_whole = all(handle in self._accepted for handle in manifest.in_log)
+            is_whole = all(handle in self.accepted for handle in manifest.in_log)
             is_disjoint = not any(
                 start < other_until and other_start < until
                 for place, (start, until) in manifest.spans
@@ -230,16 +220,16 @@ class _Finder:
 
     def _absorbed_by(self, manifest: FoundManifest, batch_time_ms: int) -> tuple[int, ...]:
         """The earlier times whose blocks the batch absorbed: the times of its blocks' cuts that have no manifest."""
-        if not self._coalesces:
+        if not self.coalesces:
             return ()
         times = {
-            first_batch_time(self._stream, self._accepted[handle])
+            first_batch_time(self.stream, self.accepted[handle])
             for handle in manifest.in_log
-            if handle in self._accepted
+            if handle in self.accepted
         }
         return tuple(
             sorted(
-                t for t in times if t < batch_time_ms and t not in self._contents.manifests and t not in self._absorbed
+                t for t in times if t < batch_time_ms and t not in self.contents.manifests and t not in self._absorbed
             )
         )
 
@@ -247,11 +237,11 @@ class _Finder:
         """The batch's blocks that are in the log, each with its batch time in the ledger."""
         taken = []
         for handle in manifest.in_log:
-            info = self._accepted.get(handle)
+            info = self.accepted.get(handle)
             if info is not None:
-                first_ms = first_batch_time(self._stream, info)
+                first_ms = first_batch_time(self.stream, info)
                 own_ms = min((t for t in absorbed if t >= first_ms), default=batch_time_ms)
-                taken.append(StoredBlock(0, own_ms, self._now_ms, info))
+                taken.append(StoredBlock(0, own_ms, self.now_ms, info))
         self.blocks += taken
         return taken
 

@@ -2,7 +2,7 @@
 
 `recover_if_lost` does it without a person, as Spark's ``StreamingContext.getOrCreate``: ``Stream.recover``.
 `refuse_if_lost` detects a lost ledger: the stream's folder has a log or a checkpoint of which the ledger knows nothing.
-`found_files` reads the files, `rebuilt_stream` and `rebuilt_batches` derive the ledger's state from them.
+`found_files` reads the files, `rebuilt_stream` derives the ledger's state from them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 from headrace.batch.allocation import restore_manifest
 from headrace.batch.checkpoint import (
     CheckpointError,
-    SavedState,
     checkpoint_now,
     checkpoint_paths,
     find_newest,
@@ -32,6 +31,7 @@ from headrace.errors import Failure, HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerError, StreamNotFoundError
 from headrace.ledger.states import BatchState, EventKind
+from headrace.ledger.tables import StreamRow
 from headrace.stream import Input, ReceiverInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.frame import segments_in
@@ -127,8 +127,8 @@ def recover(
         check(contents)
         if not force:
             _refuse_while_alive(contents, now_ms)
-        if contents.saved is not None:
-            _check_definition(contents.saved, definition, accept_code, report)
+        if contents.saved.stream is not None:
+            _check_definition(contents.saved.stream, contents.saved.path, definition, accept_code, report)
         progress("putting the ledger together")
         _rebuild(contents, ledger, definition, force=force, report=report, progress=progress)
     else:
@@ -153,13 +153,13 @@ def _registered(stream_name: str, ledger: Ledger, folder: LogStorage) -> StreamC
 
 
 def _refuse_without_contents(contents: FolderContents, definition: Stream | None, folder: LogStorage) -> None:
-    if contents.saved is None and not contents.frames and not contents.manifests:
+    if contents.saved.stream is None and not contents.frames and not contents.manifests:
         raise RecoveryRefusedError(
             f"{folder.url} holds no checkpoint, no manifest and no block of stream {contents.stream!r}, and the ledger "
             "does not know it.",
             remedy="Give the storage that the stream's definition names (--storage).",
         )
-    if contents.saved is None and definition is None:
+    if contents.saved.stream is None and definition is None:
         raise RecoveryRefusedError(
             f"The ledger of stream {contents.stream!r} is lost, and no checkpoint can be read: "
             f"{'; '.join(contents.notices)}",
@@ -176,7 +176,7 @@ def _rebuild(
     report: Recovered,
     progress: Progress,
 ) -> None:
-    concluded = rebuild_stream(contents, definition, folder_url=None, now_ms=ledger.now_ms())
+    concluded = rebuild_stream(contents, definition, now_ms=ledger.now_ms())
     _report(concluded, report)
     if not report.dry_run:
         progress("writing the ledger")
@@ -184,10 +184,14 @@ def _rebuild(
 
 
 def _check_definition(
-    saved: SavedState, given: Stream | None, accept_code: Callable[[Sequence[str]], bool], report: Recovered
+    saved: StreamRow,
+    path: str | None,
+    given: Stream | None,
+    accept_code: Callable[[Sequence[str]], bool],
+    report: Recovered,
 ) -> None:
     """Refuse a given definition of another batch interval, and, without one, the checkpoint's code unless accepted."""
-    name, interval_ms = saved.stream.name, saved.stream.batch_interval_ms
+    name, interval_ms = saved.name, saved.batch_interval_ms
     if given is not None:
         if given.batch_interval_ms != interval_ms:
             raise RecoveryRefusedError(
@@ -196,17 +200,17 @@ def _check_definition(
                 remedy="Give the definition the batch interval that the stream had. A stream with another name can "
                 "have another.",
             )
-        if Stream.from_json(saved.stream.definition).to_json() != given.to_json():
+        if Stream.from_json(saved.definition).to_json() != given.to_json():
             report.notices.append("the given definition differs from that of the checkpoint; the given one is used")
         return
-    code = Stream.from_json(saved.stream.definition).named_code
+    code = Stream.from_json(saved.definition).named_code
     report.notices += [
         f"The definition is that of the checkpoint, which chooses the code that runs: {difference}"
         for difference in code
     ]
     if code and not report.dry_run and not accept_code(code):
         raise RecoveryRefusedError(
-            f"The checkpoint {saved.checkpoint.path} of stream {name!r} chooses the code that runs, and whoever can "
+            f"The checkpoint {path} of stream {name!r} chooses the code that runs, and whoever can "
             f"write into the folder can have written it: {'; '.join(code)}.",
             remedy="Give the stream's own definition (--definition module:attribute); or, if all of this is the "
             "stream's, say --accept-code.",
@@ -387,12 +391,12 @@ def _what_is_lost(context: StreamContext) -> str | None:
 
 def _refuse_another_stream(contents: FolderContents, stream: Stream) -> None:
     """Refuse a folder whose records are not of this stream's inputs: its offsets would say nothing about them."""
-    saved = contents.saved
-    if saved is not None and saved.checkpoint.stream != stream.name:
-        raise _of_another(stream, f"its checkpoint is of stream {saved.checkpoint.stream!r}")
+    saved = contents.saved.stream
     inputs = {source.id: source for source in stream.inputs}
     if saved is not None:
-        for recorded in Stream.from_json(saved.stream.definition).inputs:
+        if saved.name != stream.name:
+            raise _of_another(stream, f"its checkpoint is of stream {saved.name!r}")
+        for recorded in Stream.from_json(saved.definition).inputs:
             source = inputs.get(recorded.id)
             if source is not None and _origin(source) != _origin(recorded):
                 raise _of_another(stream, f"input {recorded.id!r} was received from {_origin(recorded)}")
@@ -407,8 +411,7 @@ def _received(contents: FolderContents) -> Iterator[tuple[str, str]]:
     yield from ((input_id, partition.topic) for input_id, partition in contents.positions)
     for frame in contents.frames:
         yield from ((frame.info.receiver.input_id, offset_range.partition.topic) for offset_range in frame.info.ranges)
-    if contents.saved is not None:
-        yield from ((row.input_id, row.partition.topic) for row in contents.saved.positions)
+    yield from ((input_id, partition.topic) for input_id, partition in contents.saved.positions)
 
 
 def _origin(source: Input) -> str:

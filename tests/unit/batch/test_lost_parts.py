@@ -11,7 +11,7 @@ from tests.support.faulty_files import FaultyFiles
 from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint import checkpoint_now
 from headrace.batch.cleanup import clean_up
-from headrace.batch.rebuilt_stream import UNEXPLAINED
+from headrace.batch.rebuilt_positions import UNEXPLAINED
 from headrace.batch.recover import Recovered, recover
 from headrace.clock import time_text
 from headrace.fsck.coverage import check_coverage

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 
+from headrace.batch.accepted_blocks import accepted_blocks
+from headrace.batch.checkpoint import SavedReceiver, SavedState
 from headrace.batch.found_files import FolderContents, FoundFrame
-from headrace.batch.rebuilt_stream import accepted_blocks
+from headrace.batch.results import FoundResults
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.ledger.receiving_tables import PositionRow
+from headrace.ledger.states import PartitionState
 
 ZERO, ONE = (TopicPartition("taps", "id", number) for number in (0, 1))
 Ranges = dict[TopicPartition, tuple[int, int]]
@@ -41,16 +42,29 @@ def decide(
 
     ``last_accepted``: the receiver's last accepted sequence of epoch 1 in the checkpoint.
     """
-    saved = None
-    if checkpoint is not None:
-        rows = [SimpleNamespace(input_id="clicks", partition=p, next_offset=offset) for p, offset in checkpoint.items()]
-        receiver = SimpleNamespace(
-            receiver_id=ReceiverId("shop", "clicks", 0), epoch=1, last_accepted_sequence=last_accepted
-        )
-        saved = SimpleNamespace(positions=rows, receivers=(receiver,), gaps=())
-    positions = {("clicks", partition): [offset] for partition, offset in (opened or {}).items()}
-    contents = SimpleNamespace(frames=frames, saved=saved, manifests={}, positions=positions, lost=())
-    decided = accepted_blocks(cast(FolderContents, cast(Any, contents)))
+    now = (None, None, 0, PartitionState.ACTIVE, None, 0)
+    saved = SavedState(
+        positions={
+            ("clicks", p): PositionRow("clicks", p, offset, 0, *now) for p, offset in (checkpoint or {}).items()
+        },
+        receivers=[SavedReceiver(ReceiverId("shop", "clicks", 0), 1, 1, last_accepted)],
+    )
+    contents = FolderContents(
+        stream="shop",
+        saved=saved,
+        frames=frames,
+        positions={("clicks", partition): [offset] for partition, offset in (opened or {}).items()},
+        segments={},
+        epochs={},
+        manifests={},
+        damaged_manifests={},
+        results=FoundResults({}, {}),
+        lost=(),
+        notices=(),
+        last_sign_ms=0,
+        lease_ms=0,
+    )
+    decided = accepted_blocks(contents)
     epochs = sorted(info.epoch for info in decided.blocks), sorted(info.epoch for info in decided.undecided)
     return *epochs, decided.refused
 
