@@ -41,12 +41,18 @@ def accepted_blocks(contents: FolderContents) -> AcceptedBlocks:
         ContradictionError: two blocks that count cover the same offsets, or the orders of blocks contradict each other.
     """
     known = {(r.receiver_id, r.epoch): r.last_accepted_sequence for r in contents.saved.receivers}
+    removed = {place: row.removed_until_offset or 0 for place, row in contents.saved.positions.items()}
     accepted: list[BlockInfo] = []
     undecided: list[BlockInfo] = []
     for frame in contents.frames:
         info = frame.info
         is_known = info.sequence <= known.get((info.receiver, info.epoch), -1)
-        if frame.accepted or info.handle in contents.listed or (frame.accepted is None and is_known):
+        if info.handle in contents.listed:
+            accepted.append(info)
+        elif any(until <= removed.get(place, 0) for place, (_, until) in places(info)):
+            # Its batch was removed, after its segment: somebody copied that back.
+            continue
+        elif frame.accepted or (frame.accepted is None and is_known):
             accepted.append(info)
         elif frame.accepted is None:
             undecided.append(info)

@@ -23,7 +23,6 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.errors import HeadraceError
 from headrace.ledger.batch_tables import ReplayDefinitionRow
 from headrace.ledger.receiving_tables import MovedBlock, PositionRow, TopicRow
-from headrace.ledger.states import DesiredState, PartitionState
 from headrace.ledger.tables import GapRow, StreamRevision, StreamRow
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import StoredFileMissingError
@@ -278,36 +277,28 @@ def read_saved_state(folder: LogStorage) -> SavedState:
     """
     newest = find_newest(folder)
     checkpoint, state = newest.checkpoint, newest.checkpoint.state
-    name, job = checkpoint.stream, state["job"]
-    positions = [
-        load_row(PositionRow, fields, state=PartitionState(fields["state"]), **_partition(fields))
-        for fields in state["positions"]
-    ]
+    positions = [load_row(PositionRow, fields) for fields in state["positions"]]
     return SavedState(
         path=checkpoint.path,
         written_at_ms=checkpoint.written_at_ms,
-        stream=_stream_row(state["stream"]),
-        revisions=[load_row(StreamRevision, fields, outputs=tuple(fields["outputs"])) for fields in state["revisions"]],
+        stream=load_row(StreamRow, state["stream"]),
+        revisions=[load_row(StreamRevision, fields) for fields in state["revisions"]],
         topics=[load_row(TopicRow, fields) for fields in state["topics"]],
         positions={(row.input_id, row.partition): row for row in positions},
         receivers=[
-            load_row(SavedReceiver, fields, receiver_id=ReceiverId(name, fields["input_id"], fields["index"]))
+            SavedReceiver(
+                ReceiverId(checkpoint.stream, fields["input_id"], fields["index"]),
+                fields["epoch"],
+                fields["job_epoch"],
+                fields["last_accepted_sequence"],
+            )
             for fields in state["receivers"]
         ],
-        gaps=[load_row(GapRow, fields, **_partition(fields)) for fields in state["gaps"]],
+        gaps=[load_row(GapRow, fields) for fields in state["gaps"]],
         moved_blocks=[MovedBlock(*fields) for fields in state["moved_blocks"]],
         runs=state["runs"],
         replay_definitions=[load_row(ReplayDefinitionRow, fields) for fields in state["replay_definitions"]],
         segments=state["segments"],
-        lease_ms=0 if job is None else job["lease_ms"],
+        lease_ms=0 if state["job"] is None else state["job"]["lease_ms"],
         passed_over=newest.passed_over,
     )
-
-
-def _stream_row(fields: Mapping[str, Any]) -> StreamRow:
-    state, outputs = DesiredState(fields["desired_state"]), tuple(fields["outputs"])
-    return load_row(StreamRow, fields, desired_state=state, outputs=outputs)
-
-
-def _partition(fields: Mapping[str, Any]) -> dict[str, TopicPartition]:
-    return {"partition": TopicPartition(**fields["partition"])}

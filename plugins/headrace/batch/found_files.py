@@ -8,6 +8,7 @@ segments that were deleted long ago.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -343,7 +344,7 @@ def read_manifests(
     paths = [path for path in folder.paths(FOLDER) if path.endswith(".json") and not _is_removed(path, is_removed)]
     manifests: dict[int, list[FoundManifest]] = defaultdict(list)
     damaged: dict[str, str] = {}
-    kept = _Kept(segments)
+    exists, known = frozenset(segments), dict[Place, Place]()
     for number, (path, data) in enumerate(_contents(folder, paths)):
         if number % _REPORTED_EVERY == 0:
             progress(f"reading the manifests: {number} of {len(paths)}")
@@ -354,7 +355,8 @@ def read_manifests(
         except ManifestError as error:
             damaged[path] = error.what
         else:
-            manifests[manifest.batch_time_ms].append(kept.of(manifest, path, hashlib.sha256(data).hexdigest()))
+            kept = _kept(manifest, path, hashlib.sha256(data).hexdigest(), segments=exists, known=known)
+            manifests[manifest.batch_time_ms].append(kept)
     return FoundManifests(manifests, damaged)
 
 
@@ -380,53 +382,46 @@ def _contents(folder: LogStorage, paths: Sequence[str]) -> Iterator[tuple[str, b
             yield from zip(part, pool.map(folder.read, part), strict=True)
 
 
-class _Kept:
-    """Makes the `FoundManifest` of a manifest. What recurs in many manifests is kept once."""
-
-    def __init__(self, segments: Collection[str]) -> None:
-        self._exists = frozenset(segments)
-        self._places: dict[Place, Place] = {}
-        self._names: dict[str, str] = {}
-
-    def of(self, manifest: Manifest, path: str, sha256: str) -> FoundManifest:
-        spans: dict[Place, list[Span]] = defaultdict(list)
-        records: dict[Place, int] = defaultdict(int)
-        for input_id, blocks in manifest.inputs.items():
-            for block in blocks:
-                for r in block.ranges:
-                    place = self._place(input_id, r.partition)
-                    spans[place].append((r.from_offset, r.until_offset))
-                    records[place] += r.records
-        of = (manifest.stream, manifest.batch_time_ms)
-        inputs = [
-            BatchInputRow(*of, *place, min(there)[0], max(until for _, until in there), records[place], len(there))
-            for place, there in spans.items()
-        ]
-        built = [
-            BatchInputRow(*of, *self._place(input_id, r.partition), r.from_offset, r.until_offset, r.weight, 0)
-            for input_id, ranges in manifest.built.items()
-            for r in ranges
-        ]
-        listed = [block for blocks in manifest.inputs.values() for block in blocks]
-        return FoundManifest(
-            path=path,
-            sha256=sha256,
-            batch_time_ms=manifest.batch_time_ms,
-            interval_ms=manifest.interval_ms,
-            inputs=(*inputs, *built),
-            spans=tuple((place, span) for place, of_place in spans.items() for span in _merged(of_place)),
-            blocks=len(listed),
-            payload_bytes=sum(block.payload_bytes for block in listed),
-            segments=tuple(self._name(segment) for segment in {block.handle.segment: None for block in listed}),
-            in_log=tuple(block.handle for block in listed if block.handle.segment in self._exists),
-            is_built=bool(built),
+def _kept(
+    manifest: Manifest, path: str, sha256: str, *, segments: Collection[str], known: dict[Place, Place]
+) -> FoundManifest:
+    """What is kept of a manifest. What recurs in many manifests is kept once: segments' names, and ``known`` places."""
+    ranges: dict[Place, list[OffsetRange]] = defaultdict(list)
+    for input_id, blocks in manifest.inputs.items():
+        for r in (r for block in blocks for r in block.ranges):
+            place = (input_id, r.partition)
+            ranges[known.setdefault(place, place)].append(r)
+    spans = {place: [(r.from_offset, r.until_offset) for r in there] for place, there in ranges.items()}
+    of = (manifest.stream, manifest.batch_time_ms)
+    inputs = [
+        BatchInputRow(
+            *of,
+            *place,
+            min(spans[place])[0],
+            max(r.until_offset for r in there),
+            sum(r.records for r in there),
+            len(there),
         )
-
-    def _place(self, input_id: str, partition: TopicPartition) -> Place:
-        return self._places.setdefault((input_id, partition), (input_id, partition))
-
-    def _name(self, segment: str) -> str:
-        return self._names.setdefault(segment, segment)
+        for place, there in ranges.items()
+    ]
+    built = [
+        BatchInputRow(*of, *known.setdefault(place, place), r.from_offset, r.until_offset, r.weight, 0)
+        for place, r in (((input_id, r.partition), r) for input_id, built in manifest.built.items() for r in built)
+    ]
+    listed = [block for blocks in manifest.inputs.values() for block in blocks]
+    return FoundManifest(
+        path=path,
+        sha256=sha256,
+        batch_time_ms=manifest.batch_time_ms,
+        interval_ms=manifest.interval_ms,
+        inputs=(*inputs, *built),
+        spans=tuple((place, span) for place, there in spans.items() for span in _merged(there)),
+        blocks=len(listed),
+        payload_bytes=sum(block.payload_bytes for block in listed),
+        segments=tuple(sys.intern(segment) for segment in {block.handle.segment: None for block in listed}),
+        in_log=tuple(block.handle for block in listed if block.handle.segment in segments),
+        is_built=bool(built),
+    )
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:

@@ -93,56 +93,54 @@ class _Finder:
     def known(self, batch_time_ms: int) -> None:
         """Add a batch that has a result."""
         result = self._results[batch_time_ms]
-        row = result.row
+        row, inputs = result.row, tuple[BatchInputRow, ...]()
         self.notices += [f"{why} An earlier one of the batch is used." for why in self._damaged[batch_time_ms]]
         name = row.manifest_uri.rpartition("/")[2]
-        if is_over(row) and not self._find(batch_time_ms, name) and not self._may_be_in_log(batch_time_ms):
+        named = (m for m in self.contents.manifests.get(batch_time_ms, ()) if m.path.endswith(f"/{name}"))
+        manifest = next(named, None)
+        if manifest is not None:
+            if manifest.sha256 != row.manifest_sha256:
+                raise ManifestError(
+                    f"The manifest {self.folder_url}/{manifest.path} is not the one by which batch "
+                    f"{time_text(batch_time_ms)} was allocated.",
+                    remedy="Restore it from a copy.",
+                )
+            inputs = manifest.inputs
+            taken = self._take(manifest, row.absorbed, is_over=is_over(row))
+            if row.blocks > len(taken) == 0 and is_over(row):
+                cleaned_at_ms = row.cleaned_at_ms or self.now_ms
+                row = dataclasses.replace(row, cleaned_at_ms=cleaned_at_ms, cleanup=row.cleanup or {})
+        elif is_over(row) and batch_time_ms < self._first_unlisted_ms:
             # Removal deletes the manifests of the oldest batches, then their results.
             self.notices.append(
                 f"Batch {time_text(batch_time_ms)} is over, and its manifest {name} is gone: it cannot be run again."
             )
-            self._add(row, (), result)
-            return
-        manifest = self._manifest_of(batch_time_ms, name)
-        if manifest.sha256 != row.manifest_sha256:
+        else:
+            damaged = [why for path, why in self.contents.damaged_manifests.items() if path.endswith(f"/{name}")]
             raise ManifestError(
-                f"The manifest {self.folder_url}/{manifest.path} is not the one by which batch "
-                f"{time_text(batch_time_ms)} was allocated.",
-                remedy="Restore it from a copy.",
+                damaged[0] if damaged else f"The manifest {name} of batch {time_text(batch_time_ms)} is missing.",
+                remedy="Restore it from a copy: without it nobody knows which records the batch has.",
             )
-        taken = self._take(manifest, batch_time_ms, row.absorbed)
-        if not is_over(row) and self._is_gone(manifest):
-            self._note_reads_kafka(batch_time_ms)
         if row.state is BatchState.RUNNING:
             # Its attempt was lost with the ledger.
             row = dataclasses.replace(row, state=BatchState.ALLOCATED)
-        if row.blocks > len(taken) == 0 and is_over(row):
-            row = dataclasses.replace(row, cleaned_at_ms=row.cleaned_at_ms or self.now_ms, cleanup=row.cleanup or {})
-        self._add(row, manifest.inputs, result)
-
-    def _add(self, row: BatchRow, inputs: Sequence[BatchInputRow], result: StoredResult) -> None:
-        row = dataclasses.replace(row, change=max(row.change, self._changes[row.batch_time_ms] + 1))
-        self.batches.append(FoundBatch(row, inputs, result.outputs, result.replays, result.revisions))
-        self.batches += [FoundBatch(row.absorbs(absorbed_ms)) for absorbed_ms in row.absorbed]
+        self._add(FoundBatch(row, inputs, result.outputs, result.replays, result.revisions))
 
     def unknown(self, batch_time_ms: int) -> None:
         """Add a batch that has only a manifest: no attempt at it has ended, or its result was not written yet."""
         if batch_time_ms in self._absorbed:
             return
         manifest = self._choose(batch_time_ms)
-        is_gone = self._is_gone(manifest)
         for why in self._damaged[batch_time_ms]:
-            if is_gone:
+            if self._is_gone(manifest):
                 raise ResultError(
                     why,
                     remedy="Its log was deleted, so the batch has most likely completed. Restore the file from a copy. "
                     "Without one, delete it: the batch is run again from Kafka.",
                 )
             self.notices.append(f"{why} The batch counts as not run.")
-        if is_gone:
-            self._note_reads_kafka(batch_time_ms)
-        absorbed = self._absorbed_by(manifest, batch_time_ms)
-        taken = self._take(manifest, batch_time_ms, absorbed)
+        absorbed = self._absorbed_by(manifest)
+        taken = self._take(manifest, absorbed, is_over=False)
         row = BatchRow(
             stream=self.stream.name,
             batch_time_ms=batch_time_ms,
@@ -158,41 +156,24 @@ class _Finder:
             allocated_at_ms=self.now_ms,
             late_records=late_records(self.stream, taken),
             built=manifest.is_built,
-            change=self._changes[batch_time_ms] + 1,
         )
-        self.batches.append(FoundBatch(row, manifest.inputs))
-        self._absorbed.update(absorbed)
-        self.batches += [FoundBatch(row.absorbs(absorbed_ms)) for absorbed_ms in absorbed]
+        self._add(FoundBatch(row, manifest.inputs))
 
-    def _note_reads_kafka(self, batch_time_ms: int) -> None:
-        """Cleanup deletes a batch's log only after its result is durable, so somebody else deleted it."""
-        self.notices.append(f"Batch {time_text(batch_time_ms)} is not over, and its log is gone: it reads Kafka.")
+    def _add(self, batch: FoundBatch) -> None:
+        change = max(batch.row.change, self._changes[batch.row.batch_time_ms] + 1)
+        row = dataclasses.replace(batch.row, change=change)
+        self.batches.append(dataclasses.replace(batch, row=row))
+        self.batches += [FoundBatch(row.absorbs(absorbed_ms)) for absorbed_ms in row.absorbed]
+        self._absorbed.update(row.absorbed)
 
     def _is_gone(self, manifest: FoundManifest) -> bool:
         return any(segment not in self.contents.segments for segment in manifest.segments)
 
-    def _may_be_in_log(self, batch_time_ms: int) -> bool:
-        """Whether the log has blocks of this time or of earlier ones that no manifest lists."""
-        return self._first_unlisted_ms <= batch_time_ms
-
     @cached_property
     def _first_unlisted_ms(self) -> float:
+        """The first batch time of the log's blocks that no manifest lists: from there on batches need theirs."""
         unlisted = self.accepted.keys() - self.contents.listed
         return min((first_batch_time(self.stream, self.accepted[handle]) for handle in unlisted), default=math.inf)
-
-    def _find(self, batch_time_ms: int, name: str) -> FoundManifest | None:
-        named = (found for found in self.contents.manifests.get(batch_time_ms, ()) if found.path.endswith(f"/{name}"))
-        return next(named, None)
-
-    def _manifest_of(self, batch_time_ms: int, name: str) -> FoundManifest:
-        manifest = self._find(batch_time_ms, name)
-        if manifest is not None:
-            return manifest
-        damaged = [why for path, why in self.contents.damaged_manifests.items() if path.endswith(f"/{name}")]
-        raise ManifestError(
-            damaged[0] if damaged else f"The manifest {name} of batch {time_text(batch_time_ms)} is missing.",
-            remedy="Restore it from a copy: without it nobody knows which records the batch has.",
-        )
 
     def _choose(self, batch_time_ms: int) -> FoundManifest:
         """Choose among several manifests of a batch time, which overtaken or crashed allocations leave.
@@ -218,30 +199,25 @@ class _Finder:
         self.notices.append(f"Batch {time_text(batch_time_ms)} has {len(candidates)} manifests: {chosen.path} counts.")
         return chosen
 
-    def _absorbed_by(self, manifest: FoundManifest, batch_time_ms: int) -> tuple[int, ...]:
+    def _absorbed_by(self, manifest: FoundManifest) -> tuple[int, ...]:
         """The earlier times whose blocks the batch absorbed: the times of its blocks' cuts that have no manifest."""
-        if not self.coalesces:
-            return ()
-        times = {
-            first_batch_time(self.stream, self.accepted[handle])
-            for handle in manifest.in_log
-            if handle in self.accepted
-        }
-        return tuple(
-            sorted(
-                t for t in times if t < batch_time_ms and t not in self.contents.manifests and t not in self._absorbed
-            )
-        )
+        listed = (self.accepted[handle] for handle in manifest.in_log if handle in self.accepted)
+        times = {first_batch_time(self.stream, info) for info in listed} if self.coalesces else set()
+        known = self.contents.manifests.keys() | self._absorbed
+        return tuple(sorted(time_ms for time_ms in times - known if time_ms < manifest.batch_time_ms))
 
-    def _take(self, manifest: FoundManifest, batch_time_ms: int, absorbed: Sequence[int]) -> list[StoredBlock]:
+    def _take(self, manifest: FoundManifest, absorbed: Sequence[int], *, is_over: bool) -> list[StoredBlock]:
         """The batch's blocks that are in the log, each with its batch time in the ledger."""
+        if not is_over and self._is_gone(manifest):
+            # Cleanup deletes a batch's log only after its result is durable, so somebody else deleted it.
+            self.notices.append(
+                f"Batch {time_text(manifest.batch_time_ms)} is not over, and its log is gone: it reads Kafka."
+            )
         taken = []
-        for handle in manifest.in_log:
-            info = self.accepted.get(handle)
-            if info is not None:
-                first_ms = first_batch_time(self.stream, info)
-                own_ms = min((t for t in absorbed if t >= first_ms), default=batch_time_ms)
-                taken.append(StoredBlock(0, own_ms, self.now_ms, info))
+        for info in (self.accepted[handle] for handle in manifest.in_log if handle in self.accepted):
+            first_ms = first_batch_time(self.stream, info)
+            own_ms = min((time_ms for time_ms in absorbed if time_ms >= first_ms), default=manifest.batch_time_ms)
+            taken.append(StoredBlock(0, own_ms, self.now_ms, info))
         self.blocks += taken
         return taken
 

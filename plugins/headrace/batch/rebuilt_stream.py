@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from headrace.batch.accepted_blocks import AcceptedBlocks, accepted_blocks, in_order
+from headrace.batch.accepted_blocks import accepted_blocks, in_order
 from headrace.batch.found_files import FolderContents, Place, place_of, places
 from headrace.batch.rebuilt_batches import RebuiltBatches, first_batch_time, rebuild_batches
 from headrace.batch.rebuilt_positions import rebuild_positions
@@ -28,17 +28,10 @@ _FIRST_ATTEMPT_AT_MS = 1_577_836_800_000
 """The start of 2020. A rebuilt ledger numbers its attempts from the number of seconds since then."""
 
 
-@dataclass(frozen=True)
-class RebuiltStream:
-    """The derived stream, its accepted blocks, and notices for a person."""
-
-    found: FoundStream
-    blocks: AcceptedBlocks
-    notices: Sequence[str]
-
-
-def rebuild_stream(contents: FolderContents, definition: Stream | None, *, now_ms: int) -> RebuiltStream:
-    """Derive the stream's state from the contents of its folder.
+def rebuild_stream(
+    contents: FolderContents, definition: Stream | None, *, now_ms: int
+) -> tuple[FoundStream, list[str]]:
+    """Derive the stream's state from the contents of its folder. Returns it with notices for a person.
 
     Args:
         definition: becomes the stream's definition. Without it that of the checkpoint does, so it is needed if there is
@@ -119,7 +112,7 @@ def rebuild_stream(contents: FolderContents, definition: Stream | None, *, now_m
         "that had not been told that it is stored gives its records once more."
         for info in accepted.undecided
     ]
-    return RebuiltStream(found, accepted, [*contents.notices, *rebuilt.notices, *undecided, *positions.notices])
+    return found, [*contents.notices, *rebuilt.notices, *undecided, *positions.notices]
 
 
 def _with_batch_times(

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -22,9 +22,9 @@ from headrace.batch.checkpoint import (
     find_newest,
     read_newest,
 )
-from headrace.batch.found_files import FolderContents, Progress, read_folder
+from headrace.batch.found_files import FolderContents, Progress, places, read_folder
 from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
-from headrace.batch.rebuilt_stream import RebuiltStream, rebuild_stream
+from headrace.batch.rebuilt_stream import rebuild_stream
 from headrace.batch.results import lost_results
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
@@ -129,7 +129,6 @@ def recover(
             _refuse_while_alive(contents, now_ms)
         if contents.saved.stream is not None:
             _check_definition(contents.saved.stream, contents.saved.path, definition, accept_code, report)
-        progress("putting the ledger together")
         _rebuild(contents, ledger, definition, force=force, report=report, progress=progress)
     else:
         context = _registered(stream_name, ledger, folder)
@@ -165,22 +164,6 @@ def _refuse_without_contents(contents: FolderContents, definition: Stream | None
             f"{'; '.join(contents.notices)}",
             remedy="Give its definition (--definition module:attribute).",
         )
-
-
-def _rebuild(
-    contents: FolderContents,
-    ledger: Ledger,
-    definition: Stream | None,
-    *,
-    force: bool,
-    report: Recovered,
-    progress: Progress,
-) -> None:
-    concluded = rebuild_stream(contents, definition, now_ms=ledger.now_ms())
-    _report(concluded, report)
-    if not report.dry_run:
-        progress("writing the ledger")
-        ledger.rebuild.restore(contents.stream, concluded.found, force=force)
 
 
 def _check_definition(
@@ -241,24 +224,36 @@ def _refuse_while_alive(contents: FolderContents, now_ms: int) -> None:
         raise error
 
 
-def _report(concluded: RebuiltStream, report: Recovered) -> None:
-    rebuilt = concluded.found
-    states = [batch.row.state for batch in rebuilt.batches]
+def _rebuild(
+    contents: FolderContents,
+    ledger: Ledger,
+    definition: Stream | None,
+    *,
+    force: bool,
+    report: Recovered,
+    progress: Progress,
+) -> None:
+    progress("putting the ledger together")
+    found, notices = rebuild_stream(contents, definition, now_ms=ledger.now_ms())
+    states = [batch.row.state for batch in found.batches]
     report.counts |= {
-        "segments": len(rebuilt.segments),
-        "blocks": len(rebuilt.blocks),
-        "positions": len(rebuilt.positions),
-        "batches": len(rebuilt.batches),
-        "undecided_blocks": len(concluded.blocks.undecided),
-        "refused_blocks": concluded.blocks.refused,
-        "gaps_found": len(rebuilt.found_gaps),
+        "segments": len(found.segments),
+        "blocks": len(found.blocks),
+        "positions": len(found.positions),
+        "batches": len(found.batches),
+        "undecided_blocks": found.notes["undecided_blocks"],
+        "refused_blocks": found.notes["refused_blocks"],
+        "gaps_found": len(found.found_gaps),
         **{f"batches_{state.value}": states.count(state) for state in BatchState if state in states},
     }
-    report.notices += concluded.notices
+    report.notices += notices
     report.steps[Step.LEDGER_REBUILT] = (
-        f"the ledger from {rebuilt.notes['checkpoint'] or 'no checkpoint'}, {len(rebuilt.batches)} batches and "
-        f"{len(rebuilt.blocks)} blocks"
+        f"the ledger from {found.notes['checkpoint'] or 'no checkpoint'}, {len(found.batches)} batches and "
+        f"{len(found.blocks)} blocks"
     )
+    if not report.dry_run:
+        progress("writing the ledger")
+        ledger.rebuild.restore(contents.stream, found, force=force)
 
 
 def _forget_lost_results(context: StreamContext, report: Recovered) -> None:
@@ -400,18 +395,12 @@ def _refuse_another_stream(contents: FolderContents, stream: Stream) -> None:
             source = inputs.get(recorded.id)
             if source is not None and _origin(source) != _origin(recorded):
                 raise _of_another(stream, f"input {recorded.id!r} was received from {_origin(recorded)}")
-    for input_id, topic in sorted(set(_received(contents))):
+    in_log = (place for frame in contents.frames for place, _ in places(frame.info))
+    received = {*contents.positions, *contents.saved.positions, *in_log}
+    for input_id, topic in sorted({(input_id, partition.topic) for input_id, partition in received}):
         source = inputs.get(input_id)
         if source is None or not source.matches(topic):
             raise _of_another(stream, f"it holds records of topic {topic!r}, received for input {input_id!r}")
-
-
-def _received(contents: FolderContents) -> Iterator[tuple[str, str]]:
-    """The input and the topic of all that was received."""
-    yield from ((input_id, partition.topic) for input_id, partition in contents.positions)
-    for frame in contents.frames:
-        yield from ((frame.info.receiver.input_id, offset_range.partition.topic) for offset_range in frame.info.ranges)
-    yield from ((input_id, partition.topic) for input_id, partition in contents.saved.positions)
 
 
 def _origin(source: Input) -> str:

@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from enum import Enum
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tenacity
 
@@ -26,7 +29,6 @@ from headrace.batch.manifest import DocumentDamagedError, encode_document, read_
 from headrace.errors import HeadraceError
 from headrace.ledger.batch_tables import BatchRow, FiledReplay
 from headrace.ledger.results import LAST_MS
-from headrace.ledger.states import BatchState
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import StorageError, StoredFileMissingError
 from headrace.wal.storage import LogStorage
@@ -80,13 +82,7 @@ class StoredResult:
             fields = read_document(data, VERSION, f"The result file {url}", ResultVersionError)
         except DocumentDamagedError as error:
             raise ResultError(f"The result file {url} is damaged: {error}.", remedy=_RESTORE) from None
-        return cls(
-            _row(fields["row"]),
-            fields["outputs"],
-            fields["revisions"],
-            tuple(_replay(replay) for replay in fields["replays"]),
-            tuple(fields["runs"]),
-        )
+        return load_row(cls, fields)
 
 
 _RESTORE = (
@@ -250,32 +246,35 @@ def lost_results(folder: LogStorage, written: Mapping[int, int]) -> dict[int, st
         return {time_ms: what for time_ms, what in problems if what is not None}
 
 
-def _row(fields: Mapping[str, Any]) -> BatchRow:
-    return load_row(
-        BatchRow,
-        fields,
-        state=BatchState(fields["state"]),
-        absorbed=tuple(fields["absorbed"]),
-        **{name: _steps(fields.get(name)) for name in ("required", "steps")},
-    )
-
-
-def _steps(value: Collection[str] | None) -> tuple[str, ...] | None:
-    return None if value is None else tuple(value)
-
-
-def _replay(fields: Mapping[str, Any]) -> FiledReplay:
-    return load_row(FiledReplay, fields, state=BatchState(fields["state"]), outputs=tuple(fields["outputs"]))
-
-
 Row = TypeVar("Row")
 
 
-def load_row(kind: type[Row], fields: Mapping[str, Any], **values: Any) -> Row:
-    """A row from a document's fields, with some ``values`` in their place.
+def load_row(kind: type[Row], fields: Mapping[str, Any]) -> Row:
+    """Read a dataclass from a document's fields, each by its type.
 
-    A field of the row that the document lacks takes the row's default, and a field that the row lacks is ignored. So a
-    row can get a new field without a new version of the format.
+    A field that the document lacks takes its default, and one that the class lacks is ignored. So a row can get a new
+    field without a new version of the format.
     """
-    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in {**fields, **values}.items() if name in known})
+    converters = _converters(kind)  # type: ignore[arg-type]
+    return kind(**{name: converters[name](value) for name, value in fields.items() if name in converters})
+
+
+@cache
+def _converters(kind: Any) -> dict[str, Callable[[Any], Any]]:
+    hints = get_type_hints(kind)
+    return {field.name: _converter(hints[field.name]) for field in dataclasses.fields(kind)}
+
+
+def _converter(hint: Any) -> Callable[[Any], Any]:
+    """Return what makes a value of this type of its JSON."""
+    if get_origin(hint) in (Union, UnionType):
+        (inner,) = (_converter(part) for part in get_args(hint) if part is not NoneType)
+        return lambda value: None if value is None else inner(value)
+    if get_origin(hint) is tuple:
+        each = _converter(get_args(hint)[0])
+        return lambda values: tuple(each(value) for value in values)
+    if dataclasses.is_dataclass(hint):
+        return partial(load_row, hint)  # type: ignore[arg-type]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
+    return lambda value: value

@@ -222,6 +222,18 @@ def repeat(receiving: Receiving, number: int, *, lease_ms: int = 1_000) -> Attem
     )
 
 
+def test_a_segment_of_removed_batches_that_was_copied_back_does_not_count(receiving: Receiving, tmp_path: Path) -> None:
+    receiving.store(1)
+    (path,) = receiving.segments()
+    data = receiving.storage.read(path)
+    run(receiving, range(1, 16))
+    assert times(receiving.ledger)[0] > START_MS + INTERVAL_MS
+    receiving.storage.write_atomically(path, data)
+    assert rebuilt_times(receiving, tmp_path) == times(receiving.ledger)
+    with Ledger.open(f"sqlite:///{tmp_path}/new.db") as rebuilt:
+        assert rebuilt.blocks.unclaimed("shop") == []
+
+
 @pytest.mark.parametrize("ending", ["failed", "killed"])
 def test_an_old_batch_that_was_repeated_without_success_does_not_stop_the_removal(
     receiving: Receiving, tmp_path: Path, ending: str
