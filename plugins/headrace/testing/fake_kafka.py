@@ -7,12 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from headrace.blocks import TopicPartition
-from headrace.kafka.errors import RangesUnreadableError
 from headrace.kafka.topics import SeenTopic
 from headrace.receiver.event_times import Ends
 from headrace.receiver.partitioning import Discovery, Known
@@ -290,38 +287,6 @@ class FakeDiscoverer:
             )
         keys = [(seen.topic, seen.topic_id, number) for seen in topics for number in range(seen.partitions)]
         return Discovery(topics, self.missing, {key: 0 for key in keys if key not in known.partitions}, self.foreign)
-
-
-class FakeEvidence:
-    """Implements ``Evidence`` for a `FakeKafka`. It answers with ``compacted`` and ``transactions``.
-    With ``silent`` it raises, as when no broker answers. ``questions`` counts the calls."""
-
-    def __init__(self, kafka: FakeKafka, *, compacted: bool | None = False, transactions: bool = False) -> None:
-        self._kafka = kafka
-        self.compacted = compacted
-        self.transactions = transactions
-        self.silent = False
-        self.questions = 0
-
-    def compaction(self, topic: str) -> bool | None:  # noqa: ARG002
-        self._asked()
-        return self.compacted
-
-    def has_transactions(self) -> bool:
-        self._asked()
-        return self.transactions
-
-    def record_offsets(self, partition: TopicPartition, offsets: tuple[int, int]) -> np.ndarray[Any, Any]:
-        self._asked()
-        with self._kafka.lock:
-            log = self._kafka.logs[partition.topic, partition.partition]
-            here = [each for each in range(*offsets) if log.entries[each - log.low].kind in ("data", "aborted")]
-        return np.array(here, dtype=np.int64)
-
-    def _asked(self) -> None:
-        self.questions += 1
-        if self.silent:
-            raise RangesUnreadableError("Kafka is silent.")
 
 
 class FakeEndOffsets:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fake_evidence import FakeEvidence
 
 from headrace.blocks import TopicPartition
 from headrace.kafka.errors import RangesGoneError, RangesUnreadableError
 from headrace.receiver.kafka_errors import OffsetGaps, holes_between
-from headrace.testing.fake_kafka import FakeEntry, FakeEvidence, FakeKafka
+from headrace.testing.fake_kafka import FakeEntry, FakeKafka
 
 
 class Setting:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.fake_evidence import FakeEvidence
+
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import ManualClock
 from headrace.kafka.records import RecordChunk
 from headrace.receiver.kafka_errors import OffsetGaps
 from headrace.receiver.kafka_source import KafkaReceiver
 from headrace.receiver.record_source import FetchState, Gap
-from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeEvidence, FakeKafka
+from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
 
 CONTROL = FakeEntry(None, kind="control")
 DAMAGED = FakeEntry(None, kind="damaged")
