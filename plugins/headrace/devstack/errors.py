@@ -31,8 +31,6 @@ class ServerDiedError(LocalStackError):
             f"{name} {exit_text}. The last lines of {log}:\n{tail or '(the log is empty)'}",
         )
         self.name = name
-        self.log = log
-        self.tail = tail
 
 
 class ServerNotReadyError(LocalStackError):
@@ -44,8 +42,6 @@ class ServerNotReadyError(LocalStackError):
             f"The last lines of {log}:\n{tail or '(the log is empty)'}",
         )
         self.name = name
-        self.log = log
-        self.tail = tail
 
 
 class StackRunningError(LocalStackError):

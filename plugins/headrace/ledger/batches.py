@@ -132,11 +132,9 @@ class Batches(Repository):
             row = BatchInputRow.row(connection, query.order_by(batch_inputs.c.until_offset).limit(1))
         return row if row is not None and row.from_offset <= offset else None
 
-    def next_unclaimed(self, stream: str, *, after_ms: int = 0) -> int | None:
-        """Return the earliest batch time after ``after_ms`` that has blocks and no batch, or None."""
-        query = select(unclaimed_times.c.batch_time_ms).where(
-            unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms > after_ms
-        )
+    def next_unclaimed(self, stream: str) -> int | None:
+        """Return the earliest batch time that has blocks and no batch, or None."""
+        query = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream)
         with self._database.read() as connection:
             return connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(1)).scalar_one_or_none()
 

@@ -29,7 +29,6 @@ class TakenBack:
     """Blocks whose batch times lay ahead of the clock, and the open batch time that has them now."""
 
     batch_time_ms: int
-    ahead_ms: int
     blocks: int
     records: int
 
@@ -63,7 +62,7 @@ def take_back(connection: Connection, locked: LockedStream) -> tuple[LockedStrea
         return locked, None
     open_ms = stream.batch_time_after(max(now_ms, stream.sealed_until_ms))
     moved = _move(connection, locked, open_ms)
-    taken = TakenBack(open_ms, last_ms - latest_ms, moved["blocks"], moved["records"])
+    taken = TakenBack(open_ms, moved["blocks"], moved["records"])
     payload = {"batch_time_ms": open_ms, "until_ms": last_ms, "blocks": taken.blocks, "records": taken.records}
     record(connection, stream.name, now_ms, EventKind.BLOCKS_TAKEN_BACK, payload)
     return locked, taken

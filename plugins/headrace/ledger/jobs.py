@@ -145,7 +145,6 @@ class Jobs(Repository):
         *,
         state: JobState | str | None = None,
         attributes: Mapping[str, Any] | None = None,
-        error: str | None = None,
     ) -> JobStatus:
         """Set the given values, add to the attributes, and extend the lease. To end the job call `release`.
 
@@ -155,7 +154,7 @@ class Jobs(Repository):
         wanted = JobState(state) if state is not None else None
         if wanted is not None and wanted.ended:
             raise LedgerError(f"A job ends by release, not by an update to {wanted}.")
-        values: dict[str, Any] = {} if error is None else {"error": error}
+        values: dict[str, Any] = {}
         with self._database.write_stream(lease.stream) as (connection, locked):
             if wanted is not None:
                 values["state"] = wanted

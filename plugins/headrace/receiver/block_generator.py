@@ -44,7 +44,6 @@ class RecurringTimer:
         self._period_ms = period_ms
         self._callback = callback
         self._stopped = threading.Event()
-        self._interrupted = False
         self._next_ms = 0
         self._last_ms = -1
         self._thread = threading.Thread(target=self._run, name=f"headrace-timer-{name}", daemon=True)
@@ -56,12 +55,8 @@ class RecurringTimer:
         self._thread.start()
         return first
 
-    def stop(self, *, interrupt: bool = True) -> int:
-        """Stop and wait for the thread. Returns the time of the last callback in ms, or -1 if there was none.
-
-        With ``interrupt=False`` the next callback is still made, at once.
-        """
-        self._interrupted = interrupt
+    def stop(self) -> int:
+        """Stop and wait for the thread. Returns the time of the last callback in ms, or -1 if there was none."""
         self._stopped.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -76,8 +71,6 @@ class RecurringTimer:
                 continue
             if self._clock.wait(self._stopped, wait_ms / 1000):
                 break
-            self._fire()
-        if not self._interrupted:
             self._fire()
 
     def _fire(self) -> None:
@@ -139,7 +132,6 @@ class BlockGenerator(Generic[T]):
         self._receiver = receiver
         self._max_block_bytes = max_block_bytes
         self._max_queued_blocks = max_queued_blocks
-        self._clock = clock
         self._now_ms = now_ms or clock.now_ms
         self._changed = threading.Condition()
         self._state = GeneratorState.INITIALIZED

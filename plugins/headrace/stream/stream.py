@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -41,15 +41,6 @@ class Stream(StreamFields):
         if texts:
             raise ValueError("; ".join(texts))
         return self
-
-    def load_transform(self, output: Output | None = None) -> Callable[..., Any] | None:
-        """Import the transform of an output, or the stream's own.
-
-        Raises:
-            StreamDefinitionError: its module cannot be imported or has no such function.
-        """
-        reference = self.transform if output is None else self.transform_of(output)
-        return None if reference is None else cast(Callable[..., Any], load_reference(reference, "transform"))
 
     def to_json(self) -> str:
         """The definition as JSON, for `from_json` on any machine."""

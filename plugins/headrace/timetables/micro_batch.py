@@ -87,11 +87,6 @@ class MicroBatchTimetable(Timetable):
         self.description = f"{self.summary}{self._catch_up_text()}"
 
     @property
-    def interval_ms(self) -> int:
-        """The length of an interval in milliseconds."""
-        return self._interval_ms
-
-    @property
     def summary(self) -> str:
         length = f"{self._interval.total_seconds():g} s"
         return f"every {length}" if self.automatic else f"on request, intervals of {length}"

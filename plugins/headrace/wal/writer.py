@@ -140,11 +140,6 @@ class WriteAheadLogWriter:
         """The sequence that the next block gets."""
         return self._next_sequence
 
-    @property
-    def segment(self) -> str | None:
-        """The path of the segment being written, None if none is open."""
-        return None if self._segment is None else self._segment.path
-
     def write(
         self,
         records: pa.RecordBatch,

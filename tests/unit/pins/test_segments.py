@@ -39,10 +39,10 @@ def write(storage: LogStorage, epoch: int, **options: Any) -> str:
     writer.write(full, [range_], cut_time_ms=clock.now_ms(), last_accepted_sequence=None)
     clock.advance(200)
     cut_ms = clock.now_ms()
-    writer.write(
+    written = writer.write(
         short, [after], cut_time_ms=cut_ms, last_accepted_sequence=0, event_time_ms=cut_ms - 5, source_position="[7]"
     )
-    path = f"{LOG}/{writer.segment}"
+    path = f"{LOG}/{written.handle.segment}"
     if epoch == 1:
         writer.close(last_accepted_sequence=1)
     return path

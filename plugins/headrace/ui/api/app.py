@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import logging
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -28,8 +27,6 @@ from headrace.ui.api.catalogue import SECONDS, Catalogue, OpenLedgers, may_read,
 from headrace.ui.api.read_routes import batches, streams, traces
 from headrace.ui.api.requests import RESPONSES, SLOW_AT_ONCE, KeySearches, add_error_handlers, known_caller
 from headrace.views.metrics import render
-
-logger = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parents[1] / "page"
 API = "/api/v1"
