@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.dead_letters import administration_of, elasticsearch_outputs
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, examples, milliseconds, opened, registered
 from headrace.cli.output import echo, print_json
 from headrace.clock import time_text
@@ -44,8 +43,12 @@ def swap(
     Refused if the index lacks a batch that the output has written since the replay's first one. Batches after --until
     that the index lacks are listed: run them again after the move.
     """
+    from headrace.elasticsearch.administration import Administration
+    from headrace.elasticsearch.transport import Cluster
+    from headrace.views.dead_letters import elasticsearch_output
+
     with opened(ledger) as opened_ledger:
-        (declared,) = elasticsearch_outputs(registered(opened_ledger, name), output)
+        declared = elasticsearch_output(registered(opened_ledger, name), output)
         until_ms = _NO_END_MS if until is None else milliseconds(until, "--until")
         first_ms = _first_ms(opened_ledger, name, replay)
         missing, _ = _lacking(opened_ledger, name, declared.step, replay, to)
@@ -58,7 +61,9 @@ def swap(
             )
         # It is not known into which index these are written now.
         running = [row.batch_time_ms for row in opened_ledger.batches.page(name, _NO_END_MS, [BatchState.RUNNING])]
-        with administration_of(declared, max_retry_seconds=0) as administration:
+        with Administration.of(
+            Cluster.of(declared), timeout_seconds=declared.request_timeout_seconds, max_retry_seconds=0
+        ) as administration:
             old = administration.move_alias(declared.index, to)
         missing, abandoned = _lacking(opened_ledger, name, declared.step, replay, to)
     batches = {

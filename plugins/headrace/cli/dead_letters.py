@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,13 +11,11 @@ import typer
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, batch_time, examples, milliseconds, opened, registered
 from headrace.cli.output import echo, print_json, print_table, printable
 from headrace.clock import time_text
-from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.elasticsearch.administration import Administration
-    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter, ReplayCounts, StoredLetter
-    from headrace.elasticsearch.options import IndexingOptions
+    from headrace.elasticsearch.dead_letter_index import LetterFilter, ReplayCounts, StoredLetter
     from headrace.stream import ElasticsearchOutput, Stream
+    from headrace.views.dead_letters import DeadLettersOf, ReplayPlan
 
 
 OutputId = Annotated[
@@ -43,6 +38,10 @@ Offset = Annotated[
     str | None, typer.Option(help="Only this offset, or this range, inclusive: 100-199.", metavar="OFFSET[-OFFSET]")
 ]
 Replayed = Annotated[bool, typer.Option("--replayed", help="Include letters that were replayed.")]
+
+_TEXT_SHOWN = 100
+# A command fails when Elasticsearch has been unavailable for so many seconds.
+_MAX_RETRY_SECONDS = 30.0
 
 
 @examples(
@@ -69,21 +68,24 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """Count dead letters by reason, and list the newest."""
+    from headrace.views.dead_letters import elasticsearch_outputs
+
     stream = _stream(ledger, name)
     wanted = _filter(
         stream, batch, since, until, offset, reason=reason, topic=topic, partition=partition, replayed=replayed
     )
     reported: list[dict[str, Any]] = []
-    for declared in _outputs(stream, output, index):
-        with _letters_of(stream, declared) as kept:
+    for declared in elasticsearch_outputs(stream, output):
+        letters_of = _letters_of(stream, declared, index)
+        with letters_of.opened() as kept:
             newest, reasons = list(kept.find(wanted, limit, contents=False)), kept.reasons(wanted)
         if as_json:
             letters = [{"id": letter.id, **letter.fields} for letter in newest]
             reported.append(
-                {"output": declared.id, "index": declared.dead_letters, "reasons": reasons, "letters": letters}
+                {"output": declared.id, "index": letters_of.output.dead_letters, "reasons": reasons, "letters": letters}
             )
         else:
-            report_list(declared.id, declared.dead_letters, reasons, newest)
+            report_list(declared.id, letters_of.output.dead_letters, reasons, newest)
     if as_json:
         print_json(reported)
 
@@ -100,8 +102,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show all fields of a dead letter."""
+    from headrace.views.dead_letters import elasticsearch_output
+
     stream = _stream(ledger, name)
-    with _letters_of(stream, _one_output(stream, output, index)) as kept:
+    with _letters_of(stream, elasticsearch_output(stream, output), index).opened() as kept:
         letter = kept.get(letter_id)
     if value:
         if letter.record is None:
@@ -144,28 +148,19 @@ def replay(
     A document or newer version that is already in the index stays. The exit code is 1 if letters remain. After the
     decoder or the transform was corrected, run the letters' batches again instead.
     """
-    from headrace.clock import SystemClock
-    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, DeadLetterReplay
-    from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
+    from headrace.views.dead_letters import elasticsearch_output
 
     stream = _stream(ledger, name)
-    declared = _one_output(stream, output, index)
     wanted = _filter(
         stream, batch, since, until, offset, reason=reason, topic=topic, partition=partition, ids=tuple(letter_id or ())
     )
-    options = _options(stream, declared)
-    transport = ElasticsearchTransport(
-        Cluster.of(declared), connections=1, timeout_seconds=declared.request_timeout_seconds
-    )
-    with administration_of(declared) as administration, contextlib.closing(transport):
-        kept = DeadLetterIndex(administration, options)
-        replaying = DeadLetterReplay(transport, options, kept, clock=SystemClock())
-        if not yes:
-            planned = plan(kept.find(wanted), replaying.cannot)
-            print_json(planned) if as_json else report_plan(planned)
-            return
-        administration.concrete_index(options.index)
-        counts = replaying.replay(kept.find(wanted))
+    letters = _letters_of(stream, elasticsearch_output(stream, output), index)
+    if not yes:
+        plan = letters.plan(wanted)
+        planned = {"to_replay": plan.replayable, "left": plan.left, "left_because": plan.left_because}
+        print_json(planned) if as_json else report_plan(plan)
+        return
+    counts = letters.replay(wanted)
     print_json(counts.to_dict()) if as_json else report_counts(counts)
     if counts.replayed < counts.letters:
         raise typer.Exit(1)
@@ -176,20 +171,12 @@ def _stream(ledger: str, name: str) -> Stream:
         return registered(opened_ledger, name)
 
 
-def _outputs(stream: Stream, output: str | None, index: str | None) -> list[ElasticsearchOutput]:
-    """The outputs, or a replay's copies of them, which differ only in their index."""
-    outputs = elasticsearch_outputs(stream, output)
-    return outputs if index is None else [declared.model_copy(update={"index": index}) for declared in outputs]
+def _letters_of(stream: Stream, output: ElasticsearchOutput, index: str | None) -> DeadLettersOf:
+    """The letters of the output, or of a replay's copy of it, which differs only in its index."""
+    from headrace.views.dead_letters import DeadLettersOf
 
-
-def _one_output(stream: Stream, output: str | None, index: str | None) -> ElasticsearchOutput:
-    outputs = _outputs(stream, output, index)
-    if len(outputs) > 1:
-        raise NoSuchOutputError(
-            f"Stream {stream.name!r} has {len(outputs)} Elasticsearch outputs.",
-            remedy=f"Name one with --output: {', '.join(declared.id for declared in outputs)}.",
-        )
-    return outputs[0]
+    declared = output if index is None else output.model_copy(update={"index": index})
+    return DeadLettersOf(stream.name, declared, max_retry_seconds=_MAX_RETRY_SECONDS)
 
 
 def _filter(
@@ -229,25 +216,6 @@ def _offsets(text: str | None) -> tuple[int | None, int | None]:
     if int(first) > int(last or first):
         raise typer.BadParameter(f"{text!r} ends before it begins", param_hint="--offset")
     return int(first), int(last or first)
-
-
-def _options(stream: Stream, output: ElasticsearchOutput) -> IndexingOptions:
-    from headrace.elasticsearch.options import IndexingOptions
-
-    # The letters have their batch time. The one in the options is used only for new ids, and none are made here.
-    options = IndexingOptions.of(output, stream_name=stream.name, batch_time_ms=0)
-    return replace(options, max_retry_seconds=min(options.max_retry_seconds, MAX_RETRY_SECONDS))
-
-
-@contextlib.contextmanager
-def _letters_of(stream: Stream, output: ElasticsearchOutput) -> Iterator[DeadLetterIndex]:
-    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
-
-    with administration_of(output) as administration:
-        yield DeadLetterIndex(administration, _options(stream, output))
-
-
-_TEXT_SHOWN = 100
 
 
 def report_list(output: str, index: str, reasons: Mapping[str, int], letters: list[StoredLetter]) -> None:
@@ -291,21 +259,10 @@ def report_letter(letter: StoredLetter) -> None:
             echo(f"{name:>18}  {value}")
 
 
-def plan(letters: Iterable[StoredLetter], cannot: Callable[[StoredLetter], str | None]) -> dict[str, Any]:
-    """How many letters a replay would try, and why it would skip the others; ``cannot`` gives the reason."""
-    tried = 0
-    left: Counter[str] = Counter()
-    for letter in letters:
-        why = cannot(letter)
-        tried += why is None
-        left.update([] if why is None else [why])
-    return {"to_replay": tried, "left": left.total(), "left_because": dict(left)}
-
-
-def report_plan(planned: Mapping[str, Any]) -> None:
-    """Print the result of `plan`."""
-    echo(f"{planned['to_replay']:,} dead letters would be replayed.")
-    _report_left(planned["left_because"])
+def report_plan(plan: ReplayPlan) -> None:
+    """Print what a replay would do."""
+    echo(f"{plan.replayable:,} dead letters would be replayed.")
+    _report_left(plan.left_because)
     echo("Nothing is changed yet; --yes replays them.")
 
 
@@ -349,36 +306,3 @@ def _short(text: str) -> str:
 
 def _readable(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "backslashreplace")
-
-
-MAX_RETRY_SECONDS = 30.0
-"""A command fails when Elasticsearch has been unavailable for so many seconds."""
-
-
-class NoSuchOutputError(HeadraceError):
-    """The stream has no such Elasticsearch output."""
-
-
-def elasticsearch_outputs(stream: Stream, output: str | None) -> list[ElasticsearchOutput]:
-    """The Elasticsearch output with this id, in a list; None: all Elasticsearch outputs.
-
-    Raises:
-        NoSuchOutputError: there is no such output, or it is of another kind.
-    """
-
-    outputs = [declared for declared in stream.elasticsearch_outputs if output in (None, declared.id)]
-    if not outputs:
-        kinds = ", ".join(f"{declared.id} ({declared.kind})" for declared in stream.outputs)
-        wanted = "no Elasticsearch output" if output is None else f"no Elasticsearch output {output!r}"
-        raise NoSuchOutputError(f"Stream {stream.name!r} has {wanted}; its outputs are {kinds}.")
-    return outputs
-
-
-def administration_of(output: ElasticsearchOutput, *, max_retry_seconds: float = MAX_RETRY_SECONDS) -> Administration:
-    """The administration of the output's cluster, to be closed. Raises the errors of looking up its connection."""
-    from headrace.elasticsearch.administration import Administration
-    from headrace.elasticsearch.transport import Cluster
-
-    return Administration.of(
-        Cluster.of(output), timeout_seconds=output.request_timeout_seconds, max_retry_seconds=max_retry_seconds
-    )

@@ -1,9 +1,10 @@
-"""A stream's dead letters for the API: a page of them, and their replay, with connections given by the caller."""
+"""A stream's dead letters, for the API and the commands: a page of them, and their replay."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pydantic import Field
@@ -20,20 +21,43 @@ from headrace.elasticsearch.dead_letter_index import (
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.errors import HeadraceError
-from headrace.stream import Stream
+from headrace.stream import ElasticsearchOutput, Stream
 from headrace.views.base import View
 
-# A person waits for the answer.
-_RETRY_SECONDS = 5.0
-_TIMEOUT_SECONDS = 5.0
 _VALUE_CHARACTERS = 500
-
-Environ = Callable[[str], Mapping[str, str] | None]
-"""Returns the environment in which a connection id is looked up."""
 
 
 class NoSuchOutputError(HeadraceError):
     """The stream has no such Elasticsearch output."""
+
+
+def elasticsearch_outputs(stream: Stream, output_id: str | None) -> list[ElasticsearchOutput]:
+    """The Elasticsearch output with this id, in a list; None: all Elasticsearch outputs.
+
+    Raises:
+        NoSuchOutputError: there is no such output, or it is of another kind.
+    """
+    outputs = [output for output in stream.elasticsearch_outputs if output_id in (None, output.id)]
+    if not outputs:
+        kinds = ", ".join(f"{output.id} ({output.kind})" for output in stream.outputs)
+        wanted = "no Elasticsearch output" if output_id is None else f"no Elasticsearch output {output_id!r}"
+        raise NoSuchOutputError(f"Stream {stream.name!r} has {wanted}; its outputs are {kinds}.")
+    return outputs
+
+
+def elasticsearch_output(stream: Stream, output_id: str | None) -> ElasticsearchOutput:
+    """The Elasticsearch output with this id; None: the only one.
+
+    Raises:
+        NoSuchOutputError: there is no such output, or there are several.
+    """
+    outputs = elasticsearch_outputs(stream, output_id)
+    if len(outputs) > 1:
+        raise NoSuchOutputError(
+            f"Stream {stream.name!r} has {len(outputs)} Elasticsearch outputs.",
+            remedy=f"Name the output: {', '.join(output.id for output in outputs)}.",
+        )
+    return outputs[0]
 
 
 class DeadLetter(View):
@@ -62,76 +86,91 @@ class DeadLetterPage(View):
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What a replay would do with the first letters: how many it would index, and why it would leave others."""
+    """What a replay would do with the letters: how many it would index, and why it would leave others."""
 
-    letters: int
     replayable: int
     left_because: Mapping[str, int]
+
+    @property
+    def left(self) -> int:
+        """How many it would leave."""
+        return sum(self.left_because.values())
 
 
 class DeadLettersOf:
     """The dead letters of one output of a stream.
 
-    Its methods raise ElasticsearchUnavailableError after some seconds without an answer, and ElasticsearchRefusedError.
+    Its methods raise ElasticsearchUnavailableError after ``max_retry_seconds`` without an answer, and
+    ElasticsearchRefusedError.
+
+    Args:
+        environ: where the output's connection is looked up; by default this process's environment.
+        timeout_seconds: of a question about letters; by default the output's.
     """
 
-    def __init__(self, stream: Stream, output_id: str | None, environ: Environ) -> None:
-        """``output_id`` None: the stream's only Elasticsearch output. Raises NoSuchOutputError."""
-        outputs = [output for output in stream.elasticsearch_outputs if output_id in (None, output.id)]
-        if len(outputs) != 1:
-            names = ", ".join(f"{output.id} ({output.kind})" for output in stream.outputs)
-            asked = "one Elasticsearch output" if output_id is None else f"an Elasticsearch output {output_id!r}"
-            raise NoSuchOutputError(f"Stream {stream.name!r} does not have {asked}; its outputs are {names}.")
-        self.output = outputs[0]
+    def __init__(
+        self,
+        stream_name: str,
+        output: ElasticsearchOutput,
+        *,
+        max_retry_seconds: float,
+        timeout_seconds: float | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.output = output
         self._environ = environ
-        options = IndexingOptions.of(self.output, stream_name=stream.name, batch_time_ms=0)
-        self._options = replace(options, max_retry_seconds=_RETRY_SECONDS)
+        self._timeout_seconds = timeout_seconds or output.request_timeout_seconds
+        self._max_retry_seconds = max_retry_seconds
+        # The letters have their batch time. The one in the options is used only for new ids, and none are made here.
+        options = IndexingOptions.of(output, stream_name=stream_name, batch_time_ms=0)
+        self._options = replace(options, max_retry_seconds=min(options.max_retry_seconds, max_retry_seconds))
 
     def page(self, limit: int) -> DeadLetterPage:
         """Return the newest letters that were not replayed."""
-        with self._letters() as kept:
+        with self.opened() as kept:
             total = sum(kept.reasons(LetterFilter()).values())
             letters = tuple(map(_letter, kept.find(LetterFilter(), limit)))
         index = self._options.dead_letter_index
         return DeadLetterPage(output=self.output.id, index=index, total=total, letters=letters)
 
-    def plan(self, limit: int) -> ReplayPlan:
+    def plan(self, wanted: LetterFilter, limit: int | None = None) -> ReplayPlan:
         """Return what `replay` would do."""
-        with self._replaying() as (kept, replaying):
-            replayable, left, number = 0, dict[str, int](), 0
-            for letter in kept.find(LetterFilter(), limit):
-                number += 1
-                why = replaying.cannot(letter)
-                if why is None:
-                    replayable += 1
-                else:
-                    left[why] = left.get(why, 0) + 1
-            return ReplayPlan(number, replayable, left)
+        with self._replaying() as (_, letters, replaying):
+            reasons = Counter(map(replaying.cannot, letters.find(wanted, limit)))
+        replayable = reasons.pop(None, 0)
+        return ReplayPlan(replayable, {why: number for why, number in reasons.items() if why is not None})
 
-    def replay(self, limit: int) -> ReplayCounts:
-        """Index the documents of the newest letters again; what is in the index stays."""
-        with self._replaying() as (kept, replaying):
-            return replaying.replay(kept.find(LetterFilter(), limit))
+    def replay(self, wanted: LetterFilter, limit: int | None = None) -> ReplayCounts:
+        """Index the documents of the newest letters again; what is in the index stays.
 
-    def _cluster(self) -> Cluster:
-        connection = self.output.connection
-        return Cluster.of(self.output, self._environ(connection) if connection else None)
+        Raises UnsuitableTargetError: the index is not one concrete index any more.
+        """
+        with self._replaying() as (administration, letters, replaying):
+            administration.concrete_index(self._options.index)
+            return replaying.replay(letters.find(wanted, limit))
 
     @contextlib.contextmanager
-    def _letters(self) -> Iterator[DeadLetterIndex]:
-        cluster = self._cluster()
-        with Administration.of(
-            cluster, timeout_seconds=_TIMEOUT_SECONDS, max_retry_seconds=_RETRY_SECONDS
-        ) as administration:
+    def opened(self) -> Iterator[DeadLetterIndex]:
+        """Open the index of the letters, to find some of them."""
+        with self._administration() as administration:
             yield DeadLetterIndex(administration, self._options)
 
+    def _administration(self) -> Administration:
+        return Administration.of(
+            self._cluster(), timeout_seconds=self._timeout_seconds, max_retry_seconds=self._max_retry_seconds
+        )
+
+    def _cluster(self) -> Cluster:
+        return Cluster.of(self.output, self._environ)
+
     @contextlib.contextmanager
-    def _replaying(self) -> Iterator[tuple[DeadLetterIndex, DeadLetterReplay]]:
+    def _replaying(self) -> Iterator[tuple[Administration, DeadLetterIndex, DeadLetterReplay]]:
         transport = ElasticsearchTransport(
             self._cluster(), connections=1, timeout_seconds=self.output.request_timeout_seconds
         )
-        with self._letters() as kept, contextlib.closing(transport):
-            yield kept, DeadLetterReplay(transport, self._options, kept, clock=SystemClock())
+        with self._administration() as administration, contextlib.closing(transport):
+            letters = DeadLetterIndex(administration, self._options)
+            yield administration, letters, DeadLetterReplay(transport, self._options, letters, clock=SystemClock())
 
 
 def _letter(letter: StoredLetter) -> DeadLetter:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from headrace.cli import aliases
 from headrace.cli.main import app
 from headrace.clock import ManualClock
+from headrace.elasticsearch.administration import Administration
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, Stream
 from headrace.stream.stream import replayed
@@ -93,7 +94,7 @@ class Moves:
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    monkeypatch.setattr(aliases, "administration_of", lambda *_, **__: contextlib.nullcontext(Moves()))
+    monkeypatch.setattr(Administration, "of", lambda *_, **__: contextlib.nullcontext(Moves()))
     made = Shop(tmp_path)
     yield made
     made.ledger.close()

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.clock import time_text
 from headrace.connections import CONNECTION_PREFIX
+from headrace.elasticsearch.dead_letter_index import LetterFilter
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.states import BatchState, DesiredState, EventKind
@@ -34,9 +35,11 @@ from headrace.ui.api.requests import (
 )
 from headrace.views.base import View
 from headrace.views.batch_detail import run_ids
-from headrace.views.dead_letters import DeadLetterPage, DeadLettersOf, NoSuchOutputError
+from headrace.views.dead_letters import DeadLetterPage, DeadLettersOf, NoSuchOutputError, elasticsearch_output
 
 _ACTIVE = ("running", "queued")
+# A person waits for the answer.
+_ANSWER_SECONDS = 5.0
 
 
 class Preview(View):
@@ -402,14 +405,15 @@ def preview_letters(
 ) -> Preview:
     """In words, or why it is refused."""
     letters = _letters(stream, output)
-    plan = letters.plan(limit)
+    plan = letters.plan(LetterFilter(), limit)
+    number = plan.replayable + plan.left
     will = (
-        f"The documents of {plan.replayable:,} of {plan.letters:,} dead letters of output {letters.output.id} are "
+        f"The documents of {plan.replayable:,} of {number:,} dead letters of output {letters.output.id} are "
         f"indexed again into {letters.output.index}. A document or newer version that is in the index stays."
     )
-    will += "".join(f" {number:,} are left: {why}." for why, number in plan.left_because.items())
+    will += "".join(f" {left:,} are left: {why}." for why, left in plan.left_because.items())
     refused = None if plan.replayable else "There is no dead letter that can be indexed again."
-    if refused is not None and plan.letters == limit:
+    if refused is not None and number == limit:
         refused = (
             f"None of the newest {limit:,} dead letters can be indexed again. `headrace dead-letters replay "
             f"{stream.name}` looks at all of them."
@@ -420,7 +424,7 @@ def preview_letters(
 @writes.post("/streams/{name}/dead-letters/replay", summary="Index dead letters again", dependencies=SLOW)
 def replay_letters(stream: OperableDep, body: DeadLetterReplayBody) -> Done:
     """After the index was corrected. After the transform was corrected, run the batches again instead."""
-    counts = _letters(stream, body.output).replay(body.limit)
+    counts = _letters(stream, body.output).replay(LetterFilter(), body.limit)
     numbers = {"letters": counts.letters, "replayed": counts.replayed, "refused": counts.refused, "left": counts.left}
     _audit(stream, "replay dead letters", reason=body.reason, output=body.output, **numbers)
     why = "; ".join(f"{number:,} {text}" for text, number in (counts.refused_because + counts.left_because).items())
@@ -433,8 +437,10 @@ def replay_letters(stream: OperableDep, body: DeadLetterReplayBody) -> Done:
 def _letters(stream: KnownStream, output: str | None) -> DeadLettersOf:
     definition = stream.ask(lambda ledger: ledger.streams.get(stream.name).definition)
     try:
-        return DeadLettersOf(
-            Stream.from_json(definition), output, lambda conn_id: stream.airflow.environ(CONNECTION_PREFIX + conn_id)
-        )
+        declared = elasticsearch_output(Stream.from_json(definition), output)
     except NoSuchOutputError as error:
         raise HTTPException(404, str(error)) from error
+    environ = stream.airflow.environ(CONNECTION_PREFIX + declared.connection) if declared.connection else None
+    return DeadLettersOf(
+        stream.name, declared, max_retry_seconds=_ANSWER_SECONDS, timeout_seconds=_ANSWER_SECONDS, environ=environ
+    )
