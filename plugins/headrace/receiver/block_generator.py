@@ -44,6 +44,7 @@ class RecurringTimer:
         self._period_ms = period_ms
         self._callback = callback
         self._stopped = threading.Event()
+        self._interrupted = False
         self._next_ms = 0
         self._last_ms = -1
         self._thread = threading.Thread(target=self._run, name=f"headrace-timer-{name}", daemon=True)
@@ -55,8 +56,12 @@ class RecurringTimer:
         self._thread.start()
         return first
 
-    def stop(self) -> int:
-        """Stop and wait for the thread. Returns the time of the last callback in ms, or -1 if there was none."""
+    def stop(self, *, interrupt: bool = True) -> int:
+        """Stop and wait for the thread. Returns the time of the last callback in ms, or -1 if there was none.
+
+        With ``interrupt=False`` the next callback is still made, at once.
+        """
+        self._interrupted = interrupt
         self._stopped.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -71,6 +76,8 @@ class RecurringTimer:
                 continue
             if self._clock.wait(self._stopped, wait_ms / 1000):
                 break
+            self._fire()
+        if not self._interrupted:
             self._fire()
 
     def _fire(self) -> None:

@@ -315,3 +315,10 @@ class TestRecurringTimer:
             time.sleep(0.002)
         assert timer.stop() == 1_300
         assert called == [1_100, 1_200, 1_300]
+
+    def test_callback_is_made_once_more_by_a_stop_that_does_not_interrupt(self) -> None:
+        called: list[int] = []
+        timer = RecurringTimer(ManualClock(0), 100, called.append, "test")
+        timer.start()
+        assert timer.stop(interrupt=False) == 100
+        assert called == [100]
