@@ -21,6 +21,7 @@ from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilt
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Cluster
 from headrace.errors import HeadraceError
+from headrace.ledger.batch_states import is_recorded
 from headrace.ledger.batch_tables import AttemptRow, BatchOutputRow, BatchRow
 from headrace.ledger.states import AttemptState
 from headrace.stream import STATE_STEP, ElasticsearchOutput, Output, Stream
@@ -253,11 +254,11 @@ def _trace(
         document=None,
         letters=(),
     )
-    if (reason := batch.abandoned_steps.get(step.name)) and not step.target and not _is_written(row):
+    if (reason := batch.abandoned_steps.get(step.name)) and not step.target and not is_recorded(row):
         return _outcome(known, Outcome.NOT_WRITTEN, f"The output was given up for this batch: {reason}")
     if output is None and step.name != STATE_STEP:
         return _outcome(known, Outcome.UNKNOWN, "The stream's definition does not have this output any more.")
-    if row is not None and _is_written(row) and "skipped" in row.counts:
+    if row is not None and is_recorded(row) and "skipped" in row.counts:
         text = f"The output had nothing to write at this batch time: {row.counts['skipped']}."
         return _outcome(known, Outcome.WRITTEN, text)
     indexing = None if output is None else step.stream.elasticsearch_output(output.id)
@@ -268,23 +269,19 @@ def _trace(
             position=position,
             record=record,
             index=_index(row, indexing),
-            written=_is_written(row),
+            written=is_recorded(row),
             waits=_waits(batch, row),
             document_id=document_id,
             environ=environ,
         )
         return elasticsearch_outcome(known, question)
-    if not _is_written(row):
+    if not is_recorded(row):
         return _outcome(known, Outcome.NOT_WRITTEN, _waits(batch, row))
     return _outcome(known, Outcome.WRITTEN, _written(output, batch))
 
 
 def _outcome(known: OutputTrace, outcome: Outcome, text: str, **looked_up: Any) -> OutputTrace:
     return known.model_copy(update={"outcome": outcome, "text": text, **looked_up})
-
-
-def _is_written(row: BatchOutputRow | None) -> bool:
-    return row is not None and row.state is AttemptState.COMPLETED
 
 
 def _index(row: BatchOutputRow | None, output: ElasticsearchOutput) -> str:
