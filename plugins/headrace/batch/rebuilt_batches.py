@@ -82,19 +82,17 @@ class _Finder:
     def __post_init__(self) -> None:
         self._results = self.contents.results.by_time
         self._absorbed = {time_ms for result in self._results.values() for time_ms in result.row.absorbed}
-        self._damaged: dict[int, list[str]] = defaultdict(list)
-        # The changes in the names of damaged results: the next result of the batch has to have a higher one.
-        self._changes: dict[int, int] = defaultdict(int)
+        # What is wrong with the damaged results of a batch, by the change in their names.
+        self._damaged: dict[int, dict[int, str]] = defaultdict(dict)
         for path, why in self.contents.results.damaged.items():
             if (named := result_name(path)) is not None:
-                self._damaged[named[0]].append(why)
-                self._changes[named[0]] = max(named[1], self._changes[named[0]])
+                self._damaged[named[0]][named[1]] = why
 
     def known(self, batch_time_ms: int) -> None:
         """Add a batch that has a result."""
         result = self._results[batch_time_ms]
         row, inputs = result.row, tuple[BatchInputRow, ...]()
-        self.notices += [f"{why} An earlier one of the batch is used." for why in self._damaged[batch_time_ms]]
+        self.notices += [f"{why} An earlier one of the batch is used." for why in self._damaged[batch_time_ms].values()]
         name = row.manifest_uri.rpartition("/")[2]
         named = (m for m in self.contents.manifests.get(batch_time_ms, ()) if m.path.endswith(f"/{name}"))
         manifest = next(named, None)
@@ -131,7 +129,7 @@ class _Finder:
         if batch_time_ms in self._absorbed:
             return
         manifest = self._choose(batch_time_ms)
-        for why in self._damaged[batch_time_ms]:
+        for why in self._damaged[batch_time_ms].values():
             if self._is_gone(manifest):
                 raise ResultError(
                     why,
@@ -160,8 +158,9 @@ class _Finder:
         self._add(FoundBatch(row, manifest.inputs))
 
     def _add(self, batch: FoundBatch) -> None:
-        change = max(batch.row.change, self._changes[batch.row.batch_time_ms] + 1)
-        row = dataclasses.replace(batch.row, change=change)
+        # The name of the batch's next result has to be above all others.
+        damaged = self._damaged[batch.row.batch_time_ms]
+        row = dataclasses.replace(batch.row, change=max(batch.row.change, *(change + 1 for change in damaged), 1))
         self.batches.append(dataclasses.replace(batch, row=row))
         self.batches += [FoundBatch(row.absorbs(absorbed_ms)) for absorbed_ms in row.absorbed]
         self._absorbed.update(row.absorbed)

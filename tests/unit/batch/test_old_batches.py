@@ -254,6 +254,19 @@ def test_an_old_batch_that_was_repeated_without_success_does_not_stop_the_remova
     assert findings(receiving.ledger) == []
 
 
+def test_a_batch_that_was_being_repeated_does_not_run_in_a_rebuilt_ledger(receiving: Receiving, tmp_path: Path) -> None:
+    run(receiving, range(1, 6))
+    repeat(receiving, 2)
+    receiving.clock.advance(2_000)
+    run(receiving, range(6, 9))
+    time_ms, folder = START_MS + 2 * INTERVAL_MS, receiving.storage.below("shop")
+    folder.delete(f"manifests/{time_ms}.json")
+    with Ledger.open(f"sqlite:///{tmp_path}/new.db", clock=receiving.clock) as ledger:
+        report = recover("shop", ledger, folder, definition=receiving.stream, force=True)
+        assert any("its manifest" in notice and "is gone" in notice for notice in report.notices)
+        assert ledger.batches.get("shop", time_ms).state is BatchState.ALLOCATED
+
+
 def test_an_old_batch_that_was_repeated_without_success_stays_so_in_a_rebuilt_ledger(
     receiving: Receiving, tmp_path: Path
 ) -> None:
