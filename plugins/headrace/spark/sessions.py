@@ -24,7 +24,6 @@ import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
@@ -410,15 +409,9 @@ def current_versions() -> dict[str, str]:
 
 def _pyspark_version() -> str:
     # Importing pyspark in an Airflow task would take half a second or more.
-    if "pyspark" not in sys.modules:
-        # Nor does the caller of a batch server need this, which is to start at once.
-        import importlib.metadata
-
-        try:
-            return importlib.metadata.version("pyspark")
-        except importlib.metadata.PackageNotFoundError:
-            # pyspark is not an installed package: for example with SPARK_HOME its folder is only on the path.
-            pass
+    installed = None if "pyspark" in sys.modules else _installed_version("pyspark")
+    if installed is not None:
+        return installed
     from pyspark.version import __version__ as version
 
     return str(version)
@@ -493,7 +486,7 @@ class MixedSparkError(HeadraceError):
 
 def check_spark_packages() -> None:
     """Raise MixedSparkError if both packages are installed, in different versions. Does not import pyspark."""
-    spark, client = map(_version, _SPARK_PACKAGES)
+    spark, client = map(_installed_version, _SPARK_PACKAGES)
     if spark is None or client is None or spark == client:
         return
     # Not every version of pyspark has a pyspark-client; each version of this one has a pyspark.
@@ -505,7 +498,10 @@ def check_spark_packages() -> None:
     )
 
 
-def _version(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
+    # Not at the top: Spark's Python workers and the caller of a batch server, which is to start at once, need it not.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -466,7 +466,7 @@ def test_a_lost_ledger_is_rebuilt_before_the_job_starts_if_the_stream_says_so(
 
 
 def test_with_two_versions_of_spark_in_one_folder_no_job_starts(operator, ledger, task, monkeypatch):
-    monkeypatch.setattr("headrace.spark.sessions.version", {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}.get)
+    monkeypatch.setattr("importlib.metadata.version", {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}.get)
     with pytest.raises(MixedSparkError):
         operator.execute(task.context)
     assert ledger.jobs.current("flights") is None

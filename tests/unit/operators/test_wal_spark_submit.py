@@ -464,7 +464,7 @@ def test_with_two_versions_of_spark_in_one_folder_no_attempt_begins(
     stream, allocated, connectable, ledger, monkeypatch
 ):
     at_ms, task = allocated()
-    monkeypatch.setattr("headrace.spark.sessions.version", {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}.get)
+    monkeypatch.setattr("importlib.metadata.version", {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}.get)
     with pytest.raises(MixedSparkError):
         make(stream).execute(task.context)
     assert list(ledger.attempts.of_batch("flights", at_ms)) == []
