@@ -202,8 +202,8 @@ class _Finder:
         """The earlier times whose blocks the batch absorbed: the times of its blocks' cuts that have no manifest."""
         listed = (self.accepted[handle] for handle in manifest.in_log if handle in self.accepted)
         times = {first_batch_time(self.stream, info) for info in listed} if self.coalesces else set()
-        known = self.contents.manifests.keys() | self._absorbed
-        return tuple(sorted(time_ms for time_ms in times - known if time_ms < manifest.batch_time_ms))
+        earlier = sorted(time_ms for time_ms in times if time_ms < manifest.batch_time_ms)
+        return tuple(t for t in earlier if t not in self.contents.manifests and t not in self._absorbed)
 
     def _take(self, manifest: FoundManifest, absorbed: Sequence[int], *, is_over: bool) -> list[StoredBlock]:
         """The batch's blocks that are in the log, each with its batch time in the ledger."""

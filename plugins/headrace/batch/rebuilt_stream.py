@@ -16,7 +16,7 @@ from headrace.batch.rebuilt_batches import RebuiltBatches, first_batch_time, reb
 from headrace.batch.rebuilt_positions import rebuild_positions
 from headrace.blocks import BlockHandle, BlockInfo
 from headrace.ledger.rebuild import FoundBatch, FoundStream
-from headrace.ledger.receiving_tables import SegmentRow, StoredBlock, TopicRow
+from headrace.ledger.receiving_tables import PositionRow, SegmentRow, StoredBlock, TopicRow
 from headrace.ledger.states import BatchState
 from headrace.ledger.streams import new_stream
 from headrace.ledger.tables import Declared, GapRow, StreamRevision, StreamRow
@@ -83,7 +83,7 @@ def rebuild_stream(
         declared=declared,
         receiver_epochs={receiver_id: epoch + EPOCH_JUMP for receiver_id, epoch in epochs.items()},
         last_attempt=max((now_ms - _FIRST_ATTEMPT_AT_MS) // 1_000, *attempts, 1),
-        topics=_topics(contents, accepted.blocks, now_ms),
+        topics=_topics(contents, positions.positions, now_ms),
         positions=positions.positions,
         segments=[
             SegmentRow(0, contents.stream, path, *writer, now_ms, None, contents.segments.get(path), None, None)
@@ -162,11 +162,11 @@ def _zero_time_ms(stream: StreamRow, blocks: Iterable[StoredBlock], batches: Ite
     return min([stream.zero_time_ms, *(batch_time_ms - stream.batch_interval_ms for batch_time_ms in times)])
 
 
-def _topics(contents: FolderContents, blocks: Iterable[BlockInfo], now_ms: int) -> list[TopicRow]:
+def _topics(contents: FolderContents, positions: Iterable[PositionRow], now_ms: int) -> list[TopicRow]:
     """The checkpoint's topics, with partitions seen since, and the topics first seen since."""
     sizes: dict[tuple[str, str, str], int] = defaultdict(int)
     incarnations: dict[tuple[str, str, str], int] = {}
-    for input_id, partition in [*contents.positions, *(place for info in blocks for place, _ in places(info))]:
+    for input_id, partition in map(place_of, positions):
         key = (input_id, partition.topic, partition.topic_id)
         sizes[key] = max(sizes[key], partition.partition + 1)
         incarnations[key] = partition.incarnation

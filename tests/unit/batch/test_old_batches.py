@@ -222,6 +222,23 @@ def repeat(receiving: Receiving, number: int, *, lease_ms: int = 1_000) -> Attem
     )
 
 
+def test_manifests_and_results_alone_are_enough(receiving: Receiving, tmp_path: Path) -> None:
+    """No checkpoint can be read, and cleanup has deleted every segment of a topic that is no longer received."""
+    run(receiving, range(1, 6))
+    receiving.writer.close(receiving.accepted)
+    folder = receiving.storage.below("shop")
+    for path in [*folder.paths("log"), *checkpoint_paths(folder)]:
+        folder.delete(path)
+    with Ledger.open(f"sqlite:///{tmp_path}/new.db", clock=receiving.clock) as ledger:
+        recover("shop", ledger, folder, definition=receiving.stream, force=True)
+        assert times(ledger) == times(receiving.ledger)
+        assert [row.partition for row in ledger.positions.all("shop")] == [PARTITION]
+        assert [(row.topic_id, row.incarnation, row.current) for row in ledger.topics.all("shop")] == [
+            (PARTITION.topic_id, PARTITION.incarnation, True)
+        ]
+        assert findings(ledger) == []
+
+
 def test_a_segment_of_removed_batches_that_was_copied_back_does_not_count(receiving: Receiving, tmp_path: Path) -> None:
     receiving.store(1)
     (path,) = receiving.segments()
