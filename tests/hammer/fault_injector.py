@@ -203,6 +203,8 @@ class FaultInjector:
         began = time.monotonic()
         if self._receives_by(began + _TIMEOUT_SECONDS):
             self._journal.note(injection, f"the stream receives again after {time.monotonic() - began:.1f} s")
+            # Before it is lost once more.
+            self._abort.wait(fault.hold)
         else:
             self._journal.note(injection, f"the stream does not receive within {_TIMEOUT_SECONDS:g} s")
 

@@ -140,7 +140,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(Target.POSTGRES, Action.HANG, _HUNG),
     Kind(Target.POSTGRES, Action.RESTART, _DOWN),
     Kind(Target.DISK, Action.FILL, (Seconds(10, 20), Seconds(30, 60))),
-    Kind(Target.LEDGER, Action.DELETE),
+    Kind(Target.LEDGER, Action.DELETE, (Seconds(1, 5), Seconds(20, 60))),
     Kind(Target.EXECUTOR, Action.KILL, cluster_only=True),
     Kind(Target.EXECUTOR, Action.HANG, _PAST_A_RECEIVERS_LEASE, cluster_only=True),
     Kind(Target.WORKER, Action.KILL, _DOWN, cluster_only=True),

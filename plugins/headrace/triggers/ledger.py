@@ -148,12 +148,18 @@ class LedgerTrigger(BaseTrigger):
         """Call `poll` until it returns a payload, and return it."""
         from headrace.ledger.errors import LedgerUnavailableError
 
-        pause = self.poll_interval
+        pause, has_failed = self.poll_interval, False
         while True:
             try:
+                if has_failed:
+                    # SQLite's file may have been deleted. If all tasks waited for it, none would rebuild it. In the
+                    # empty ledger `poll` does not find the stream, and the task that goes on then recovers it.
+                    await LedgerHook(self.ledger).aget_conn(create=self.CREATE)
+                    has_failed = False
                 payload = await in_thread(self.ledger, self.poll, ledger)
             except LedgerUnavailableError as error:
                 self.log.warning("The ledger does not answer, trying again in %.0f s: %s", pause, error)
+                has_failed = True
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 continue

@@ -126,6 +126,27 @@ def test_a_ledger_that_is_away_for_a_while_fails_no_task(stream, ledger):
     assert trigger.looks == 3
 
 
+def test_a_ledger_that_was_deleted_is_not_waited_for(stream, ledger, tmp_path):
+    """If the tasks of all runs waited for its file, none would rebuild it."""
+    ledger.jobs.acquire("flights", holder="test", lease_ms=600_000)
+
+    class Deleting(ReceiverJobTrigger):
+        polls = 0
+
+        def poll(self, ledger):
+            self.polls += 1
+            if self.polls == 2:
+                for path in tmp_path.glob("ledger.db*"):
+                    path.unlink()
+            return super().poll(ledger)
+
+    trigger = Deleting(ledger=stream.ledger, stream="flights", epoch=1, poll_interval=0.01)
+    # The task goes on, and finds that its ledger is lost.
+    asyncio.run(asyncio.wait_for(first_event(trigger), 60))
+    assert trigger.polls == 3
+    assert ledger.rebuild.is_new("flights")
+
+
 def test_the_receiver_sensors_trigger_warns_of_a_definition_that_the_job_has_not_adopted(stream, ledger, capsys):
     ledger.jobs.acquire("flights", holder="test", lease_ms=10_000, attributes={"revision": 1})
     register(ledger, stream.model_copy(update={"batch_by": "timestamp"}))
