@@ -25,6 +25,7 @@ from tests.hammer.schedule import ScheduleOptions, make_schedule
 from tests.hammer.services import Services
 from tests.hammer.target_processes import TargetProcesses
 from tests.hammer.watching import Watch
+from tests.support.ledger_rules import broken_rules
 
 from headrace.ledger import Ledger
 
@@ -182,6 +183,7 @@ class _Run:
             gaps=[str(gap) for gap in self._ledger.gaps.page(STREAM)],
             receiver_jobs=self._targets.jobs(),
             fsck=run_fsck(self._ground.ledger_url, self._ground.airflow.environment()),
+            broken_rules=list(map(str, broken_rules(self._ledger, STREAM))),
             not_possible=[f"disk full: {self._ground.no_disk}"] if self._ground.disk is None else [],
             seconds=self.seconds,
         )

@@ -84,6 +84,8 @@ class Judgement:
     receiver_jobs: int
     """Receiver jobs of the stream that ran in the end."""
     fsck: Fsck
+    broken_rules: Sequence[str] = ()
+    """Rules of the ledger's rows that do not hold (`tests.support.ledger_rules`)."""
     not_possible: Sequence[str] = ()
     """Kinds of faults that cannot be injected on this machine, and why."""
     keys: Sequence[str] = ()
@@ -109,6 +111,7 @@ class Judgement:
             yield f"{self.receiver_jobs} receiver jobs run in the end, it should be one"
         if self.fsck.exit_code != 0:
             yield f"headrace streams fsck ended with {self.fsck.exit_code}: {self.fsck.output.strip()[-2_000:]}"
+        yield from (f"the ledger breaks a rule: {broken}" for broken in self.broken_rules)
         yield from self._unproved()
 
     def _unproved(self) -> Iterator[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from examples.demo.stack import dags_folder
 from examples.demo.word_count_demo import LineServer
+from tests.support.ledger_rules import broken_rules
 from tests.support.scheduling import SPARING
 from tests.system.clicks import DAG_FILE as CLICKS_DAG_FILE
 from tests.system.orders import DAG_FILE, STREAM, TRANSFORM_FILE, Orders
@@ -87,6 +88,16 @@ def ledger(stack: Stack) -> Iterator[Ledger]:
     assert address is not None
     with Ledger.open(address) as ledger:
         yield ledger
+
+
+@pytest.fixture(autouse=True)
+def rules_hold(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test, the rules of the ledger's rows hold for all streams of the stack."""
+    yield
+    if "ledger" in request.fixturenames:
+        ledger: Ledger = request.getfixturevalue("ledger")
+        broken = {row.name: broken_rules(ledger, row.name) for row in ledger.streams.all()}
+        assert not any(broken.values()), broken
 
 
 @pytest.fixture(scope="package")

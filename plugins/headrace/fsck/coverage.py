@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
 from headrace.fsck.findings import Finding, Problem
-from headrace.ledger.events import VANISHED
 from headrace.ledger.snapshots import StreamSnapshot
-from headrace.ledger.states import BatchState
 
 InputPartition = tuple[str, TopicPartition]
 
@@ -126,35 +124,3 @@ def _pieces(snapshot: StreamSnapshot) -> dict[InputPartition, list[Piece]]:
         if not within:
             pieces[key].append(Piece(gap.from_offset, gap.until_offset, "a gap"))
     return pieces
-
-
-def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """Check that each range of an abandoned batch is a gap, and that no other batch has gaps."""
-    reported = defaultdict(set)
-    for gap in snapshot.gaps:
-        if gap.batch_time_ms is not None and gap.reason != VANISHED:
-            reported[gap.batch_time_ms].add((gap.input_id, gap.partition, gap.from_offset, gap.until_offset))
-    for batch in snapshot.batches:
-        gaps = reported.pop(batch.batch_time_ms, set())
-        is_abandoned = batch.state is BatchState.ABANDONED
-        if not is_abandoned and gaps:
-            what = f"It is {batch.state.value}, but {len(gaps)} gaps say that it was abandoned."
-            yield Finding(Problem.BATCH_STATE_WRONG, time_text(batch.batch_time_ms), what)
-        if not is_abandoned:
-            continue
-        for row in snapshot.inputs_by_batch[batch.batch_time_ms]:
-            if (row.input_id, row.partition, row.from_offset, row.until_offset) not in gaps:
-                name = partition_text((row.input_id, row.partition))
-                what = (
-                    f"[{row.from_offset}, {row.until_offset}) of the abandoned batch "
-                    f"{time_text(batch.batch_time_ms)} is not recorded as a gap."
-                )
-                yield Finding(Problem.GAP_MISSING, f"{name} at {row.from_offset}", what)
-    for batch_time_ms in sorted(reported):
-        if snapshot.stream.has_removed(batch_time_ms):
-            continue
-        yield Finding(
-            Problem.BATCH_STATE_WRONG,
-            time_text(batch_time_ms),
-            "Gaps say that it was abandoned, and there is no such batch.",
-        )

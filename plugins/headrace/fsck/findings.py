@@ -15,22 +15,11 @@ class Problem(StrEnum):
     OFFSETS_MISSING = "offsets_missing"
     OFFSETS_TWICE = "offsets_twice"
     POSITION_WRONG = "position_wrong"
-    TOPIC_WRONG = "topic_wrong"
-    BATCH_TIME_WRONG = "batch_time_wrong"
-    BLOCK_WRONG = "block_wrong"
-    UNCLAIMED_WRONG = "unclaimed_wrong"
     CLOCK_WAS_AHEAD = "clock_was_ahead"
-    SEGMENT_WRONG = "segment_wrong"
-    LEASE_WRONG = "lease_wrong"
-    BATCH_BLOCKS_WRONG = "batch_blocks_wrong"
-    BATCH_INPUTS_WRONG = "batch_inputs_wrong"
     BATCH_STATE_WRONG = "batch_state_wrong"
     REPLAY_STATE_WRONG = "replay_state_wrong"
-    ABSORBED_WRONG = "absorbed_wrong"
-    GAP_MISSING = "gap_missing"
     CLEANED_TOO_EARLY = "cleaned_too_early"
     OUT_OF_TURN = "out_of_turn"
-    SLOTS_EXCEEDED = "slots_exceeded"
     MANIFEST_MISSING = "manifest_missing"
     MANIFEST_DAMAGED = "manifest_damaged"
     MANIFEST_DIFFERS = "manifest_differs"
@@ -49,9 +38,9 @@ class Problem(StrEnum):
     COMMITTED_TOO_FAR = "committed_too_far"
 
 
-_NOT_BY_HAND = (
-    "The ledger was changed by something other than headrace, or headrace has a fault: keep a copy of it as it is, "
-    "and rebuild it with `headrace streams recover`, or report it with this output."
+_REBUILD = (
+    "Something other than headrace changed the ledger, or headrace has a fault. Stop the stream, and keep a copy of "
+    "the ledger as it is. Name a new ledger and rebuild it with `headrace streams recover`. Report it with this output."
 )
 _SET_BACK = (
     "Stop the stream and do not start it on this ledger: restore the newer one, or rebuild it with "
@@ -68,28 +57,17 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
         "Kafka has records that were skipped: they are in no block, no batch and no recorded gap.",
         "Keep a copy of the ledger; read the offsets again by a stream of another name that starts at them.",
     ),
-    Problem.OFFSETS_TWICE: ("Records were received twice: they are in two batches.", _NOT_BY_HAND),
+    Problem.OFFSETS_TWICE: ("Records were received twice: they are in two batches.", _REBUILD),
     Problem.POSITION_WRONG: (
         "Receiving would not continue where the stored records end: records would be missed or received twice.",
-        _NOT_BY_HAND,
+        _REBUILD,
     ),
-    Problem.TOPIC_WRONG: ("The ledger does not say clearly which incarnation of the topic is received.", _NOT_BY_HAND),
-    Problem.BATCH_TIME_WRONG: ("The block is in a batch to which it cannot belong.", _NOT_BY_HAND),
-    Problem.BLOCK_WRONG: ("The block was added by a writer that could not have added it.", _NOT_BY_HAND),
     Problem.CLOCK_WAS_AHEAD: (
         "Records wait for a batch time that is still to come: the ledger's clock was ahead.",
         "Nothing is lost. Blocks without a batch move back by themselves at the next batch run, or when the receiver "
         "job starts; after a batch that was allocated ahead, records wait until its time has come. Keep the clock of "
         "the ledger's database synchronized.",
     ),
-    Problem.UNCLAIMED_WRONG: (
-        "The counts of unclaimed blocks are wrong: a batch time with blocks could be skipped.",
-        _NOT_BY_HAND,
-    ),
-    Problem.SEGMENT_WRONG: ("The ledger's row of a log segment does not match the file or its blocks.", _NOT_BY_HAND),
-    Problem.LEASE_WRONG: ("Two writers could be active at once: an epoch or a lease is wrong.", _NOT_BY_HAND),
-    Problem.BATCH_BLOCKS_WRONG: ("The batch no longer has the blocks that it was allocated.", _NOT_BY_HAND),
-    Problem.BATCH_INPUTS_WRONG: ("The batch's offset ranges are not those of its blocks.", _NOT_BY_HAND),
     Problem.BATCH_STATE_WRONG: (
         "The batch's state does not agree with its outputs.",
         "Run the batch again: clear its run.",
@@ -98,11 +76,6 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
         "The replay's state does not agree with its outputs.",
         "Run the replay's batch again.",
     ),
-    Problem.ABSORBED_WRONG: (
-        "The ledger does not say clearly which batch holds the blocks of an absorbed time.",
-        _NOT_BY_HAND,
-    ),
-    Problem.GAP_MISSING: ("Records were abandoned, and no gap records this.", _NOT_BY_HAND),
     Problem.CLEANED_TOO_EARLY: (
         "The log no longer has the records of an unfinished batch: only Kafka may still have them.",
         "Run the batch soon.",
@@ -111,7 +84,6 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
         "A later batch ran before an earlier one, although the order counts: state or windows may be wrong.",
         "Run the earlier batch, then the later ones again, in order.",
     ),
-    Problem.SLOTS_EXCEEDED: ("More batches run at once than the stream allows.", _NOT_BY_HAND),
     Problem.MANIFEST_MISSING: (
         "The batch cannot be run again: only this file lists its blocks.",
         "Clear the task allocate_blocks of the batch's run: it writes the same manifest again while the ledger has "
@@ -126,7 +98,7 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
     ),
     Problem.MANIFEST_DIFFERS: (
         "The file is the one that the ledger names, and it lists other blocks or ranges than the ledger.",
-        _NOT_BY_HAND,
+        _REBUILD,
     ),
     Problem.SEGMENT_MISSING: ("A log segment that is still needed is missing.", _READ_AGAIN),
     Problem.SEGMENT_RETURNED: (

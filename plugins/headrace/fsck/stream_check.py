@@ -6,25 +6,10 @@ from collections.abc import Iterator
 from itertools import chain
 
 from headrace.batch.manifest import LOG_FOLDER
-from headrace.fsck.coverage import Hole, check_coverage, check_gaps
+from headrace.fsck.coverage import Hole, check_coverage
 from headrace.fsck.findings import Finding, Judgement, Problem, Report, confirmed
 from headrace.fsck.kafka import observe_kafka
-from headrace.fsck.ledger import (
-    check_absorbed,
-    check_allocations,
-    check_blocks,
-    check_built,
-    check_clock,
-    check_jobs,
-    check_order_of_batch_times,
-    check_replays,
-    check_segments,
-    check_slots,
-    check_states,
-    check_topics,
-    check_turns,
-    check_unclaimed,
-)
+from headrace.fsck.ledger import check_built, check_cleaned, check_clock, check_replays, check_states, check_turns
 from headrace.fsck.log import observe_checkpoints, observe_log, observe_manifests
 from headrace.ledger import Ledger
 from headrace.ledger.snapshots import StreamSnapshot
@@ -32,23 +17,7 @@ from headrace.stream import Stream
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import open_storage
 
-_OF_THE_LEDGER = (
-    check_gaps,
-    check_blocks,
-    check_order_of_batch_times,
-    check_unclaimed,
-    check_clock,
-    check_segments,
-    check_allocations,
-    check_built,
-    check_absorbed,
-    check_states,
-    check_turns,
-    check_slots,
-    check_replays,
-    check_jobs,
-    check_topics,
-)
+_OF_THE_LEDGER = (check_clock, check_cleaned, check_built, check_states, check_turns, check_replays)
 
 
 def check_stream(ledger: Ledger, name: str, *, kafka: bool = True) -> Report:

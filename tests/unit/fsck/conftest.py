@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.ledger_rules import broken_rules
 
 from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint import write_checkpoint
@@ -212,9 +213,10 @@ class Shop:
     def check_ledger(self) -> list[str]:
         """What the ledger alone contradicts, quickly."""
         snapshot = self.ledger.snapshots.take(STREAM)
-        return [
-            f"{f.problem}: {f.subject}: {f.detail}" for f in [*check_coverage(snapshot)[0], *check_ledger(snapshot)]
-        ]
+        findings = [*check_coverage(snapshot)[0], *check_ledger(snapshot)]
+        return [f"{f.problem}: {f.subject}: {f.detail}" for f in findings] + list(
+            map(str, broken_rules(self.ledger, STREAM))
+        )
 
     def problems(self) -> list[tuple[str, str]]:
         """The problems and their subjects."""

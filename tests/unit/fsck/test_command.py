@@ -46,8 +46,10 @@ def test_a_finding_is_1_and_says_what_it_means_and_what_to_do(shop: Shop) -> Non
 
 
 def test_many_findings_of_a_kind_are_cut_for_people_and_not_for_scripts(shop: Shop) -> None:
-    shop.sql("INSERT INTO unclaimed_times WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 30) "
-             f"SELECT '{STREAM}', i * 10000, 1, 1, 1, 0 FROM n")  # fmt: skip
+    shop.replay(TIMES[0])
+    shop.sql("DELETE FROM batch_outputs WHERE target = 'copy'")
+    for number in range(29):
+        shop.copy_row("replays", "target = 'copy'", target=f"copy-{number}")
     assert "and 10 more" in fsck(shop, "--no-kafka").stdout
     assert len(json.loads(fsck(shop, "--no-kafka", "--json").stdout)["findings"]) == 30
 
@@ -82,5 +84,5 @@ def test_a_kafka_that_is_silent_is_2_but_what_was_found_counts(shop: Shop, monke
     assert result.exit_code == 2
     assert "Not checked: Kafka, for input 'clicks'" in result.stdout
     assert json.loads(fsck(shop, "--json").stdout)["clean"] is False
-    shop.sql("DELETE FROM unclaimed_times")
+    shop.sql(f"DELETE FROM batch_outputs WHERE batch_time_ms = {TIMES[0]}")
     assert fsck(shop).exit_code == 1

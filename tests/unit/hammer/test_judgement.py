@@ -78,6 +78,7 @@ def test_a_run_without_a_flaw_holds(judgement: Judgement) -> None:
         ({"receiver_jobs": 2}, "2 receiver jobs"),
         ({"receiver_jobs": 0}, "0 receiver jobs"),
         ({"fsck": Fsck(1, "block 7 has no batch")}, "block 7 has no batch"),
+        ({"broken_rules": ["block_wrong: block 7"]}, "the ledger breaks a rule: block_wrong: block 7"),
         ({"injections": [injected(fault, missed="nobody there") for fault in FAULTS]}, "missed: nobody there"),
         ({"injections": [injected(fault, injected=None) for fault in FAULTS]}, "missed"),
         ({"injections": []}, "never had their turn"),

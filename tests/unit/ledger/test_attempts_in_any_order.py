@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from tests.support.ledger_rules import broken_rules
 
 from headrace.clock import ManualClock
 from headrace.ledger import AttemptState, BatchState, Ledger
@@ -64,7 +65,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.ledger.streams.register("s", "{}", batch_interval_ms=1000, block_interval_ms=200, outputs=steps)
 
     def teardown(self) -> None:
+        broken = broken_rules(self.ledger, "s")
         self.ledger.close()
+        assert broken == []
 
     @rule(outputs=st.none() | st.sets(st.sampled_from(STEPS), min_size=1), force=st.booleans())
     def begin(self, outputs: set[str] | None, force: bool) -> None:

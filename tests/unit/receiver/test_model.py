@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.support.ledger_rules import broken_rules
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import ManualClock
@@ -128,6 +129,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
                     self.read(index)
                     self.store(index, None)
             self.everything_is_there()
+            assert broken_rules(self.ledger, "air") == []
             if self.batch_by == "timestamp":
                 self.records_are_in_the_interval_of_the_running_maximum()
         finally:

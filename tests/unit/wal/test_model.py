@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.support.faulty_files import FaultyFiles
+from tests.support.ledger_rules import broken_rules
 from tests.support.records import TOPIC_ID, make_block
 
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
@@ -92,6 +93,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
                 self.write(index, 0, 1, None, None)
             self.look_at_everything()
             self.ledger_is_lost()
+            assert broken_rules(self.ledger, STREAM) == []
         finally:
             self.ledger.close()
             self.files.close_all()
