@@ -1,7 +1,8 @@
 """Opens a ledger's database: its URL, its engine, its schema, and its transactions, which lock at the beginning.
 
 SQLite begins every write with BEGIN IMMEDIATE and syncs the disk at each commit. A deferred BEGIN would fail at once
-with "database is locked" when it becomes a write, and would let two writers read the same state first. On Postgres a
+with "database is locked" when it becomes a write, and would let two writers read the same state first. Writes begin in
+turn (`headrace.ledger.sqlite_engine`). On Postgres a
 write takes the stream's lock, then reads in new statements: a statement that waited for the lock still sees the tables
 as they were before it waited. Each process has one engine per database.
 
@@ -21,7 +22,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -30,7 +30,7 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from sqlalchemy import (
     BigInteger,
@@ -39,14 +39,11 @@ from sqlalchemy import (
     CursorResult,
     Engine,
     Executable,
-    QueuePool,
     Row,
     Select,
     Table,
     bindparam,
     cast,
-    create_engine,
-    event,
     func,
     insert,
     literal,
@@ -58,7 +55,6 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
-    DisconnectionError,
     IntegrityError,
     InterfaceError,
     OperationalError,
@@ -78,7 +74,8 @@ from headrace.ledger.errors import (
     SchemaError,
     StreamNotFoundError,
 )
-from headrace.ledger.model import Model, dump_json
+from headrace.ledger.model import Model
+from headrace.ledger.sqlite_engine import READS, begin_write, connect_file, require_file, sqlite_engine
 from headrace.ledger.tables import StreamRow, streams
 
 # The number of values in one statement: far below the limits, 32,766 parameters in SQLite, 65,535 in Postgres.
@@ -191,8 +188,8 @@ class Database:
         try:
             if self.is_sqlite:
                 # A connection of its own: those of the engine wait for a lock for longer.
-                with _translated(), closing(connect_file(self.engine.url, lock_timeout_ms=1_000)) as connection:
-                    connection.execute("BEGIN IMMEDIATE")
+                with _translated(), closing(connect_file(self.engine.url)) as connection:
+                    begin_write(connection, Path(self.engine.url.database or ""), lock_timeout_ms=1_000)
             else:
                 with self.write() as connection:
                     connection.execute(text("SET LOCAL lock_timeout = '1s'"))
@@ -549,17 +546,6 @@ def _of_connection(connection: connections.Connection) -> URL:
     )
 
 
-# How long a writer waits for another before it gives up. Writes take milliseconds, so this is far more than enough.
-LOCK_TIMEOUT_MS = 30_000
-# The number of threads of one process that can be in a transaction at once. Others wait for a connection, as long as
-# for a lock.
-POOL_SIZE = 5
-POOL_OVERFLOW = 20
-# A table that ledgers of all versions have, and Airflow's metadata database does not.
-_OURS = "batch_attempts"
-# The execution option of a transaction that only reads.
-READS = "headrace_reads"
-
 _shared: weakref.WeakValueDictionary[URL, Engine] = weakref.WeakValueDictionary()
 _sharing = threading.Lock()
 
@@ -584,121 +570,13 @@ def open_engine(url: URL, *, create: bool) -> Engine:
     """
     is_sqlite = url.get_backend_name() == "sqlite"
     if is_sqlite:
-        _require_file(Path(url.database or ""), create=create)
+        require_file(Path(url.database or ""), create=create)
     with _sharing:
         engine = _shared.get(url)
         if engine is None:
-            engine = _sqlite_engine(url) if is_sqlite else _postgres_engine(url)
+            engine = sqlite_engine(url) if is_sqlite else _postgres_engine(url)
             _shared[url] = engine
         return engine
-
-
-def _require_file(path: Path, *, create: bool) -> None:
-    # A process that dies while it makes the ledger leaves an empty file. Opening it would write into it.
-    if path.exists() and (create or path.stat().st_size):
-        return
-    if not create:
-        raise LedgerMissingError(
-            f"There is no ledger at {path}.",
-            remedy="Unpause the stream's DAGs in Airflow: the first task creates it. If they are unpaused, the log of "
-            "the task `receive` says what prevents it.",
-        )
-    try:
-        # Only this user may access the ledger. SQLite gives its -wal and -shm files the mode of the file itself.
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-    except OSError as error:
-        raise LedgerUrlError(f"The ledger's file cannot be made: {error}.") from error
-
-
-def connect_file(url: URL, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> sqlite3.Connection:
-    """Connect to a SQLite ledger's file, which has to be there, without a transaction."""
-    # mode=rw: a file that was deleted is an error, not a new and empty ledger.
-    return sqlite3.connect(
-        f"file:{quote(str(Path(url.database or '')))}?mode=rw",
-        uri=True,
-        timeout=lock_timeout_ms / 1000,
-        check_same_thread=False,
-        # The driver must not begin transactions; on_begin does.
-        isolation_level=None,
-    )
-
-
-def _sqlite_engine(url: URL) -> Engine:
-    path = Path(url.database or "")
-    engine = create_engine(
-        url,
-        creator=lambda: connect_file(url),
-        # Opening a file costs more than a query, and the last one to close it checkpoints the whole WAL.
-        poolclass=QueuePool,
-        pool_size=POOL_SIZE,
-        max_overflow=POOL_OVERFLOW,
-        pool_timeout=LOCK_TIMEOUT_MS / 1000,
-        hide_parameters=True,
-        json_serializer=dump_json,
-    )
-
-    @event.listens_for(engine, "connect")
-    def on_connect(connection: sqlite3.Connection, record: Any) -> None:
-        _use_wal(connection, path)
-        # In WAL mode anything less than FULL loses commits at a power cut.
-        connection.execute("PRAGMA synchronous=FULL")
-        # Has an effect only on macOS: the drive flushes its cache too (as in headrace.wal.storage).
-        connection.execute("PRAGMA fullfsync=ON")
-        connection.execute("PRAGMA foreign_keys=ON")
-        connection.execute(f"PRAGMA busy_timeout={LOCK_TIMEOUT_MS}")
-        record.info["file"] = _file_id(path)
-
-    @event.listens_for(engine, "checkout")
-    def on_checkout(_connection: Any, record: Any, _proxy: Any) -> None:
-        # Writes into a deleted or replaced file would succeed, but be lost.
-        if record.info.get("file") != _file_id(path):
-            raise DisconnectionError(f"{path} is another file now")
-
-    @event.listens_for(engine, "begin")
-    def on_begin(connection: Connection) -> None:
-        reads = connection.get_execution_options().get(READS, False)
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-    return engine
-
-
-def _file_id(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
-    """Switch the file to WAL mode. Retries, since SQLite's busy timeout does not cover two concurrent switches."""
-    _refuse_others(connection, path)
-    deadline = time.monotonic() + LOCK_TIMEOUT_MS / 1000
-    while True:
-        try:
-            (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-            continue
-        if mode != "wal":
-            raise LedgerUrlError(
-                f"SQLite cannot keep {path} in WAL mode (it says {mode!r}), as on a network file system.",
-                remedy="Put the ledger on a local disk, or use Postgres.",
-            )
-        return
-
-
-def _refuse_others(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse another program's database before it is changed: WAL mode would be permanent."""
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if tables and _OURS not in tables:
-        raise LedgerUrlError(
-            f"{path} is another program's database: it has tables, and none of a ledger's.",
-            remedy="Give the ledger a file of its own.",
-        )
 
 
 def _postgres_engine(url: URL) -> Engine:
