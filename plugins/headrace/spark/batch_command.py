@@ -73,7 +73,6 @@ if TYPE_CHECKING:
 _THREADS_A_SLOT = 4
 # If they share jobs: so many are in one job, or come together for the next one.
 _SHARING_A_SLOT = 16
-_NICENESS = 10
 
 # How long an attempt that is begun here holds its batch after its process has died.
 LEASE_MS = 30_000
@@ -169,9 +168,6 @@ def _run_range(
     first: AttemptRow,
 ) -> RangeResult:
     """Run the range that the attempt was begun for. Raises what `RangeRunner.run` raises."""
-    with contextlib.suppress(OSError):
-        # The live batches go first where processors are short.
-        os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), _NICENESS))
     context = StreamContext(definition_of(first.claim(), ledger), ledger)
     slots = _batch_slots(options, ledger)
     wide = slots or os.cpu_count() or 1

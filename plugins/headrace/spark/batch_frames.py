@@ -21,7 +21,7 @@ from headrace.errors import Failure, HeadraceError
 from headrace.spark.batch_plan import load_manifests
 from headrace.spark.decoding import DecodedInput, RecordDecoding, decode_input
 from headrace.spark.documents import FOUND_INCARNATION, BatchIncarnations, lacks_incarnation
-from headrace.spark.sessions import parallelism
+from headrace.spark.sessions import parallelism, register_source
 from headrace.spark.transforms import STATE_FRAMES, apply_transform, load_transform, takes
 from headrace.stream import KafkaInput
 from headrace.wal.local_copies import CopySettings
@@ -94,7 +94,7 @@ def read_records(
     if in_kafka:
         from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 
-        spark.dataSource.register(KafkaRangesDataSource)
+        register_source(spark, KafkaRangesDataSource)
         reader = spark.read.format("kafka_ranges").options(manifests=json.dumps(in_kafka), input=source.id)
         read = reader.options(numPartitions=tasks, stream=source.model_dump_json()).load()
         frames.append(read if decoding is None else read.mapInArrow(decoding.run, decoding.schema))

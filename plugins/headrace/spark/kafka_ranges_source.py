@@ -1,6 +1,6 @@
 """The "kafka_ranges" data source: reads the records of batches again from Kafka, by their recorded offset ranges.
 
-    spark.dataSource.register(KafkaRangesDataSource)
+    register_source(spark, KafkaRangesDataSource)
     (spark.read.format("kafka_ranges").option("manifests", json.dumps([uri])).option("input", "clicks")
         .option("stream", source.model_dump_json()).load())
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -56,6 +57,10 @@ _END_SECONDS = 15.0
 _ERROR_CHARACTERS = 500
 _FEWEST_FAILURES = 3
 _GIVE_WAY_SECONDS = 30.0
+# A batch is due for so many intervals, at least a minute. After that nobody seems to run it.
+_DUE_INTERVALS = 10
+# None: it has blocks, and is not allocated yet.
+_DUE = (None, BatchState.ALLOCATED, BatchState.RUNNING)
 
 
 class RangeIncompleteError(HeadraceError):
@@ -147,6 +152,7 @@ class RangeRunner:
         self._threads = 1 if self._ordered else max(1, min(settings.threads, len(left)))
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._asking, self._ask_at, self._due = threading.Lock(), 0.0, False
         self._running: dict[int, BatchAttempt] = {}
         self._failed = self._failed_in_row = self._records = 0
         self._replaced: AttemptFencedError | None = None
@@ -353,6 +359,7 @@ class RangeRunner:
             "outputs": first.outputs,
             "attributes": attributes,
         }
+        self._give_way()
         if first.target:
             return self._ledger.replays.begin(
                 batch.stream,
@@ -363,7 +370,6 @@ class RangeRunner:
                 **begun,
             )
         while True:
-            self._give_way(batch)
             try:
                 return self._ledger.attempts.begin(
                     batch.stream, batch.batch_time_ms, force=True, revision=first.revision, **begun
@@ -371,12 +377,38 @@ class RangeRunner:
             except SlotBusyError:
                 if self._stop.wait(_POLL_SECONDS):
                     raise
+                self._give_way()
 
-    def _give_way(self, batch: BatchRow) -> None:
-        """In an ordered stream, let a batch that is due go first. Not for ever: it may wait for a person."""
+    def _give_way(self) -> None:
+        """Let a batch of the stream that is due go first: in an ordered stream, and where processors are short. A low
+        priority of this process would not do: the stream would wait for it whenever it holds the ledger's lock.
+
+        Not for ever: the batch may wait for a person.
+        """
+        in_order = self._ordered and not self._first.target
         deadline = time.monotonic() + _GIVE_WAY_SECONDS
-        while self._ordered and time.monotonic() < deadline and not self._stop.is_set():
-            due = self._ledger.batches.earlier_unfinished(batch.stream, self._ledger.now_ms(), limit=1)
-            if not due or due[0].state not in (BatchState.ALLOCATED, BatchState.RUNNING):
+        while time.monotonic() < deadline and not self._stop.is_set():
+            if not ((in_order or processors_are_short()) and self._is_due()):
                 return
             self._stop.wait(_POLL_SECONDS)
+
+    def _is_due(self) -> bool:
+        """Whether a batch of the stream is due and has not completed; asks the ledger once a second at most."""
+        with self._asking:
+            now = time.monotonic()
+            if now >= self._ask_at:
+                self._ask_at = now + _POLL_SECONDS
+                self._due = self._read_due()
+            return self._due
+
+    def _read_due(self) -> bool:
+        now_ms, stream = self._ledger.now_ms(), self._stream
+        late_ms = stream.allowed_lateness_ms if stream.batch_by == "timestamp" else 0
+        since_ms = now_ms - late_ms - max(60_000, _DUE_INTERVALS * stream.batch_interval_ms)
+        unfinished = self._ledger.batches.earlier_unfinished(stream.name, now_ms - late_ms)
+        return any(batch.batch_time_ms > since_ms and batch.state in _DUE for batch in unfinished)
+
+
+def processors_are_short() -> bool:
+    """Whether more threads of this host want a processor than it has, on average over the last minute."""
+    return os.getloadavg()[0] > (os.cpu_count() or 1)

@@ -21,6 +21,7 @@ import os
 import stat
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from headrace.spark.termination import under_spark_submit
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.connect.client import DefaultChannelBuilder
+    from pyspark.sql.datasource import DataSource
 
     from headrace.ledger.tables import JobRow
 
@@ -301,6 +303,19 @@ def cancel_tag(spark: SparkSession, tag: str) -> None:
         spark.interruptTag(tag)
     else:
         spark.sparkContext.cancelJobsWithTag(tag)
+
+
+_registering = threading.Lock()
+
+
+def register_source(spark: SparkSession, source: type[DataSource]) -> None:
+    """Register a data source in the session, which other threads may use.
+
+    If two threads register the first one of a name at the same time, Spark takes that of the one for a source of the
+    JVM, and refuses that of the other (DATA_SOURCE_ALREADY_EXISTS).
+    """
+    with _registering:
+        spark.dataSource.register(source)
 
 
 def is_connect(spark: SparkSession) -> bool:

@@ -118,6 +118,33 @@ def test_a_batch_is_read_from_kafka_again(server: ConnectServer, kafka: str, tmp
     assert json.loads(client.stdout.splitlines()[-1]) == [300, 0, 0]
 
 
+REGISTER_AT_ONCE = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from pyspark.sql.datasource import DataSource
+from headrace.spark.sessions import connect_session, register_source
+
+THREADS = 32
+spark = connect_session(*sys.argv[1:])
+ready = Barrier(THREADS)
+
+def register(source):
+    ready.wait()
+    register_source(spark, source)
+
+with ThreadPoolExecutor(THREADS) as pool:
+    for number in range(5):
+        source = type("Source", (DataSource,), {"name": classmethod(lambda cls, number=number: f"at_once_{number}")})
+        list(pool.map(register, [source] * THREADS))
+print("registered")
+"""
+
+
+def test_threads_of_one_session_register_a_data_source_at_the_same_time(server: ConnectServer) -> None:
+    assert server.run(REGISTER_AT_ONCE).stdout.splitlines()[-1] == "registered"
+
+
 WRITE = """
 import io, json, sys
 from headrace.spark.failures import first_cause

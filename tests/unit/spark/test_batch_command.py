@@ -88,7 +88,7 @@ def test_the_command_uses_the_definition_with_which_the_attempt_began(stream: St
 
 
 def test_an_attempt_of_a_range_runs_the_range_in_a_session_of_each_thread(stream: Stream, monkeypatch: Any) -> None:
-    opened, closed, priorities = [], [], []
+    opened, closed = [], []
 
     def run(attempt: BatchAttempt) -> SimpleNamespace:
         assert attempt.spark in opened
@@ -105,7 +105,6 @@ def test_an_attempt_of_a_range_runs_the_range_in_a_session_of_each_thread(stream
     monkeypatch.setattr(batch_command, "_connect_server", lambda _: ("sc://localhost:1", "token"))
     monkeypatch.setattr(batch_command, "_connected", connect)
     monkeypatch.setattr(batch_command, "_close", closed.append)
-    monkeypatch.setattr(batch_command.os, "setpriority", lambda *given: priorities.append(given[2]))
     monkeypatch.setattr(range_run, "run_attempt", run)
     with Ledger.open(stream.ledger) as ledger:
         register(ledger, stream)
@@ -125,4 +124,3 @@ def test_an_attempt_of_a_range_runs_the_range_in_a_session_of_each_thread(stream
         rows = [ledger.attempts.of_batch("shop", at_ms)[-1] for at_ms in times]
     assert {(row.number, row.state, row.holder) for row in rows} == {(2, AttemptState.COMPLETED, "task")}
     assert {row.attributes["session"] for row in rows} == set(opened) == set(closed)
-    assert priorities[0] >= 10

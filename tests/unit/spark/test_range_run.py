@@ -161,6 +161,8 @@ def rig(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         rig = Rig(ledger, stream, 8)
         monkeypatch.setattr(range_run, "run_attempt", rig.work)
         monkeypatch.setattr(range_run, "_POLL_SECONDS", 0.05)
+        # The stream's own batches have not run: they are due.
+        monkeypatch.setattr(range_run, "processors_are_short", lambda: False)
         yield rig
 
 
@@ -241,6 +243,50 @@ def test_batches_that_run_at_a_time_share_jobs_and_one_alone_does_not_wait_for_o
     rig.sessions.jobs = object()
     rig.run(threads=threads)
     assert rig.shared == {shared}
+
+
+def complete_own(rig: Rig) -> None:
+    """Let the stream's own runs complete its batches."""
+    for time_ms in rig.times:
+        attempt = rig.ledger.attempts.begin("shop", time_ms, holder="own run", way="connect", lease_ms=30_000)
+        rig.ledger.attempts.record_output(attempt, "elasticsearch", {"created": 10})
+        rig.ledger.attempts.complete(attempt)
+
+
+def test_where_processors_are_short_a_batch_of_the_stream_that_is_due_goes_first(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
+    asked, before = 0, list[int]()
+
+    def short() -> bool:
+        nonlocal asked
+        with asking:
+            asked += 1
+            if asked == 10:
+                before.extend(rig.ran)
+                complete_own(rig)
+        return True
+
+    asking = threading.Lock()
+    monkeypatch.setattr(range_run, "processors_are_short", short)
+    assert rig.run().batches == 8
+    # The task has begun the first one before.
+    assert before in ([], rig.times[:1])
+
+
+@pytest.mark.parametrize("passed", ["the longest wait", "the time in which a batch is due"])
+def test_a_range_does_not_wait_for_ever_for_a_batch_that_nobody_runs(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, passed: str
+) -> None:
+    if passed == "the longest wait":
+        monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 0.05)
+    else:
+        monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
+        now_ms = rig.times[-1] + 10 * INTERVAL_MS
+        monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
+    monkeypatch.setattr(range_run, "processors_are_short", lambda: True)
+    assert rig.run().batches == 8
 
 
 def test_an_attempt_that_a_killed_try_has_left_is_fenced_at_once(rig: Rig) -> None:

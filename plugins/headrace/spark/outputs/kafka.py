@@ -40,6 +40,7 @@ from headrace.spark.outputs.kafka_transaction import (
 )
 from headrace.spark.outputs.writer import OutputOptionsError, OutputRowsError, counted, leave_counts
 from headrace.spark.record_columns import own_columns
+from headrace.spark.sessions import register_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -226,7 +227,7 @@ class KafkaWriter:
             return {"messages": 0, "repeated": 0, "bytes": 0}
 
         rows = in_one_partition(prepare_messages(frame, self._output.id))
-        frame.sparkSession.dataSource.register(KafkaDataSource)
+        register_source(frame.sparkSession, KafkaDataSource)
         options = self._options(batch)
 
         def save(report: str) -> None:

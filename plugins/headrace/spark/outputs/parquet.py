@@ -50,6 +50,7 @@ from headrace.spark.outputs.writer import (
     counted,
     leave_counts,
 )
+from headrace.spark.sessions import register_source
 from headrace.wal.storage import sync_file
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ class ParquetWriter:
             return {"rows": 0, "files": 0, "bytes": 0}
 
         check_columns(frame.schema, self._output.id)
-        frame.sparkSession.dataSource.register(ParquetDataSource)
+        register_source(frame.sparkSession, ParquetDataSource)
         options = {"claim": json.dumps(asdict(self._claim(batch))), "compression": self._output.compression}
 
         def save(report: str) -> None:

@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.clock import time_text
+from headrace.spark.sessions import register_source
 from headrace.spark.state.source import OUTCOME
 from headrace.spark.state.version import (
     CHANGED_MS,
@@ -108,7 +109,7 @@ def update_state(
         )
     store = StateStore.of(stream)
     store.check_not_fenced(batch.batch_time_ms, batch.attempt)
-    spark.dataSource.register(StateTableSource)
+    register_source(spark, StateTableSource)
     columns = declared_columns(spark, stream.state)
     update = _Update(spark, stream, stream.state, store, columns, batch)
     base = store.base_of(batch.batch_time_ms)
@@ -502,7 +503,7 @@ def state_frames(spark: SparkSession, stream: Stream, batch_time_ms: int) -> Sta
     if stream.state is None:
         raise StateDefinitionError(f"The stream {stream.name} has no state.", remedy="Declare one: Stream(state=…).")
     store = StateStore.of(stream)
-    spark.dataSource.register(StateTableSource)
+    register_source(spark, StateTableSource)
     columns = declared_columns(spark, stream.state)
     version = store.version_of(batch_time_ms)
     check_stored(version, columns, stream.state.keys)
