@@ -1,8 +1,8 @@
 """Creates the engine of a ledger in a SQLite file. Writes begin in turn.
 
 SQLite has no queue: who finds the file locked looks again, less and less often. A process that writes all the time
-unlocks the file for microseconds, and hundreds of its writes come before one of another process. So a write takes a turn
-before it begins, and keeps it until it has begun: who writes all the time gets no other turn while somebody waits.
+unlocks the file for microseconds, and hundreds of its writes come before one of another process. So a write takes a
+turn before it begins, and keeps it until it has begun: who writes all the time gets no other turn while somebody waits.
 
 A turn is a lock on a file of its own. If a process closed the database's file, it would lose the locks that SQLite has
 on it (https://sqlite.org/howtocorrupt.html, section 2.2).

@@ -403,9 +403,8 @@ class RangeRunner:
 
     def _read_due(self) -> bool:
         now_ms, stream = self._ledger.now_ms(), self._stream
-        late_ms = stream.allowed_lateness_ms if stream.batch_by == "timestamp" else 0
-        since_ms = now_ms - late_ms - max(60_000, _DUE_INTERVALS * stream.batch_interval_ms)
-        unfinished = self._ledger.batches.earlier_unfinished(stream.name, now_ms - late_ms)
+        since_ms = now_ms - max(60_000, _DUE_INTERVALS * stream.batch_interval_ms)
+        unfinished = self._ledger.batches.earlier_unfinished(stream.name, now_ms)
         return any(batch.batch_time_ms > since_ms and batch.state in _DUE for batch in unfinished)
 
 
