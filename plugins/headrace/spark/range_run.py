@@ -30,7 +30,7 @@ from headrace.batch.batch_range import RangeProgress, TimeRange
 from headrace.batch.results import write_results
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import TRY_NUMBER, HeadraceError
-from headrace.ledger.errors import AttemptFencedError, SlotBusyError
+from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError, SlotBusyError
 from headrace.ledger.states import AttemptState, BatchState
 from headrace.spark.attempt import run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
@@ -58,7 +58,9 @@ _ERROR_CHARACTERS = 500
 _FEWEST_FAILURES = 3
 _GIVE_WAY_SECONDS = 30.0
 # A batch is due for so many intervals, at least a minute. After that nobody seems to run it.
-_DUE_INTERVALS = 10
+_LIVE_INTERVALS = 10
+# One of so many threads runs batches where processors are short.
+_FEWER = 4
 # None: it has blocks, and is not allocated yet.
 _DUE = (None, BatchState.ALLOCATED, BatchState.RUNNING)
 
@@ -152,7 +154,8 @@ class RangeRunner:
         self._threads = 1 if self._ordered else max(1, min(settings.threads, len(left)))
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._asking, self._ask_at, self._due = threading.Lock(), 0.0, False
+        self._few = max(1, self._threads // _FEWER)
+        self._asking, self._ask_at, self._known = threading.Lock(), 0.0, _Live(is_due=False, has_batches=False)
         self._running: dict[int, BatchAttempt] = {}
         self._failed = self._failed_in_row = self._records = 0
         self._replaced: AttemptFencedError | None = None
@@ -237,7 +240,10 @@ class RangeRunner:
 
     def _work(self, number: int) -> None:
         try:
-            while (batch := self._next()) is not None:
+            # The task has begun the first batch, so it does not wait.
+            is_first = number == 0
+            while (batch := self._next(number, give_way=not is_first)) is not None:
+                is_first = False
                 self._run_batch(number, batch)
         except BaseException as error:
             # For example the reader of this process's output is gone.
@@ -247,7 +253,11 @@ class RangeRunner:
             with contextlib.suppress(Exception):
                 self._sessions.give_up(number)
 
-    def _next(self) -> BatchRow | None:
+    def _next(self, number: int, *, give_way: bool) -> BatchRow | None:
+        if give_way:
+            # If the ledger is away, the attempt says so.
+            with contextlib.suppress(LedgerUnavailableError):
+                self._give_way(number)
         with self._lock:
             return self._left.popleft() if self._left and not self._stop.is_set() else None
 
@@ -359,7 +369,6 @@ class RangeRunner:
             "outputs": first.outputs,
             "attributes": attributes,
         }
-        self._give_way()
         if first.target:
             return self._ledger.replays.begin(
                 batch.stream,
@@ -377,35 +386,52 @@ class RangeRunner:
             except SlotBusyError:
                 if self._stop.wait(_POLL_SECONDS):
                     raise
-                self._give_way()
 
-    def _give_way(self) -> None:
-        """Let a batch of the stream that is due go first: in an ordered stream, and where processors are short. A low
-        priority of this process would not do: the stream would wait for it whenever it holds the ledger's lock.
+    def _give_way(self, number: int) -> None:
+        """Let the live stream go first: in an ordered stream, and where processors are short. While a batch of the
+        stream is due, none of the range begins. Else a few of the threads run batches, because those that run when the
+        stream's next batch is due delay it, and many hold up its receivers in the ledger.
 
-        Not for ever: the batch may wait for a person.
+        A low priority of this process would not do: the stream would wait for it whenever it holds the ledger's lock.
+        Not for ever: the batch that is due may wait for a person.
         """
         in_order = self._ordered and not self._first.target
         deadline = time.monotonic() + _GIVE_WAY_SECONDS
-        while time.monotonic() < deadline and not self._stop.is_set():
-            if not ((in_order or processors_are_short()) and self._is_due()):
+        while self._left and not self._stop.is_set():
+            if not (in_order or processors_are_short()):
+                return
+            live = self._live()
+            waits = live.is_due and time.monotonic() < deadline
+            if not waits and (number < self._few or not live.has_batches):
                 return
             self._stop.wait(_POLL_SECONDS)
 
-    def _is_due(self) -> bool:
-        """Whether a batch of the stream is due and has not completed; asks the ledger once a second at most."""
+    def _live(self) -> _Live:
+        """The state of the live stream; asks the ledger once a second at most."""
         with self._asking:
             now = time.monotonic()
             if now >= self._ask_at:
                 self._ask_at = now + _POLL_SECONDS
-                self._due = self._read_due()
-            return self._due
+                self._known = self._read_live()
+            return self._known
 
-    def _read_due(self) -> bool:
+    def _read_live(self) -> _Live:
         now_ms, stream = self._ledger.now_ms(), self._stream
-        since_ms = now_ms - max(60_000, _DUE_INTERVALS * stream.batch_interval_ms)
+        since_ms = now_ms - max(60_000, _LIVE_INTERVALS * stream.batch_interval_ms)
         unfinished = self._ledger.batches.earlier_unfinished(stream.name, now_ms)
-        return any(batch.batch_time_ms > since_ms and batch.state in _DUE for batch in unfinished)
+        newest = self._ledger.batches.page(stream.name, 1)
+        return _Live(
+            is_due=any(batch.batch_time_ms > since_ms and batch.state in _DUE for batch in unfinished),
+            has_batches=any(batch.batch_time_ms > since_ms for batch in newest),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """``is_due``: a batch of the stream is due and has not completed. ``has_batches``: there was one lately."""
+
+    is_due: bool
+    has_batches: bool
 
 
 def processors_are_short() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
@@ -273,6 +274,31 @@ def test_where_processors_are_short_a_batch_of_the_stream_that_is_due_goes_first
     assert rig.run().batches == 8
     # The task has begun the first one before.
     assert before in ([], rig.times[:1])
+
+
+def test_where_processors_are_short_few_batches_run_at_a_time_beside_a_live_stream(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete_own(rig)
+    monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
+    monkeypatch.setattr(range_run, "processors_are_short", lambda: True)
+    at_once, most = 0, 0
+
+    def work(attempt: BatchAttempt) -> Any:
+        nonlocal at_once, most
+        with counting:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.05)
+        with counting:
+            at_once -= 1
+        return rig.work(attempt)
+
+    counting = threading.Lock()
+    monkeypatch.setattr(range_run, "run_attempt", work)
+    assert rig.run(threads=8).batches == 8
+    # Two of the eight threads, and the one that began the first batch, which the task had begun before.
+    assert most <= 2
 
 
 @pytest.mark.parametrize("passed", ["the longest wait", "the time in which a batch is due"])
