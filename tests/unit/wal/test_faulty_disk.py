@@ -213,9 +213,9 @@ def script(log: Log) -> None:
     crashed = log.open_writer(segment_bytes=3000)
     for _ in range(3):
         try_to(lambda: log.write(crashed))
-    left = crashed.segment
+    left = crashed._segment
     if left is not None:
-        with (log.folder / left).open("ab") as file:
+        with (log.folder / left.path).open("ab") as file:
             file.write(b"torn")
     holder: list[WriteAheadLogWriter] = []
     try_to(lambda: holder.append(log.open_writer()))
