@@ -2,7 +2,7 @@
 
 Frames are intents. Each frame carries its writer's last accepted sequence, so for each writer and epoch only the last
 frame is undecided (rule 10 of the design). An undecided block counts if no other block covers its offsets: its source
-may have been told that it is stored, and a queue does not give a message twice. One that was not accepted counts too:
+may know that it is stored, and a queue does not give a message twice. One that was not accepted counts too:
 its records are in the log, and are not read from Kafka again.
 """
 

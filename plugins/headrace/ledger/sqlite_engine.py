@@ -147,6 +147,7 @@ def connect_file(url: URL) -> sqlite3.Connection:
 
 
 def sqlite_engine(url: URL) -> Engine:
+    """Create the engine of the ledger in this file; opens nothing yet."""
     path = Path(url.database or "")
     engine = create_engine(
         url,
@@ -179,8 +180,7 @@ def sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "begin")
     def on_begin(connection: Connection) -> None:
-        reads = connection.get_execution_options().get(READS, False)
-        if reads:
+        if connection.get_execution_options().get(READS, False):
             connection.exec_driver_sql("BEGIN")
         else:
             begin_write(cast(sqlite3.Connection, connection.connection.dbapi_connection), path)
