@@ -193,7 +193,7 @@ def _check_definition(
     ]
     if code and not report.dry_run and not accept_code(code):
         raise RecoveryRefusedError(
-            f"The checkpoint {path} of stream {name!r} chooses the code that runs, and who can "
+            f"The checkpoint {path} of stream {name!r} chooses the code that runs, and anyone who can "
             f"write into the folder can have written it: {'; '.join(code)}.",
             remedy="Give the stream's own definition (--definition module:attribute); or, if all of this is the "
             "stream's, say --accept-code.",
