@@ -1,12 +1,13 @@
 """How long a record takes from Kafka's acknowledgement until a search finds it, under a real Airflow.
 
-    python -m benchmarks.latency --rate 100 --minutes 10 [--single-task] [--busy 2] [--again 1000] [--json]
+    python -m benchmarks.latency --rate 100 --minutes 10 [--single-task] [--busy 2] [--again 1000]
+                                 [--postgres] [--json]
 
-Starts the embedded stack with README's first stream (a batch every ten seconds, SQLite ledger) and produces JSON
-records of about 60 bytes at a steady rate. Every 0.2 s it asks Elasticsearch how many documents a search finds:
-record k became searchable when that count first reached k, which holds because batches follow each other in time. The
-first two minutes (Spark's start, the first batches) do not count. ``--busy`` has as many processes use up a core each
-meanwhile. At the end every record has to be there, once.
+Starts the embedded stack with README's first stream (a batch every ten seconds; its ledger is a SQLite file, or with
+``--postgres`` in the server of Airflow's metadata) and produces JSON records of about 60 bytes at a steady rate. Every
+0.2 s it asks Elasticsearch how many documents a search finds: record k became searchable when that count first reached
+k, which holds because batches follow each other in time. The first two minutes (Spark's start, the first batches) do
+not count. ``--busy`` has as many processes use up a core each meanwhile. At the end every record has to be there, once.
 
 With ``--again`` the stream has as many batches of 2,000 records of the past. After the minutes without it, runs of a
 replay DAG write all of these into another index, as many minutes long: the latencies of both times are compared.
@@ -42,7 +43,8 @@ from headrace.batch.allocation import allocate
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
-from headrace.devstack.stack import Stack, StackOptions
+from headrace.devstack.postgres import PostgresServer
+from headrace.devstack.stack import LEDGER_CONNECTION, LEDGER_DATABASE, Stack, StackOptions
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerMissingError, SchemaError
 from headrace.stream import Stream
@@ -95,13 +97,19 @@ stream = Stream(
     outputs=ElasticsearchOutput(connection="elasticsearch_default", index="orders"),
     batch_interval="10 s",
     storage=home,
-    ledger=f"sqlite:///{home}/ledger.db",
+    ledger=LEDGER,
     batch_by="BATCH_BY",
 )
 
 receiver, batches = stream_dags(stream, single_task=SINGLE_TASK)
 again = replay_dag(stream, "again", outputs={"elasticsearch": {"index": "orders-again"}})
 '''
+
+
+def dag_file(*, single_task: bool = False, batch_by: str = "arrival", postgres: bool = False) -> str:
+    """The text of `DAG_FILE` for these."""
+    ledger = f'"connection:{LEDGER_CONNECTION}"' if postgres else 'f"sqlite:///{home}/ledger.db"'
+    return DAG_FILE.replace("SINGLE_TASK", str(single_task)).replace("BATCH_BY", batch_by).replace("LEDGER", ledger)
 
 
 class Load:
@@ -252,21 +260,23 @@ def empty_run_seconds(api: AirflowApi) -> float:
     return run_seconds(api, "empty")
 
 
-def stack_options(folder: Path, dag_file: str) -> StackOptions:
-    """Of a stack in the folder, whose only stream is in this DAG file."""
+def stack_options(folder: Path, text: str) -> StackOptions:
+    """Of a stack in the folder, whose only stream is in a DAG file with this text."""
     dags = folder / "dags"
     dags.mkdir()
-    (dags / "orders.py").write_text(dag_file)
+    (dags / "orders.py").write_text(text)
     return StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins")
 
 
-def open_ledger(folder: Path) -> Ledger:
-    """The stream's ledger, once its first task has made it, within five minutes. The caller closes it."""
+def open_ledger(folder: Path, postgres: PostgresServer | None = None) -> Ledger:
+    """The stream's ledger, a SQLite file in the folder or in this server, once its first task has made it, within five
+    minutes. The caller closes it."""
+    url = f"sqlite:///{folder}/{STREAM}/ledger.db" if postgres is None else postgres.url(LEDGER_DATABASE)
     opened: list[Ledger] = []
 
     def is_made() -> bool:
         try:
-            opened.append(Ledger.open(f"sqlite:///{folder}/{STREAM}/ledger.db", create=False))
+            opened.append(Ledger.open(url, create=False))
         except (LedgerMissingError, SchemaError):
             return False
         return True
@@ -288,15 +298,16 @@ def begin(stack: Stack) -> tuple[KafkaServer, ElasticsearchServer, AirflowApi]:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    dag_file = DAG_FILE.replace("SINGLE_TASK", str(options.single_task))
-    dag_file = dag_file.replace("BATCH_BY", "timestamp" if options.again else "arrival")
-    stack = Stack(stack_options(folder, dag_file))
+    batch_by = "timestamp" if options.again else "arrival"
+    text = dag_file(single_task=options.single_task, batch_by=batch_by, postgres=options.postgres)
+    stack = Stack(stack_options(folder, text))
     empty = EMPTY_DAG_FILE.replace("COUNT", "1" if options.single_task else str(TASKS))
     (folder / "dags" / "empty.py").write_text(empty)
     busy: list[subprocess.Popen[bytes]] = []
     try:
         kafka, elasticsearch, api = begin(stack)
-        with open_ledger(folder) as ledger:
+        postgres = stack.postgres if options.postgres else None
+        with open_ledger(folder, postgres) as ledger:
             past = past_batches(kafka.bootstrap_servers, ledger, options.again) if options.again else None
         api.unpause(f"{STREAM}_batches")
         index = ElasticsearchSide(elasticsearch.url)
@@ -317,12 +328,13 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         minutes: dict[int, list[float]] = {}
         for sent, latency in latencies:
             minutes.setdefault(int((sent - counted_from) // 60), []).append(latency)
-        with Ledger.open(f"sqlite:///{folder}/orders/ledger.db") as ledger:
+        with open_ledger(folder, postgres) as ledger:
             batches = ledger.batches.page(STREAM, 10_000)
         for process in busy:
             process.kill()
         return {
             "tasks": 1 if options.single_task else TASKS,
+            "ledger": "postgres" if options.postgres else "sqlite",
             "rate": options.rate,
             "busy": options.busy,
             "replayed_batches": 0 if replaying is None else replaying.batches,
@@ -351,6 +363,7 @@ def main() -> None:
     parser.add_argument("--single-task", action="store_true")
     parser.add_argument("--busy", type=int, default=0, help="processes that use up a core each")
     parser.add_argument("--again", type=int, default=0, help="batches of the past that are replayed after a while")
+    parser.add_argument("--postgres", action="store_true", help="keep the ledger in a server")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with bench_folder() as folder:

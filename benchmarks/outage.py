@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count, open_ledger, stack_options
+from benchmarks.latency import STREAM, Load, begin, count, dag_file, open_ledger, stack_options
 from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.slow_elasticsearch import completed
 from benchmarks.warm_batch import until
@@ -50,7 +50,7 @@ def has_caught_up(ledger: Ledger) -> bool:
 
 def measure(folder: Path, batch_times: int) -> tuple[float, int]:
     """The batch intervals until all has caught up, and the number of failed runs."""
-    stack = Stack(stack_options(folder, DAG_FILE.replace("SINGLE_TASK", "False")))
+    stack = Stack(stack_options(folder, dag_file()))
     try:
         kafka, elasticsearch, api = begin(stack)
         load = Load(kafka.bootstrap_servers, RATE)

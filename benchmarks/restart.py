@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import psutil
-from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count, stack_options
+from benchmarks.latency import STREAM, Load, begin, count, dag_file, stack_options
 from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.warm_batch import until
 from examples.demo.elasticsearch_side import ElasticsearchSide
@@ -56,7 +56,7 @@ def completed_since(folder: Path, began_ms: float) -> bool:
 
 def measure(folder: Path, rounds: int) -> list[float]:
     """The seconds of each round."""
-    options = stack_options(folder, DAG_FILE.replace("SINGLE_TASK", "False"))
+    options = stack_options(folder, dag_file())
     stack = Stack(options)
     took: list[float] = []
     sent = 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from benchmarks.latency import DAG_FILE, STREAM, Load, begin, count, open_ledger, stack_options
+from benchmarks.latency import STREAM, Load, begin, count, dag_file, open_ledger, stack_options
 from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.warm_batch import until
 from examples.demo.elasticsearch_side import ElasticsearchSide
@@ -127,7 +127,7 @@ def failures(ledger: Ledger) -> list[str]:
 
 def measure(folder: Path, minutes: float) -> tuple[float, float, int]:
     """The memory before and meanwhile in MiB, and the batches until full rate."""
-    text = DAG_FILE.replace("SINGLE_TASK", "False").replace(
+    text = dag_file().replace(
         'batch_interval="10 s",', 'batch_interval="10 s",\n    limits=Limits(backpressure=Backpressure()),'
     )
     text = text.replace("import ElasticsearchOutput,", "import Backpressure, ElasticsearchOutput, Limits,")

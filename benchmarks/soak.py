@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from benchmarks.latency import DAG_FILE, STREAM, begin, count, stack_options
+from benchmarks.latency import STREAM, begin, count, dag_file, stack_options
 from benchmarks.measures import Measure, Unit, bench_folder, print_measures
 from benchmarks.slow_elasticsearch import completed, failures
 from benchmarks.warm_batch import until
@@ -134,7 +134,7 @@ def most_grown(processes: Processes, field: str, unit: float) -> tuple[str, floa
 
 
 def measure(folder: Path, options: argparse.Namespace) -> list[Measure]:
-    stack = Stack(stack_options(folder, DAG_FILE.replace("SINGLE_TASK", "False")))
+    stack = Stack(stack_options(folder, dag_file()))
     try:
         kafka, elasticsearch, _ = begin(stack)
         load = SteadyLoad(kafka.bootstrap_servers, options.rate)

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
+from benchmarks.latency import STREAM, dag_file
 from benchmarks.measures import Measure, Speed, Unit, print_measures
 from benchmarks.report import BEGIN, END, Row, write_page
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"single_task": True, "batch_by": "timestamp", "postgres": True}], ids=["default", "others"]
+)
+def test_the_dag_file_of_the_benchmarks_defines_their_stream(options: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "orders.py"
+    path.write_text(dag_file(**options))
+    found = runpy.run_path(str(path))
+    assert found["stream"].name == STREAM
+    assert found["batches"].dag_id == f"{STREAM}_batches"
+    assert found["again"].dag_id == f"{STREAM}_replay_again"
+    assert found["stream"].batch_by == options.get("batch_by", "arrival")
 
 
 def row(unit: Unit, figures: tuple[float, ...], others: tuple[float, ...], bound: float | None) -> Row:
