@@ -26,11 +26,17 @@ class AirflowApiError(LocalStackError):
         self.status = status
 
 
-# Airflow answers with a 500 where its database has ended a transaction, which a busy machine leaves open for too long.
+def _is_of_a_busy_machine(error: BaseException) -> bool:
+    """Airflow answers with a 500 where its database has ended a transaction, which a busy machine leaves open for too
+    long. Or it does not answer in time."""
+    return isinstance(error, AirflowApiError) and (
+        error.status == http.client.INTERNAL_SERVER_ERROR or isinstance(error.__cause__, TimeoutError)
+    )
+
+
+# Only for calls that change nothing: one that was not answered may have been carried out.
 _read_again = tenacity.retry(
-    retry=tenacity.retry_if_exception(
-        lambda error: isinstance(error, AirflowApiError) and error.status == http.client.INTERNAL_SERVER_ERROR
-    ),
+    retry=tenacity.retry_if_exception(_is_of_a_busy_machine),
     stop=tenacity.stop_after_attempt(4),
     wait=tenacity.wait_fixed(_POLL_SECONDS),
     reraise=True,
@@ -63,12 +69,12 @@ class AirflowApi:
 
     def request(self, method: str, path: str, body: object = None, params: Mapping[str, object] | None = None) -> Any:
         """Call ``/api/v2<path>``, or ``/<path>`` for a path written as ``//<path>``. Returns the decoded JSON, or the
-        text if it is not JSON. A GET that is answered with a 500 is repeated three times."""
+        text if it is not JSON. A GET and a log-in that get a 500, or no answer in time, are repeated three times."""
         path = path.removeprefix("/") if path.startswith("//") else f"/api/v2{path}"
         if params:
             path = f"{path}?{urlencode(params, doseq=True)}"
         if self._token is None:
-            self._token = str(self._call("POST", "/auth/token", self._login, None)["access_token"])
+            self._token = self._log_in()
         call = _read_again(self._call) if method == "GET" else self._call
         try:
             return call(method, path, body, self._token)
@@ -76,7 +82,7 @@ class AirflowApi:
             if error.status != http.client.UNAUTHORIZED:
                 raise
         # The token has expired, or the secrets have changed.
-        self._token = str(self._call("POST", "/auth/token", self._login, None)["access_token"])
+        self._token = self._log_in()
         return call(method, path, body, self._token)
 
     def dags(self) -> list[str]:
@@ -201,6 +207,9 @@ class AirflowApi:
                 log = self.task_log(dag_id, run_id, task["task_id"], try_number=task["try_number"])
                 parts.append(f"--- {task['task_id']}, try {task['try_number']}:\n" + "\n".join(log.splitlines()[-30:]))
         return "\n".join(parts)
+
+    def _log_in(self) -> str:
+        return str(_read_again(self._call)("POST", "/auth/token", self._login, None)["access_token"])
 
     def _call(self, method: str, path: str, body: object, token: str | None) -> Any:
         headers = {"Accept": "application/json", "Content-Type": "application/json"}

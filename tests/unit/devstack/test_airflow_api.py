@@ -87,6 +87,31 @@ def test_a_read_is_repeated_after_an_internal_error_and_a_change_is_not(airflow:
         assert len(fake.seen) == times
 
 
+def test_a_log_in_and_a_read_that_get_no_answer_in_time_are_repeated(airflow: tuple[_FakeAirflow, str]) -> None:
+    fake, url = airflow
+    slow = iter(["/auth/token", "/api/v2/dags/d/dagRuns/r"])
+    waits_at, released = next(slow), threading.Event()
+    real = fake.handle
+
+    def handle(method: str, path: str, body: Any, authorization: str | None) -> tuple[int, Any]:
+        nonlocal waits_at
+        if path == waits_at:
+            waits_at = next(slow, "")
+            released.wait(60)
+        return real(method, path, body, authorization)
+
+    fake.handle = handle  # type: ignore[method-assign]
+    fake.answer = lambda _method, _path, _body: (200, {"state": "success"})
+    try:
+        # The first log-in is not answered, and then the first read.
+        assert AirflowApi(url, "admin", "secret", timeout=0.5).run("d", "r")["state"] == "success"
+        waits_at = "/api/v2/dags/d"
+        with pytest.raises(AirflowApiError, match="PATCH .* got no answer: TimeoutError"):
+            AirflowApi(url, "admin", "secret", timeout=0.5).pause("d")
+    finally:
+        released.set()
+
+
 def test_a_wrong_password_is_reported_without_the_password(airflow: tuple[_FakeAirflow, str]) -> None:
     _, url = airflow
     with pytest.raises(AirflowApiError, match=r"/auth/token was answered 401.*Invalid credentials") as raised:
