@@ -26,7 +26,7 @@ from headrace.batch.found_files import FolderContents, Progress, places, read_fo
 from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
 from headrace.batch.rebuilt_stream import rebuild_stream
 from headrace.batch.results import lost_results
-from headrace.clock import time_text
+from headrace.clock import readable_seconds, time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerError, StreamNotFoundError
@@ -47,9 +47,13 @@ class RecoveryRefusedError(HeadraceError):
 
 
 class MayStillRunError(RecoveryRefusedError):
-    """A process of the lost ledger may still run; in ``left_ms`` milliseconds it can be taken for ended."""
+    """A process of the lost ledger may still run; in ``left_ms`` milliseconds it can be taken for ended.
+
+    ``is_ahead``: its last sign of life is so far ahead of this clock that one of the clocks must be wrong.
+    """
 
     left_ms: int = 0
+    is_ahead: bool = False
 
 
 class Step(StrEnum):
@@ -213,14 +217,17 @@ def _refuse_while_alive(contents: FolderContents, now_ms: int) -> None:
     """Refuse while a process of the lost ledger could still write to the log. Its new blocks would not count."""
     left_ms = contents.last_sign_ms + max(contents.lease_ms, LEASE_MS) - now_ms
     if left_ms > 0:
+        seconds = (now_ms - contents.last_sign_ms) / 1000
+        is_behind = seconds < 0
+        age = f"{readable_seconds(abs(seconds))} {'ahead of the clock of this machine' if is_behind else 'ago'}"
         error = MayStillRunError(
-            f"The last sign of life in the folder of stream {contents.stream!r} is {now_ms - contents.last_sign_ms} ms "
-            "old: its receiver job, or a batch, could still live.",
-            remedy=f"Pause the stream's DAGs and run `headrace streams stop {contents.stream} --storage URL`, which "
-            f"ends the job without its ledger. Then try again in {left_ms // 1000 + 1} seconds; or say --force if "
-            "neither runs.",
+            f"The last sign of life in the folder of stream {contents.stream!r} is of "
+            f"{time_text(contents.last_sign_ms)}, {age}: its receiver job, or a batch, could still live.",
+            remedy=f"{'Correct this clock if it is behind. ' if is_behind else ''}Pause the stream's DAGs and run "
+            f"`headrace streams stop {contents.stream} --storage URL`, which ends the job without its ledger. Then try "
+            f"again in {readable_seconds(left_ms // 1000 + 1)}; or say --force if neither runs.",
         )
-        error.left_ms = left_ms
+        error.left_ms, error.is_ahead = left_ms, seconds * 1000 < -LEASE_MS
         raise error
 
 
@@ -338,7 +345,8 @@ def recover_if_lost(
     Returns None if nothing was lost.
 
     Raises:
-        RecoveryRefusedError: the folder holds the data of another stream, or a process still writes to it.
+        RecoveryRefusedError: the folder holds the data of another stream, or a process still writes to it, or a clock
+            is wrong.
         WalError, ManifestError, ResultError, CheckpointVersionError, ContradictionError: as `recover`.
     """
     wait = wait or partial(context.clock.wait, threading.Event())
@@ -359,6 +367,9 @@ def recover_if_lost(
             # Another task may have rebuilt it just before.
             return done if Step.LEDGER_REBUILT in done.steps else None
         except MayStillRunError as error:
+            if error.is_ahead:
+                # The wait could take days.
+                raise
             if waits == _MOST_WAITS:
                 raise RecoveryRefusedError(
                     f"The ledger does not know stream {context.name!r}, and a process writes to its folder "

@@ -38,7 +38,7 @@ def test_a_recovery_is_refused_while_a_process_could_still_live(live: Callable[.
         with pytest.raises(RecoveryRefusedError, match="could still live"):
             recover(NAME, ledger, life.storage.below(NAME), definition=life.stream)
         life.clock.advance(LEASE_MS - 1)
-        with pytest.raises(RecoveryRefusedError, match="again in 1 seconds"):
+        with pytest.raises(RecoveryRefusedError, match=r"again in 1\.0 s"):
             recover(NAME, ledger, life.storage.below(NAME), definition=life.stream)
         assert ledger.streams.all() == []
         recover(NAME, ledger, life.storage.below(NAME), definition=life.stream, force=True)

@@ -13,12 +13,13 @@ from tests.unit.batch.recovery.conftest import rebuild
 from tests.unit.batch.recovery.ledger_contents import all_blocks, contents
 
 from headrace.batch.checkpoint import checkpoint_paths
-from headrace.batch.recover import MayStillRunError, recover
+from headrace.batch.recover import MayStillRunError, recover, recover_if_lost
 from headrace.batch.set_back import LedgerSetBackError, refuse_if_set_back
 from headrace.clock import ManualClock
 from headrace.fsck.findings import Problem
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import Ledger
+from headrace.stream_context import StreamContext
 
 
 @pytest.fixture
@@ -160,8 +161,13 @@ def test_a_ledger_is_rebuilt_by_a_machine_with_another_clock(
     with Ledger.open(new_url, clock=clock) as ledger:
         if hours < 0:
             # As if somebody wrote to the folder tomorrow.
-            with pytest.raises(MayStillRunError, match=r"Then try again in 9000\d seconds; or say --force"):
+            with pytest.raises(MayStillRunError, match=r"Z, 1 d ahead of the clock of this machine") as refused:
                 recover(NAME, ledger, folder, definition=life.stream)
+            assert "Correct this clock if it is behind. Pause" in str(refused.value.remedy)
+            assert "Then try again in 1 d 1 h; or say --force" in str(refused.value.remedy)
+            # A task that recovers by itself does not wait for a day.
+            with pytest.raises(MayStillRunError):
+                recover_if_lost(StreamContext(life.stream, ledger), wait=lambda seconds: pytest.fail(f"{seconds} s"))
         recover(NAME, ledger, folder, definition=life.stream, force=hours < 0)
         assert contents(ledger) == expected
         life.ledger, life.clock = ledger, clock
