@@ -220,11 +220,34 @@ _LOCK_RECEIVER = select(
 _LOCK_STREAM = select(func.pg_advisory_xact_lock(bindparam("stream", type_=BigInteger)))
 
 
+# How long a thread waits for its turn before it waits for the lock beside another thread.
+_TURN_SECONDS = 2.0
+
+# By the number of the stream's lock. In a forked child, a thread that it does not have may hold one.
+_turns: dict[int, threading.Lock] = {}
+os.register_at_fork(after_in_child=_turns.clear)
+
+
 def _lock(connection: Connection, stream: str, receiver: ReceiverId | None) -> None:
     if receiver is None:
-        connection.execute(_LOCK_STREAM, {"stream": _lock_key(stream)})
+        key = _lock_key(stream)
+        with _turn(key):
+            connection.execute(_LOCK_STREAM, {"stream": key})
     else:
         connection.execute(_LOCK_RECEIVER, {"stream": _lock_key(stream), "receiver": _lock_key(str(receiver))})
+
+
+@contextmanager
+def _turn(key: int) -> Iterator[None]:
+    """Let one thread of the process wait for the lock at a time: where many want it, another process would wait for all
+    of them."""
+    turns = _turns.setdefault(key, threading.Lock())
+    is_held = turns.acquire(timeout=_TURN_SECONDS)
+    try:
+        yield
+    finally:
+        if is_held:
+            turns.release()
 
 
 def _lock_key(name: str) -> int:
