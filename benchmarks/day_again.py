@@ -1,11 +1,13 @@
 """A range of batches replayed into another index in one process, as one Airflow run with ``from`` and ``until`` does.
 
-    python -m benchmarks.day_again --batches 600 --records 2000 [--rounds 3] [--transform] [--json]
+    python -m benchmarks.day_again --batches 600 --records 2000 [--rounds 3] [--transform] [--kafka] [--json]
 
 Starts an embedded Kafka and Elasticsearch and a receiver job. It produces JSON records of 190 bytes whose timestamps
 are in the past, allocates the batches of these times, and runs ``spark_jobs/micro_batch.py`` for the range
 over Spark Connect. Each round replays the same batches into a new index. Airflow's own cost (some seconds for the one
 run) comes on top.
+
+With ``--kafka`` the log has none of them any more, as after `remember`, so their records are read again from Kafka.
 
 Beside it the same documents go into another index as ready-made bulk bodies, four requests at a time. The documents of
 the last round are compared with those of this index by a hash over all of them.
@@ -24,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.latency import complete
 from benchmarks.measures import Measure, bench_folder, print_measures
 from benchmarks.receiver_throughput import fill
 from benchmarks.structured_streaming import SCHEMA, cpu_seconds
@@ -31,6 +34,8 @@ from benchmarks.warm_batch import JOBS, count, ended_cpu_seconds, environment, r
 
 from headrace.batch.allocation import allocate
 from headrace.batch.batch_range import TimeRange
+from headrace.batch.cleanup import clean_up
+from headrace.batch.results import write_results
 from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
 from headrace.errors import TRY_NUMBER
@@ -68,6 +73,22 @@ def allocated(stream: Stream, ledger: Ledger, wanted: int, records: int) -> tupl
             made += allocate(context, unclaimed.batch_time_ms).batch.records
             times.append(unclaimed.batch_time_ms)
     return min(times) - stream.batch_interval_ms, max(times)
+
+
+def remove_log(stream: Stream, ledger: Ledger, span: tuple[int, int]) -> None:
+    """Complete the batches of the span, and clean up the log until it has none of their blocks."""
+    context = StreamContext(stream, ledger)
+    times = [batch.batch_time_ms for batch in ledger.batches.between(stream.name, *span)]
+    for time_ms in times:
+        complete(ledger, stream.name, time_ms)
+    write_results(context)
+
+    def is_empty() -> bool:
+        # The receiver closes its segments by time.
+        clean_up(context)
+        return all(origin.source == "kafka" for origin in ledger.batches.origins(stream.name, times).values())
+
+    until("the log to be empty", is_empty, 300)
 
 
 def replay(stream: Stream, ledger: Ledger, env: dict[str, str], index: str, span: tuple[int, int]) -> dict[str, Any]:
@@ -126,6 +147,8 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]
         fill(kafka.bootstrap_servers, "bench", total, spread_seconds=options.batches * _INTERVAL_SECONDS)
         with Ledger.open(stream.ledger) as ledger, receiver_job(stream, ledger, env, folder / "receiver.log") as job:
             span = allocated(stream, ledger, options.batches, options.records)
+            if options.kafka:
+                remove_log(stream, ledger, span)
             ready_made(url, "warm-up", total)
             for number in range(options.rounds):
                 used, started = cpu_seconds(job) + ended_cpu_seconds(), time.monotonic()
@@ -153,12 +176,14 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=2_000, help="of each batch")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--transform", action="store_true", help="decode the records, and compute a column")
+    parser.add_argument("--kafka", action="store_true", help="read the records again from Kafka")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with bench_folder() as folder:
         rounds = measure(options, folder)
     total = options.batches * options.records
-    kind = f"{', with a transform' if options.transform else ''}, batches of {options.records:,} records"
+    kind = ", with a transform" if options.transform else ""
+    kind += f"{', from Kafka' if options.kafka else ''}, batches of {options.records:,} records"
     rates = [tuple(total / each[name] for each in rounds) for name in ("seconds", "limit")]
     print_measures(
         [Measure(f"a range replayed{kind}", "records/s", rates[0], "ready-made bulk bodies", rates[1])],

@@ -174,6 +174,14 @@ class Replaying:
             self.batches += int(self._api.xcom(self._dag, run_id, "replay_batch.elasticsearch", "range")["batches"])
 
 
+def complete(ledger: Ledger, stream: str, time_ms: int) -> None:
+    """Complete an allocated batch, of which nothing is written."""
+    attempt = ledger.attempts.begin(stream, time_ms, holder="benchmark", way="connect", lease_ms=60_000)
+    for output in attempt.outputs:
+        ledger.attempts.record_output(attempt, output, {})
+    ledger.attempts.complete(attempt)
+
+
 def past_batches(bootstrap_servers: str, ledger: Ledger, number: int) -> tuple[datetime, datetime]:
     """Make so many completed batches of records with timestamps of the past. Returns the bounds of their times."""
     records = number * PAST_RECORDS
@@ -183,9 +191,7 @@ def past_batches(bootstrap_servers: str, ledger: Ledger, number: int) -> tuple[d
     times = [unclaimed.batch_time_ms for unclaimed in ledger.blocks.unclaimed(STREAM)]
     for time_ms in times:
         allocate(context, time_ms)
-        attempt = ledger.attempts.begin(STREAM, time_ms, holder="benchmark", way="connect", lease_ms=60_000)
-        ledger.attempts.record_output(attempt, "elasticsearch", {})
-        ledger.attempts.complete(attempt)
+        complete(ledger, STREAM, time_ms)
     interval = context.stream.batch_interval
     first, last = (datetime.fromtimestamp(time_ms / 1000, UTC) for time_ms in (min(times), max(times)))
     return first - interval, last

@@ -213,6 +213,11 @@ class KafkaRangeReader:
         if differences:
             raise self._differ(differences)
 
+    def check(self, runs: Sequence[RangeRun]) -> None:
+        """Check that Kafka still has all of ``runs``. Raises RangesGoneError or RangesUnreadableError."""
+        if runs:
+            check_available(self._ask(), runs)
+
     def check_topics(self, runs: Sequence[RangeRun]) -> None:
         """Check that the records read are of the topics with the ids in ``runs``: librdkafka reads by name.
 
@@ -263,8 +268,9 @@ class KafkaRangeReader:
         """The records of one consume(), and whether any run has progressed."""
         held: set[tuple[str, int]] = set()
         sort_out = partial(self._sort_out, open_runs=open_runs, held=held)
+        left = sum(reading.run.until_offset - reading.next_offset for reading in open_runs.values())
         try:
-            columns = consume(self._consumer, self._records_at_once, _CONSUME_SECONDS, sort_out=sort_out)
+            columns = consume(self._consumer, min(self._records_at_once, left), _CONSUME_SECONDS, sort_out=sort_out)
         except KafkaException as error:
             raise RangesUnreadableError(f"Kafka's client failed: {error}.") from error
         cursors = {key: Cursor(reading.run.partition, reading.next_offset) for key, reading in open_runs.items()}

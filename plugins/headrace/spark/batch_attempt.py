@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt
-    from headrace.spark.shared_jobs import BlockTask, SharedSparkJobs
-    from headrace.spark.wal_source import LogBlocks
+    from headrace.spark.shared_jobs import BatchBlocks, BlockTask, SharedSparkJobs
     from headrace.stream import Stream, Window
     from headrace.stream_context import StreamContext
 
@@ -131,7 +130,7 @@ class BatchAttempt:
             tags = (self._tag, f"{self._tag}/{self._step}")
             name_jobs(spark, self.description(self._step), group=tags[1], pool=self._pool, tags=tags)
 
-    def run_blocks(self, task: BlockTask, blocks: LogBlocks, schema: str) -> pa.Table:
+    def run_blocks(self, task: BlockTask, blocks: BatchBlocks, schema: str) -> pa.Table:
         """Let Spark's tasks do this with the records of the blocks. Returns its results; ``schema`` is theirs, as DDL.
 
         Raises BatchTaskFailedError, or what Spark raises.

@@ -1,7 +1,7 @@
 """Makes DataFrames of a batch's manifests: the decoded records of each input, then the rows of each output.
 
 Each set of batches is read once for all outputs that read it, and each transform is called once for all outputs that
-share it and a window. An output that sends records as they are in the log gets their blocks instead (`sends_blocks`):
+share it and a window. An output that sends records as they are gets their blocks instead (`sends_blocks`):
 Spark schedules the blocks and never sees a record. Reading a batch into the JVM and back out of it takes more of the
 processors' time than indexing it.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.ledger.batch_tables import BatchOrigin
     from headrace.spark.batch_attempt import BatchAttempt
     from headrace.spark.batch_plan import OutputPlan
-    from headrace.spark.wal_source import LogBlocks
+    from headrace.spark.shared_jobs import BatchBlocks
     from headrace.stream import Input, Output, Stream
 
 
@@ -309,12 +309,18 @@ def _union(frames: Iterable[DataFrame]) -> DataFrame:
 
 
 def sends_blocks(stream: Stream, plan: OutputPlan) -> bool:
-    """Whether the output sends the records as they are in the log, so that its writer takes blocks in place of rows."""
-    return sends_records(stream, plan.output) and all(origin.source != "kafka" for origin in plan.read)
+    """Whether the output sends the records as they are, so that its writer takes blocks in place of rows.
+
+    They are all in the log, or all read again from Kafka.
+    """
+    if not sends_records(stream, plan.output):
+        return False
+    in_kafka = {origin.source == "kafka" for origin in plan.read}
+    return in_kafka <= {False} or (in_kafka == {True} and isinstance(stream.inputs[0], KafkaInput))
 
 
 def sends_records(stream: Stream, output: Output) -> bool:
-    """Whether the output sends the records as they are in the log, as long as the log has them."""
+    """Whether the output sends the records as they are, if `sends_blocks` allows it."""
     if not output.takes_blocks or stream.transform_of(output) is not None:
         return False
     # A stream of several inputs has a transform. A decoder finds undecodable records, which Spark does.
@@ -322,9 +328,17 @@ def sends_records(stream: Stream, output: Output) -> bool:
     return all(decoder.decodes is None for decoder in decoders)
 
 
-def blocks_of(stream: Stream, plan: OutputPlan) -> LogBlocks:
-    """The blocks of the batches that the output reads. Raises ManifestError."""
+def blocks_of(stream: Stream, plan: OutputPlan) -> BatchBlocks:
+    """The blocks of the batches that the output reads (`sends_blocks`).
+
+    Raises ManifestError, and if the input's connection is not defined, as `RangeClients.of` does.
+    """
+    (source,) = stream.inputs
+    manifests = load_manifests(plan.origins)
+    if isinstance(source, KafkaInput) and any(origin.source == "kafka" for origin in plan.origins):
+        from headrace.spark.kafka_ranges_source import KafkaBlocks
+
+        return KafkaBlocks.of(manifests, source)
     from headrace.spark.wal_source import LogBlocks
 
-    (source,) = stream.inputs
-    return LogBlocks.of(load_manifests(plan.origins), source.id, CopySettings.of(stream.storage))
+    return LogBlocks.of(manifests, source.id, CopySettings.of(stream.storage))

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
     from headrace.spark.outputs.writer import RunBlocks
-    from headrace.spark.wal_source import LogBlocks
+    from headrace.spark.shared_jobs import BatchBlocks
     from headrace.stream import ElasticsearchOutput
     from headrace.stream.inputs import KafkaInput
 
@@ -87,13 +87,13 @@ def index_rows(rows: DataFrame, options: IndexingOptions) -> IndexingReport:
     return _index(lambda task: rows.mapInArrow(task.run, _RESULT).toArrow(), options)
 
 
-def index_blocks(run: RunBlocks, options: IndexingOptions, blocks: LogBlocks) -> IndexingReport:
-    """Index the records of the blocks as they are in the log, by tasks that ``run`` runs. Otherwise as `index_rows`.
+def index_blocks(run: RunBlocks, options: IndexingOptions, blocks: BatchBlocks) -> IndexingReport:
+    """Index the records of the blocks as they are, by tasks that ``run`` runs. Otherwise as `index_rows`.
 
     Raises DocumentsUnaccountedError, if the tasks read other records than those of the blocks.
     """
     report = _index(lambda task: run(task, blocks, _RESULT), options, blocks)
-    if report.counts.rows != blocks.records:
+    if blocks.records not in (None, report.counts.rows):
         raise DocumentsUnaccountedError(
             f"The tasks of the write read {report.counts.rows} records, the blocks of the batch have {blocks.records}.",
             remedy="Run the batch again.",
@@ -102,7 +102,7 @@ def index_blocks(run: RunBlocks, options: IndexingOptions, blocks: LogBlocks) ->
 
 
 def _index(
-    run: Callable[[IndexingTask], pa.Table], options: IndexingOptions, blocks: LogBlocks | None = None
+    run: Callable[[IndexingTask], pa.Table], options: IndexingOptions, blocks: BatchBlocks | None = None
 ) -> IndexingReport:
     target = TargetWatch(options)
     with warnings_beside(options.report):
@@ -152,7 +152,7 @@ class IndexingTask:
 
     options: IndexingOptions
     seed: int
-    blocks: LogBlocks | None = None
+    blocks: BatchBlocks | None = None
     part: Part = Part.ALL
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,5 @@
-"""The "kafka_ranges" data source: reads the records of batches again from Kafka, by their recorded offset ranges.
+"""Reads the records of batches again from Kafka, by their recorded offset ranges: the "kafka_ranges" data source, and
+`KafkaBlocks` for tasks that read them themselves.
 
     register_source(spark, KafkaRangesDataSource)
     (spark.read.format("kafka_ranges").option("manifests", json.dumps([uri])).option("input", "clicks")
@@ -10,18 +11,19 @@ approximate number of partitions (default: this machine's cores); ``stallSeconds
 (default 60). Columns and rows are byte for byte those of the "wal" data source. It works in classic sessions and over
 Spark Connect.
 
-The input's connection is resolved in the environment of the process that plans the read. Its secrets are sent to
-executors inside the pickled reader, and are in no option and no plan.
+The input's connection is resolved in the environment of the process that plans the read, or makes the blocks. Its
+secrets are sent to executors inside the pickled reader, and are in no option and no plan's text.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 from pydantic import ValidationError
@@ -31,13 +33,87 @@ from pyspark.sql.types import StructType
 from headrace.batch.manifest import Manifest
 from headrace.errors import HeadraceError
 from headrace.kafka.range_reader import STALL_SECONDS, KafkaRangeReader, RangeClients, check_ranges
-from headrace.kafka.ranges import RangeRun, deal, in_order, joined
+from headrace.kafka.ranges import MIN_TASK_RECORDS, RangeRun, RecordedRange, deal, in_order, joined
+from headrace.processes import freeze_imports
 from headrace.spark.arrow_types import arrow_schema
 from headrace.spark.record_columns import RECORD_SCHEMA
+from headrace.spark.shared_jobs import used_by_task
 from headrace.spark.wal_source import to_spark
 from headrace.stream.inputs import KafkaInput
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.shared_jobs import BlockTask
+
 FORMAT = "kafka_ranges"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaBlocks:
+    """The records of one input in one or more batches that the log no longer has (`BatchBlocks`).
+
+    A number is one of ``parts``, which have about `MIN_TASK_RECORDS` each.
+    """
+
+    input_id: str
+    parts: tuple[tuple[RangeRun, ...], ...]
+    clients: RangeClients = field(repr=False)
+
+    @classmethod
+    def of(cls, manifests: Iterable[Manifest], source: KafkaInput) -> Self:
+        """The input's ranges in these manifests. Raises OverlappingRangesError, and as `RangeClients.of` does."""
+        ranges = [recorded for manifest in manifests for recorded in manifest.ranges(source.id)]
+        most = max(1, sum(recorded.weight for recorded in ranges) // MIN_TASK_RECORDS)
+        return cls(source.id, tuple(deal(ranges, most)), RangeClients.of(source))
+
+    @property
+    def records(self) -> int | None:
+        """The number of records; None if some ranges were not counted."""
+        counts = [recorded.records for recorded in self._ranges()]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    @property
+    def weight(self) -> int:
+        """The number of records, or the most that it can be."""
+        return sum(recorded.weight for recorded in self._ranges())
+
+    @property
+    def numbers(self) -> int:
+        """The number of parts."""
+        return len(self.parts)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether one task is enough to read them."""
+        return self.weight <= MIN_TASK_RECORDS
+
+    def run(self, spark: SparkSession, tasks: int, task: BlockTask, schema: str) -> pa.Table:
+        """The results of the task, with this schema (as DDL), for all records."""
+        numbered = spark.range(0, self.numbers, 1, max(1, min(tasks, self.numbers)))
+        return numbered.mapInArrow(task.run, schema).toArrow()
+
+    def read(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the records of the parts with these numbers.
+
+        Raises RangesGoneError, before the first record, if Kafka no longer has all of them, and the errors of
+        ``KafkaRangeReader.read``.
+        """
+        freeze_imports()
+        target = arrow_schema(RECORD_SCHEMA)
+        runs = [run for batch in numbers for number in batch.column(0).to_pylist() for run in self.parts[number]]
+        if not runs:
+            return
+        offsets = sum(run.until_offset - run.from_offset for run in runs)
+        # A consumer takes 0.2 s to find its brokers.
+        opened = partial(KafkaRangeReader, self.clients.for_offsets(offsets))
+        with used_by_task(f"kafka/{self.input_id}", opened) as reader:
+            reader.check(runs)
+            for batch in reader.read(runs):
+                yield to_spark(batch, target)
+
+    def _ranges(self) -> Iterator[RecordedRange]:
+        return (recorded for runs in self.parts for run in runs for recorded in run.ranges())
 
 
 @dataclass

@@ -18,8 +18,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,17 +30,12 @@ from headrace.spark.sessions import cancel_tag, name_jobs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.spark.wal_source import LogBlocks
-
 # While one job runs, another one is prepared, and takes the slots that become free at its end.
 _JOBS_AT_ONCE = 2
 _MOST_BATCHES = 64
 # A job waits so long for more batches, unless it has this many for each slot.
 _WAIT_SECONDS = 0.5
 _ENOUGH_A_SLOT = 8
-# A larger batch has more tasks than one, and is worth a job of its own.
-_MOST_BYTES = 8 * 1024 * 1024
-
 _RESULTS_DDL = "place INT, error STRING, results BINARY"
 _RESULTS = pa.schema([("place", pa.int32()), ("error", pa.string()), ("results", pa.binary())])
 
@@ -54,35 +50,105 @@ class BatchTaskFailedError(Exception):
 
 
 class BlockTask(Protocol):
-    """What is done with records that the task reads from the log by their numbers. It is pickled."""
+    """What is done with records that the task reads by their numbers. It is pickled."""
 
     def run(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Do it for the records with these numbers. Yields its results."""
         ...
 
 
+class BatchBlocks(Protocol):
+    """The records of one input in one or more batches, read by Spark's tasks themselves. It is pickled.
+
+    ``records`` is None if they were not counted, and ``weight`` then the most that they can be. Tasks get some of the
+    ``numbers``, which begin with 0. ``is_small``: one task is enough.
+    """
+
+    @property
+    def records(self) -> int | None: ...
+
+    @property
+    def weight(self) -> int: ...
+
+    @property
+    def numbers(self) -> int: ...
+
+    @property
+    def is_small(self) -> bool: ...
+
+    def run(self, spark: SparkSession, tasks: int, task: BlockTask, schema: str) -> pa.Table:
+        """The results of the task, with this schema (as DDL), for all records."""
+        ...
+
+    def read(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the records of these numbers, as batches of ``RECORD_SCHEMA``."""
+        ...
+
+
+_Used = TypeVar("_Used")
+# What the batches of the thread's task share, by name, and what closes it.
+_of_task = threading.local()
+
+
+@contextmanager
+def used_by_task(name: str, opened: Callable[[], AbstractContextManager[_Used]]) -> Iterator[_Used]:
+    """What the batches of one task of a shared job use one after the other, such as a client. It is closed at the end
+    of the task, or after an error. Elsewhere it is the caller's alone."""
+    if not hasattr(_of_task, "used"):
+        with opened() as own:
+            yield own
+        return
+    if name not in _of_task.used:
+        closing = ExitStack()
+        _of_task.used[name] = (closing.enter_context(opened()), closing)
+    shared, closing = _of_task.used[name]
+    try:
+        yield shared
+    except BaseException:
+        del _of_task.used[name]
+        closing.close()
+        raise
+
+
+@contextmanager
+def _sharing() -> Iterator[None]:
+    _of_task.used = {}
+    try:
+        yield
+    finally:
+        used = _of_task.used
+        del _of_task.used
+        with ExitStack() as closing:
+            for _, each in used.values():
+                closing.push(each)
+
+
 @dataclass(frozen=True, slots=True)
 class _JobTasks:
     """The tasks of a shared job, which get the numbers of ``parts``. A part has batches: each has its place in the job,
-    what is done, and the number of its records."""
+    what is done, and how many numbers its records have."""
 
     parts: tuple[tuple[tuple[int, BlockTask, int], ...], ...]
 
     def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the results of each batch as an Arrow stream, or its error."""
+        with _sharing():
+            yield from self._run(rows)
+
+    def _run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for row in itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in rows):
-            for place, task, records in self.parts[row]:
+            for place, task, numbers in self.parts[row]:
                 results, error = None, None
                 try:
-                    results = _stream(task, records)
+                    results = _stream(task, numbers)
                 except Exception:
                     error = traceback.format_exc()
                 yield pa.RecordBatch.from_pylist([{"place": place, "error": error, "results": results}], _RESULTS)
 
 
-def _stream(task: BlockTask, records: int) -> bytes:
-    numbers = pa.record_batch([pa.array(np.arange(records))], ["id"])
-    table = pa.Table.from_batches(task.run(iter([numbers])))
+def _stream(task: BlockTask, numbers: int) -> bytes:
+    all_of_it = pa.record_batch([pa.array(np.arange(numbers))], ["id"])
+    table = pa.Table.from_batches(task.run(iter([all_of_it])))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -95,7 +161,8 @@ class _WaitingBatch:
 
     tag: str
     task: BlockTask
-    records: int
+    numbers: int
+    weight: int
     results: Future[pa.Table] = field(default_factory=Future)
 
 
@@ -123,16 +190,16 @@ class SharedSparkJobs:
         for thread in self._threads:
             thread.start()
 
-    def run(self, tag: str, task: BlockTask, blocks: LogBlocks) -> pa.Table:
+    def run(self, tag: str, task: BlockTask, blocks: BatchBlocks) -> pa.Table:
         """Do this with all records of the blocks, and return the results.
 
         Raises:
             JobInterruptedError: the job as a whole has failed, or the batch is large: it needs a job of its own.
             BatchTaskFailedError: the batch's own task has failed.
         """
-        asked = _WaitingBatch(tag, task, blocks.records)
+        asked = _WaitingBatch(tag, task, blocks.numbers, blocks.weight)
         with self._changed:
-            if self._is_closed or blocks.payload_bytes > _MOST_BYTES:
+            if self._is_closed or not blocks.is_small:
                 raise JobInterruptedError("The batch does not share a job.")
             self._waiting.append(asked)
             self._changed.notify()
@@ -209,8 +276,8 @@ def _parts(batches: Sequence[_WaitingBatch], slots: int) -> tuple[tuple[tuple[in
     """Divide the batches among as many tasks, with about as many records each."""
     parts: list[list[tuple[int, BlockTask, int]]] = [[] for _ in range(min(slots, len(batches)))]
     fewest = [(0, number) for number in range(len(parts))]
-    for place in sorted(range(len(batches)), key=lambda place: -batches[place].records):
-        records, number = heapq.heappop(fewest)
-        parts[number].append((place, batches[place].task, batches[place].records))
-        heapq.heappush(fewest, (records + batches[place].records, number))
+    for place in sorted(range(len(batches)), key=lambda place: -batches[place].weight):
+        weight, number = heapq.heappop(fewest)
+        parts[number].append((place, batches[place].task, batches[place].numbers))
+        heapq.heappush(fewest, (weight + batches[place].weight, number))
     return tuple(tuple(part) for part in parts)

@@ -46,6 +46,8 @@ _BYTES_PER_BATCH = 16 * 1024 * 1024
 # For fewer bytes a second task costs more than it saves: starting a task takes about 10 ms, and half a megabyte of
 # compressed records takes Elasticsearch about 0.1 s.
 _MIN_TASK_BYTES = 512 * 1024
+# A larger batch is worth more tasks than one.
+_MOST_SMALL_BYTES = 8 * 1024 * 1024
 # Spark estimates the size of a frame by its rows and the types of what it is made of: about 200 bytes for each number
 # with this column, which is null. Without it a million records would look like 8 MB, and be sent whole to every task of
 # a join. A struct, since a null map or array costs 5 microseconds a row on the way to Python, and a null struct 0.1.
@@ -102,22 +104,37 @@ class LogBlocks:
         return sum(block.records for _, block in self.blocks)
 
     @property
+    def weight(self) -> int:
+        """The number of records."""
+        return self.records
+
+    @property
+    def numbers(self) -> int:
+        """A number is a record."""
+        return self.records
+
+    @property
+    def is_small(self) -> bool:
+        """Whether one task is enough to read them."""
+        return self.payload_bytes <= _MOST_SMALL_BYTES
+
+    @property
     def payload_bytes(self) -> int:
         """The size of all blocks as stored."""
         return sum(block.payload_bytes for _, block in self.blocks)
 
-    def numbers(self, spark: SparkSession, tasks: int) -> DataFrame:
+    def numbered(self, spark: SparkSession, tasks: int) -> DataFrame:
         """The numbers of the records, for at most this many tasks."""
         most = min(tasks, len(self.blocks), self.payload_bytes // _MIN_TASK_BYTES)
         return spark.range(0, self.records, 1, max(1, most))
 
     def run(self, spark: SparkSession, tasks: int, task: BlockTask, schema: str) -> pa.Table:
         """The results of the task, with this schema (as DDL), for all records."""
-        return self.numbers(spark, tasks).mapInArrow(task.run, schema).toArrow()
+        return self.numbered(spark, tasks).mapInArrow(task.run, schema).toArrow()
 
     def frame(self, spark: SparkSession, tasks: int, decoding: RecordDecoding | None = None) -> DataFrame:
         """The records (``RECORD_SCHEMA``, or decoded), read by at most this many tasks."""
-        numbers = self.numbers(spark, tasks).selectExpr("id", f"CAST(NULL AS {_SIZED_AS_A_RECORD}) AS size")
+        numbers = self.numbered(spark, tasks).selectExpr("id", f"CAST(NULL AS {_SIZED_AS_A_RECORD}) AS size")
         if decoding is None:
             return numbers.mapInArrow(self.read, RECORD_SCHEMA)
         return numbers.mapInArrow(lambda batches: decoding.run(self.read(batches)), decoding.schema)

@@ -193,7 +193,7 @@ def test_a_key_that_its_batch_deletes_does_not_come_back_with_an_older_value_of_
     counts = report.counts
     assert (counts.rows, counts.created, counts.deleted, report.duplicates) == (records, keys + 1, keys, 0)
     assert index.documents() == {f"key-{keys}": {"last": True}}
-    again = index_blocks(over(blocks.numbers(spark, 2)), options, blocks).counts
+    again = index_blocks(over(blocks.numbered(spark, 2)), options, blocks).counts
     # A deletion that Elasticsearch has not forgotten yet is a repeated one.
     assert (again.rows, again.repeated + again.deleted) == (records, 1 + keys)
     assert index.documents() == {f"key-{keys}": {"last": True}}
@@ -338,7 +338,7 @@ def test_blocks_are_indexed_as_the_records_that_spark_would_read(
     assert (report.counts.rows, report.counts.created, report.counts.dead_lettered) == (50, 40, 10)
     assert (report.counts.created, report.counts.dead_lettered) == (read.created, read.dead_lettered)
     assert (index.documents(), index.letters()) == (documents, letters)
-    assert index_blocks(over(blocks.numbers(spark, 3)), options, blocks).counts.repeated == 40
+    assert index_blocks(over(blocks.numbered(spark, 3)), options, blocks).counts.repeated == 40
     with pytest.raises(DocumentsUnaccountedError, match="read 30 records, the blocks of the batch have 50"):
         index_blocks(over(spark.range(0, 30)), options, blocks)
 

@@ -106,7 +106,7 @@ def test_a_log_in_and_a_read_that_get_no_answer_in_time_are_repeated(airflow: tu
         # The first log-in is not answered, and then the first read.
         assert AirflowApi(url, "admin", "secret", timeout=0.5).run("d", "r")["state"] == "success"
         waits_at = "/api/v2/dags/d"
-        with pytest.raises(AirflowApiError, match="PATCH .* got no answer: TimeoutError"):
+        with pytest.raises(AirflowApiError, match=r"PATCH .* got no answer: TimeoutError"):
             AirflowApi(url, "admin", "secret", timeout=0.5).pause("d")
     finally:
         released.set()

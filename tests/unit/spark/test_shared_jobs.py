@@ -86,8 +86,8 @@ def jobs(session: Session) -> Iterator[SharedSparkJobs]:
     made.close()
 
 
-def blocks(records: int, payload_bytes: int = 100) -> Any:
-    return SimpleNamespace(records=records, payload_bytes=payload_bytes)
+def blocks(records: int, *, is_small: bool = True) -> Any:
+    return SimpleNamespace(numbers=records, weight=records, is_small=is_small)
 
 
 def asked(jobs: SharedSparkJobs, *names: str) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def test_a_job_that_fails_as_a_whole_interrupts_each_of_its_batches(session: Ses
 
 def test_a_large_batch_does_not_share_a_job(jobs: SharedSparkJobs) -> None:
     with pytest.raises(JobInterruptedError):
-        jobs.run("large", Count("large"), blocks(1, 8 * 1024 * 1024 + 1))
+        jobs.run("large", Count("large"), blocks(1, is_small=False))
 
 
 def test_batches_that_wait_when_the_run_ends_are_interrupted(session: Session, jobs: SharedSparkJobs) -> None:
@@ -185,7 +185,7 @@ def test_a_batch_whose_shared_job_failed_runs_a_job_of_its_own(session: Session,
     context: Any = SimpleNamespace(stream=stream, ledger=None)
     attempt = BatchAttempt(context, claim, open_session, partitions=1, out=StringIO(), shared=jobs)
     of_batch: Any = SimpleNamespace(
-        records=3, payload_bytes=1, run=lambda spark, tasks, task, schema: f"{tasks} task, {schema}"
+        numbers=3, weight=3, is_small=True, run=lambda spark, tasks, task, schema: f"{tasks} task, {schema}"
     )
     assert attempt.run_blocks(Count("a"), of_batch, "name STRING") == "1 task, name STRING"
     assert opened == ["own"]

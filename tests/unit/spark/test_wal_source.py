@@ -106,7 +106,7 @@ def test_a_task_has_half_a_megabyte_at_least(
     size = sum(block.payload_bytes for _, block in blocks.blocks)
     monkeypatch.setattr("headrace.spark.wal_source._MIN_TASK_BYTES", size // 4)
     session: Any = Session()
-    assert blocks.numbers(session, tasks) == (0, sum(RECORDS), 1, planned)
+    assert blocks.numbered(session, tasks) == (0, sum(RECORDS), 1, planned)
 
 
 def test_a_task_reports_what_it_read_from_copies(

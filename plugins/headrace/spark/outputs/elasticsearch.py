@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from headrace.spark.documents import BatchIncarnations
     from headrace.spark.outputs.writer import Counts, RunBlocks, WrittenBatch
-    from headrace.spark.wal_source import LogBlocks
+    from headrace.spark.shared_jobs import BatchBlocks
 
 
 class ElasticsearchOutputWriter:
@@ -67,8 +67,8 @@ class ElasticsearchOutputWriter:
                 total.add(write_undecodable(rows, self._output, batch, report=uri).counts)
         return self._outcome(report, total, batch, options)
 
-    def write_blocks(self, run: RunBlocks, blocks: LogBlocks, batch: WrittenBatch) -> Counts:
-        """Index the records of these blocks of the log as they are. Otherwise as `write`."""
+    def write_blocks(self, run: RunBlocks, blocks: BatchBlocks, batch: WrittenBatch) -> Counts:
+        """Index the records of these blocks as they are. Otherwise as `write`."""
         from headrace.spark.elasticsearch_sink import index_blocks
 
         with report_file(batch, self._output.id) as uri:

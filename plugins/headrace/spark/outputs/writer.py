@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
     from headrace.ledger.batch_tables import BatchOrigin
     from headrace.spark.documents import BatchIncarnations
-    from headrace.spark.shared_jobs import BlockTask
+    from headrace.spark.shared_jobs import BatchBlocks, BlockTask
     from headrace.spark.transforms import BatchContext
-    from headrace.spark.wal_source import LogBlocks
     from headrace.stream import Output, Stream
 
 
@@ -86,14 +85,14 @@ class OutputWriter(Protocol):
 class RunBlocks(Protocol):
     """Runs a task in Spark for the records of the blocks. ``schema`` is that of its results, as DDL."""
 
-    def __call__(self, task: BlockTask, blocks: LogBlocks, schema: str) -> pa.Table: ...
+    def __call__(self, task: BlockTask, blocks: BatchBlocks, schema: str) -> pa.Table: ...
 
 
 class BlockWriter(OutputWriter, Protocol):
-    """A writer whose tasks can read the log themselves, if nothing decodes or transforms its records
+    """A writer whose tasks can read the log, or Kafka again, themselves, if nothing decodes or transforms its records
     (`OutputDefinition.takes_blocks`). So the records do not pass through the JVM."""
 
-    def write_blocks(self, run: RunBlocks, blocks: LogBlocks, batch: WrittenBatch) -> Counts:
+    def write_blocks(self, run: RunBlocks, blocks: BatchBlocks, batch: WrittenBatch) -> Counts:
         """Write the records of these blocks as they are, by tasks that ``run`` runs. Otherwise as `write`."""
         ...
 
