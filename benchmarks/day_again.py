@@ -144,7 +144,9 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]
     with KafkaServer(folder / "kafka") as kafka, ElasticsearchServer(folder / "elasticsearch") as elasticsearch:
         url = elasticsearch.url
         stream = define(kafka.bootstrap_servers, url, folder, transform=options.transform)
-        fill(kafka.bootstrap_servers, "bench", total, spread_seconds=options.batches * _INTERVAL_SECONDS)
+        spread_seconds = options.batches * _INTERVAL_SECONDS
+        # A stream with batches of the last minutes is live, and goes before the range.
+        fill(kafka.bootstrap_servers, "bench", total, spread_seconds, ago_seconds=3_600)
         with Ledger.open(stream.ledger) as ledger, receiver_job(stream, ledger, env, folder / "receiver.log") as job:
             span = allocated(stream, ledger, options.batches, options.records)
             if options.kafka:

@@ -101,7 +101,9 @@ def fill(
     shape: str = "json",
     *,
     partitions: int = PARTITIONS,
+    ago_seconds: int = 0,
 ) -> None:
+    """Produce so many records, with timestamps that end so long ago and spread over so many seconds before."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     if topic not in admin.list_topics(timeout=10).topics:
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
@@ -117,7 +119,7 @@ def fill(
         }
     )
     value, is_keyed = SHAPES[shape]
-    begun_ms = int(time.time() * 1000) - spread_seconds * 1000
+    begun_ms = int(time.time() * 1000) - (ago_seconds + spread_seconds) * 1000
     for number in range(records):
         fields: dict[str, Any] = {"partition": number % partitions}
         fields["timestamp"] = begun_ms + spread_seconds * 1000 * number // records

@@ -59,6 +59,7 @@ _FEWEST_FAILURES = 3
 _GIVE_WAY_SECONDS = 30.0
 # A batch is due for so many intervals, at least a minute. After that nobody seems to run it.
 _LIVE_INTERVALS = 10
+_AVERAGED_SECONDS = 60.0
 # One of so many threads runs batches where processors are short.
 _FEWER = 4
 # None: it has blocks, and is not allocated yet.
@@ -154,7 +155,7 @@ class RangeRunner:
         self._threads = 1 if self._ordered else max(1, min(settings.threads, len(left)))
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._few = max(1, self._threads // _FEWER)
+        self._few, self._began = max(1, self._threads // _FEWER), time.monotonic()
         self._asking, self._ask_at, self._known = threading.Lock(), 0.0, _Live(is_due=False, has_batches=False)
         self._running: dict[int, BatchAttempt] = {}
         self._failed = self._failed_in_row = self._records = 0
@@ -398,7 +399,7 @@ class RangeRunner:
         in_order = self._ordered and not self._first.target
         deadline = time.monotonic() + _GIVE_WAY_SECONDS
         while self._left and not self._stop.is_set():
-            if not (in_order or processors_are_short()):
+            if not (in_order or processors_are_short(self._began)):
                 return
             live = self._live()
             waits = live.is_due and time.monotonic() < deadline
@@ -434,6 +435,8 @@ class _Live:
     has_batches: bool
 
 
-def processors_are_short() -> bool:
-    """Whether more threads of this host want a processor than it has, on average over the last minute."""
-    return os.getloadavg()[0] > (os.cpu_count() or 1)
+def processors_are_short(began: float) -> bool:
+    """Whether more threads of this host want a processor than it has, on average over the last minute. True for the
+    first minute from ``began`` on (`time.monotonic`): the average does not show yet what the range itself adds."""
+    is_new = time.monotonic() < began + _AVERAGED_SECONDS
+    return is_new or os.getloadavg()[0] > (os.cpu_count() or 1)

@@ -12,7 +12,6 @@ which is a query of its own, do not share jobs.
 from __future__ import annotations
 
 import heapq
-import itertools
 import threading
 import traceback
 from collections import deque
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from queue import Queue
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -36,6 +36,9 @@ _MOST_BATCHES = 64
 # A job waits so long for more batches, unless it has this many for each slot.
 _WAIT_SECONDS = 0.5
 _ENOUGH_A_SLOT = 8
+# A task runs so many batches at a time: one reads while another waits for its output's server.
+_BATCHES_A_TASK = 2
+
 _RESULTS_DDL = "place INT, error STRING, results BINARY"
 _RESULTS = pa.schema([("place", pa.int32()), ("error", pa.string()), ("results", pa.binary())])
 
@@ -132,18 +135,26 @@ class _JobTasks:
 
     def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the results of each batch as an Arrow stream, or its error."""
-        with _sharing():
-            yield from self._run(rows)
+        batches = [batch for numbers in rows for row in numbers.column(0).to_pylist() for batch in self.parts[row]]
+        left = iter(batches)
+        done: Queue[pa.RecordBatch] = Queue()
+        for _ in range(min(_BATCHES_A_TASK, len(batches))):
+            threading.Thread(target=_run_batches, args=(left, done.put), daemon=True).start()
+        for _ in batches:
+            yield done.get()
 
-    def _run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for row in itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in rows):
-            for place, task, numbers in self.parts[row]:
-                results, error = None, None
-                try:
-                    results = _stream(task, numbers)
-                except Exception:
-                    error = traceback.format_exc()
-                yield pa.RecordBatch.from_pylist([{"place": place, "error": error, "results": results}], _RESULTS)
+
+def _run_batches(left: Iterator[tuple[int, BlockTask, int]], done: Callable[[pa.RecordBatch], None]) -> None:
+    """Run batches until none is left. What they use is closed at the end."""
+    with _sharing():
+        # A list's iterator gives each of its items to one thread.
+        for place, task, numbers in left:
+            results, error = None, None
+            try:
+                results = _stream(task, numbers)
+            except BaseException:
+                error = traceback.format_exc()
+            done(pa.RecordBatch.from_pylist([{"place": place, "error": error, "results": results}], _RESULTS))
 
 
 def _stream(task: BlockTask, numbers: int) -> bytes:

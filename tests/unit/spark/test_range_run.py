@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -23,7 +24,7 @@ from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import AttemptFencedError
 from headrace.spark import range_run
 from headrace.spark.batch_attempt import BatchAttempt
-from headrace.spark.range_run import RangeIncompleteError, RangeResult, RangeRunner, RangeSettings
+from headrace.spark.range_run import RangeIncompleteError, RangeResult, RangeRunner, RangeSettings, processors_are_short
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 from headrace.stream.stream import replayed
 from headrace.stream_context import StreamContext
@@ -163,7 +164,7 @@ def rig(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         monkeypatch.setattr(range_run, "run_attempt", rig.work)
         monkeypatch.setattr(range_run, "_POLL_SECONDS", 0.05)
         # The stream's own batches have not run: they are due.
-        monkeypatch.setattr(range_run, "processors_are_short", lambda: False)
+        monkeypatch.setattr(range_run, "processors_are_short", lambda _: False)
         yield rig
 
 
@@ -260,7 +261,7 @@ def test_where_processors_are_short_a_batch_of_the_stream_that_is_due_goes_first
     monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
     asked, before = 0, list[int]()
 
-    def short() -> bool:
+    def short(_: float) -> bool:
         nonlocal asked
         with asking:
             asked += 1
@@ -281,7 +282,7 @@ def test_where_processors_are_short_few_batches_run_at_a_time_beside_a_live_stre
 ) -> None:
     complete_own(rig)
     monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
-    monkeypatch.setattr(range_run, "processors_are_short", lambda: True)
+    monkeypatch.setattr(range_run, "processors_are_short", lambda _: True)
     at_once, most = 0, 0
 
     def work(attempt: BatchAttempt) -> Any:
@@ -301,6 +302,15 @@ def test_where_processors_are_short_few_batches_run_at_a_time_beside_a_live_stre
     assert most <= 2
 
 
+def test_processors_are_short_where_threads_wait_for_them_and_while_a_range_is_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    for load, seconds, short in ((9.0, 3_600, True), (0.5, 3_600, False), (0.5, 10, True)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert processors_are_short(time.monotonic() - seconds) is short
+
+
 @pytest.mark.parametrize("passed", ["the longest wait", "the time in which a batch is due"])
 def test_a_range_does_not_wait_for_ever_for_a_batch_that_nobody_runs(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, passed: str
@@ -311,7 +321,7 @@ def test_a_range_does_not_wait_for_ever_for_a_batch_that_nobody_runs(
         monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
         now_ms = rig.times[-1] + 10 * INTERVAL_MS
         monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
-    monkeypatch.setattr(range_run, "processors_are_short", lambda: True)
+    monkeypatch.setattr(range_run, "processors_are_short", lambda _: True)
     assert rig.run().batches == 8
 
 
