@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaPartition
@@ -19,17 +20,22 @@ from tests.integration.spark.conftest import read_log
 
 from headrace.batch.manifest import Manifest, ManifestBlock, ManifestError
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
+from headrace.elasticsearch.counts import IndexingReport
 from headrace.elasticsearch.dead_letters import OriginalRecord
-from headrace.elasticsearch.options import KAFKA, IndexingOptions
+from headrace.elasticsearch.options import KAFKA, LOG, IndexingOptions
 from headrace.kafka.client import consumer_config
-from headrace.kafka.range_reader import RangeClients
+from headrace.kafka.errors import RangesGoneError
+from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RecordedRange
 from headrace.kafka.records import RecordChunk
 from headrace.receiver.kafka_source import KafkaReceiver
-from headrace.spark.elasticsearch_sink import KafkaOriginalRecords, ManifestOriginalRecords
-from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
+from headrace.spark import shared_jobs
+from headrace.spark.arrow_types import arrow_schema
+from headrace.spark.elasticsearch_sink import KafkaOriginalRecords, ManifestOriginalRecords, index_blocks
+from headrace.spark.kafka_ranges_source import KafkaBlocks, KafkaRangesDataSource
 from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.record_columns import RECORD_SCHEMA
+from headrace.spark.wal_source import LogBlocks
 from headrace.stream import ElasticsearchOutput, KafkaInput
 from headrace.stream.settings import Limits
 from headrace.wal.storage import open_storage
@@ -120,6 +126,92 @@ def test_kafka_gives_the_rows_of_the_log(spark: SparkSession, received: Received
     assert again.schema == RECORD_SCHEMA
     assert rows(again) == rows(read_log(spark, received.manifest.uri))
     assert len(rows(again)) == 300
+
+
+def read_blocks(blocks: KafkaBlocks) -> pa.Table:
+    numbers = pa.record_batch([pa.array(range(blocks.numbers))], ["id"])
+    return pa.Table.from_batches(blocks.read(iter([numbers])), arrow_schema(RECORD_SCHEMA))
+
+
+def test_blocks_from_kafka_are_the_records_of_the_log(
+    spark: SparkSession, received: Received, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.spark.kafka_ranges_source.MIN_TASK_RECORDS", 120)
+    blocks = KafkaBlocks.of([received.manifest], received.source)
+    assert (blocks.records, blocks.weight, blocks.numbers, blocks.is_small) == (300, 300, 1, False)
+    by_place = [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
+    log = read_log(spark, received.manifest.uri).toArrow().sort_by(by_place)
+    assert read_blocks(blocks).sort_by(by_place).equals(log)
+
+
+def test_the_batches_of_a_task_are_read_with_one_consumer(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[KafkaRangeReader] = []
+    closed: list[KafkaRangeReader] = []
+
+    class Counted(KafkaRangeReader):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            opened.append(self)
+
+        def close(self) -> None:
+            super().close()
+            closed.append(self)
+
+    monkeypatch.setattr("headrace.spark.kafka_ranges_source.KafkaRangeReader", Counted)
+    of_blocks = [
+        KafkaBlocks.of([dataclasses.replace(received.manifest, inputs={"records": (one,)})], received.source)
+        for one in received.manifest.inputs["records"]
+    ]
+    assert len(of_blocks) > 2
+    with shared_jobs._sharing():
+        found = sum(read_blocks(blocks).num_rows for blocks in of_blocks)
+        assert (found, len(opened), closed) == (300, 1, [])
+    assert closed == opened
+    # Alone, each has its own.
+    assert sum(read_blocks(blocks).num_rows for blocks in of_blocks) == 300
+    assert len(opened) == len(closed) == 1 + len(of_blocks)
+
+
+def test_after_an_error_the_next_batch_of_a_task_gets_another_consumer(
+    received: Received, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received.expire(0, 50)
+    good = {"records": tuple(b for b in received.manifest.inputs["records"] if b.ranges[0].partition.partition == 2)}
+    gone, left = (
+        KafkaBlocks.of([dataclasses.replace(received.manifest, inputs=inputs)], received.source)
+        for inputs in (received.manifest.inputs, good)
+    )
+    read: list[str] = []
+    monkeypatch.setattr(KafkaRangeReader, "read", lambda self, runs: read.append("began") or iter(()))
+    with shared_jobs._sharing():
+        with pytest.raises(RangesGoneError, match=r"-0 \[0, 50\)"):
+            read_blocks(gone)
+        assert not read, "nothing is read, and so nothing written, of a batch of which Kafka has only a part"
+        monkeypatch.undo()
+        assert read_blocks(left).num_rows == left.records
+
+
+def test_a_batch_from_kafka_is_indexed_by_tasks_that_read_it(
+    received: Received, spark: SparkSession, elasticsearch: str, tmp_path: Path
+) -> None:
+    output = ElasticsearchOutput(hosts=(elasticsearch,), index=received.topic, refresh=True)
+    reports: list[IndexingReport] = []
+    for number, blocks in enumerate(
+        (LogBlocks.of([received.manifest], "records"), KafkaBlocks.of([received.manifest], received.source))
+    ):
+        options = IndexingOptions.of(
+            output,
+            stream_name="clicks",
+            batch_time_ms=BATCH_TIME_MS,
+            report=f"file://{tmp_path}/report-{number}.json",
+            manifests=[(KAFKA if number else LOG, received.manifest.uri)],
+            inputs=[received.source],
+            written_before=bool(number),
+        )
+        reports.append(index_blocks(lambda task, of, schema: of.run(spark, 2, task, schema), options, blocks))
+    first, again = (report.counts for report in reports)
+    assert (first.rows, again.rows) == (300, 300)
+    assert again.repeated == first.indexed > 0, "the documents have the same ids and versions"
 
 
 def test_several_batches_are_one_scan_and_one_of_them_twice_is_read_once_or_refused(

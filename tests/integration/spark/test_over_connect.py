@@ -94,10 +94,12 @@ def server(kafka: str, elasticsearch_connection: dict[str, str], folders: list[P
 
 READ_AGAIN = """
 import json, sys
-from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
+from headrace.spark.kafka_ranges_source import KafkaBlocks, KafkaRangesDataSource
 from headrace.spark.sessions import connect_session
 from headrace.batch.manifest import Manifest
+from headrace.spark.record_columns import RECORD_SCHEMA
 from headrace.spark.wal_source import LogBlocks
+from headrace.stream import KafkaInput
 
 url, token, manifest, source = sys.argv[1:]
 spark = connect_session(url, token)
@@ -107,6 +109,14 @@ log = LogBlocks.of([Manifest.load(manifest)], "records").frame(spark, 2)
 again = spark.read.format("kafka_ranges").options(**options, stream=source).load()
 again.explain(True)
 print(json.dumps([again.count(), log.exceptAll(again).count(), again.exceptAll(log).count()]))
+blocks = KafkaBlocks.of([Manifest.load(manifest)], KafkaInput.model_validate_json(source))
+class Task:
+    def run(self, numbers):
+        return blocks.read(numbers)
+ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in RECORD_SCHEMA)
+places = lambda table: sorted(zip(*(table.column(name).to_pylist() for name in ("partition", "offset", "value"))))
+by_tasks = blocks.run(spark, 2, Task(), ddl)
+print(json.dumps([by_tasks.num_rows, places(by_tasks) == places(log.toArrow())]))
 spark.stop()
 """
 
@@ -115,7 +125,9 @@ def test_a_batch_is_read_from_kafka_again(server: ConnectServer, kafka: str, tmp
     received = Received(kafka, tmp_path)
     source = KafkaInput(connection="secret_kafka", topics=received.topic)
     client = server.run(READ_AGAIN, received.manifest.uri, source.model_dump_json())
-    assert json.loads(client.stdout.splitlines()[-1]) == [300, 0, 0]
+    by_source, by_tasks = (json.loads(line) for line in client.stdout.splitlines()[-2:])
+    assert by_source == [300, 0, 0]
+    assert by_tasks == [300, True]
 
 
 REGISTER_AT_ONCE = """

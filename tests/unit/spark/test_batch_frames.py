@@ -55,7 +55,7 @@ def plan(folder: Path, output: Output, origins: tuple[BatchOrigin, ...] = (LOG,)
 
 
 @pytest.mark.parametrize("ids", [RecordIds(), KeyIds()])
-@pytest.mark.parametrize("origins", [(LOG,), (LOG, LOG)])
+@pytest.mark.parametrize("origins", [(LOG,), (LOG, LOG), (KAFKA,), (KAFKA, KAFKA)])
 def test_an_output_of_records_with_ids_of_the_log_sends_blocks(
     tmp_path: Path, ids: Any, origins: tuple[BatchOrigin, ...]
 ) -> None:
@@ -84,6 +84,19 @@ def test_any_other_output_needs_spark_to_read_the_records(
 
 
 LINES = ReceiverInput(id="lines", receiver="shop:Lines")
+
+
+def test_what_only_kafka_could_have_of_another_input_is_no_block(tmp_path: Path) -> None:
+    stream = Stream(
+        name="text",
+        inputs=LINES,
+        outputs=elasticsearch(),
+        batch_interval="1 s",
+        storage=tmp_path,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    for origins, sends in (((LOG,), True), ((KAFKA,), False)):
+        assert sends_blocks(stream, OutputPlan(stream.outputs[0], origins, origins)) is sends
 
 
 def manifest_of(folder: Path, blocks: tuple[ManifestBlock, ...]) -> str:
