@@ -54,6 +54,7 @@ STREAM = "orders"
 LIMIT = "half the interval and an empty DAG run"
 INTERVAL_SECONDS = 10.0
 WARM_UP_SECONDS = 120.0
+AFTER_SECONDS = 30.0
 POLL_SECONDS = 0.2
 PAST_RECORDS = 2_000
 """Of each batch of the past."""
@@ -206,14 +207,18 @@ def count(index: ElasticsearchSide, known: int) -> int:
 
 
 def searchable_times(index: ElasticsearchSide, load: Load, counted_until: float) -> list[float]:
-    """When each record, in order, was first found; goes on after ``counted_until`` until all that was sent is there."""
+    """When each record, in order, was first found; goes on after ``counted_until`` until all that was sent is there.
+
+    The load goes on for a while: where batches are by timestamp, the last ones wait for records that do not come.
+    """
     found: list[float] = []
-    while time.monotonic() < counted_until or len(found) < len(load.sent):
-        if time.monotonic() > counted_until:
+    load_until = counted_until + AFTER_SECONDS
+    while time.monotonic() < load_until or len(found) < len(load.sent):
+        if time.monotonic() > load_until:
             load.stop()
         there = count(index, len(found))
         found += [time.monotonic()] * (there - len(found))
-        if time.monotonic() > counted_until + 600:
+        if time.monotonic() > load_until + 600:
             raise TimeoutError(f"{len(load.sent)} records were sent and {there} are found")
         time.sleep(POLL_SECONDS)
     return found
@@ -324,11 +329,16 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         replaying = None if past is None else Replaying(api, *past, WARM_UP_SECONDS + seconds)
         counted_from = time.monotonic() + WARM_UP_SECONDS
         replayed_from = counted_from + seconds
-        found = searchable_times(index, load, replayed_from + (seconds if replaying else 0))
+        counted_until = replayed_from + (seconds if replaying else 0)
+        found = searchable_times(index, load, counted_until)
         written = 0 if replaying is None else index.count("orders-again")
         if replaying is not None:
             replaying.stop()
-        latencies = [(sent, seen - sent) for sent, seen in zip(load.sent, found, strict=True) if sent >= counted_from]
+        latencies = [
+            (sent, seen - sent)
+            for sent, seen in zip(load.sent, found, strict=True)
+            if counted_from <= sent < counted_until
+        ]
         alone = [latency for sent, latency in latencies if sent < replayed_from]
         beside = [latency for sent, latency in latencies if sent >= replayed_from]
         minutes: dict[int, list[float]] = {}
