@@ -64,11 +64,18 @@ def _folder(folders: list[Path], tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(kafka: str, elasticsearch_connection: dict[str, str], folders: list[Path]) -> Iterator[ConnectServer]:
+def kafka_connection(kafka: str) -> dict[str, str]:
+    # Without SASL the broker asks for no password, but the clients are given it.
+    fields = {"conn_type": "kafka", "host": kafka, "login": "me", "password": PASSWORD}
+    return {"AIRFLOW_CONN_SECRET_KAFKA": json.dumps(fields)}
+
+
+@pytest.fixture(scope="module")
+def server(
+    kafka_connection: dict[str, str], elasticsearch_connection: dict[str, str], folders: list[Path]
+) -> Iterator[ConnectServer]:
     """The tests' server, with the connections and a log of Spark's events."""
     folder = folders[0]
-    # Without SASL the broker asks for no password, but the clients are given it.
-    secret = {"conn_type": "kafka", "host": kafka, "login": "me", "password": PASSWORD}
     stream = Stream(
         name="s",
         inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="t"),
@@ -87,7 +94,7 @@ def server(kafka: str, elasticsearch_connection: dict[str, str], folders: list[P
             },
         ),
     )
-    connections = {"AIRFLOW_CONN_SECRET_KAFKA": json.dumps(secret), **elasticsearch_connection}
+    connections = {**kafka_connection, **elasticsearch_connection}
     with ConnectServer(stream.to_json(), folder, **connections) as running:
         yield running
 
@@ -121,10 +128,12 @@ spark.stop()
 """
 
 
-def test_a_batch_is_read_from_kafka_again(server: ConnectServer, kafka: str, tmp_path: Path) -> None:
+def test_a_batch_is_read_from_kafka_again(
+    server: ConnectServer, kafka: str, kafka_connection: dict[str, str], tmp_path: Path
+) -> None:
     received = Received(kafka, tmp_path)
     source = KafkaInput(connection="secret_kafka", topics=received.topic)
-    client = server.run(READ_AGAIN, received.manifest.uri, source.model_dump_json())
+    client = server.run(READ_AGAIN, received.manifest.uri, source.model_dump_json(), **kafka_connection)
     by_source, by_tasks = (json.loads(line) for line in client.stdout.splitlines()[-2:])
     assert by_source == [300, 0, 0]
     assert by_tasks == [300, True]
