@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from tests.unit.receiver.waiting import eventually
 from headrace.spark import shared_jobs
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.failures import failure_of, first_cause
-from headrace.spark.shared_jobs import BatchTaskFailedError, JobInterruptedError, SharedSparkJobs
+from headrace.spark.shared_jobs import BatchTaskFailedError, JobInterruptedError, SharedSparkJobs, used_by_task
 from headrace.spark.wal_source import DamagedBlockError
 
 SLOTS = 2
@@ -110,6 +111,52 @@ def test_batches_share_a_job_and_each_gets_its_own_results(session: Session, job
         assert found[name] == [{"name": name, "records": place}, {"name": name, "records": 0}]
     assert session.jobs == [SLOTS]
     assert sorted(session.tags[0]) == sorted(names)
+
+
+# Two batches of one task meet there, so they run at the same time.
+MEETING = threading.Barrier(2)
+
+
+@dataclass(frozen=True)
+class Meet(Count):
+    def run(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        MEETING.wait(20)
+        return super().run(numbers)
+
+
+def test_a_task_runs_two_batches_at_a_time(session: Session, jobs: SharedSparkJobs) -> None:
+    names = [f"batch {number}" for number in range(SLOTS * 8)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        running = [pool.submit(jobs.run, name, Meet(name), blocks(1)) for name in names]
+        found = [each.result().to_pylist()[0] for each in running]
+    assert found == [{"name": name, "records": 1} for name in names]
+    assert session.jobs == [SLOTS]
+
+
+def test_what_batches_of_a_task_use_is_opened_once_and_again_after_an_error() -> None:
+    opened: list[str] = []
+
+    @contextmanager
+    def client() -> Iterator[int]:
+        opened.append("opened")
+        try:
+            yield len(opened)
+        finally:
+            opened.append("closed")
+
+    def use() -> int:
+        with used_by_task("client", client) as number:
+            return number
+
+    with shared_jobs._sharing():
+        assert [use(), use()] == [1, 1]
+        with pytest.raises(RuntimeError), used_by_task("client", client):
+            raise RuntimeError
+        assert opened == ["opened", "closed"]
+        assert use() == 3
+    assert opened == ["opened", "closed"] * 2
+    assert [use(), use()] == [5, 7], "elsewhere each has its own"
+    assert opened == ["opened", "closed"] * 4
 
 
 def test_a_batch_whose_task_fails_leaves_the_others_their_results(jobs: SharedSparkJobs) -> None:
