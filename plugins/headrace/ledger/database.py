@@ -2,9 +2,9 @@
 
 SQLite begins every write with BEGIN IMMEDIATE and syncs the disk at each commit. A deferred BEGIN would fail at once
 with "database is locked" when it becomes a write, and would let two writers read the same state first. Writes begin in
-turn (`headrace.ledger.sqlite_engine`). On Postgres a
-write takes the stream's lock, then reads in new statements: a statement that waited for the lock still sees the tables
-as they were before it waited. Each process has one engine per database.
+turn (`headrace.ledger.sqlite_engine`). On Postgres a write takes the stream's lock, then reads in new statements: a
+statement that waited for the lock still sees the tables as they were before it waited. Each process has one engine per
+database.
 
 On Postgres the receivers of a stream share its lock (`Database.write_receiver`): they write only what is their own, so
 they do not wait for each other, and the server syncs the transactions that commit at the same time with one write.
@@ -77,6 +77,7 @@ from headrace.ledger.errors import (
 from headrace.ledger.model import Model
 from headrace.ledger.sqlite_engine import READS, begin_write, connect_file, require_file, sqlite_engine
 from headrace.ledger.tables import StreamRow, streams
+from headrace.ledger.turns import thread_turn
 
 # The number of values in one statement: far below the limits, 32,766 parameters in SQLite, 65,535 in Postgres.
 CHUNK = 1_000
@@ -220,34 +221,13 @@ _LOCK_RECEIVER = select(
 _LOCK_STREAM = select(func.pg_advisory_xact_lock(bindparam("stream", type_=BigInteger)))
 
 
-# How long a thread waits for its turn before it waits for the lock beside another thread.
-_TURN_SECONDS = 2.0
-
-# By the number of the stream's lock. In a forked child, a thread that it does not have may hold one.
-_turns: dict[int, threading.Lock] = {}
-os.register_at_fork(after_in_child=_turns.clear)
-
-
 def _lock(connection: Connection, stream: str, receiver: ReceiverId | None) -> None:
     if receiver is None:
         key = _lock_key(stream)
-        with _turn(key):
+        with thread_turn(key):
             connection.execute(_LOCK_STREAM, {"stream": key})
     else:
         connection.execute(_LOCK_RECEIVER, {"stream": _lock_key(stream), "receiver": _lock_key(str(receiver))})
-
-
-@contextmanager
-def _turn(key: int) -> Iterator[None]:
-    """Let one thread of the process wait for the lock at a time: where many want it, another process would wait for all
-    of them."""
-    turns = _turns.setdefault(key, threading.Lock())
-    is_held = turns.acquire(timeout=_TURN_SECONDS)
-    try:
-        yield
-    finally:
-        if is_held:
-            turns.release()
 
 
 def _lock_key(name: str) -> int:

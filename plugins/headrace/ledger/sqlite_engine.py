@@ -14,7 +14,6 @@ import errno
 import fcntl
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,13 +25,12 @@ from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DisconnectionError
 
+from headrace.ledger import turns
 from headrace.ledger.errors import LedgerMissingError, LedgerUrlError
 from headrace.ledger.model import dump_json
 
 # How long a writer waits for another before it gives up. Writes take milliseconds, so this is far more than enough.
 LOCK_TIMEOUT_MS = 30_000
-# How long a writer waits for its turn before it begins without one: a process that was suspended may hold it.
-TURN_SECONDS = 2.0
 # How often a writer looks whether its turn has come, and whether the file is unlocked.
 _POLL_SECONDS = 0.001
 # SQLite's result code without what it adds to it, as in SQLITE_BUSY_RECOVERY.
@@ -45,10 +43,6 @@ POOL_OVERFLOW = 20
 _OURS = "batch_attempts"
 # The execution option of a transaction that only reads.
 READS = "headrace_reads"
-
-# By the path of the database. In a forked child, a thread that it does not have may hold one.
-_threads: dict[Path, threading.Lock] = {}
-os.register_at_fork(after_in_child=_threads.clear)
 
 
 def begin_write(connection: sqlite3.Connection, path: Path, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
@@ -76,25 +70,19 @@ def begin_write(connection: sqlite3.Connection, path: Path, *, lock_timeout_ms: 
 
 @contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    """Wait for a turn, at most `TURN_SECONDS`. Without one, a write still begins as soon as it finds the file unlocked.
+    """Wait for a turn, at most `turns.TURN_SECONDS`. Without one, a write still begins once it finds the file unlocked.
 
     The threads of a process share its turn, since a process has one lock on a file.
     """
-    deadline = time.monotonic() + TURN_SECONDS
-    threads = _threads.setdefault(path, threading.Lock())
-    if not threads.acquire(timeout=TURN_SECONDS):
-        yield
-        return
-    try:
-        file = _lock_turn(path, deadline)
+    deadline = time.monotonic() + turns.TURN_SECONDS
+    with turns.thread_turn(path) as has_come:
+        file = _lock_turn(path, deadline) if has_come else None
         try:
             yield
         finally:
             if file is not None:
                 # This ends the lock, as the end of the process does.
                 os.close(file)
-    finally:
-        threads.release()
 
 
 def _lock_turn(path: Path, deadline: float) -> int | None:
