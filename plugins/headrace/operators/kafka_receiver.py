@@ -198,15 +198,15 @@ class KafkaReceiverOperator(BaseOperator):
         check_spark_packages()
         refuse_if_set_back(StreamContext(self.stream, ledger))
         row = ledger.streams.get(self.stream.name)
-        stream = self._newest(row)
+        stream, revision = self._newest(row)
         self._is_shared = stream.spark.job is not None
         if self._is_shared:
-            return self._start_in_shared_job(ledger, context, stream, row.revision)
+            return self._start_in_shared_job(ledger, context, stream, revision)
         if requested is not None and is_request(requested):
             # The stream's definition named a shared job before.
             ledger.jobs.end_dead(stream.name, requested.epoch, "the stream no longer shares its job")
         previous = row.job_epoch
-        process = self._spawn(context, stream, row.revision)
+        process = self._spawn(context, stream, revision)
         deadline = time.monotonic() + self.start_timeout
         watch: JobWatch | None = None
         while True:
@@ -277,18 +277,23 @@ class KafkaReceiverOperator(BaseOperator):
         """A holder name stands for one process, so a repeated try gets another name."""
         return f"{holder(context)}@{time.time_ns() // 1_000_000}"
 
-    def _newest(self, row: StreamRow) -> Stream:
-        """The newest definition of the stream. A run of an older DAG version may be retried for days, and its job must
-        use what was declared since then."""
+    def _newest(self, row: StreamRow) -> tuple[Stream, int]:
+        """The newest definition of the stream, and its revision. A run of an older DAG version may be retried for days,
+        and its job must use what was declared since then. This task's own if a job would read the same from both: the
+        folders of its ``spark.py_files`` are on this host, those of another commit of a git bundle may not be."""
+        from headrace.receiver.health import receiving_differences
         from headrace.stream import Stream
 
         if row.revision == self._revision:
-            return self.stream
+            return self.stream, row.revision
+        newest = Stream.from_json(row.definition)
+        if self._revision is not None and not any(receiving_differences(self.stream, newest)):
+            return self.stream, self._revision
         self.log.info(
             "This run's version of the DAG has revision %s of the definition. The job begins by the newest, %d.",
             self._revision, row.revision,
         )  # fmt: skip
-        return Stream.from_json(row.definition)
+        return newest, row.revision
 
     def _spawn(
         self,

@@ -119,8 +119,8 @@ def receiving_differences(before: Stream, after: Stream) -> Iterator[str]:
 
 
 def _received(stream: Stream) -> dict[str, Any]:
-    """Return the fields of a definition that receivers and their job read, by path."""
-    fields = stream.model_dump(mode="json")
+    """Return the fields of a definition that receivers and their job read, by path, without folders of files."""
+    fields = stream.without_folders.model_dump(mode="json")
     values: dict[str, Any] = {}
     for source in fields["inputs"]:
         values |= {f"inputs.{source['id']}.{name}": source[name] for name in source if name not in _NOT_RECEIVED}

@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from headrace.connections import ConnectionNotFoundError, resolve
@@ -464,11 +465,29 @@ class JobApplication:
 
 
 def settings_differences(first: Stream, stream: Stream) -> Iterator[str]:
-    """Yield each field of the Spark settings in which ``stream`` differs from the stream that the job began with."""
+    """Yield each field of the Spark settings in which ``stream`` differs from the stream that the job began with.
+
+    A file of ``py_files`` may be in another folder, if its name and its content are the same: a git bundle of Airflow
+    has a folder for each commit.
+    """
     ours, theirs = first.spark.model_dump(mode="json"), stream.spark.model_dump(mode="json")
     for name, value in ours.items():
-        if value != theirs[name]:
+        if value != theirs[name] and not (name == "py_files" and _same_files(value, theirs[name])):
             yield f"spark.{name} is {_text(theirs[name])}, and {_text(value)} there"
+
+
+def _same_files(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    return len(ours) == len(theirs) and all(map(_is_same_file, map(Path, ours), map(Path, theirs)))
+
+
+def _is_same_file(ours: Path, theirs: Path) -> bool:
+    if ours == theirs:
+        return True
+    try:
+        return ours.name == theirs.name and ours.read_bytes() == theirs.read_bytes()
+    except OSError:
+        # A folder, a URL, or a file that is not on this host.
+        return False
 
 
 def _text(value: object) -> str:

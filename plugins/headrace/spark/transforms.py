@@ -309,10 +309,10 @@ def code_version(stream: Stream, steps: Iterable[str]) -> str:
 def tried_with(stream: Stream, steps: Iterable[str]) -> str:
     """A hash of what an attempt at these steps depends on besides its records: the stream's definition and the code.
 
-    Steps that the stream no longer has are ignored.
+    Steps that the stream no longer has are ignored, and so are the folders of ``spark.py_files``.
     """
     known = [step for step in steps if step in stream.steps]
-    reported = f"{stream.to_json()} {code_version(stream, known)}"
+    reported = f"{stream.without_folders.to_json()} {code_version(stream, known)}"
     return hashlib.sha256(reported.encode()).hexdigest()[:16]
 
 

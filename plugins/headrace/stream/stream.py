@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from itertools import combinations
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from pydantic import model_validator
@@ -61,6 +61,16 @@ class Stream(StreamFields):
     def digest(self) -> str:
         """Eight hexadecimal digits of a hash of the definition."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:8]
+
+    @property
+    def without_folders(self) -> Stream:
+        """The stream with the files of ``spark.py_files`` without their folders, to compare definitions.
+
+        A git bundle of Airflow has the same file in a folder for each commit, whatever the commit changes.
+        """
+        paths = [PurePosixPath(name) for name in self.spark.py_files]
+        names = tuple(path.name if path.suffix else "a folder" for path in paths)
+        return self.model_copy(update={"spark": self.spark.model_copy(update={"py_files": names})})
 
     @classmethod
     def from_json(cls, text: str) -> Stream:

@@ -102,6 +102,24 @@ def test_the_job_of_an_older_runs_retry_begins_by_the_newest_definition(
     assert ledger.streams.get("flights").revision == newest
 
 
+def test_a_job_begins_by_its_tasks_definition_if_only_the_folders_of_python_files_differ(
+    operator, toy, ledger, task, stream, monkeypatch
+):
+    """The files of another commit of a git bundle may not be on this host."""
+    toy("run")
+    spark = stream.spark.model_copy(update={"py_files": ("/bundles/versions/c3d4/code.py",)})
+    here = stream.spark.model_copy(update={"py_files": ("/bundles/versions/a1b2/code.py",)})
+    operator.stream = stream.model_copy(update={"spark": here})
+    own = register(ledger, operator.stream)
+    newest = register(ledger, stream.model_copy(update={"spark": spark}))
+    _declare_later(ledger, newest)
+    monkeypatch.setattr("headrace.hooks.ledger._dag_version_ms", lambda: 1_000)
+    deferred(operator, task.context)
+    arguments = psutil.Process(operator._process.pid).cmdline()
+    assert arguments[arguments.index("--revision") + 1] == str(own) != str(newest)
+    assert ledger.streams.get("flights").revision == newest
+
+
 def _declare_later(ledger: Ledger, revision: int) -> None:
     """Have code of a later version of the DAG declare this revision."""
     declared = Declared.of(ledger.streams.at_revision("flights", revision))

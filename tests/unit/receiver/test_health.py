@@ -215,6 +215,16 @@ def test_an_output_that_stops_the_stream_when_a_topic_grows_is_one_too(tmp_path:
     assert difference == "outputs versioned by offsets was none and is elasticsearch"
 
 
+def test_another_folder_of_python_files_is_no_difference_another_name_is_one(tmp_path: Path) -> None:
+    before, moved, more = (
+        shop(tmp_path, spark={"py_files": [f"{folder}/{name}", folder]})
+        for folder, name in (("/a1", "code.py"), ("/b2", "code.py"), ("/b2", "more.py"))
+    )
+    assert list(receiving_differences(before, moved)) == []
+    (difference,) = receiving_differences(before, more)
+    assert difference == "spark.py_files was code.py, a folder and is more.py, a folder"
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -12,7 +12,7 @@ import pytest
 from headrace.spark import receiver_process
 from headrace.spark.batch_server import socket_path
 from headrace.spark.receiver_application import ReceiverApplication, TaskSlotsError
-from headrace.spark.receiver_process import JobApplication, StreamDoesNotFitError
+from headrace.spark.receiver_process import JobApplication, StreamDoesNotFitError, settings_differences
 from headrace.spark.sessions import current_versions
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
@@ -68,6 +68,19 @@ def test_a_stream_with_other_spark_settings_is_refused_by_the_field(
 
 def test_a_stream_with_the_same_settings_and_versions_fits(slots: SimpleNamespace) -> None:
     application(slots).check(stream("orders"), current_versions())
+
+
+@pytest.mark.parametrize(("text", "fits"), [("ONE = 1\n", True), ("ONE = 2\n", False)], ids=["same", "changed"])
+def test_the_same_file_in_another_folder_fits(slots: SimpleNamespace, tmp_path: Path, text: str, fits: bool) -> None:
+    """A git bundle of Airflow has a folder for each commit."""
+    files = [tmp_path / "versions" / commit / "code.py" for commit in ("a1b2", "c3d4")]
+    for file, content in zip(files, ("ONE = 1\n", text), strict=True):
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+    first, second = (stream(name, py_files=[str(file)]) for name, file in zip(("first", "second"), files, strict=True))
+    assert (not list(settings_differences(first, second))) is fits
+    files[1].unlink()
+    assert len(list(settings_differences(first, second))) == 1
 
 
 def test_a_stream_of_a_task_with_other_versions_is_refused(slots: SimpleNamespace) -> None:

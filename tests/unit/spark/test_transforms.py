@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import shutil
 import sys
 import uuid
 import zipfile
@@ -26,6 +27,7 @@ from headrace.spark.transforms import (
     load_function,
     load_transform,
     takes,
+    tried_with,
 )
 from headrace.stream import ConsoleOutput, ForeachBatchOutput, KafkaInput, SparkSettings, State, Stream
 
@@ -263,6 +265,22 @@ def test_the_code_version_is_equal_from_an_archive_and_on_another_machine(folder
         for path in folder.rglob("*.py"):
             zipped.write(path, path.relative_to(folder))
     assert version(folder, py_files=(str(archive),)) == version(folder)
+
+
+def test_what_an_attempt_was_tried_with_changes_with_the_code_and_not_with_its_folder(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A git bundle of Airflow has the same file in a folder for each commit."""
+
+    def tried(root: Path) -> str:
+        return tried_with(stream_with_code(folder, py_files=(str(root),)), ["console"])
+
+    moved = shutil.copytree(folder, tmp_path / "versions" / "c3d4")
+    before = tried(folder)
+    assert tried(moved) == before
+    with (moved / "flights.py").open("a") as file:
+        file.write("MORE = 1\n")
+    assert tried(moved) != before
 
 
 def test_a_single_file_counts_alone(folder: Path) -> None:
