@@ -75,10 +75,10 @@ def _statements_compiled_once() -> Iterator[None]:
     if "headrace.ledger.database" not in sys.modules:
         yield
         return
-    from headrace.ledger import postgres_engine, sqlite_engine
+    from headrace.ledger import engines, postgres_engine
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite_engine, "create_engine", _create_engine())
+        patch.setattr(engines, "create_engine", _create_engine())
         patch.setattr(postgres_engine, "create_engine", _create_engine())
         yield
 

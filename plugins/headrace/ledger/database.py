@@ -1,10 +1,9 @@
-"""Opens a ledger's database: its URL, its engine, its schema, and its transactions, which lock at the beginning.
+"""A ledger's database: its URL, its schema, and its transactions, which lock at the beginning.
 
 SQLite begins every write with BEGIN IMMEDIATE and syncs the disk at each commit. A deferred BEGIN would fail at once
 with "database is locked" when it becomes a write, and would let two writers read the same state first. Writes begin in
-turn (`headrace.ledger.sqlite_engine`). On Postgres a write takes the stream's lock, then reads in new statements: a
-statement that waited for the lock still sees the tables as they were before it waited. Each process has one engine per
-database.
+turn (`headrace.ledger.engines`). On Postgres a write takes the stream's lock, then reads in new statements: a statement
+that waited for the lock still sees the tables as they were before it waited.
 
 On Postgres the receivers of a stream share its lock (`Database.write_receiver`): they write only what is their own, so
 they do not wait for each other, and the server syncs the transactions that commit at the same time with one write.
@@ -19,10 +18,7 @@ Passwords come from a connection or from libpq, never from the URL itself.
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import threading
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -65,6 +61,7 @@ from headrace import connections
 from headrace.blocks import ReceiverId
 from headrace.clock import Clock, SystemClock
 from headrace.connections import CONNECTION_PREFIX, resolve
+from headrace.ledger.engines import READS, begin_write, connect_file, thread_turn
 from headrace.ledger.errors import (
     LedgerConflictError,
     LedgerError,
@@ -75,9 +72,7 @@ from headrace.ledger.errors import (
     StreamNotFoundError,
 )
 from headrace.ledger.model import Model
-from headrace.ledger.sqlite_engine import READS, begin_write, connect_file, require_file, sqlite_engine
 from headrace.ledger.tables import StreamRow, streams
-from headrace.ledger.turns import thread_turn
 
 # The number of values in one statement: far below the limits, 32,766 parameters in SQLite, 65,535 in Postgres.
 CHUNK = 1_000
@@ -547,43 +542,3 @@ def _of_connection(connection: connections.Connection) -> URL:
         f"a ledger needs {_OWN_TYPE}, postgres or sqlite.",
         remedy="Name another connection in the stream's ledger.",
     )
-
-
-_shared: weakref.WeakValueDictionary[URL, Engine] = weakref.WeakValueDictionary()
-_sharing = threading.Lock()
-
-
-def _after_fork() -> None:
-    # A child shares its parent's sockets and file locks. It must neither use nor close them.
-    global _sharing  # noqa: PLW0603  (another thread of the parent may have held it)
-    _sharing = threading.Lock()
-    for engine in list(_shared.values()):
-        engine.dispose(close=False)
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def open_engine(url: URL, *, create: bool) -> Engine:
-    """Return the process's engine for the database. With ``create``, a missing SQLite file and its folder are made.
-
-    Raises:
-        LedgerMissingError: there is no such SQLite file, and ``create`` is false.
-        LedgerUrlError: its folder cannot be made.
-    """
-    is_sqlite = url.get_backend_name() == "sqlite"
-    if is_sqlite:
-        require_file(Path(url.database or ""), create=create)
-    with _sharing:
-        engine = _shared.get(url)
-        if engine is None:
-            engine = sqlite_engine(url) if is_sqlite else _postgres_engine(url)
-            _shared[url] = engine
-        return engine
-
-
-def _postgres_engine(url: URL) -> Engine:
-    # Import psycopg only if the ledger is on Postgres.
-    from headrace.ledger.postgres_engine import postgres_engine
-
-    return postgres_engine(url)

@@ -13,7 +13,8 @@ from headrace.ledger.batches import Batches, RunBatchTimes
 from headrace.ledger.blocks import Blocks, Segments
 from headrace.ledger.cleanup import Cleanup, Removal
 from headrace.ledger.clock_corrections import ClockCorrections
-from headrace.ledger.database import Database, Migration, engine_url, ensure_schema, migrate_schema, open_engine
+from headrace.ledger.database import Database, Migration, engine_url, ensure_schema, migrate_schema
+from headrace.ledger.engines import open_engine
 from headrace.ledger.events import Events, Gaps
 from headrace.ledger.jobs import Jobs, ListenerCursors, SharedJobs
 from headrace.ledger.overviews import Overviews

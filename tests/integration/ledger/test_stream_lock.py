@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from headrace.ledger import database, turns
+from headrace.ledger import database, engines
 
 THREADS = 12
 
@@ -52,8 +52,8 @@ def test_a_thread_whose_turn_does_not_come_waits_for_the_lock_all_the_same(
     ledger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.streams.register("s", "{}", batch_interval_ms=1000, block_interval_ms=200)
-    monkeypatch.setattr(turns, "TURN_SECONDS", 0.1)
-    turn = turns._locks.setdefault(database._lock_key("s"), threading.Lock())
+    monkeypatch.setattr(engines, "TURN_SECONDS", 0.1)
+    turn = engines._turns.setdefault(database._lock_key("s"), threading.Lock())
     with turn, ledger.streams._database.write_stream("s") as (_, locked):
         assert locked.row.name == "s"
     assert not turn.locked()

@@ -15,7 +15,8 @@ from tests.unit.ledger.next_schema import OLDER, install_next_schema
 
 from headrace.hooks.ledger import THREADS, LedgerHook, in_thread, register
 from headrace.ledger import Ledger
-from headrace.ledger.database import Database, engine_url, open_engine, read_version
+from headrace.ledger.database import Database, engine_url, read_version
+from headrace.ledger.engines import open_engine
 from headrace.ledger.errors import LedgerUrlError, SchemaError
 from headrace.stream import ConsoleOutput, KafkaInput, ParquetOutput, State, Stream
 

@@ -31,9 +31,9 @@ from headrace.ledger.database import (
     Migration,
     engine_url,
     migrate_schema,
-    open_engine,
     read_version,
 )
+from headrace.ledger.engines import open_engine
 from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError, StreamNotFoundError
 from headrace.ledger.model import Model
 

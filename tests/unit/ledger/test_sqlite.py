@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from headrace.ledger import Ledger, turns
+from headrace.ledger import Ledger, engines
 from headrace.ledger.errors import LedgerUnavailableError
 
 
@@ -117,7 +117,7 @@ def test_a_process_that_writes_all_the_time_lets_another_begin(ledger: Any, ledg
 def test_a_suspended_process_that_has_the_turn_only_delays_a_write(
     ledger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "TURN_SECONDS", 0.2)
+    monkeypatch.setattr(engines, "TURN_SECONDS", 0.2)
     ledger.streams.register("s", "{}", batch_interval_ms=1000, block_interval_ms=200)
     code = (
         "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
@@ -142,9 +142,9 @@ def test_a_write_begins_where_the_file_of_turns_cannot_be_made(ledger: Any, tmp_
 def test_a_child_that_is_forked_in_a_turn_has_turns_of_its_own(
     ledger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "TURN_SECONDS", 30.0)
+    monkeypatch.setattr(engines, "TURN_SECONDS", 30.0)
     ledger.streams.register("s", "{}", batch_interval_ms=1000, block_interval_ms=200)
-    with turns._locks[tmp_path / "ledger.db"]:
+    with engines._turns[tmp_path / "ledger.db"]:
         began = time.monotonic()
         child = os.fork()
         if child == 0:

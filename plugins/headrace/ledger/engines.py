@@ -1,11 +1,12 @@
-"""Creates the engine of a ledger in a SQLite file. Writes begin in turn.
+"""Opens the engine of a ledger's database: one for each process and database. Writes to a SQLite file begin in turn.
 
 SQLite has no queue: who finds the file locked looks again, less and less often. A process that writes all the time
 unlocks the file for microseconds, and hundreds of its writes come before one of another process. So a write takes a
 turn before it begins, and keeps it until it has begun: who writes all the time gets no other turn while somebody waits.
 
 A turn is a lock on a file of its own. If a process closed the database's file, it would lose the locks that SQLite has
-on it (https://sqlite.org/howtocorrupt.html, section 2.2).
+on it (https://sqlite.org/howtocorrupt.html, section 2.2). The threads of a process take turns by `thread_turn`, and so
+they do for a stream's lock on Postgres: where many want it, another process would wait for all of them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import errno
 import fcntl
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +28,6 @@ from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DisconnectionError
 
-from headrace.ledger import turns
 from headrace.ledger.errors import LedgerMissingError, LedgerUrlError
 from headrace.ledger.model import dump_json
 
@@ -43,6 +45,25 @@ POOL_OVERFLOW = 20
 _OURS = "batch_attempts"
 # The execution option of a transaction that only reads.
 READS = "headrace_reads"
+
+TURN_SECONDS = 2.0
+"""How long a thread waits for its turn before it waits for the lock without one: who has the turn may be suspended."""
+
+# In a forked child, a thread that it does not have may hold one.
+_turns: dict[Hashable, threading.Lock] = {}
+os.register_at_fork(after_in_child=_turns.clear)
+
+
+@contextmanager
+def thread_turn(key: Hashable) -> Iterator[bool]:
+    """Wait for the turn of this thread, at most `TURN_SECONDS`. Yields whether it has come; ``key`` names the lock."""
+    lock = _turns.setdefault(key, threading.Lock())
+    has_come = lock.acquire(timeout=TURN_SECONDS)
+    try:
+        yield has_come
+    finally:
+        if has_come:
+            lock.release()
 
 
 def begin_write(connection: sqlite3.Connection, path: Path, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
@@ -70,12 +91,12 @@ def begin_write(connection: sqlite3.Connection, path: Path, *, lock_timeout_ms: 
 
 @contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    """Wait for a turn, at most `turns.TURN_SECONDS`. Without one, a write still begins once it finds the file unlocked.
+    """Wait for a turn, at most `TURN_SECONDS`. Without one, a write still begins once it finds the file unlocked.
 
     The threads of a process share its turn, since a process has one lock on a file.
     """
-    deadline = time.monotonic() + turns.TURN_SECONDS
-    with turns.thread_turn(path) as has_come:
+    deadline = time.monotonic() + TURN_SECONDS
+    with thread_turn(path) as has_come:
         file = _lock_turn(path, deadline) if has_come else None
         try:
             yield
@@ -212,3 +233,40 @@ def _refuse_others(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} is another program's database: it has tables, and none of a ledger's.",
             remedy="Give the ledger a file of its own.",
         )
+
+
+_shared: weakref.WeakValueDictionary[URL, Engine] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def _after_fork() -> None:
+    # A child shares its parent's sockets and file locks. It must neither use nor close them.
+    global _sharing  # noqa: PLW0603  (another thread of the parent may have held it)
+    _sharing = threading.Lock()
+    for engine in list(_shared.values()):
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_engine(url: URL, *, create: bool) -> Engine:
+    """Return the process's engine for the database. With ``create``, a missing SQLite file and its folder are made.
+
+    Raises:
+        LedgerMissingError: there is no such SQLite file, and ``create`` is false.
+        LedgerUrlError: its folder cannot be made.
+    """
+    is_sqlite = url.get_backend_name() == "sqlite"
+    if is_sqlite:
+        require_file(Path(url.database or ""), create=create)
+    with _sharing:
+        engine = _shared.get(url)
+        if engine is None and is_sqlite:
+            engine = _shared[url] = sqlite_engine(url)
+        elif engine is None:
+            # Import psycopg only if the ledger is on Postgres.
+            from headrace.ledger.postgres_engine import postgres_engine
+
+            engine = _shared[url] = postgres_engine(url)
+        return engine
