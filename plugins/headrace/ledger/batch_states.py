@@ -7,7 +7,6 @@ each stream has a number of slots (`check_slots`; rule 6 of the design).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,14 +25,12 @@ from headrace.ledger.batch_tables import (
     batch_outputs,
     batches,
     replay_definitions,
-    replays,
 )
 from headrace.ledger.database import LockedStream, chunks
 from headrace.ledger.errors import (
     AttemptFencedError,
     BatchNotFoundError,
     NotItsTurnError,
-    ReplayOrderError,
     SlotBusyError,
     StepsLostError,
 )
@@ -447,14 +444,6 @@ def wrote_output() -> ColumnElement[bool]:
     )
 
 
-def revision_of(connection: Connection, attempt: Attempt) -> int | None:
-    """Return the revision of the replay's definition that the attempt began with; None for the batch itself."""
-    revision: int | None = connection.execute(
-        select(batch_attempts.c.replay_revision).where(*identity(attempt))
-    ).scalar_one()
-    return revision
-
-
 def require_running(connection: Connection, attempt: Attempt) -> None:
     """Check that the attempt has neither ended nor been fenced.
 
@@ -569,72 +558,6 @@ def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -
         busy=[other.batch_time_ms for other in earlier],
         remedy=way_out,
     )
-
-
-def check_replay_order(
-    connection: Connection, stream: str, batch_time_ms: int, *, target: str, output_id: str, definition: str
-) -> None:
-    """Check that the output of the replay is written at the batch times in their order.
-
-    Definitions of the replay that write the output to another place do not count.
-
-    Raises:
-        NotItsTurnError: the last batch before this one is not complete.
-        ReplayOrderError: a later batch has been begun.
-    """
-    begun = _begun_in_replay(connection, stream, target, output_id, definition).limit(1)
-    time_ms = replays.c.batch_time_ms
-    later = connection.execute(begun.where(time_ms > batch_time_ms).order_by(time_ms)).one_or_none()
-    if later is not None:
-        raise ReplayOrderError(
-            f"Replay {target!r} of stream {stream!r} deletes documents by key with output {output_id!r}, and has "
-            f"replayed batch {time_text(later.batch_time_ms)} before {time_text(batch_time_ms)}: an older value that "
-            "is written now would restore what that batch has deleted.",
-            remedy="Replay into a new index, with a new name of the replay, from the earliest batch on.",
-        )
-    newest_first = (time_ms.desc(), batch_outputs.c.attempt.desc())
-    before = connection.execute(begun.where(time_ms < batch_time_ms).order_by(*newest_first)).one_or_none()
-    if before is not None and before.state is not AttemptState.COMPLETED:
-        raise NotItsTurnError(
-            f"Replay {target!r} of stream {stream!r} runs its batches in order, and before "
-            f"{time_text(batch_time_ms)} it has to complete {time_text(before.batch_time_ms)}.",
-            busy=[before.batch_time_ms],
-            remedy="Wait for it, or clear its run.",
-        )
-
-
-def _begun_in_replay(
-    connection: Connection, stream: str, target: str, output_id: str, definition: str
-) -> Select[tuple[int, AttemptState]]:
-    """Return the query for the attempts of a replay at an output, into the place where this definition writes it."""
-    definitions = connection.execute(
-        select(replay_definitions.c.revision, replay_definitions.c.definition).where(
-            replay_definitions.c.stream == stream, replay_definitions.c.target == target
-        )
-    )
-    place = _place(definition, output_id)
-    revisions = [row.revision for row in definitions if _place(row.definition, output_id) == place]
-    same_batch = (batch_outputs.c[name] == replays.c[name] for name in ("stream", "batch_time_ms", "target"))
-    return (
-        select(batch_outputs.c.batch_time_ms, batch_outputs.c.state)
-        .select_from(replays)
-        .join(batch_outputs, and_(*same_batch, batch_outputs.c.output_id == output_id))
-        .join(batch_attempts, wrote_output())
-        .where(
-            replays.c.stream == stream,
-            replays.c.target == target,
-            replays.c.state != BatchState.ABANDONED,
-            batch_attempts.c.replay_revision.in_(revisions),
-        )
-    )
-
-
-def _place(definition: str, output_id: str) -> tuple[Any, ...] | None:
-    """Where an output of a replay's definition writes; None if it is not there."""
-    for output in json.loads(definition).get("outputs") or ():
-        if (output.get("renamed_from") or output["id"]) == output_id:
-            return tuple(output.get(name) for name in ("connection", "hosts", "index"))
-    return None
 
 
 def takes_slot(locked: LockedStream, attributes: Mapping[str, Any] | None) -> bool:

@@ -1,4 +1,7 @@
-"""Begins and ends replays: batches written again to other outputs, without changing the batches themselves."""
+"""Begins and ends replays: batches written again to other outputs, without changing the batches themselves.
+
+An output that deletes documents by key is replayed in the order of the batch times (`_check_order`).
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Select, and_, insert, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.batch_states import (
-    check_replay_order,
     fence_attempts,
+    identity,
     insert_attempt,
     newest_outputs,
     outcome,
     require_batch,
-    revision_of,
     running_attempts,
     source_of,
     wrote_output,
@@ -31,7 +33,7 @@ from headrace.ledger.batch_tables import (
     replays,
 )
 from headrace.ledger.database import LockedStream, Repository
-from headrace.ledger.errors import BatchStateError, LedgerError
+from headrace.ledger.errors import BatchStateError, LedgerError, NotItsTurnError, ReplayOrderError
 from headrace.ledger.events import record
 from headrace.ledger.states import AttemptState, BatchState, EventKind
 from headrace.ledger.tables import id_of_step
@@ -92,7 +94,7 @@ class Replays(Repository):
                     f"The replay {target!r} has no output {', '.join(unknown)}, but {', '.join(required)}."
                 )
             for output_id in ordered:
-                check_replay_order(
+                _check_order(
                     connection, stream, batch_time_ms, target=target, output_id=output_id, definition=definition
                 )
             fence_attempts(connection, stream, batch_time_ms, locked.now_ms, target=target, outputs=outputs)
@@ -149,6 +151,72 @@ class Replays(Repository):
         return {batch_time_ms: definitions[revision] for batch_time_ms, revision in revisions.items()}
 
 
+def _check_order(
+    connection: Connection, stream: str, batch_time_ms: int, *, target: str, output_id: str, definition: str
+) -> None:
+    """Check that the output of the replay is written at the batch times in their order.
+
+    Definitions of the replay that write the output to another place do not count.
+
+    Raises:
+        NotItsTurnError: the last batch before this one is not complete.
+        ReplayOrderError: a later batch has been begun.
+    """
+    begun = _begun_in_replay(connection, stream, target, output_id, definition).limit(1)
+    time_ms = replays.c.batch_time_ms
+    later = connection.execute(begun.where(time_ms > batch_time_ms).order_by(time_ms)).one_or_none()
+    if later is not None:
+        raise ReplayOrderError(
+            f"Replay {target!r} of stream {stream!r} deletes documents by key with output {output_id!r}, and has "
+            f"replayed batch {time_text(later.batch_time_ms)} before {time_text(batch_time_ms)}: an older value that "
+            "is written now would restore what that batch has deleted.",
+            remedy="Replay into a new index, with a new name of the replay, from the earliest batch on.",
+        )
+    newest_first = (time_ms.desc(), batch_outputs.c.attempt.desc())
+    before = connection.execute(begun.where(time_ms < batch_time_ms).order_by(*newest_first)).one_or_none()
+    if before is not None and before.state is not AttemptState.COMPLETED:
+        raise NotItsTurnError(
+            f"Replay {target!r} of stream {stream!r} runs its batches in order, and before "
+            f"{time_text(batch_time_ms)} it has to complete {time_text(before.batch_time_ms)}.",
+            busy=[before.batch_time_ms],
+            remedy="Wait for it, or clear its run.",
+        )
+
+
+def _begun_in_replay(
+    connection: Connection, stream: str, target: str, output_id: str, definition: str
+) -> Select[tuple[int, AttemptState]]:
+    """Return the query for the attempts of a replay at an output, into the place where this definition writes it."""
+    definitions = connection.execute(
+        select(replay_definitions.c.revision, replay_definitions.c.definition).where(
+            replay_definitions.c.stream == stream, replay_definitions.c.target == target
+        )
+    )
+    place = _place(definition, output_id)
+    revisions = [row.revision for row in definitions if _place(row.definition, output_id) == place]
+    same_batch = (batch_outputs.c[name] == replays.c[name] for name in ("stream", "batch_time_ms", "target"))
+    return (
+        select(batch_outputs.c.batch_time_ms, batch_outputs.c.state)
+        .select_from(replays)
+        .join(batch_outputs, and_(*same_batch, batch_outputs.c.output_id == output_id))
+        .join(batch_attempts, wrote_output())
+        .where(
+            replays.c.stream == stream,
+            replays.c.target == target,
+            replays.c.state != BatchState.ABANDONED,
+            batch_attempts.c.replay_revision.in_(revisions),
+        )
+    )
+
+
+def _place(definition: str, output_id: str) -> tuple[Any, ...] | None:
+    """Where an output of a replay's definition writes; None if it is not there."""
+    for output in json.loads(definition).get("outputs") or ():
+        if (output.get("renamed_from") or output["id"]) == output_id:
+            return tuple(output.get(name) for name in ("connection", "hosts", "index"))
+    return None
+
+
 def settle_replay(
     connection: Connection, locked: LockedStream, attempt: Attempt, *, code_version: str | None = None
 ) -> None:
@@ -158,7 +226,7 @@ def settle_replay(
     """
     stream, batch_time_ms, target = attempt.stream, attempt.batch_time_ms, attempt.target
     row = connection.execute(select(replays).where(*_key(attempt))).one()
-    if row.revision != revision_of(connection, attempt):
+    if row.revision != _revision_of(connection, attempt):
         return
     newest = newest_outputs(connection, stream, batch_time_ms, target, revision=row.revision)
     others = running_attempts(connection, stream, batch_time_ms, revision=row.revision)
@@ -186,11 +254,19 @@ def present_revision(connection: Connection, stream: str, batch_time_ms: int, ta
     return connection.execute(query).scalar_one_or_none()
 
 
+def _revision_of(connection: Connection, attempt: Attempt) -> int | None:
+    """Return the revision of the replay's definition that the attempt began with; None for the batch itself."""
+    revision: int | None = connection.execute(
+        select(batch_attempts.c.replay_revision).where(*identity(attempt))
+    ).scalar_one()
+    return revision
+
+
 def _note(connection: Connection, locked: LockedStream, attempt: Attempt, required: Sequence[str]) -> None:
     """Write the replay's row of the batch, which runs now."""
     _count_change(connection, attempt)
     row = connection.execute(select(replays).where(*_key(attempt))).one_or_none()
-    revision = revision_of(connection, attempt)
+    revision = _revision_of(connection, attempt)
     values = {
         "state": BatchState.RUNNING,
         "attempt": attempt.number,
