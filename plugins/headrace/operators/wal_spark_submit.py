@@ -1,14 +1,13 @@
 """The operator that runs a batch: its allocated blocks through Spark into the stream's outputs.
 
-`SparkAttemptOperator` runs one attempt at a batch: it chooses the way, starts the process, handles its end. It accepts
-SparkSubmitOperator's parameters: each is passed on to spark-submit, or refused (`submit_options`). It sends the numbers
-of each attempt to Airflow's own metrics (`send_attempt`). `WalSparkSubmitOperator` runs what is left of a run's batch.
+`SparkAttemptOperator` runs one attempt at a batch: it chooses the way, starts the process, handles its end, and sends
+the attempt's numbers to Airflow's own metrics (`send_attempt`). `WalSparkSubmitOperator` runs what is left of a run's
+batch.
 """
 
 from __future__ import annotations
 
 import abc
-import inspect
 import logging
 import socket
 import sys
@@ -19,11 +18,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import BaseOperator
 
 from headrace.airflow_versions import stats
 from headrace.clock import time_text
 from headrace.errors import FAILURE, RANGE, REPAIR, TRY_NUMBER, Failure, HeadraceError
+from headrace.hooks import spark_submit
 from headrace.hooks.ledger import LedgerHook
 from headrace.operators.batch_steps import BatchStep
 from headrace.operators.links import SparkUiLink
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import BaseOperatorLink, Context
 
-    from headrace.hooks.spark_submit import StreamSparkSubmitHook
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
     from headrace.stream import Stream
@@ -89,7 +87,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         ``[operators] default_deferrable``.
 
     SparkSubmitOperator's own parameters are for spark-submit, so they need ``way="submit"``. Some are set by the stream
-    or by this operator, whatever the way. A parameter that would have no effect is refused (``submit_arguments``).
+    or by this operator, whatever the way. A parameter that would have no effect is refused (``submit_options``).
 
     Raises:
         SubmitArgumentError: an argument that would have no effect.
@@ -110,10 +108,10 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         **kwargs: Any,
     ) -> None:
         self.way: Way = way or stream.spark.run_batches
-        self._submit_options = submit_options(kwargs, way=self.way)
+        self._submit_options = spark_submit.submit_options(kwargs, way=self.way)
         kwargs["name"] = kwargs.get("name") or f"headrace batch {stream.name}"
         # An application left by an earlier try is fenced by the attempt's number, so a retry must not attach to it.
-        if "durable" in provider_arguments():
+        if "durable" in spark_submit.provider_arguments():
             kwargs["durable"] = False
         super().__init__(**kwargs)
         self.stream = stream
@@ -366,22 +364,15 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             # A task may run several attempts; with a kept hook the provider would reuse the first one's arguments.
             self._hook = None
             SparkSubmitOperator.execute(self, context)
-        else:
-            self._run_process()
-
-    def _run_process(self) -> None:
-        from headrace.hooks.spark_submit import application
-
-        command = [sys.executable, application("micro_batch.py"), *self._arguments]
+            return
+        command = [sys.executable, spark_submit.application("micro_batch.py"), *self._arguments]
         self._process = BatchProcess(command, child_environment(self.written))
         failure = self._process.log_until_end(self.log.log)
         if failure is not None:
             raise BatchTaskError(failure)
 
-    def _get_hook(self) -> StreamSparkSubmitHook:
-        from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
-
-        self.application = application("micro_batch.py")
+    def _get_hook(self) -> spark_submit.StreamSparkSubmitHook:
+        self.application = spark_submit.application("micro_batch.py")
         # Templates are rendered in the operator's attributes.
         rendered = {
             name: getattr(self, name) if name in self.template_fields else value
@@ -389,7 +380,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         }
         # The provider adds OpenLineage's settings to `conf`, so it is always passed.
         options = rendered | {"name": self.name, "conf": self.conf or {}}
-        return StreamSparkSubmitHook(self.written, application_args=self._arguments, **options)
+        return spark_submit.StreamSparkSubmitHook(self.written, application_args=self._arguments, **options)
 
     def on_kill(self) -> None:
         """End this attempt's own Spark jobs: its process cancels them on SIGTERM."""
@@ -554,74 +545,6 @@ def cause_of(error: BaseException) -> str:
     if isinstance(error, BrokenPipeError):
         return "The Airflow task was killed: its supervisor process has ended, alone or with the worker."
     return f"{type(error).__name__}: {error}"
-
-
-# With way="submit" a batch is its own application, and spark-submit's options configure it. With way="connect" it runs
-# in the receiver job's application, which exists already: an option that would configure an application has no effect
-# and is refused. What a stream declares for both of its applications is refused in either way.
-PASSED_ON = frozenset(
-    {
-        "archives", "conf", "conn_id", "deploy_mode", "driver_class_path", "driver_memory", "env_vars",
-        "exclude_packages", "executor_cores", "executor_memory", "files", "jars", "keytab", "name",
-        "num_executors", "packages", "post_submit_commands", "principal", "properties_file", "proxy_user",
-        "repositories", "spark_binary", "status_poll_interval", "total_executor_cores",
-        "track_driver_via_k8s_api", "use_krb5ccache", "verbose", "yarn_queue", "yarn_rm_auth",
-        "yarn_track_via_rm_api",
-    }
-)  # fmt: skip
-"""Passed on to the hook with ``way="submit"``."""
-
-BY_THE_PROVIDER = frozenset({"openlineage_inject_parent_job_info", "openlineage_inject_transport_info"})
-"""SparkSubmitOperator handles these itself, with ``way="submit"``."""
-
-REFUSED: Mapping[str, str] = {
-    "application": "The application is headrace's own; give your code as the stream's transform.",
-    "application_args": "The arguments are headrace's own; give values as the stream's parameters.",
-    "durable": "There is no application to attach to: a retry is a new attempt, which fences the one before.",
-    "java_class": "The application is written in Python.",
-    "py_files": "Give them to the stream: SparkSettings(py_files=…).",
-    "reconnect_on_retry": "There is no application to attach to: a retry is a new attempt, which fences the one "
-    "before.",
-}
-"""Refused in both ways; each with the remedy that the error names."""
-
-
-class SubmitArgumentError(HeadraceError):
-    """An argument of SparkSubmitOperator that would have no effect on a batch."""
-
-
-def provider_arguments() -> frozenset[str]:
-    """The names that the installed SparkSubmitOperator takes, without those of BaseOperator."""
-    # Also of its own base classes: some versions take ``durable`` there alone.
-    own = [vars(each) for each in SparkSubmitOperator.__mro__ if not issubclass(BaseOperator, each)]
-    made = [names["__init__"] for names in own if "__init__" in names]
-    parameters = [parameter for init in made for parameter in inspect.signature(init).parameters.values()]
-    return frozenset(parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
-
-
-def submit_options(given: Mapping[str, Any], *, way: str) -> dict[str, Any]:
-    """Return the arguments for spark-submit among ``given``. The values None and False are always accepted and ignored.
-
-    Raises:
-        SubmitArgumentError: an argument has no effect in this way, or this version of headrace does not know it.
-    """
-    # An older provider passes some of the refused ones on without naming them.
-    names = sorted(provider_arguments() | REFUSED.keys())
-    asked = {name: given[name] for name in names if given.get(name) not in (None, False)}
-    for name in asked:
-        if name in REFUSED:
-            raise SubmitArgumentError(f"A batch's operator does not take {name!r}.", remedy=REFUSED[name])
-        if name not in PASSED_ON | BY_THE_PROVIDER:
-            raise SubmitArgumentError(
-                f"This version of headrace does not know what {name!r} of SparkSubmitOperator means for a batch.",
-                remedy="Leave it out; SparkSettings(conf=…) of the stream may do the same.",
-            )
-        if way != "submit":
-            raise SubmitArgumentError(
-                f"{name!r} is for spark-submit, and with way={way!r} a batch runs in the receiver job's application.",
-                remedy="Give way='submit', or set it in the stream's SparkSettings, for the receiver job too.",
-            )
-    return {name: value for name, value in asked.items() if name in PASSED_ON}
 
 
 logger = logging.getLogger(__name__)

@@ -15,20 +15,18 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.observability.metrics import stats_utils
 
 from headrace.airflow_versions import stats
-from headrace.operators import wal_spark_submit
-from headrace.operators.micro_batch import MicroBatchOperator
-from headrace.operators.replay_batch import ReplayBatchOperator
-from headrace.operators.wal_spark_submit import (
+from headrace.hooks import spark_submit
+from headrace.hooks.spark_submit import (
     BY_THE_PROVIDER,
     PASSED_ON,
     REFUSED,
-    BatchTaskError,
     SubmitArgumentError,
-    WalSparkSubmitOperator,
     provider_arguments,
-    send_attempt,
     submit_options,
 )
+from headrace.operators.micro_batch import MicroBatchOperator
+from headrace.operators.replay_batch import ReplayBatchOperator
+from headrace.operators.wal_spark_submit import BatchTaskError, WalSparkSubmitOperator, send_attempt
 
 
 def initialize() -> None:
@@ -230,7 +228,7 @@ def test_none_and_false_ask_for_nothing(stream, way):
 
 
 def test_a_parameter_that_a_newer_provider_has_is_refused(monkeypatch):
-    monkeypatch.setattr(wal_spark_submit, "provider_arguments", lambda: frozenset({"gpus"}))
+    monkeypatch.setattr(spark_submit, "provider_arguments", lambda: frozenset({"gpus"}))
     with pytest.raises(SubmitArgumentError, match="'gpus'"):
         submit_options({"gpus": 2}, way="submit")
 

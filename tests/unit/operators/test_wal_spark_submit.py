@@ -392,11 +392,11 @@ def test_an_attempt_keeps_its_definition_while_tasks_register_another(
 def test_the_attempt_of_a_killed_task_says_so(stream, allocated, toy_batch, connectable, ledger, monkeypatch):
     """Its supervisor is gone, and its next line in the log breaks the pipe."""
 
-    def broken(_):
+    def broken(*_, **__):
         raise BrokenPipeError(32, "Broken pipe")
 
     at_ms, task = allocated()
-    monkeypatch.setattr(WalSparkSubmitOperator, "_run_process", broken)
+    monkeypatch.setattr(WalSparkSubmitOperator, "_run_application", broken)
     with pytest.raises(BrokenPipeError):
         make(stream).execute(task.context)
     (row,) = ledger.attempts.of_batch("flights", at_ms)
