@@ -101,11 +101,17 @@ def register(ledger: Ledger, stream: Stream) -> int:
     Raises:
         LostLedgerError: the ledger does not know the stream, but the stream's folder shows that another ledger did.
     """
-    from headrace.batch.recover import refuse_if_lost
+    from headrace.ledger.errors import StreamNotFoundError
     from headrace.ledger.tables import Declared
     from headrace.receiver.health import record_outdated_definition
 
-    refuse_if_lost(StreamContext(stream, ledger))
+    try:
+        ledger.streams.get(stream.name)
+    except StreamNotFoundError:
+        # Only then: recovery loads the receivers and Kafka's client, which takes 0.2 s.
+        from headrace.batch.recover import refuse_if_lost
+
+        refuse_if_lost(StreamContext(stream, ledger))
     row = ledger.streams.register(stream.name, **Declared.by(stream).columns(), declared_at_ms=_dag_version_ms())
     record_outdated_definition(ledger, stream.name, row.revision)
     return row.revision

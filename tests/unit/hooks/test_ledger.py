@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -97,6 +98,15 @@ def test_a_stream_is_registered_with_its_steps_order_and_lateness(tmp_path):
     assert row.outputs == ("state", "console", "parquet")
     assert (row.ordered, row.batch_by, row.allowed_lateness_ms) == (True, "timestamp", 30_000)
     assert row.max_concurrent_batches == 1
+
+
+def test_a_task_of_a_registered_stream_loads_neither_recovery_nor_receivers(tmp_path, monkeypatch):
+    stream = clicks(tmp_path)
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, stream)
+        # This makes importing it an error.
+        monkeypatch.setitem(sys.modules, "headrace.batch.recover", None)
+        assert register(ledger, stream) == 1
 
 
 @pytest.fixture
