@@ -17,7 +17,6 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseHeldError
 from headrace.processes import PROCESS, own_identity
 
-
 parser = argparse.ArgumentParser()
 parser.add_argument("--ledger", required=True)
 parser.add_argument("--stream", required=True)
