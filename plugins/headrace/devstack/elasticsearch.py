@@ -46,7 +46,6 @@ OPENSEARCH_2 = Release("opensearch", OPENSEARCH_VERSION, "opensearch", "org.open
 OPENSEARCH_3 = Release(
     "opensearch", OPENSEARCH_3_VERSION, "opensearch-3", "org.opensearch.transport.Netty4ModulePlugin", java=21
 )
-RELEASES = (ELASTICSEARCH_8, ELASTICSEARCH_9, OPENSEARCH_2, OPENSEARCH_3)
 
 
 class ElasticsearchServer(Server):

@@ -234,11 +234,6 @@ class OffsetGaps:
         return [hole]
 
 
-def kafka_offset_gaps(clients: Callable[[], RangeClients], *, committed_only: bool) -> OffsetGaps:
-    """Return an OffsetGaps that queries Kafka with its own clients."""
-    return OffsetGaps(lambda: KafkaEvidence(clients()), committed_only=committed_only)
-
-
 def holes_between(offsets: np.ndarray[Any, Any], from_offset: int, until_offset: int) -> list[Offsets]:
     """Return the ranges of ``[from_offset, until_offset)`` that contain none of ``offsets`` (ascending)."""
     edges = np.concatenate(([from_offset - 1], offsets, [until_offset]))

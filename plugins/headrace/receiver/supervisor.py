@@ -47,7 +47,7 @@ from headrace.receiver.heartbeat import (
     ReceiverStats,
     collector_off,
 )
-from headrace.receiver.kafka_errors import UnauthorizedTopics, kafka_offset_gaps
+from headrace.receiver.kafka_errors import KafkaEvidence, OffsetGaps, UnauthorizedTopics
 from headrace.receiver.kafka_source import KafkaReceiver
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.rates import RateLimiter
@@ -314,8 +314,8 @@ def _open_kafka(context: StreamContext, source: KafkaInput) -> ReceiverClients:
     consumer = KafkaReceiver(
         consumer_config(source, group=context.stream.group_of(source), limits=limits),
         on_lost_offsets=source.on_lost_offsets,
-        offset_gaps=kafka_offset_gaps(
-            partial(RangeClients.of, source), committed_only=isolation is IsolationLevel.READ_COMMITTED
+        offset_gaps=OffsetGaps(
+            lambda: KafkaEvidence(RangeClients.of(source)), committed_only=isolation is IsolationLevel.READ_COMMITTED
         ),
         max_chunk_bytes=limits.max_block_bytes,
         max_rate_per_partition=limits.max_rate_per_partition,
