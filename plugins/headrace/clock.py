@@ -1,10 +1,11 @@
-"""Clocks, and times as text. Every component that needs the time gets a clock, so that a test can control it.
+"""Clocks, and times as text and as numbers. What needs the time gets a clock, so that a test can control it.
 
 Batch times come from the ledger's clock (rule 4 of the design); these clocks time loops and estimate the ledger's.
 """
 
 from __future__ import annotations
 
+import calendar
 import threading
 import time
 from collections import deque
@@ -28,6 +29,27 @@ def time_text(time_ms: int | None) -> str:
 def times_text(times_ms: Iterable[int]) -> str:
     """Several times as `time_text`, separated by commas."""
     return ", ".join(map(time_text, times_ms))
+
+
+def to_ms(at: datetime) -> int:
+    """Milliseconds since the epoch, rounded down, in integer arithmetic; a time without a zone is in UTC. Accepts
+    pendulum's dates too.
+
+    Raises OverflowError for a time that is not between the years 1 and 9999 in UTC.
+    """
+    return calendar.timegm(at.utctimetuple()) * 1000 + at.microsecond // 1000
+
+
+def parse_time(text: str) -> int:
+    """Epoch milliseconds of a time in ISO 8601, in UTC if it names no zone.
+
+    Raises:
+        ValueError: it is none, or not between the years 1 and 9999 in UTC.
+    """
+    try:
+        return to_ms(datetime.fromisoformat(text))
+    except OverflowError:
+        raise ValueError(f"{text!r} is outside the calendar's range") from None
 
 
 def readable_seconds(seconds: float) -> str:

@@ -1,10 +1,10 @@
-"""Times and durations as text, and the estimate of the ledger's clock."""
+"""Times and durations as text, times from text, and the estimate of the ledger's clock."""
 
 from __future__ import annotations
 
 import pytest
 
-from headrace.clock import LedgerClock, ManualClock, readable_seconds
+from headrace.clock import LedgerClock, ManualClock, parse_time, readable_seconds
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,26 @@ from headrace.clock import LedgerClock, ManualClock, readable_seconds
 )
 def test_lengths_of_time_are_readable(seconds: float, text: str) -> None:
     assert readable_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms"),
+    [
+        ("1970-01-01T00:00:01.234", 1_234),
+        ("1970-01-01T00:00:01.234Z", 1_234),
+        ("1970-01-01T02:00:01.234999+02:00", 1_234),
+        ("1970-01-02", 86_400_000),
+        ("1969-12-31T23:59:59.999999", -1),
+    ],
+)
+def test_a_time_in_iso_8601_is_milliseconds_since_the_epoch(text: str, time_ms: int) -> None:
+    assert parse_time(text) == time_ms
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "0001-01-01T00:00:00+14:00"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"isoformat|calendar"):
+        parse_time(text)
 
 
 class TestLedgerClock:

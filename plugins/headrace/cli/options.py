@@ -12,13 +12,12 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.clock import SystemClock, time_text
+from headrace.clock import SystemClock, parse_time, time_text
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -153,12 +152,11 @@ def milliseconds(text: str, option: str) -> int:
     if ago := _AGO.fullmatch(text.strip()):
         return SystemClock().now_ms() - int(ago[1]) * _UNIT_MS[ago[2]]
     try:
-        at = datetime.fromisoformat(text)
+        return parse_time(text)
     except ValueError:
         raise typer.BadParameter(
             f'{text!r} is no time: give ISO 8601, such as 2026-11-21T14:05Z, or "2 hours ago"', param_hint=option
         ) from None
-    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def batch_time(text: str, option: str, *, interval_ms: int) -> int:

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset, AssetAlias, BaseOperator
 
 from headrace.airflow_versions import RetriedByPolicy
-from headrace.clock import time_text
+from headrace.clock import time_text, to_ms
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.runs.batch_run import BatchRun, NothingToRun, attempts_without_replays, run_identity, takes_over
 from headrace.runs.processes import connections_in_environment
 from headrace.stream_context import StreamContext
-from headrace.timetables.micro_batch import to_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

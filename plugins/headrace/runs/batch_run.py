@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, DownstreamTasksSkipped
 
-from headrace.clock import time_text
+from headrace.clock import parse_time, time_text, to_ms
 from headrace.errors import Failure, HeadraceError
 from headrace.runs.readiness import find_beginning
 from headrace.stream.state import STATE_STEP
 from headrace.stream.stream import PARAMETERS, ParameterError, merged_parameters
-from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
+from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Context
@@ -208,9 +208,8 @@ def _time_ms(value: Any, name: str) -> int | None:
     if value is None or value == "":
         return None
     try:
-        at = datetime.fromisoformat(value)
-        return to_ms(at if at.tzinfo else at.replace(tzinfo=UTC))
-    except (TypeError, ValueError, OverflowError):
+        return parse_time(value)
+    except (TypeError, ValueError):
         raise RunRequestError(
             f"{name} must be a time in ISO 8601, not {value!r}.", remedy="For example 2026-11-20T00:00:00Z."
         ) from None

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseSensorOperator
 
 from headrace.airflow_versions import RetriedByPolicy
+from headrace.clock import to_ms
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.runs.batch_run import BatchRun, NothingToRun, begin_run, run_request
 from headrace.stream_context import StreamContext
-from headrace.timetables.micro_batch import to_ms
 from headrace.triggers.ledger import (
     BlocksReadyTrigger,
     FirstReceiverTrigger,

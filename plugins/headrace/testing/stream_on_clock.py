@@ -24,7 +24,7 @@ from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import Cleaned, clean_up
 from headrace.batch.manifest import LOG_FOLDER
-from headrace.clock import ManualClock
+from headrace.clock import ManualClock, to_ms
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.states import JobState
@@ -39,7 +39,7 @@ from headrace.stream import KafkaInput, Stream
 from headrace.stream.inputs import Input
 from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeConsumer, FakeDiscoverer, FakeEndOffsets, FakeKafka, FakeTopicIds
-from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
+from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms
 from headrace.wal.reader import read_block
 from headrace.wal.storage import LogStorage, open_storage
 

@@ -6,7 +6,6 @@ design), so the two agree without exchanging data.
 
 from __future__ import annotations
 
-import calendar
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +14,13 @@ from airflow.timetables.base import DagRunInfo, DataInterval, Timetable
 from airflow.utils.types import DagRunType
 from pendulum import DateTime
 
-from headrace.clock import Clock, SystemClock
+from headrace.clock import Clock, SystemClock, to_ms
 
 if TYPE_CHECKING:
     from airflow.timetables.base import TimeRestriction
 
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def to_ms(at: datetime) -> int:
-    """Milliseconds since the epoch, rounded down, in integer arithmetic. Accepts pendulum's dates too."""
-    return calendar.timegm(at.utctimetuple()) * 1000 + at.microsecond // 1000
 
 
 def from_ms(at_ms: int) -> DateTime:

@@ -7,8 +7,8 @@ from airflow.exceptions import AirflowTimetableInvalid
 from airflow.timetables.base import DagRunInfo, DataInterval, TimeRestriction
 from airflow.utils.types import DagRunType
 
-from headrace.clock import SystemClock
-from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
+from headrace.clock import SystemClock, to_ms
+from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms
 
 TEN = timedelta(seconds=10)
 

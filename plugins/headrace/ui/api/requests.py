@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse
 
+from headrace.clock import parse_time
 from headrace.connections import ConnectionNotFoundError
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
@@ -182,8 +182,7 @@ def time_ms(text: str, name: str) -> int:
 
 def _of_iso(text: str) -> int:
     # A "+" that was not encoded arrives as a space.
-    at = datetime.fromisoformat(text.replace(" 0", "+0") if text.count(":") > 2 else text)
-    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    return parse_time(text.replace(" 0", "+0") if text.count(":") > 2 else text)
 
 
 def optional_ms(text: str | None, name: str) -> int | None:
