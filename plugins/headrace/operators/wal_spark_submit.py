@@ -203,7 +203,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         if self.way == "submit":
             return "submit"
         job = ledger.jobs.current(self.stream.name)
-        missing = missing_application(ledger, self.stream.name)
+        missing = missing_application(ledger, self.stream.name, job)
         if job is None or missing is not None:
             self.log.warning(
                 "%s Until there is a receiver job, each batch is submitted as a Spark application of its own, which "

@@ -168,11 +168,10 @@ def awaited_application(ledger: Ledger, stream: str, *, timeout_ms: int) -> str 
     return f"The receiver job (epoch {job.epoch}) is gone, and the next one is due."
 
 
-def missing_application(ledger: Ledger, stream: str) -> str | None:
-    """Why no receiver job accepts batches in its application, with the remedy; None if one does."""
+def missing_application(ledger: Ledger, stream: str, job: JobRow | None) -> str | None:
+    """Why no receiver job accepts batches in its application, with the remedy; None if ``job``, the newest, does."""
     from headrace.ledger.states import DesiredState
 
-    job = ledger.jobs.current(stream)
     if job is not None and job.alive(ledger.now_ms()):
         if job.attributes.get("connect_url"):
             return None

@@ -203,7 +203,7 @@ class TestAMissingApplication:
 
 
 def missing(ledger) -> str | None:
-    return missing_application(ledger, "shop")
+    return missing_application(ledger, "shop", ledger.jobs.current("shop"))
 
 
 OURS = {"headrace": "0.2.0", "pyspark": "4.2.0", "python": "3.11"}
