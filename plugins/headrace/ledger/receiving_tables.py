@@ -234,7 +234,6 @@ class SegmentRow(Model):
         UniqueConstraint("stream", "path"),
         # A segment's row outlives its file, so that its name is never used again; this index finds the few that exist.
         Index("ix_segments_present", "stream", "removed_at_ms", "segment_id"),
-        {"sqlite_autoincrement": True},
     )
 
     segment_id: RowId
@@ -258,7 +257,6 @@ class BlockRow(Model):
         UniqueConstraint("stream", "input_id", "receiver_index", "epoch", "sequence"),
         UniqueConstraint("segment_id", "frame_offset"),
         Index("ix_blocks_batch", "stream", "batch_time_ms", "block_id"),
-        {"sqlite_autoincrement": True},
     )
 
     block_id: RowId

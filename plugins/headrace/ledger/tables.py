@@ -238,7 +238,6 @@ class GapRow(Model):
     __table_args__ = (
         UniqueConstraint("stream", "input_id", "topic", "topic_id", "partition", "from_offset", name="uq_gaps_range"),
         Index("ix_gaps_stream", "stream", "gap_id"),
-        {"sqlite_autoincrement": True},
     )
 
     gap_id: RowId
@@ -262,7 +261,6 @@ class EventRow(Model):
     __table_args__ = (
         Index("ix_events_stream", "stream", "event_id"),
         Index("ix_events_kind", "stream", "kind", "event_id"),
-        {"sqlite_autoincrement": True},
     )
 
     event_id: RowId

@@ -177,16 +177,24 @@ def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Path) 
     assert [file.name for file in tmp_path.iterdir()] == ["airflow.db"]
 
 
-def test_an_open_ledger_needs_no_alembic(ledger_url: str) -> None:
+def test_an_open_ledger_needs_no_alembic_and_only_its_own_dialect(ledger_url: str) -> None:
     Ledger.open(ledger_url)
     script = (
         "import sys; from headrace.ledger import Ledger; Ledger.open(sys.argv[1]); "
-        "print([name for name in ('alembic', 'airflow', 'pyspark') if name in sys.modules])"
+        "names = ('alembic', 'airflow', 'pyspark', 'sqlalchemy.dialects.sqlite', 'sqlalchemy.dialects.postgresql'); "
+        "print([name for name in names if name in sys.modules])"
     )
     run = subprocess.run(
         [sys.executable, "-c", script, ledger_url], check=True, capture_output=True, text=True, timeout=60
     )
-    assert run.stdout.strip() == "[]"
+    assert run.stdout.strip() == f"['sqlalchemy.dialects.{ledger_url.partition(':')[0].partition('+')[0]}']"
+
+
+def test_no_row_number_of_blocks_segments_gaps_and_events_is_used_twice_on_sqlite(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with Ledger.open(url) as ledger, ledger.streams._database.write() as connection:
+        query = "SELECT name FROM sqlite_master WHERE sql LIKE '% AUTOINCREMENT%' ORDER BY name"
+        assert connection.exec_driver_sql(query).scalars().all() == ["blocks", "events", "gaps", "segments"]
 
 
 def test_a_newer_schema_is_refused(ledger: Any) -> None:
