@@ -142,10 +142,8 @@ def test_what_has_no_batch_of_its_own_is_skipped(stream, allocated, connectable,
 
 
 @pytest.fixture
-def day(stream, source, allocated, make_task, ledger, monkeypatch):
+def day(stream, source, allocated, make_task, ledger):
     """Five batches, and the task of a run for their range."""
-    # Nobody runs the stream's own batches here: a range that is new would wait for them for a minute.
-    monkeypatch.setattr("headrace.spark.range_run.processors_are_short", lambda _: False)
 
     def make(number=5, **options):
         times = [allocated()[0] for _ in range(number)]
