@@ -104,7 +104,6 @@ class KafkaReceiverOperator(BaseOperator):
         # Whether the driver is a child of the process that this task has started.
         self._is_driver_here = False
         self._holder = ""
-        self._revision: int | None = None
         # Whether the process runs other streams too.
         self._is_shared = False
 
@@ -116,7 +115,7 @@ class KafkaReceiverOperator(BaseOperator):
         self._check_place()
         with LedgerHook(self.stream.ledger).opened() as ledger:
             self._recover_if_lost(ledger)
-            self._revision = register(ledger, self.stream)
+            revision = register(ledger, self.stream)
             if ledger.streams.get(self.stream.name).desired_state is DesiredState.STOPPED:
                 return self._wait_until_wanted(ledger, context)
             job = newest_job(ledger, self.stream.name)
@@ -130,7 +129,7 @@ class KafkaReceiverOperator(BaseOperator):
                 elif (replaced := replace_older_job(ledger, self.stream.name)) is not None:
                     self.log.info("%s", replaced)
             else:
-                job = self._start(ledger, context, job)
+                job = self._start(ledger, context, revision, job)
             self._holder = holder(context)
             ledger.jobs.note(self.stream.name, job.epoch, attachment(context))
             self._show(job, context)
@@ -190,7 +189,7 @@ class KafkaReceiverOperator(BaseOperator):
 
     # --- starting
 
-    def _start(self, ledger: Ledger, context: Context, requested: JobRow | None = None) -> JobRow:
+    def _start(self, ledger: Ledger, context: Context, own_revision: int, requested: JobRow | None = None) -> JobRow:
         from headrace.batch.set_back import refuse_if_set_back
         from headrace.spark.sessions import check_spark_packages
         from headrace.stream_context import StreamContext
@@ -198,7 +197,7 @@ class KafkaReceiverOperator(BaseOperator):
         check_spark_packages()
         refuse_if_set_back(StreamContext(self.stream, ledger))
         row = ledger.streams.get(self.stream.name)
-        stream, revision = self._newest(row)
+        stream, revision = self._newest(row, own_revision)
         self._is_shared = stream.spark.job is not None
         if self._is_shared:
             return self._start_in_shared_job(ledger, context, stream, revision)
@@ -277,21 +276,21 @@ class KafkaReceiverOperator(BaseOperator):
         """A holder name stands for one process, so a repeated try gets another name."""
         return f"{holder(context)}@{time.time_ns() // 1_000_000}"
 
-    def _newest(self, row: StreamRow) -> tuple[Stream, int]:
+    def _newest(self, row: StreamRow, own_revision: int) -> tuple[Stream, int]:
         """The newest definition of the stream, and its revision. A run of an older DAG version may be retried for days,
         and its job must use what was declared since then. This task's own if a job would read the same from both: the
         folders of its ``spark.py_files`` are on this host, those of another commit of a git bundle may not be."""
         from headrace.receiver.health import receiving_differences
         from headrace.stream import Stream
 
-        if row.revision == self._revision:
-            return self.stream, row.revision
+        if row.revision == own_revision:
+            return self.stream, own_revision
         newest = Stream.from_json(row.definition)
-        if self._revision is not None and not any(receiving_differences(self.stream, newest)):
-            return self.stream, self._revision
+        if not any(receiving_differences(self.stream, newest)):
+            return self.stream, own_revision
         self.log.info(
             "This run's version of the DAG has revision %s of the definition. The job begins by the newest, %d.",
-            self._revision, row.revision,
+            own_revision, row.revision,
         )  # fmt: skip
         return newest, row.revision
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from itertools import combinations
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import model_validator
@@ -68,7 +68,7 @@ class Stream(StreamFields):
 
         A git bundle of Airflow has the same file in a folder for each commit, whatever the commit changes.
         """
-        paths = [PurePosixPath(name) for name in self.spark.py_files]
+        paths = [Path(name) for name in self.spark.py_files]
         names = tuple(path.name if path.suffix else "a folder" for path in paths)
         return self.model_copy(update={"spark": self.spark.model_copy(update={"py_files": names})})
 

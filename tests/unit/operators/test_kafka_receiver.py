@@ -94,12 +94,7 @@ def test_the_job_of_an_older_runs_retry_begins_by_the_newest_definition(
     toy("run")
     stale = register(ledger, stream)
     newest = register(ledger, stream.model_copy(update={"block_interval": timedelta(milliseconds=100)}))
-    _declare_later(ledger, newest)
-    monkeypatch.setattr("headrace.hooks.ledger._dag_version_ms", lambda: 1_000)
-    deferred(operator, task.context)
-    arguments = psutil.Process(operator._process.pid).cmdline()
-    assert arguments[arguments.index("--revision") + 1] == str(newest) != str(stale)
-    assert ledger.streams.get("flights").revision == newest
+    assert _revision_of_the_job(operator, task, ledger, newest, monkeypatch) == newest != stale
 
 
 def test_a_job_begins_by_its_tasks_definition_if_only_the_folders_of_python_files_differ(
@@ -112,12 +107,17 @@ def test_a_job_begins_by_its_tasks_definition_if_only_the_folders_of_python_file
     operator.stream = stream.model_copy(update={"spark": here})
     own = register(ledger, operator.stream)
     newest = register(ledger, stream.model_copy(update={"spark": spark}))
+    assert _revision_of_the_job(operator, task, ledger, newest, monkeypatch) == own != newest
+
+
+def _revision_of_the_job(operator, task, ledger: Ledger, newest: int, monkeypatch) -> int:
+    """Start the job by a task of an older version of the DAG than the one that declared ``newest``, which stays."""
     _declare_later(ledger, newest)
     monkeypatch.setattr("headrace.hooks.ledger._dag_version_ms", lambda: 1_000)
     deferred(operator, task.context)
-    arguments = psutil.Process(operator._process.pid).cmdline()
-    assert arguments[arguments.index("--revision") + 1] == str(own) != str(newest)
     assert ledger.streams.get("flights").revision == newest
+    arguments = psutil.Process(operator._process.pid).cmdline()
+    return int(arguments[arguments.index("--revision") + 1])
 
 
 def _declare_later(ledger: Ledger, revision: int) -> None:
@@ -186,7 +186,7 @@ def test_a_job_that_began_after_none_was_seen_is_attached_to(operator, toy, ledg
     toy("run")
     job = ledger.jobs.acquire("flights", holder="the other", lease_ms=60_000)
     # As when it began between the look for a live job and the start of one.
-    assert operator._start(ledger, task.context).epoch == job.epoch
+    assert operator._start(ledger, task.context, ledger.streams.get("flights").revision).epoch == job.epoch
     assert operator._process.exit_code() == 75
 
 
