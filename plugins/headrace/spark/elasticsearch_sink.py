@@ -158,8 +158,15 @@ class IndexingTask:
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Index the task's rows. Yields its counts and digests when every dead letter is written."""
         freeze_imports()
+        if self.blocks is None:
+            yield from self._index(batches)
+            return
+        # If indexing fails, the error keeps the read, and so what it uses of the task's, until garbage is collected.
+        with closing(self.blocks.read(batches)) as records:
+            yield from self._index(records)
+
+    def _index(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held = HeldDeletions()
-        rows = batches if self.blocks is None else self.blocks.read(batches)
         if self.part is Part.REST:
             rows = held.rest_of(rows)
         elif self.part is Part.DELETIONS:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,7 +93,7 @@ class KafkaBlocks:
         numbered = spark.range(0, self.numbers, 1, max(1, min(tasks, self.numbers)))
         return numbered.mapInArrow(task.run, schema).toArrow()
 
-    def read(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read(self, numbers: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
         """Yield the records of the parts with these numbers.
 
         Raises RangesGoneError, before the first record, if Kafka no longer has all of them, and the errors of

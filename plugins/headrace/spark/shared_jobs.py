@@ -15,7 +15,7 @@ import heapq
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -83,7 +83,7 @@ class BatchBlocks(Protocol):
         """The results of the task, with this schema (as DDL), for all records."""
         ...
 
-    def read(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read(self, numbers: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
         """Yield the records of these numbers, as batches of ``RECORD_SCHEMA``."""
         ...
 

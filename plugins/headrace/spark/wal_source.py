@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -139,7 +139,7 @@ class LogBlocks:
             return numbers.mapInArrow(self.read, RECORD_SCHEMA)
         return numbers.mapInArrow(lambda batches: decoding.run(self.read(batches)), decoding.schema)
 
-    def read(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read(self, numbers: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
         """Yield the records of the blocks whose first record is among these numbers, which ascend without holes.
 
         Raises UnreadableBlockError.

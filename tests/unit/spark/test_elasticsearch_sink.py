@@ -5,8 +5,10 @@ Dead letters' records, where Kafka no longer has what the batch read.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,18 +17,21 @@ import pyarrow as pa
 import pytest
 from tests.support.fake_elasticsearch import FakeElasticsearch
 from tests.support.records import make_block
+from tests.unit.kafka.test_range_reader import Clicks, Questions
 
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.elasticsearch.errors import DocumentsUnaccountedError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.transport import Cluster, Node
+from headrace.elasticsearch.transport import Cluster, NoAnswerError, Node
 from headrace.kafka.errors import RangesGoneError
+from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RangeRun, RecordedRange
-from headrace.spark import elasticsearch_sink
-from headrace.spark.elasticsearch_sink import MOST_KEPT_BYTES, KafkaOriginalRecords, index_rows
-from headrace.stream import ElasticsearchOutput, KeyIds
+from headrace.spark import elasticsearch_sink, shared_jobs
+from headrace.spark.elasticsearch_sink import MOST_KEPT_BYTES, IndexingTask, KafkaOriginalRecords, index_rows
+from headrace.spark.kafka_ranges_source import KafkaBlocks
+from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds
 from headrace.wal.storage import open_storage
 
 OPTIONS = IndexingOptions.of(
@@ -106,6 +111,37 @@ def test_rows_that_delete_only_at_the_first_reading_fail_the_batch(elasticsearch
     readings = iter([records([None] * keys, 0), records([b"{}"] * keys, 0)])
     with pytest.raises(DocumentsUnaccountedError, match=f"found {keys} rows without a document.* and 0 when"):
         index_rows(Tasks([lambda: next(readings)], elasticsearch), OPTIONS)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_fails_while_it_is_read_leaves_its_task_no_consumer_that_still_reads_it(
+    elasticsearch: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clicks = Clicks()
+    clicks.kafka.produce("clicks", 0, *[b"{}"] * 8)
+    reader = partial(KafkaRangeReader, consumer_factory=clicks.kafka.consumer, questions=Questions(clicks.kafka))
+    monkeypatch.setattr("headrace.spark.kafka_ranges_source.KafkaRangeReader", reader)
+    clients = RangeClients.of(KafkaInput(bootstrap_servers="nowhere:1", topics="clicks"))
+    output = ElasticsearchOutput(hosts="http://h:1", index="shop")
+    options = replace(
+        IndexingOptions.of(output, stream_name="s", batch_time_ms=1, report="memory:///report"),
+        # The first request is sent before the batch is read to its end.
+        bulk_actions=1,
+        max_retry_seconds=0,
+    )
+    tasks = [
+        IndexingTask(options, 1, KafkaBlocks("records", ((clicks.run(0, begin, (begin + 4, 4)),),), clients))
+        for begin in (0, 4)
+    ]
+    elasticsearch.standing_fault = lambda actions: NoAnswerError("reset") if actions[0].id == "clicks+0+0" else None
+    done: list[pa.RecordBatch] = []
+    gc.disable()
+    try:
+        shared_jobs._run_batches(iter([(place, task, 1) for place, task in enumerate(tasks)]), done.append)
+    finally:
+        gc.enable()
+    first, second = (batch.to_pylist()[0]["error"] for batch in done)
+    assert "ElasticsearchUnavailableError" in first
+    assert second is None
 
 
 PARTITION = TopicPartition("clicks", "id-1", 0, 1)
