@@ -7,7 +7,7 @@ retried or cleared finds by the attempts what is left, and every batch keeps its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -83,16 +83,19 @@ class RangeProgress:
             RangeError: the range has no batch that can be run, or some of its batches were removed.
         """
         rows = ledger.batches.between(stream, batches.after_ms, batches.until_ms)
-        own: dict[int, AttemptRow] = {}
-        for attempt in ledger.attempts.between(stream, batches.after_ms, batches.until_ms, target=target):
-            if TimeRange.of(attempt.attributes) == batches and set(outputs) <= set(attempt.outputs):
-                own[attempt.batch_time_ms] = attempt
-        if not own:
+        attempts = ledger.attempts.between(stream, batches.after_ms, batches.until_ms, target=target)
+        of_range = [attempt for attempt in attempts if TimeRange.of(attempt.attributes) == batches]
+        own = {row.batch_time_ms: row for row in of_range if set(outputs) <= set(row.outputs)}
+        if not of_range:
             # They may be removed while the run goes on.
             _check_not_removed(ledger, stream, batches)
+        began_ms = min((row.started_at_ms for row in of_range), default=None)
+        first_completed = {} if target else _first_completed(attempts, batches)
         left, failed, completed, left_out = [], {}, [], Counter[str]()
         for batch in rows:
-            reason, last = _left_out(batch, is_replay=bool(target)), own.get(batch.batch_time_ms)
+            last = own.get(batch.batch_time_ms)
+            came_ms = max(batch.allocated_at_ms, first_completed.get(batch.batch_time_ms, 0))
+            reason = _left_out(batch, batches, is_replay=bool(target), began_ms=began_ms, came_ms=came_ms)
             if reason is not None:
                 left_out[reason] += 1
             elif last is not None and last.state is AttemptState.COMPLETED:
@@ -139,15 +142,37 @@ class RangeProgress:
             yield f"and {len(self.failed) - most:,} more"
 
 
-def _left_out(batch: BatchRow, *, is_replay: bool) -> str | None:
-    """Why the batch is not run; None if it is."""
+def _first_completed(attempts: Iterable[AttemptRow], batches: TimeRange) -> dict[int, int]:
+    """When a run that is not the range's first completed an attempt at each batch, in milliseconds since the epoch."""
+    ended: dict[int, int] = {}
+    for row in attempts:
+        if row.state is AttemptState.COMPLETED and TimeRange.of(row.attributes) != batches:
+            ended_ms = row.ended_at_ms or 0
+            ended[row.batch_time_ms] = min(ended.get(row.batch_time_ms, ended_ms), ended_ms)
+    return ended
+
+
+def _left_out(
+    batch: BatchRow, batches: TimeRange, *, is_replay: bool, began_ms: int | None, came_ms: int
+) -> str | None:
+    """Why the batch is not run; None if it is.
+
+    Args:
+        began_ms: when the run began with its range; None: it begins now.
+        came_ms: when the batch was allocated, or first completed if the run is about completed batches.
+    """
     if batch.state is BatchState.ABSORBED:
+        if (batch.absorbed_by_ms or 0) > batches.until_ms:
+            return "taken over by a batch after the range (a later `until` includes it)"
         return "taken over by a later batch"
     if batch.state is BatchState.ABANDONED:
         return "abandoned"
     if not is_replay and batch.steps is None:
         # Its own run, or the stream's repair, is to complete it.
         return "not completed yet"
+    if began_ms is not None and came_ms > began_ms:
+        # Else a range that reaches into the present would have something left whenever it ends.
+        return "new since the run began"
     return None
 
 

@@ -62,7 +62,9 @@ class RangeOperator(SparkAttemptOperator):
         ledger = stream_context.ledger
         read = partial(RangeProgress.of, ledger, self.stream.name, outputs=outputs, target=target, ordered=ordered)
         try:
-            batches, progress = self._range(ledger, request, read, definition=definition, target=target)
+            batches, progress = self._range(
+                ledger, request, read, outputs=outputs, definition=definition, target=target
+            )
         except RangeError as error:
             raise AirflowFailException(str(error)) from error
         self.log.info("Range %s: %s.", batches, progress)
@@ -98,11 +100,12 @@ class RangeOperator(SparkAttemptOperator):
         request: RunRequest,
         read: Callable[[TimeRange], RangeProgress],
         *,
+        outputs: Collection[str],
         definition: str,
         target: str,
     ) -> tuple[TimeRange, RangeProgress]:
         """The range of the run, and how far it is. A run that was cleared goes on with what it has left; what it had
-        completed, it begins again."""
+        completed, it begins again. Other tasks of the run may write other outputs: theirs are not this task's."""
         from headrace.batch.batch_range import TimeRange
 
         after_ms, until_ms = request.span or (0, 0)
@@ -110,7 +113,7 @@ class RangeOperator(SparkAttemptOperator):
         own = [
             row
             for row in ledger.attempts.between(self.stream.name, after_ms, until_ms, target=target)
-            if request.run.clear_of(row.attributes) is not None
+            if request.run.clear_of(row.attributes) is not None and not set(outputs).isdisjoint(row.outputs)
         ]
         begun = {TimeRange.of(row.attributes): row.started_at_ms for row in own}
         last = max((known for known in begun if known is not None), key=lambda known: begun[known], default=new)

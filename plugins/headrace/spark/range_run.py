@@ -341,7 +341,7 @@ class RangeRunner:
                 self._replaced = AttemptFencedError("A later try of this task runs the range.")
                 self._stop.set()
                 return None
-            if any(row.state is AttemptState.COMPLETED for row in own):
+            if any(row.state is AttemptState.COMPLETED and set(self._first.outputs) <= set(row.outputs) for row in own):
                 with self._lock:
                     self._done += 1
                 return None

@@ -205,6 +205,73 @@ def test_a_cleared_run_goes_on_with_the_range_that_it_has_not_completed(stream, 
     assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [2, 3, 2]
 
 
+def with_copy(stream):
+    """The stream with a second output."""
+    return stream.model_copy(
+        update={"outputs": (*stream.outputs, stream.outputs[0].model_copy(update={"id": "copy", "index": "copy"}))}
+    )
+
+
+def test_each_output_of_a_cleared_replay_goes_on_with_its_own_range(stream, day, toy_batch, connectable, ledger):
+    both = with_copy(stream)
+    replay = replayed(both, {"elasticsearch": {"index": "c"}, "copy": {"index": "d"}})
+    register(ledger, both)
+
+    def run_output(step, task):
+        ReplayBatchOperator(task_id=step, stream=both, replay=replay, target="v2", step=step).execute(task.context)
+
+    def attempts(step):
+        found = [ledger.attempts.of_batch("flights", at_ms) for at_ms in times]
+        return [sum(row.outputs == (step,) for row in rows) for rows in found]
+
+    times, task = day(3)
+    run_output("elasticsearch", task)
+    toy_batch(f"fail@{times[1]}")
+    with pytest.raises(BatchTaskError):
+        run_output("copy", task)
+    toy_batch("ok")
+    cleared = task.again(run_id="day", clear_number=1)
+    run_output("elasticsearch", cleared)
+    run_output("copy", cleared)
+    assert attempts("elasticsearch") == [2, 2, 2], "it had completed the range"
+    assert attempts("copy") == [1, 2, 1]
+
+
+def test_a_retry_also_writes_an_output_that_the_stream_got_since(stream, day, toy_batch, connectable, ledger):
+    times, task = day(3)
+    complete(ledger, *times)
+    toy_batch(f"fail@{times[2]}")
+    with pytest.raises(BatchTaskError):
+        run_again(stream, task)
+    toy_batch("ok")
+    both = with_copy(stream)
+    register(ledger, both)
+    assert run_again(both, task.again(run_id="day", try_number=2))["completed"] == 3
+    for at_ms in times:
+        assert {row.output_id for row in ledger.attempts.outputs("flights", at_ms)} == {"elasticsearch", "copy"}
+
+
+@pytest.mark.parametrize("into", ["another index", "the stream's own"])
+def test_batches_that_come_while_a_range_runs_are_not_in_it(
+    stream, day, allocated, toy_batch, connectable, ledger, into
+):
+    run_it = run_range if into == "another index" else run_again
+    times, task = day(3, until="2100-01-01")
+    complete(ledger, *times[:2])
+    toy_batch(f"fail@{times[0]}")
+    with pytest.raises(BatchTaskError):
+        run_it(stream, task)
+    toy_batch("ok")
+    # Its own run completes the third batch only now, and a fourth comes.
+    later = allocated()[0]
+    complete(ledger, times[2], later)
+    numbers = run_it(stream, task.again(run_id="day", try_number=2))
+    in_it = 3 if into == "another index" else 2
+    assert (numbers["completed"], numbers["left"], numbers["left_out"]) == (in_it, 0, 4 - in_it)
+    # Another run has them all.
+    assert run_it(stream, task.again(run_id="another"))["completed"] == 4
+
+
 def test_a_range_does_not_begin_with_a_batch_that_another_run_is_running(stream, day, toy_batch, connectable, ledger):
     times, task = day(2)
     fields = {"target": "v2", "definition": stream.to_json(), "outputs": ["elasticsearch"], "way": "connect"}

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from tests.unit.receiver.waiting import eventually
 
 from headrace.batch.allocation import allocate
@@ -20,7 +21,7 @@ from headrace.batch.batch_range import RangeError, RangeProgress, TimeRange
 from headrace.errors import TRY_NUMBER, HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, BatchState, Ledger
-from headrace.ledger.batch_tables import Attempt
+from headrace.ledger.batch_tables import Attempt, batches
 from headrace.ledger.errors import AttemptFencedError
 from headrace.spark import range_run
 from headrace.spark.batch_attempt import BatchAttempt
@@ -410,6 +411,15 @@ def test_a_range_leaves_out_what_has_no_records_of_its_own(rig: Rig) -> None:
     rig.ledger.batches.abandon("shop", rig.times[0], "lost")
     assert rig.progress().left_out == {"abandoned": 1}
     assert rig.run().batches == 7
+
+
+def test_a_range_says_when_a_batch_after_it_has_taken_its_records(rig: Rig) -> None:
+    absorbed = update(batches).where(batches.c.batch_time_ms.in_(rig.times[5:7]))
+    with rig.ledger._database.write() as connection:
+        connection.execute(absorbed.values(state=BatchState.ABSORBED, absorbed_by_ms=rig.times[7]))
+    assert rig.progress().left_out == {"taken over by a later batch": 2}
+    del rig.times[7]
+    assert rig.progress().left_out == {"taken over by a batch after the range (a later `until` includes it)": 2}
 
 
 def test_only_batches_that_have_completed_are_run_again(rig: Rig) -> None:
