@@ -85,7 +85,9 @@ class RangeOperator(SparkAttemptOperator):
             self.log.info("Range %s: %s.", batches, progress)
             return numbers
         failed = BatchTaskError(
-            f"Range {batches} of stream {self.stream.name!r}: {progress}. {'; '.join(progress.failures())}",
+            f"Range {batches} of stream {self.stream.name!r}: "
+            + "; ".join([f"{progress}", *progress.failures()])
+            + ".",
             remedy="The next try goes on with what is left, and so does clearing the task. Another run begins again.",
         )
         kinds = {Failure(row.attributes.get(FAILURE, Failure.PASSING)) for row in progress.failed.values()}

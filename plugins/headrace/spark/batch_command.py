@@ -28,6 +28,7 @@ from headrace.errors import HeadraceError
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
+from headrace.ledger.states import AttemptState
 from headrace.spark.attempt import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_frames import sends_records
@@ -390,8 +391,12 @@ def end_earlier_attempts(ledger: Ledger, attempt: Attempt, url: str, token: str)
     """
     interrupted = []
     for earlier in replaced_by(ledger, attempt):
-        session_id = earlier.attributes.get(SESSION) or attempt_session_id(earlier)
-        interrupted += end_session(url, token, session_id, attempt_tag(earlier))
+        session_id, tag = earlier.attributes.get(SESSION), attempt_tag(earlier)
+        if session_id is None:
+            interrupted += end_session(url, token, attempt_session_id(earlier), tag)
+        elif earlier.state is not AttemptState.COMPLETED:
+            # Its range may go on in the session, with other batches.
+            interrupted += end_session(url, token, session_id, tag, release=False)
     return interrupted
 
 

@@ -229,8 +229,10 @@ def _parts(attempt: AttemptName) -> list[str]:
     return [attempt.stream, str(attempt.batch_time_ms), *replay, str(attempt.number)]
 
 
-def end_session(url: str, token: str, session_id: str, tag: str) -> list[str]:
+def end_session(url: str, token: str, session_id: str, tag: str, *, release: bool = True) -> list[str]:
     """Interrupt the operations with ``tag`` of another session and release it. Returns the operations' ids.
+
+    ``release``: False if others may use the session, whose operations a release would interrupt.
 
     Returns an empty list if the server does not know the session (any more) or does not answer.
     """
@@ -241,7 +243,8 @@ def end_session(url: str, token: str, session_id: str, tag: str) -> list[str]:
     client = SparkConnectClient(connection=channel, retry_policy={**_RETRIES, "max_retries": 2})
     try:
         interrupted = client.interrupt_tag(tag)
-        client.release_session()
+        if release:
+            client.release_session()
         return list(interrupted or ())
     except PySparkException:
         return []

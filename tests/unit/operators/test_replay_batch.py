@@ -251,10 +251,9 @@ def test_a_retry_also_writes_an_output_that_the_stream_got_since(stream, day, to
         assert {row.output_id for row in ledger.attempts.outputs("flights", at_ms)} == {"elasticsearch", "copy"}
 
 
+@pytest.mark.usefixtures("connectable")
 @pytest.mark.parametrize("into", ["another index", "the stream's own"])
-def test_batches_that_come_while_a_range_runs_are_not_in_it(
-    stream, day, allocated, toy_batch, connectable, ledger, into
-):
+def test_batches_that_come_while_a_range_runs_are_not_in_it(stream, day, allocated, toy_batch, ledger, into):  # noqa: PLR0917
     run_it = run_range if into == "another index" else run_again
     times, task = day(3, until="2100-01-01")
     complete(ledger, *times[:2])

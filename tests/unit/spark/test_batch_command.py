@@ -14,6 +14,7 @@ from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, Ledger
 from headrace.spark import batch_command, range_run
 from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.sessions import attempt_session_id
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 
@@ -124,3 +125,30 @@ def test_an_attempt_of_a_range_runs_the_range_in_a_session_of_each_thread(stream
         rows = [ledger.attempts.of_batch("shop", at_ms)[-1] for at_ms in times]
     assert {(row.number, row.state, row.holder) for row in rows} == {(2, AttemptState.COMPLETED, "task")}
     assert {row.attributes["session"] for row in rows} == set(opened) == set(closed)
+
+
+def test_a_run_of_one_batch_leaves_the_session_of_a_range_to_its_other_batches(
+    stream: Stream, monkeypatch: Any
+) -> None:
+    ended = []
+
+    def end(_url: str, _token: str, session_id: str, tag: str, *, release: bool = True) -> list[str]:
+        ended.append((session_id, tag.rpartition("/")[2], release))
+        return [tag]
+
+    monkeypatch.setattr(batch_command, "end_session", end)
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, stream)
+        at_ms = ledger.now_ms() // 10_000 * 10_000
+        allocate(StreamContext(stream, ledger), at_ms)
+        begun: dict[str, Any] = {"holder": "t", "way": "connect", "lease_ms": 60_000, "force": True}
+        of_range = {"session": "of the range"}
+        completed = ledger.attempts.begin("shop", at_ms, attributes=of_range, **begun)
+        ledger.attempts.record_output(completed, "console", {})
+        ledger.attempts.complete(completed)
+        ledger.attempts.begin("shop", at_ms, attributes=of_range, **begun)
+        single = ledger.attempts.begin("shop", at_ms, **begun)
+        last = ledger.attempts.begin("shop", at_ms, **begun)
+        batch_command.end_earlier_attempts(ledger, last, "sc://localhost:1", "token")
+    # The first has ended, and the second may still run.
+    assert ended == [("of the range", "2", False), (attempt_session_id(single), "3", True)]
