@@ -331,6 +331,7 @@ def check(
     from headrace.spark.sessions import check_spark_packages
     from headrace.spark.transforms import add_py_files, check_transform
     from headrace.stream import Stream
+    from headrace.stream.stream import check_extensions
 
     sys.path.insert(0, "")
     stream = Stream.load(definition)
@@ -338,6 +339,7 @@ def check(
     check_place(stream, task_place(executor), lambda text: echo(f"Warning: {text}", err=True))
     check_client_settings(stream)
     add_py_files(stream)
+    check_extensions(stream)
     check_transform(stream)
     check_receiver_classes(stream)
     check_listeners(stream)

@@ -73,6 +73,17 @@ def parse_columns(text: str) -> tuple[Column, ...]:
     return columns
 
 
+def check_decoded_type(text: str) -> None:
+    """Check a type in DDL, or the columns of a struct. Raises ValueError."""
+    try:
+        parse_columns(text)
+    except ValueError as error:
+        try:
+            parse_columns(f"value {text}")
+        except ValueError:
+            raise error from None
+
+
 def _one_text(given: object) -> str:
     if not isinstance(given, str):
         raise ValueError(_not_ddl(f"it is a {type(given).__name__}, and must be one text"))

@@ -72,8 +72,9 @@ def _definition_error(part: type[Part], fields: dict[str, Any], error: Validatio
             message = "is no field" + _suggestion(where, part)
         elif item["type"] == "missing":
             message = "is required"
-        elif message.startswith("Input should"):
-            message = f"must {message.removeprefix('Input should ')}"
+        else:
+            # pydantic's "Input should be …", "String should match …", "Tuple should have …".
+            message = re.sub(r"^[A-Z]\w+ should ", "must ", message)
         problems.append(f"{where} {message}" if where else message)
     name = fields.get("name", fields.get("id"))
     who = part.__name__ if name is None else f"{part.__name__} {name!r}"
@@ -86,7 +87,8 @@ def _suggestion(field: str, part: type[Part]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _identifier(value: str) -> str:
+def check_identifier(value: str) -> str:
+    """Return the id or name if it is valid. Raises ValueError, which the definition's error repeats."""
     if not IDENTIFIER.fullmatch(value):
         raise ValueError("must start with a letter and hold at most 63 of a-z, 0-9, _ and -")
     return value
@@ -118,7 +120,7 @@ def milliseconds(value: timedelta) -> int:
     return value // timedelta(milliseconds=1)
 
 
-Identifier = Annotated[str, AfterValidator(_identifier)]
+Identifier = Annotated[str, AfterValidator(check_identifier)]
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 """The type of a field with several texts; a single one may be written without a list."""
@@ -188,12 +190,14 @@ def validate_part(
 def _class_of_kind(base: type[Part], kind: str, group: str, own: tuple[str, ...]) -> type[Part]:
     from importlib.metadata import entry_points
 
-    named = list(entry_points(group=group, name=kind))
+    installed = entry_points(group=group)
+    named = list(installed.select(name=kind))
     if not named:
+        others = f" ({', '.join(sorted(installed.names))})" if installed else ""
         raise ValueError(
-            f"has the kind {kind!r}, which is none of headrace's ({', '.join(own)}) and of no installed package; "
-            f"install the package that has it, with its entry point {kind!r} in the group {group}, wherever the "
-            "stream runs"
+            f"has the kind {kind!r}, which is none of headrace's ({', '.join(own)}) and of no installed package"
+            f"{others}; install the package that has it, with its entry point {kind!r} in the group {group}, wherever "
+            "the stream runs"
         )
     where = f"the entry point {kind!r} in the group {group}, {named[0].value}"
     try:

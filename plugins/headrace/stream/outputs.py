@@ -10,7 +10,7 @@ import posixpath
 from collections.abc import Iterator
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -24,7 +24,16 @@ from pydantic import (
     model_validator,
 )
 
-from headrace.stream.model import Identifier, Part, Reference, Texts, validate_part
+from headrace.stream.model import (
+    Identifier,
+    Part,
+    Reference,
+    StreamDefinitionError,
+    Texts,
+    check_identifier,
+    is_reference,
+    validate_part,
+)
 from headrace.stream.secrets import Servers, url_holds_secret
 from headrace.stream.settings import DeadLetterLimit, check_storage_url
 from headrace.stream.state import Window
@@ -202,7 +211,22 @@ class OutputDefinition(Part):
         description="The first id of an output that was renamed. What was written to it is recorded under that id.",
     )
     kind: str
-    id: str
+    id: Identifier
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Refuse a kind that names no writer, when its class is defined. Raises StreamDefinitionError."""
+        if not cls.model_fields["kind"].is_required() and not is_reference(getattr(cls, "writer", "")):
+            raise StreamDefinitionError(
+                f"The output {cls.__module__}.{cls.__qualname__} names no writer.",
+                remedy='Give the class an attribute writer = "module:Class", the class that writes batches.',
+            )
+
+    @field_validator("id")
+    @classmethod
+    def _id_is_an_identifier(cls, value: str) -> str:
+        # A class of another package may give its id the type str.
+        return check_identifier(value)
 
     @property
     def step(self) -> str:

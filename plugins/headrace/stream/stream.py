@@ -17,8 +17,9 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from headrace.errors import Failure, HeadraceError
+from headrace.stream.ddl import check_decoded_type
 from headrace.stream.fields import StreamFields
-from headrace.stream.inputs import ReceiverInput
+from headrace.stream.inputs import DecoderDefinition, ReceiverInput
 from headrace.stream.model import Part, StreamDefinitionError, is_reference, load_reference, milliseconds, references_in
 from headrace.stream.outputs import Output
 from headrace.stream.settings import SparkSettings
@@ -106,6 +107,43 @@ class Stream(StreamFields):
                 f"The stream's definition {source} cannot be read: {error.strerror}.",
                 remedy="Name a JSON file, or module:attribute of a Stream in Python.",
             ) from None
+
+
+def check_extensions(stream: Stream) -> None:
+    """Check the outputs and decoders of other packages as the processes find them that read the stored definition.
+
+    Their kinds are found by entry points, the classes that they name are imported, and the types of decoded values are
+    in Spark's DDL. headrace's own parts are not checked: their imports take a second.
+
+    Raises:
+        StreamDefinitionError: a process could not use one of them.
+    """
+    if Stream.from_json(stream.to_json()) != stream:
+        raise StreamDefinitionError(
+            f"The definition of stream {stream.name!r} is another one when it is read from its JSON.",
+            remedy="Let the entry point of each kind name the class that has it, and give its fields types that JSON "
+            "keeps, such as texts, numbers and tuples of them.",
+        )
+    for output in stream.outputs:
+        for attribute in ("writer", "check", "datasets"):
+            reference = getattr(output, attribute)
+            if reference is not None and _is_of_another_package(output):
+                load_reference(reference, f"{attribute} of output {output.id!r}")
+    for source in stream.inputs:
+        for name in ("key_decoder", "value_decoder"):
+            decoder: DecoderDefinition = getattr(source, name)
+            if _is_of_another_package(decoder) and decoder.decodes is not None:
+                load_reference(decoder.decodes, f"class of the {name} of input {source.id!r}")
+                try:
+                    check_decoded_type(decoder.column)
+                except ValueError as error:
+                    raise StreamDefinitionError(
+                        f"The {name} of input {source.id!r} has the column {decoder.column!r}, which {error}."
+                    ) from None
+
+
+def _is_of_another_package(part: Part) -> bool:
+    return not type(part).__module__.startswith("headrace.")
 
 
 def problems(stream: StreamFields) -> Iterator[str]:

@@ -353,6 +353,17 @@ def test_an_unknown_stream_or_ledger_is_an_error_and_makes_nothing(stream: Strea
     assert not missing.exists()
 
 
+TELEX = """
+from typing import Literal
+from headrace.stream import OutputDefinition
+
+class TelexOutput(OutputDefinition):
+    writer = "telex_writers:Writer"
+    kind: Literal["telex"] = "telex"
+    id: str = "telex"
+"""
+
+
 def test_check_reports_what_is_wrong(stream: Stream, tmp_path: Path) -> None:
     good = tmp_path / "good.json"
     good.write_text(stream.to_json())
@@ -369,6 +380,22 @@ def test_check_reports_what_is_wrong(stream: Stream, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["streams", "check", str(bad)])
     assert result.exit_code == 1
     assert "outputs" in result.output
+
+
+def test_check_finds_code_of_another_package_that_is_missing(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "telex_of_the_check.py").write_text(TELEX)
+    (tmp_path / "telex-1.0.dist-info").mkdir()
+    (tmp_path / "telex-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: telex\nVersion: 1.0\n")
+    points = "[headrace.outputs]\ntelex = telex_of_the_check:TelexOutput\n"
+    (tmp_path / "telex-1.0.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    definition = tmp_path / "telex.json"
+    definition.write_text(json.dumps({**json.loads(stream.to_json()), "outputs": [{"kind": "telex"}]}))
+    result = CliRunner().invoke(app, ["streams", "check", str(definition)])
+    assert result.exit_code == 1
+    assert "The writer of output 'telex' telex_writers:Writer cannot be imported" in result.output
 
 
 def test_check_refuses_what_cannot_work_where_airflow_runs_tasks(stream: Stream, tmp_path: Path) -> None:

@@ -6,27 +6,32 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.unit.stream.definitions import fields
 
-from headrace.stream import Stream, StreamDefinitionError
+from headrace.stream import OutputDefinition, Stream, StreamDefinitionError
+from headrace.stream.stream import check_extensions
 
 MODULE = """
-from typing import Literal
+from typing import ClassVar, Literal
 from headrace.stream import DecoderDefinition, OutputDefinition
 
 class HexDecoder(DecoderDefinition):
-    decodes = "hex_lines:Hex"
+    decodes = "fax_extension:Hex"
     kind: Literal["hex"] = "hex"
     upper: bool = False
+    column: ClassVar[str] = "STRING"
 
 class FaxOutput(OutputDefinition):
-    writer = "fax:FaxWriter"
+    writer = "fax_extension:FaxWriter"
     kind: Literal["fax"] = "fax"
     id: str = "fax"
     number: int
+
+class Hex: ...
+class FaxWriter: ...
 """
 ENTRY_POINTS = """
 [headrace.outputs]
@@ -76,17 +81,77 @@ def test_a_definition_travels_as_json_with_all_fields_of_an_extension(installed:
     ("changes", "message"),
     [
         ({"kind": "telex"}, r"outputs\.0 has the kind 'telex', which is none of headrace's \(console, .*"
+         r"of no installed package \([^)]*fax, odd,[^)]*torn[^)]*\); .*"
          r"entry point 'telex' in the group headrace\.outputs, wherever the stream runs"),
         ({"kind": "torn"}, r"outputs\.0 has the kind 'torn', .*fax_extension_that_is_not_there.*cannot be loaded"),
         ({"kind": "odd"}, r"json:loads, is no class that extends OutputDefinition"),
         ({"kind": "fax", "number": "x"}, r"outputs\.0\.number must be a valid integer"),
         ({"kind": "fax", "numbre": 1}, r"outputs\.0\.numbre is no field"),
+        # The class gives its id the type str.
+        ({"kind": "fax", "id": "to/all"}, r"outputs\.0\.id must start with a letter and hold at most 63 of"),
     ],
-    ids=["not installed", "cannot be imported", "no output", "wrong field", "unknown field"],
+    ids=["not installed", "cannot be imported", "no output", "wrong field", "unknown field", "no id"],
 )  # fmt: skip
 def test_what_is_wrong_with_an_extension_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(StreamDefinitionError, match=message):
         Stream.from_json(definition(**changes))
+
+
+def test_an_output_without_a_writer_is_refused_when_its_class_is_defined() -> None:
+    with pytest.raises(StreamDefinitionError, match=r"BareOutput names no writer\. .*writer = \"module:Class\""):
+
+        class BareOutput(OutputDefinition):
+            kind: Literal["bare"] = "bare"
+            id: str = "bare"
+
+    class OfSeveralKinds(OutputDefinition):
+        """Without a kind, it is a base class of others."""
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("FaxOutput.writer", "nowhere:Writer", "The writer of output 'fax' nowhere:Writer cannot be imported"),
+        ("FaxOutput.check", "fax_extension:answers", "has no 'answers' to be the check of output 'fax'"),
+        ("FaxOutput.datasets", "fax_extension:sent", "has no 'sent' to be the datasets of output 'fax'"),
+        ("HexDecoder.decodes", "fax_extension:Hxe", "no 'Hxe' to be the class of the value_decoder of input"),
+        ("HexDecoder.column", "a VARCHR(2)", r"has the column 'a VARCHR\(2\)', which is not in Spark's DDL"),
+    ],
+)
+def test_code_that_an_extension_names_wrongly_is_found_before_a_batch_runs(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, attribute: str, value: str, message: str
+) -> None:
+    stream = Stream.from_json(definition(kind="fax"))
+    check_extensions(stream)
+    monkeypatch.setattr(f"fax_extension.{attribute}", value)
+    with pytest.raises(StreamDefinitionError, match=message):
+        check_extensions(stream)
+
+
+@pytest.mark.parametrize("column", ["ARRAY<STRING>", "a INT, b STRUCT<c: DATE>", "STRUCT<a: INT>"])
+def test_a_decoded_value_is_of_one_type_or_a_struct_of_columns(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    stream = Stream.from_json(definition(kind="fax"))
+    monkeypatch.setattr("fax_extension.HexDecoder.column", column)
+    check_extensions(stream)
+
+
+def test_an_extension_that_has_no_entry_point_or_changes_as_json_is_found_before_a_batch_runs(installed: Path) -> None:
+    stream = Stream.from_json(definition(kind="fax"))
+    from fax_extension import FaxOutput
+
+    class TelexOutput(FaxOutput):
+        kind: Literal["telex"] = "telex"
+
+    class LoudFaxOutput(FaxOutput):
+        """Of the kind whose entry point names another class."""
+
+    of_class = {**dict(stream), "outputs": TelexOutput(number=7)}
+    with pytest.raises(StreamDefinitionError, match="has the kind 'telex', which is none of headrace's"):
+        check_extensions(Stream(**of_class))
+    with pytest.raises(StreamDefinitionError, match="is another one when it is read from its JSON"):
+        check_extensions(Stream(**{**of_class, "outputs": LoudFaxOutput(number=7)}))
 
 
 def test_a_definition_without_extensions_looks_for_no_entry_points() -> None:
