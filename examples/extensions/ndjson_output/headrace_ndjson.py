@@ -157,5 +157,5 @@ def check_folder_of(output: NdjsonOutput) -> Iterator[Checked]:
 
 
 def datasets_of(output: NdjsonOutput, counts: Mapping[str, Any], _: object) -> dict[Dataset, int]:
-    """The dataset for OpenLineage."""
-    return {Dataset("file", output.path): counts["rows"]}
+    """The dataset for OpenLineage. The counts of a batch without rows are not the writer's."""
+    return {Dataset("file", output.path): counts.get("rows", 0)}

@@ -318,7 +318,7 @@ def check(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Check a stream's definition, transforms and receivers; prints the reason and exits with 1 if it cannot run.
+    """Check a stream's definition and the code that it names; prints the reason and exits with 1 if it cannot run.
 
     It cannot run if its log or ledger would be lost where Airflow runs its tasks (--executor, or a managed Airflow).
     With --connect, also checks its ledger, storage, Kafka topics and outputs, and names the principal that logs in to

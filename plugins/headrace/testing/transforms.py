@@ -1,4 +1,5 @@
-"""Runs a stream's transform on given records in a test, as a batch would: the same decoding, columns and checks.
+"""Runs a stream's transform on given records in a test, as a batch would: the same decoding, columns and checks; and
+writes the rows by an output's writer, as any number of attempts at the batch.
 
 It needs a Spark session and nothing else: no ledger, no log, no Kafka and no Elasticsearch. A session takes some
 seconds to start, so let a fixture with the scope "session" hold it::
@@ -18,9 +19,10 @@ The records may also be the Parquet file that ``headrace batches export`` wrote.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,7 @@ from headrace.elasticsearch.options import DocumentIdKind
 from headrace.errors import HeadraceError
 from headrace.spark.decoding import RAW_KEY, RAW_VALUE, REASON, DecodedInput, RecordDecoding, decode_input
 from headrace.spark.documents import BatchIncarnations, PreviewedDocument, lacks_incarnation, preview_documents
+from headrace.spark.outputs.writer import Counts, WrittenBatch, writer_of
 from headrace.spark.record_columns import RECORD_SCHEMA as SPARK_SCHEMA
 from headrace.spark.sessions import collect, local_session
 from headrace.spark.transforms import BatchContext, apply_transform, check_transform, load_transform
@@ -93,7 +96,7 @@ def run_transform(
         records: those of the only input, or a mapping from input ids to records. Inputs that are not named are empty.
         spark: a classic session, such as that of `local_session`.
         batch_time: the time of the batch, for ``batch.batch_time``.
-        attempt: the value of ``batch.attempt``.
+        attempt: the value of ``batch.attempt``, for transforms and for `TransformRun.write`.
         parameters: values that override the stream's parameters, for ``batch.parameters``.
         state: the frames "state" and "changes", for transforms of a stream with state that take them.
 
@@ -116,8 +119,9 @@ def run_transform(
     }
     decoded = {name: views.decoded for name, views in inputs.items()}
     frames: dict[str, DataFrame] = {}
+    contexts: dict[str, BatchContext] = {}
     for output in stream.outputs:
-        context = BatchContext.of(
+        context = contexts[output.id] = BatchContext.of(
             stream.name,
             batch_time_ms,
             stream.batch_interval_ms,
@@ -133,7 +137,7 @@ def run_transform(
             continue
         known = [each.id for each in stream.outputs]
         frames |= apply_transform(transform, decoded, [output.id], context, more=state, known=known)
-    return TransformRun(stream, batch_time_ms, frames, inputs, _incarnations(tables.values()))
+    return TransformRun(stream, batch_time_ms, frames, contexts, inputs, records=list(tables.values()))
 
 
 class TransformRun:
@@ -144,14 +148,18 @@ class TransformRun:
         stream: Stream,
         batch_time_ms: int,
         frames: Mapping[str, DataFrame],
+        contexts: Mapping[str, BatchContext],
         inputs: Mapping[str, DecodedInput],
-        incarnations: BatchIncarnations,
+        *,
+        records: Sequence[pa.Table],
     ) -> None:
         self.frames = frames
         self.inputs = inputs
         self._stream = stream
         self._batch_time_ms = batch_time_ms
-        self._incarnations = incarnations
+        self._contexts = contexts
+        self._incarnations = _incarnations(records)
+        self._is_empty = not any(table.num_rows for table in records)
 
     def rows(self, output_id: str | None = None) -> list[dict[str, Any]]:
         """The rows of an output, or of the only output, as dictionaries.
@@ -194,6 +202,47 @@ class TransformRun:
         wanted = [views for name, views in self.inputs.items() if input_id in (None, name)]
         frames = [views.undecodable for views in wanted if views.undecodable is not None]
         return [row.asDict(recursive=True) for frame in frames for row in collect(frame)]
+
+    def write(self, output_id: str | None = None, *, attempt: int | None = None, target: str = "") -> Counts:
+        """Write the rows of an output, or of the only output, by its writer: to the real target, as an attempt would.
+
+        Two calls are two attempts at the same batch. The stream's connections are used here. If there are no records,
+        the writer gets None in place of rows where a batch would give it None.
+
+        Args:
+            output_id: the id of the output.
+            attempt: the attempt's number; by default that of `run_transform`.
+            target: the name of a replay; "" for the stream itself.
+
+        Returns:
+            The writer's counts.
+
+        Raises:
+            TransformTestError: there is no such output, or there are several and none is named.
+            HeadraceError: what the writer raises, such as AttemptReplacedError for an older attempt.
+        """
+        output = self._stream.output(self._output_id(output_id))
+        given = self._contexts[output.id]
+        context = replace(given, attempt=given.attempt if attempt is None else attempt, target=target)
+        makes_rows = self._stream.transform_of(output) is not None and output.takes_rows_without_records
+        undecodable = {name: views.undecodable for name, views in self.inputs.items() if views.undecodable is not None}
+        batch = WrittenBatch(
+            stream=self._stream,
+            context=context,
+            batch_time_ms=self._batch_time_ms,
+            attempt=context.attempt,
+            manifest_uri="",
+            from_kafka=False,
+            target=target,
+            out=sys.stdout,
+            progress=print,
+            undecodable=lambda: undecodable,
+            incarnations=lambda: self._incarnations,
+            written_before=context.attempt > 1,
+            tried_before=context.attempt > 1,
+        )
+        frame = self.frames[output.id] if makes_rows or not self._is_empty else None
+        return writer_of(output).write(frame, batch)
 
     def _output_id(self, output_id: str | None) -> str:
         known = ", ".join(self.frames)

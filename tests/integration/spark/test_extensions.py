@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from tests.integration.spark.conftest import BatchLedger, records
 
-from headrace.stream import KafkaInput, SparkSettings
+from headrace.stream import KafkaInput, OutputDefinition, SparkSettings, Stream, Utf8Decoder
+from headrace.testing.transforms import TransformTestError, run_transform
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headrace.spark.outputs.writer import Counts, WrittenBatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 EXTENSIONS = ROOT / "examples" / "extensions"
+DOCUMENT = ROOT / "docs" / "extending.md"
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +103,66 @@ def test_a_batch_that_runs_again_replaces_its_file(batch: BatchLedger, spark: An
     assert path.read_text() == content
     assert path.stat().st_ino != number
     assert [each.name for each in (tmp_path / "lines" / ".claims" / f"{time_ms}.").iterdir()] == [str(second.number)]
+
+
+def test_the_example_of_the_documentation(
+    installed: Path, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(installed)
+    # The workers of the shared session began without the packages.
+    spark.sparkContext.addPyFile(str(EXTENSIONS / "csv_decoder" / "headrace_csv_lines.py"))
+    marker = f"<!-- tested by {Path(__file__).relative_to(ROOT)} -->"
+    (example,) = re.findall(rf"{re.escape(marker)}\n```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, str(DOCUMENT), "exec"), names)  # noqa: S102 - our own documentation
+    tests = {name: function for name, function in names.items() if name.startswith("test_")}
+    assert len(tests) == 3
+    for name, function in tests.items():
+        given = {"spark": spark, "tmp_path": tmp_path / name}
+        function(**{parameter: given[parameter] for parameter in inspect.signature(function).parameters})
+
+
+class RecordingOutput(OutputDefinition):
+    """An output whose counts are what its writer gets."""
+
+    writer = f"{__name__}:RecordingWriter"
+    keeps_undecodable = True
+    kind: Literal["recording"] = "recording"
+    id: str = "recording"
+
+
+class RecordingWriter:
+    def __init__(self, output: RecordingOutput) -> None:
+        self._output = output
+
+    def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
+        batch.progress(f"attempt {batch.attempt}")
+        return {
+            "rows": None if frame is None else [row.value for row in frame.collect()],
+            "undecodable": [row.value for each in batch.undecodable().values() for row in each.collect()],
+            "attempts": (batch.attempt, batch.context.attempt),
+            "targets": (batch.target, batch.context.target),
+            "written_before": batch.written_before,
+        }
+
+
+def test_a_run_in_a_test_gives_the_writer_what_an_attempt_gives_it(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = KafkaInput(bootstrap_servers="x:1", topics="clicks", value_decoder=Utf8Decoder())
+    places = {"storage": tmp_path / "storage", "ledger": f"sqlite:///{tmp_path}/ledger.db"}
+    stream = Stream(name="clicks", inputs=source, outputs=RecordingOutput(), batch_interval="10 s", **places)
+    run = run_transform(stream, ["a", b"\xff", "b"], spark=spark, attempt=3)
+    assert run.write() == {
+        "rows": ["a", "b"],
+        "undecodable": [b"\xff"],
+        "attempts": (3, 3),
+        "targets": ("", ""),
+        "written_before": True,
+    }
+    first = run.write(attempt=1, target="v2")
+    assert (first["attempts"], first["targets"], first["written_before"]) == ((1, 1), ("v2", "v2"), False)
+    assert capsys.readouterr().out.splitlines() == ["attempt 3", "attempt 1"]
+    assert run_transform(stream, [], spark=spark).write()["rows"] is None
+    with pytest.raises(TransformTestError, match="Name one of the outputs"):
+        run.write("another")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from examples.extensions.ndjson_output.headrace_ndjson import Claim, NdjsonOutput, check_folder_of
+from examples.extensions.ndjson_output.headrace_ndjson import Claim, NdjsonOutput, check_folder_of, datasets_of
 from tests.unit.stream.definitions import fields
 
 from headrace.spark.outputs.writer import AttemptReplacedError
 from headrace.stream import Stream, StreamDefinitionError
+from headrace.stream.outputs import Dataset
 
 
 def written(claim: Claim) -> Claim:
@@ -67,3 +68,10 @@ def test_a_folder_that_cannot_be_made_is_reported_by_the_check(tmp_path: Path) -
     (checked,) = check_folder_of(NdjsonOutput(path=f"{tmp_path}/file/below"))
     assert checked.name == "output ndjson"
     assert "is a file" in str(checked.error)
+
+
+@pytest.mark.parametrize(("counts", "rows"), [({"rows": 2, "bytes": 9}, 2), ({"records": 0}, 0), ({"skipped": "x"}, 0)])
+def test_the_dataset_has_the_rows_also_of_a_batch_that_the_writer_did_not_get(
+    counts: dict[str, int | str], rows: int
+) -> None:
+    assert datasets_of(NdjsonOutput(path="/data/lines"), counts, None) == {Dataset("file", "/data/lines"): rows}
