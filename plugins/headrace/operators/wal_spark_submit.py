@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from headrace.airflow_versions import stats
 from headrace.clock import time_text
@@ -352,6 +353,9 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                     raise failed from error
             raise
         finally:
+            if self._process is not None:
+                # It lives on only if the task was interrupted, by its execution timeout for instance.
+                self._process.terminate()
             self._process = None
 
     def _run_application(self, attempt: Attempt, context: Context, *, spark: bool) -> None:
@@ -513,7 +517,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         for row in attempts_without_replays(run.ledger, batch):
             if not row.alive(now_ms) or not set(row.outputs) & set(steps):
                 continue
-            if row.run_id not in (None, run.request.run.run_id):
+            # Runs of two DAGs, or of two Airflows, have the same ids: they differ by their start.
+            if row.run_id is not None and run.request.run.clear_of(row.attributes) is None:
                 return Wait(f"Batch {at} is being run by {row.holder}, attempt {row.number}.", f"attempt {row.number}")
             if row.attributes.get(TRY_NUMBER, 0) > run.context["ti"].try_number:
                 raise AttemptFencedInSparkError(
@@ -544,6 +549,8 @@ def cause_of(error: BaseException) -> str:
     """Why the attempt failed. A task whose supervisor was killed gets a BrokenPipeError when it logs its next line."""
     if isinstance(error, BrokenPipeError):
         return "The Airflow task was killed: its supervisor process has ended, alone or with the worker."
+    if isinstance(error, AirflowTaskTimeout):
+        return "The Airflow task ran for longer than its execution_timeout."
     return f"{type(error).__name__}: {error}"
 
 

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,17 +56,21 @@ class BatchProcess:
 
     def log_until_end(self, log: Callable[..., None]) -> str | None:
         """Log the process's output, by a logger's method ``log``, until it ends. Returns None if its exit code is 0,
-        else how it ended, with its last lines."""
+        else how it ended, with its last lines.
+
+        If it is interrupted, by the task's execution timeout for instance, the process goes on: see `terminate`."""
         last: deque[str] = deque(maxlen=_TAIL_LINES)
-        with self._process as process:
-            for line in process.stdout or ():
+        # Not `with self._process`, which would wait for the process after an interruption too.
+        with self._process.stdout or nullcontext(()) as output:
+            for line in output:
                 level = logging.WARNING if line.startswith("headrace: ") and _WARNING in line else logging.INFO
                 log(level, "%s", line.rstrip())
                 last.append(line.rstrip())
-        if not process.returncode:
+        code = self._process.wait()
+        if not code:
             return None
         lines = "\n".join(last)
-        return f"The batch's process {_ending(process.returncode)}. The last lines of its output:\n{lines}"
+        return f"The batch's process {_ending(code)}. The last lines of its output:\n{lines}"
 
     def terminate(self) -> None:
         """Ask the process to end, which cancels the attempt's Spark jobs. Kill it if it does not end in time."""

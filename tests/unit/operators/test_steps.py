@@ -111,6 +111,21 @@ def test_the_live_attempt_of_another_run_is_waited_for(stream, allocated, toy_ba
     assert state(ledger, at_ms) == "completed"
 
 
+@pytest.mark.parametrize("try_number", [1, 2])
+def test_so_is_that_of_another_run_with_the_same_id(stream, allocated, toy_batch, connectable, ledger, try_number):
+    """Of a second Airflow, of the DAG's former id, or of a run that was deleted: ids have the batch time."""
+    at_ms, task = allocated()
+    run_elsewhere = {"run_id": "run", "run_started": "2026-01-01T00:00:01+00:00", "try_number": try_number}
+    begun = {"holder": "other", "way": "connect", "lease_ms": 60_000}
+    other = ledger.attempts.begin("flights", at_ms, **begun, attributes=run_elsewhere)
+    with pytest.raises(TaskDeferred):
+        run(stream, ONE, task)
+    assert ledger.attempts.of_batch("flights", at_ms)[0].alive(ledger.now_ms())
+    ledger.attempts.fail(other, "over")
+    run(stream, ONE, task)
+    assert done(ledger, at_ms) == [(ONE, 2)]
+
+
 def test_a_try_that_wakes_up_beside_a_later_one_leaves_it_alone(stream, allocated, toy_batch, connectable, ledger):
     """Airflow took the first for dead; it was suspended."""
     at_ms, task = allocated()

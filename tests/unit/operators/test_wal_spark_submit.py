@@ -9,13 +9,16 @@ Waits for other batches of the stream that take up its slots.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from datetime import timedelta
 from subprocess import CalledProcessError
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
+from airflow.sdk.execution_time.timeout import timeout
 from tests.unit.operators.toy_micro_batch import InThisProcess
 
 from headrace.airflow_versions import RetryAction
@@ -26,6 +29,7 @@ from headrace.runs.processes import secret_key
 from headrace.runs.retries import BatchRetryPolicy
 from headrace.spark.batch_command import definition_of
 from headrace.spark.sessions import MixedSparkError, current_versions, secret_fingerprint
+from headrace.spark.termination import EXIT_TERMINATED
 from headrace.stream import ConsoleOutput
 
 
@@ -356,6 +360,26 @@ def test_killing_the_task_ends_its_process(stream, allocated, toy_process, conne
     assert not thread.is_alive()
     assert "was asked to end" in failures[0]
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
+
+
+def test_the_execution_timeout_ends_a_process_that_hangs(stream, allocated, toy_process, connectable, ledger, until):
+    at_ms, task = allocated()
+    toy_process("hang")
+    operator = make(stream)
+
+    processes = []
+
+    def expire():
+        processes.append(until(lambda: operator._process)._process)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    threading.Thread(target=expire).start()
+    # Without `expire` it would be 10 minutes; the toy hangs for one.
+    with timeout(600), pytest.raises(AirflowTaskTimeout):
+        operator.execute(task.context)
+    assert processes[0].returncode in (-signal.SIGTERM, EXIT_TERMINATED)
+    (row,) = ledger.attempts.of_batch("flights", at_ms)
+    assert (row.state.value, row.error) == ("failed", "The Airflow task ran for longer than its execution_timeout.")
 
 
 def test_a_later_attempt_takes_the_batch_from_a_zombie(stream, allocated, toy_batch, connectable, ledger):

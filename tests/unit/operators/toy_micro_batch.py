@@ -155,11 +155,10 @@ class InThisProcess:
                 self.returncode = ended.code if isinstance(ended.code, int) else 1
         self.stdout.seek(0)
 
-    def __enter__(self) -> InThisProcess:
-        return self
+    def poll(self) -> int:
+        return self.returncode
 
-    def __exit__(self, *_error: object) -> None:
-        pass
+    wait = poll
 
 
 if __name__ == "__main__":
