@@ -96,6 +96,7 @@ class LedgerTrigger(BaseTrigger):
         self.stream = stream
         self.poll_interval = poll_seconds(poll_interval, otherwise=self.POLL_SECONDS)
         self.parameters = parameters
+        self._open: Ledger | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Airflow's form of the trigger: the class path and its arguments."""
@@ -126,40 +127,30 @@ class LedgerTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll until there is an event, and yield it."""
-        ledger = await self._opened()
         try:
-            yield TriggerEvent(await self._polled(ledger))  # type: ignore[no-untyped-call]
+            yield TriggerEvent(await self._polled())  # type: ignore[no-untyped-call]
         finally:
-            await in_thread(self.ledger, ledger.close)
+            await self._close()
 
-    async def _opened(self) -> Ledger:
+    async def _polled(self) -> dict[str, Any]:
+        """Call `poll` until it returns a payload, and return it. The ledger stays open.
+
+        After a failure the ledger is opened anew. SQLite's file may have been deleted: if all tasks waited for it, none
+        would rebuild it. In the empty ledger `poll` does not find the stream, and the task that goes on then recovers
+        it. Or the connection has another password now.
+        """
         from headrace.ledger.errors import LedgerUnavailableError
 
         pause = self.poll_interval
         while True:
+            what = "does not answer" if self._open is not None else "cannot be opened"
             try:
-                return await LedgerHook(self.ledger).aget_conn(create=self.CREATE)
+                if self._open is None:
+                    self._open = await LedgerHook(self.ledger).aget_conn(create=self.CREATE)
+                payload = await in_thread(self.ledger, self.poll, self._open)
             except LedgerUnavailableError as error:
-                self.log.warning("The ledger cannot be opened, trying again in %.0f s: %s", pause, error)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
-
-    async def _polled(self, ledger: Ledger) -> dict[str, Any]:
-        """Call `poll` until it returns a payload, and return it."""
-        from headrace.ledger.errors import LedgerUnavailableError
-
-        pause, has_failed = self.poll_interval, False
-        while True:
-            try:
-                if has_failed:
-                    # SQLite's file may have been deleted. If all tasks waited for it, none would rebuild it. In the
-                    # empty ledger `poll` does not find the stream, and the task that goes on then recovers it.
-                    await LedgerHook(self.ledger).aget_conn(create=self.CREATE)
-                    has_failed = False
-                payload = await in_thread(self.ledger, self.poll, ledger)
-            except LedgerUnavailableError as error:
-                self.log.warning("The ledger does not answer, trying again in %.0f s: %s", pause, error)
-                has_failed = True
+                self.log.warning("The ledger %s, trying again in %.0f s: %s", what, pause, error)
+                await self._close()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 continue
@@ -168,6 +159,11 @@ class LedgerTrigger(BaseTrigger):
             pause = self.poll_interval
             await asyncio.sleep(pause)
 
+    async def _close(self) -> None:
+        if self._open is not None:
+            closing, self._open = self._open, None
+            await in_thread(self.ledger, closing.close)
+
 
 class LedgerWatcher(LedgerTrigger, BaseEventTrigger):
     """Polls the ledger without end, and fires whenever `poll` returns a payload. The watcher of an asset: it runs as
@@ -175,27 +171,25 @@ class LedgerWatcher(LedgerTrigger, BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield an event for each payload, without end. Retries while the ledger cannot be read."""
-        from headrace.ledger.errors import LedgerError
-
         await self.recall()
-        while True:
-            try:
-                async for event in self._watch():
-                    yield event
-            except LedgerError as error:
-                # Airflow would restart an ended watcher at once, over and over.
-                self.log.warning("The ledger cannot be read, trying again in %.0f s: %s", _RETRY_SECONDS, error)
-            await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _watch(self) -> AsyncIterator[TriggerEvent]:
-        ledger = await self._opened()
         try:
             while True:
-                payload = await self._polled(ledger)
+                try:
+                    payload = await self._polled()
+                except Exception as error:
+                    # Airflow would restart an ended watcher at once, over and over. The ledger's connection may be
+                    # missing, for example.
+                    self.log.warning(
+                        "The ledger cannot be read, trying again in %.0f s: %s: %s",
+                        _RETRY_SECONDS, type(error).__name__, error,
+                    )  # fmt: skip
+                    await self._close()
+                    await asyncio.sleep(_RETRY_SECONDS)
+                    continue
                 await self.remember()
                 yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
         finally:
-            await in_thread(self.ledger, ledger.close)
+            await self._close()
 
     async def recall(self) -> None:
         """Called first, in a new triggerer too."""

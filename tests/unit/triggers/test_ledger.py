@@ -126,6 +126,27 @@ def test_a_ledger_that_is_away_for_a_while_fails_no_task(stream, ledger):
     assert trigger.looks == 3
 
 
+def test_a_ledger_whose_password_was_changed_is_opened_by_the_new_one(stream, ledger, monkeypatch):
+    opened, used = [], []
+
+    async def aget_conn(hook, *, create):
+        opened.append(Ledger.open(stream.ledger))
+        return opened[-1]
+
+    class OldPassword(BlocksReadyTrigger):
+        def poll(self, ledger):
+            used.append(ledger)
+            if ledger is opened[0]:
+                raise LedgerUnavailableError("The ledger's database failed: password authentication failed.")
+            return super().poll(ledger)
+
+    monkeypatch.setattr("headrace.triggers.ledger.LedgerHook.aget_conn", aget_conn)
+    trigger = OldPassword(ledger=stream.ledger, stream="flights", batch_time_ms=10_000, grace_ms=0, poll_interval=0.01)
+    asyncio.run(asyncio.wait_for(first_event(trigger), 10))
+    assert used == opened
+    assert len(opened) == 2
+
+
 def test_a_ledger_that_was_deleted_is_not_waited_for(stream, ledger, tmp_path):
     """If the tasks of all runs waited for its file, none would rebuild it."""
     ledger.jobs.acquire("flights", holder="test", lease_ms=600_000)

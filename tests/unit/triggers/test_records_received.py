@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseEventTrigger
 
 from headrace.ledger.errors import LedgerUnavailableError, SchemaError
@@ -161,7 +162,15 @@ class TestRun:
 
         assert asyncio.run(scenario()) == [7000]
 
-    @pytest.mark.parametrize("error", [LedgerUnavailableError("no answer"), SchemaError("another version")])
+    @pytest.mark.parametrize(
+        "error",
+        [
+            LedgerUnavailableError("no answer"),
+            SchemaError("another version"),
+            # Airflow would restart a watcher that ends, over and over.
+            AirflowNotFoundException("The conn_id `ledger` isn't defined"),
+        ],
+    )
     def test_a_ledger_that_cannot_be_read_is_waited_for(self, opened, monkeypatch, error):
         monkeypatch.setattr("headrace.triggers.ledger._RETRY_SECONDS", 0.01)
         opened.now, failures = 9000, [error, error]
