@@ -29,6 +29,9 @@ it if Airflow changes it.
 - ``airflow.sdk.execution_time.task_runner.SUPERVISOR_COMMS`` and the prefix of the modules of DAG files
   (dags/declaration.py): whether the DAG processor parses, and which file. Replacement: none; two files that declare one
   stream are then found when the second one is served.
+- ``airflow.sdk.execution_time.task_runner.RuntimeTaskInstance.get_task_states`` (triggers/ledger.py): whether a
+  cancelled trigger's task is still deferred, as the standard provider's triggers ask it. Replacement: none; a receiver
+  job is then stopped and started again when another triggerer takes its trigger over.
 - ``airflow.cli.cli_config`` (cli/airflow_commands.py): the classes of a provider's commands. Replacement: the command
   ``headrace`` with the connections in environment variables.
 - ``airflow.sdk.observability.stats`` (operators/wal_spark_submit.py): the numbers of attempts in Airflow's metrics.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
 
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
@@ -463,13 +464,36 @@ class ReceiverJobTrigger(LedgerTrigger):
         return None if outcome is None else {"outcome": outcome.value, "epoch": self._watch.epoch}
 
     async def on_kill(self) -> None:
-        """Called when a person marks or clears the deferred task: ask the job to stop, so that it drains."""
+        """Called when a person marks or clears the deferred task: ask the job to stop, so that it drains.
+
+        Airflow also calls it in a triggerer that was cut off or blocked for so long that another one has taken its
+        triggers over. Then the task is still deferred, and the job goes on.
+        """
+        if await self._is_deferred():
+            self.log.info("The task is still deferred: another triggerer has taken it over. The job goes on.")
+            return
         ledger = await LedgerHook(self.ledger).aget_conn()
         try:
             reason = "its Airflow task was ended by a person"
             await in_thread(self.ledger, ledger.jobs.request_stop, self.stream, reason)
         finally:
             await in_thread(self.ledger, ledger.close)
+
+    async def _is_deferred(self) -> bool:
+        """Whether the trigger's task is deferred. False if Airflow does not answer: a stop loses nothing."""
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        instance = self.task_instance
+        if instance is None:
+            return False
+        try:
+            states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
+                dag_id=instance.dag_id, task_ids=[instance.task_id], run_ids=[instance.run_id]
+            )
+        except Exception as error:
+            self.log.warning("Airflow does not report the task's state: %s", error)
+            return False
+        return bool(states.get(instance.run_id, {}).get(instance.task_id) == "deferred")
 
 
 class StreamWantedTrigger(LedgerTrigger):

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import TriggerEvent
 
 from headrace.hooks.ledger import register
@@ -102,6 +104,22 @@ def test_a_person_who_ends_the_deferred_task_stops_the_job(stream, ledger):
     ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
     asyncio.run(triggers(stream)[0].on_kill())
     assert "by a person" in ledger.jobs.current("flights").stop_reason
+
+
+@pytest.mark.parametrize(("state", "stops"), [("deferred", False), ("success", True), (None, True)])
+def test_a_triggerer_whose_triggers_another_one_took_over_stops_nothing(stream, ledger, monkeypatch, state, stops):
+    """Airflow cancels the trigger there as if a person had ended the task."""
+
+    def states(*, dag_id, task_ids, run_ids):
+        assert (dag_id, task_ids, run_ids) == ("flights_receiver", ["receive"], ["run"])
+        return {} if state is None else {"run": {"receive": state}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
+    ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
+    trigger = triggers(stream)[0]
+    trigger._task_instance = SimpleNamespace(dag_id="flights_receiver", task_id="receive", run_id="run")
+    asyncio.run(trigger.on_kill())
+    assert (ledger.jobs.current("flights").stop_requested_at_ms is not None) is stops
 
 
 def test_a_triggerer_that_goes_down_stops_nothing(stream, ledger):
