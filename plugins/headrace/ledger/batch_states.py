@@ -499,7 +499,7 @@ def _of_batch(table: Any, stream: str, batch_time_ms: int) -> tuple[Any, ...]:
 
 
 def earlier_unfinished(
-    connection: Connection, stream: str, batch_time_ms: int, now_ms: int, limit: int
+    connection: Connection, stream: str, batch_time_ms: int, now_ms: int, limit: int, *, after_ms: int = 0
 ) -> list[EarlierBatch]:
     """`Batches.earlier_unfinished` within a transaction."""
     alive = {row.batch_time_ms for row in live_attempts(connection, stream, now_ms) if not row.target}
@@ -511,6 +511,7 @@ def earlier_unfinished(
             .where(
                 batches.c.stream == stream,
                 batches.c.state == state,
+                batches.c.batch_time_ms > after_ms,
                 batches.c.batch_time_ms < batch_time_ms,
                 batches.c.steps.is_(None),
             )
@@ -522,7 +523,11 @@ def earlier_unfinished(
     query = (
         select(unclaimed_times.c.batch_time_ms)
         .distinct()
-        .where(unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms < batch_time_ms)
+        .where(
+            unclaimed_times.c.stream == stream,
+            unclaimed_times.c.batch_time_ms > after_ms,
+            unclaimed_times.c.batch_time_ms < batch_time_ms,
+        )
         .order_by(unclaimed_times.c.batch_time_ms)
         .limit(limit)
     )

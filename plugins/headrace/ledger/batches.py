@@ -153,14 +153,17 @@ class Batches(Repository):
             query = select(time).where(unclaimed_times.c.stream == stream, time > after_ms, time < batch_time_ms)
             return list(connection.execute(query.distinct().order_by(time)).scalars())
 
-    def earlier_unfinished(self, stream: str, batch_time_ms: int, limit: int = 100) -> list[EarlierBatch]:
-        """Return the oldest ``limit`` batch times below this one that are unfinished or unclaimed, oldest first.
+    def earlier_unfinished(
+        self, stream: str, batch_time_ms: int, limit: int = 100, *, after_ms: int = 0
+    ) -> list[EarlierBatch]:
+        """Return the oldest ``limit`` batch times between ``after_ms`` and this one that are unfinished or unclaimed,
+        oldest first.
 
         A batch that has completed once is finished, even if it is run again and fails.
         """
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)
-            return earlier_unfinished(connection, stream, batch_time_ms, now_ms, limit)
+            return earlier_unfinished(connection, stream, batch_time_ms, now_ms, limit, after_ms=after_ms)
 
     def written(self, stream: str, output: str, from_ms: int, until_ms: int) -> dict[int, BatchState]:
         """Return the states of the batches of times ``[from_ms, until_ms)`` that the output holds, oldest first.

@@ -419,8 +419,12 @@ class RangeRunner:
     def _read_live(self) -> _Live:
         now_ms, stream = self._ledger.now_ms(), self._stream
         since_ms = now_ms - max(60_000, _LIVE_INTERVALS * stream.batch_interval_ms)
-        unfinished = self._ledger.batches.earlier_unfinished(stream.name, now_ms)
-        newest = self._ledger.batches.page(stream.name, 1)
+        batches, newest = self._ledger.batches, self._ledger.batches.page(stream.name, 1)
+        if stream.is_ordered:
+            # The others wait for the first one, which may wait for a person.
+            unfinished = batches.earlier_unfinished(stream.name, now_ms, limit=1)
+        else:
+            unfinished = batches.earlier_unfinished(stream.name, now_ms, after_ms=since_ms)
         return _Live(
             is_due=any(batch.batch_time_ms > since_ms and batch.state in _DUE for batch in unfinished),
             has_batches=any(batch.batch_time_ms > since_ms for batch in newest),

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 from tests.unit.receiver.waiting import eventually
 
 from headrace.batch.allocation import allocate
@@ -23,6 +23,7 @@ from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, BatchState, Ledger
 from headrace.ledger.batch_tables import Attempt, batches
 from headrace.ledger.errors import AttemptFencedError
+from headrace.ledger.receiving_tables import unclaimed_times
 from headrace.spark import range_run
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.range_run import RangeIncompleteError, RangeResult, RangeRunner, RangeSettings, processors_are_short
@@ -256,10 +257,17 @@ def complete_own(rig: Rig) -> None:
         rig.ledger.attempts.complete(attempt)
 
 
+@pytest.mark.parametrize("old", [0, 100])
 def test_where_processors_are_short_a_batch_of_the_stream_that_is_due_goes_first(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, old: int
 ) -> None:
     monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
+    # Batch times of yesterday that nobody has run.
+    yesterday = [rig.after_ms - 86_400_000 + number * INTERVAL_MS for number in range(old)]
+    with rig.ledger._database.write() as connection:
+        for time_ms in yesterday:
+            sums = {"blocks": 1, "records": 1, "payload_bytes": 1}
+            connection.execute(insert(unclaimed_times).values(stream="shop", part=0, batch_time_ms=time_ms, **sums))
     asked, before = 0, list[int]()
 
     def short(_: float) -> bool:
@@ -324,6 +332,19 @@ def test_a_range_does_not_wait_for_ever_for_a_batch_that_nobody_runs(
         monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
     monkeypatch.setattr(range_run, "processors_are_short", lambda _: True)
     assert rig.run().batches == 8
+
+
+def test_a_range_does_not_wait_for_batches_of_an_ordered_stream_that_wait_for_one_that_has_failed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
+    monkeypatch.setattr(range_run, "processors_are_short", lambda _: True)
+    rig.stream = rig.stream.model_copy(update={"ordered": True})
+    register(rig.ledger, rig.stream)
+    rig.ledger.attempts.fail(
+        rig.ledger.attempts.begin("shop", rig.times[0], holder="own run", way="connect", lease_ms=30_000), "no"
+    )
+    assert rig.run(threads=1).batches == 8
 
 
 def test_an_attempt_that_a_killed_try_has_left_is_fenced_at_once(rig: Rig) -> None:
