@@ -331,6 +331,7 @@ class RepeatBatchesOperator(RangeOperator):
         steps = tuple(filter(request.wants, self.stream.steps))
         with self.opened() as stream_context:
             ledger = stream_context.ledger
+            self._warn_of_deletions(ledger, steps, request.span[1])
 
             def begin(batch: BatchRow, attributes: Mapping[str, Any]) -> Attempt:
                 return self.begin(ledger, batch, context, steps=steps, attributes=attributes, force=True)
@@ -338,3 +339,15 @@ class RepeatBatchesOperator(RangeOperator):
             return self.run_range(
                 stream_context, request, context, outputs=steps, begin=begin, ordered=self.stream.is_ordered
             )
+
+    def _warn_of_deletions(self, ledger: Ledger, steps: Sequence[str], until_ms: int) -> None:
+        """Warn if newer batches may have deleted what the range writes again: Elasticsearch forgets deletions."""
+        deleting = [output.id for output in map(self.stream.output_of_step, steps) if output.deletes_by_key]
+        newest = ledger.batches.page(self.stream.name, 1)
+        if deleting and newest and newest[0].batch_time_ms > until_ms:
+            self.log.warning(
+                "Output %s deletes documents by key, and the stream has newer batches than this range, up to %s. What "
+                "they have deleted may come back with an older value. Pause the batch DAG, and run a range that ends "
+                "now, from the same time on.",
+                ", ".join(deleting), time_text(newest[0].batch_time_ms),
+            )  # fmt: skip

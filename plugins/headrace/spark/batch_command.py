@@ -194,9 +194,11 @@ def _session(context: StreamContext, claim: Attempt, way: str) -> SparkSession:
     application = spark.sparkContext
     if not under_spark_submit():
         ProcessWatch(jvm_gone(application._gateway)).start()
-    context.ledger.attempts.renew(
-        claim, attributes={"application_id": str(application.applicationId), "ui_url": application.uiWebUrl}
-    )
+    # The first batch of a range may have ended without Spark. A single attempt finds out by its next renewal.
+    with contextlib.suppress(AttemptFencedError):
+        context.ledger.attempts.renew(
+            claim, attributes={"application_id": str(application.applicationId), "ui_url": application.uiWebUrl}
+        )
     return spark
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: PLR0917 - fixtures are asked for by argument
 """Batches run again: into other places, and a range of them into the stream's own."""
 
 from __future__ import annotations
@@ -253,7 +254,7 @@ def test_a_retry_also_writes_an_output_that_the_stream_got_since(stream, day, to
 
 @pytest.mark.usefixtures("connectable")
 @pytest.mark.parametrize("into", ["another index", "the stream's own"])
-def test_batches_that_come_while_a_range_runs_are_not_in_it(stream, day, allocated, toy_batch, ledger, into):  # noqa: PLR0917
+def test_batches_that_come_while_a_range_runs_are_not_in_it(stream, day, allocated, toy_batch, ledger, into):
     run_it = run_range if into == "another index" else run_again
     times, task = day(3, until="2100-01-01")
     complete(ledger, *times[:2])
@@ -358,15 +359,18 @@ def test_one_run_runs_the_completed_batches_of_a_range_again(stream, day, toy_ba
 
 
 @pytest.mark.usefixtures("toy_batch", "connectable")
-def test_a_range_of_an_ordered_stream_runs_again_in_order(stream, day, ledger, monkeypatch):
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_range_of_an_ordered_stream_runs_again_in_order(stream, day, ledger, monkeypatch, capsys, number):
     # The third batch is due, and is not run here.
     monkeypatch.setattr("headrace.spark.range_run._GIVE_WAY_SECONDS", 0.1)
     stream = stream.model_copy(update={"outputs": (stream.outputs[0].model_copy(update={"document_ids": KeyIds()}),)})
     assert stream.is_ordered
-    times, task = day(3)
+    times, task = day(number)
     register(ledger, stream)
     complete(ledger, *times[:2])
+    task.dag_run.conf["until"] = from_ms(times[1]).isoformat()
     assert run_again(stream, task)["completed"] == 2
+    assert ("may come back with an older value" in capsys.readouterr().out) == (number == 3)
     began = [ledger.attempts.of_batch("flights", at_ms)[-1].started_at_ms for at_ms in times[:2]]
     assert began == sorted(began)
 

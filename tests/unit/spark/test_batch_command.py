@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.receiver.waiting import eventually
 
 from headrace.batch.allocation import allocate
 from headrace.batch.batch_range import TimeRange
@@ -152,3 +153,41 @@ def test_a_run_of_one_batch_leaves_the_session_of_a_range_to_its_other_batches(
         batch_command.end_earlier_attempts(ledger, last, "sc://localhost:1", "token")
     # The first has ended, and the second may still run.
     assert ended == [("of the range", "2", False), (attempt_session_id(single), "3", True)]
+
+
+def test_a_range_in_an_application_of_its_own_goes_on_when_its_first_batch_needs_no_spark(
+    stream: Stream, monkeypatch: Any
+) -> None:
+    application = SimpleNamespace(applicationId="local-1", uiWebUrl=None, _gateway=None)
+    session = SimpleNamespace(sparkContext=application, stop=lambda: None)
+    done: list[int] = []
+
+    def run(attempt: BatchAttempt) -> SimpleNamespace:
+        if attempt.batch_time_ms != times[0]:
+            eventually(lambda: times[0] in done)
+            assert attempt.spark is session
+        attempt.ledger.attempts.record_output(attempt.claim, "console", {})
+        attempt.ledger.attempts.complete(attempt.claim)
+        done.append(attempt.batch_time_ms)
+        return SimpleNamespace(records=0)
+
+    monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
+    monkeypatch.setattr(batch_command, "open_own_session", lambda *_: session)
+    monkeypatch.setattr(batch_command, "ProcessWatch", lambda *_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(batch_command, "jvm_gone", lambda _: None)
+    monkeypatch.setattr(range_run, "run_attempt", run)
+    monkeypatch.setattr(range_run, "processors_are_short", lambda _: False)
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, stream)
+        last_ms = ledger.now_ms() // 10_000 * 10_000
+        times = [last_ms - 20_000, last_ms - 10_000, last_ms]
+        for at_ms in times:
+            allocate(StreamContext(stream, ledger), at_ms)
+        attributes = TimeRange(times[0] - 10_000, last_ms, "run").attributes
+        first = ledger.replays.begin(
+            "shop", times[0], target="v2", definition=stream.to_json(), outputs=["console"], holder="task",
+            way="submit", lease_ms=60_000, attributes=attributes,
+        )  # fmt: skip
+        command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(times[0]), "--way", "submit"]
+        assert batch_command.main([*command, "--attempt", str(first.number)]) == 0
+    assert sorted(done) == times
