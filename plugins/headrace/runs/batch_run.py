@@ -278,6 +278,7 @@ def batch_time_of_run(context: Mapping[str, Any], stream_context: StreamContext)
 
     Raises:
         NoBatchTimeError: the run has neither a logical date nor a batch.
+        BatchRemovedError: it was cleared after its batch had been removed with the stream's history.
     """
     stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
     if run.logical_date is None:
@@ -300,6 +301,7 @@ def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
         NothingToRun: the run has no batch: another batch has taken its batch time over and the run does not ask to
             repeat that one, or another run of its backfill repeats it; or the batch time ended before the stream began.
         AirflowFailException: the run asks for something that the stream does not have.
+        BatchRemovedError: it was cleared after its batch had been removed with the stream's history.
     """
     from headrace.receiver.health import slow_runs
 
@@ -399,6 +401,10 @@ def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | No
             time_text(ledger_ms),
             time_text(host_ms),
         )
+    date_ms = None if run.logical_date is None else end_of_interval_ms(context, stream.batch_interval)
+    if run.clear_number:
+        begun = MicroBatchTimetable(stream.batch_interval).containing(run.run_after)
+        _check_not_removed(ledger, stream.name, run.run_id, to_ms(begun.start) if date_ms is None else date_ms)
     if not stream.coalesces:
         return ledger.runs.assign(stream.name, run.run_id, host_ms=host_ms)
     limits = stream.limits
@@ -406,10 +412,23 @@ def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | No
         stream.name,
         run.run_id,
         bounds=BatchBounds(limits.max_coalesced_records, limits.max_coalesced_bytes),
-        date_ms=None if run.logical_date is None else end_of_interval_ms(context, stream.batch_interval),
+        date_ms=date_ms,
         keeps_date=bool(run.clear_number),
         host_ms=host_ms,
     )
+
+
+def _check_not_removed(ledger: Ledger, stream: str, run_id: str, at_ms: int) -> None:
+    """Refuse a run that was cleared after the stream's history had lost which batch it had: it would take a new one.
+
+    Raises:
+        BatchRemovedError: the time was removed, and with it the run's batch.
+    """
+    from headrace.ledger.errors import BatchRemovedError
+
+    row = ledger.streams.get(stream)
+    if row.has_removed(at_ms) and ledger.runs.find(stream, run_id) is None:
+        raise BatchRemovedError(stream, at_ms, until_ms=row.removed_until_ms)
 
 
 def end_of_interval_ms(context: Mapping[str, Any], batch_interval: timedelta) -> int:
@@ -486,8 +505,17 @@ class BatchRun:
         return is_automatic(self.context)
 
     def find_batch(self) -> BatchRow | None:
-        """The batch, or None if it is not allocated."""
-        return self.ledger.batches.find(self.stream.name, self.batch_time_ms)
+        """The batch, or None if it is not allocated.
+
+        Raises:
+            BatchRemovedError: it was removed with the stream's history.
+        """
+        from headrace.ledger.errors import BatchRemovedError
+
+        batch = self.ledger.batches.find(self.stream.name, self.batch_time_ms)
+        if batch is None and (row := self.ledger.streams.get(self.stream.name)).has_removed(self.batch_time_ms):
+            raise BatchRemovedError(self.stream.name, self.batch_time_ms, until_ms=row.removed_until_ms)
+        return batch
 
     def allocate_missed(self) -> None:
         """Allocate earlier batch times that hold records and have no batch, the oldest first.

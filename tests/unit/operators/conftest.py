@@ -175,12 +175,15 @@ class Source:
         ledger.topics.observe(self.job, "records", [("flights", TOPIC_ID, 1)])
         ledger.positions.ensure_all(self.job, "records", {self.partition: 0})
         ledger.positions.assign(self.job, "records", {self.partition: 0})
-        self.lease = ledger.receivers.register(
-            ledger.receivers.schedule(self.job, self.receiver), host="h", lease_ms=600_000
-        )
-        storage = open_storage(stream.storage.url)
-        self.writer = WriteAheadLogWriter(storage, f"{stream.name}/log", self.receiver, self.lease.epoch)
         self.position = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to receive in a new epoch, as a restarted receiver does: the segment before is closed."""
+        scheduled = self.ledger.receivers.schedule(self.job, self.receiver)
+        self.lease = self.ledger.receivers.register(scheduled, host="h", lease_ms=600_000)
+        storage = open_storage(self.stream.storage.url)
+        self.writer = WriteAheadLogWriter(storage, f"{self.stream.name}/log", self.receiver, self.lease.epoch)
         self.accepted: int | None = None
 
     def store(self, records: int = 3) -> int:

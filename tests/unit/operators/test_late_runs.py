@@ -7,12 +7,16 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped
 
+from headrace.batch.checkpoint import checkpoint_now
+from headrace.batch.cleanup import clean_up
 from headrace.clock import time_text
 from headrace.dags import batch_dag
+from headrace.ledger.errors import BatchRemovedError
 from headrace.operators.batch_steps import AllocateBlocksOperator, CheckpointOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.sensors.blocks_ready import BlocksReadySensor
+from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms
 
 
@@ -203,3 +207,44 @@ def test_a_run_whose_time_was_taken_over_runs_nothing(stream, run_of, ledger, so
         task = (MicroBatchOperator if single_task else AllocateBlocksOperator)(task_id="first", stream=stream)
     with pytest.raises(AirflowSkipException if single_task else DownstreamTasksSkipped):
         task.execute(run_of(at_ms, run_id="late").context)
+
+
+@pytest.fixture
+def removed(stream, source, taken_over, until, ledger):
+    """The batch that took others over, and they: removed with the stream's history, which is 30 days by default."""
+    context = StreamContext(stream, ledger)
+    checkpoint_now(context, taken_over.batch_time_ms)
+    source.begin()
+
+    def is_removed() -> bool:
+        clean_up(context)
+        ledger.removal.remove_batches("flights", ledger.now_ms())
+        return ledger.batches.page("flights") == []
+
+    # Once the batch has left the remember window, an interval.
+    until(is_removed)
+    return taken_over
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["records wait", "nothing waits"])
+def test_a_cleared_run_whose_batch_was_removed_says_so_and_takes_no_other(
+    run_batch, stream, source, removed, run_of, ledger, until, waits
+):
+    if waits:
+        at_ms = source.store(2)
+        until(lambda: ledger.now_ms() >= at_ms)
+        source.seal()
+    with pytest.raises(BatchRemovedError):
+        run_batch(run_of(removed.batch_time_ms, run_id="late", clear_number=1))
+    assert ledger.batches.page("flights") == []
+    assert len(ledger.blocks.unclaimed("flights")) == waits
+
+
+def test_a_cleared_task_of_a_run_whose_batch_was_removed_says_so(stream, removed, run_of, connectable, toy_batch):
+    task = run_of(removed.batch_time_ms, run_id="late", clear_number=1)
+    for operator in (
+        WalSparkSubmitOperator(task_id="generate", stream=stream, step="elasticsearch"),
+        CheckpointOperator(task_id="checkpoint", stream=stream),
+    ):
+        with pytest.raises(BatchRemovedError):
+            operator.execute(task.context)
