@@ -18,7 +18,7 @@ from headrace.connections import CONNECTION_PREFIX
 from headrace.elasticsearch.dead_letter_index import LetterFilter
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow
-from headrace.ledger.states import BatchState, DesiredState, EventKind
+from headrace.ledger.states import AttemptState, BatchState, DesiredState, EventKind
 from headrace.stream import Stream
 from headrace.ui.api.airflow_side import Interval, Run
 from headrace.ui.api.read_routes import own_run
@@ -188,7 +188,10 @@ def _wanted(ledger: Ledger, name: str) -> tuple[DesiredState, bool]:
 
 @dataclass(frozen=True, slots=True)
 class _BatchNow:
-    """A batch with its run. ``running``: a live attempt runs it. ``removed``: the ledger had it once."""
+    """A batch with its run. ``running``: a live attempt runs it. ``removed``: the ledger had it once.
+
+    ``completed_by``: the runs that have completed an output of it.
+    """
 
     interval_ms: int
     batch: BatchRow | None = None
@@ -196,6 +199,13 @@ class _BatchNow:
     running: bool = False
     source: str | None = None
     removed: bool = False
+    completed_by: frozenset[str | None] = frozenset()
+
+    @property
+    def run_to_clear(self) -> Run | None:
+        """The run that runs the batch again if it is cleared: one repeats only what it has completed itself."""
+        is_complete = self.batch is not None and self.batch.state is BatchState.COMPLETED
+        return self.run if self.run and (not is_complete or self.run.run_id in self.completed_by) else None
 
 
 def _batch_now(stream: KnownStream, batch_time_ms: int) -> _BatchNow:
@@ -206,12 +216,15 @@ def _batch_now(stream: KnownStream, batch_time_ms: int) -> _BatchNow:
             return _BatchNow(row.batch_interval_ms, removed=row.has_removed(batch_time_ms)), ()
         attempts = ledger.attempts.of_batch(stream.name, batch_time_ms)
         now_ms = ledger.now_ms()
+        history = ledger.attempts.output_history(stream.name, batch_time_ms)
+        done = {row.attempt for row in history if row.state is AttemptState.COMPLETED}
         origin = ledger.batches.origins(stream.name, [batch_time_ms]).get(batch_time_ms)
         now = _BatchNow(
             row.batch_interval_ms,
             batch,
             running=any(attempt.alive(now_ms) and not attempt.target for attempt in attempts),
             source=None if origin is None else origin.source,
+            completed_by=frozenset(attempt.run_id for attempt in attempts if attempt.number in done),
         )
         return now, run_ids(ledger, batch, attempts)
 
@@ -251,14 +264,16 @@ def preview_run(
 
 @writes.post("/streams/{name}/batches/{batch_time}/run", summary="Run a batch again")
 async def run(request: Request, stream: OperableDep, batch_time: BatchTime, body: RunBody) -> Done:
-    """Clears its Airflow run; triggers one if it has none, or if only some outputs are to be written again."""
+    """Clears its Airflow run. Triggers one if it has none, or none that completed it, or if only some outputs are to be
+    written again."""
     batch_time_ms = time_ms(batch_time, "batch_time")
     at, dag_id, outputs = time_text(batch_time_ms), stream.place.batch_dag_id, body.outputs
     now = await run_in_threadpool(_batch_now, stream, batch_time_ms)
     _refuse(await run_in_threadpool(_run_intent, stream, batch_time_ms, now, outputs or ()))
-    if now.run is not None and not outputs:
-        await stream.airflow.clear(request, now.run, reason=body.reason)
-        done = f"Run {now.run.run_id} of {dag_id} is cleared: Airflow runs batch {at} again."
+    cleared = None if outputs else now.run_to_clear
+    if cleared is not None:
+        await stream.airflow.clear(request, cleared, reason=body.reason)
+        done = f"Run {cleared.run_id} of {dag_id} is cleared: Airflow runs batch {at} again."
     else:
         conf = {"reprocess": True, **({"outputs": list(outputs)} if outputs else {})}
         run = await stream.airflow.trigger(request, dag_id, Interval(batch_time_ms, now.interval_ms), conf)
@@ -270,7 +285,8 @@ async def run(request: Request, stream: OperableDep, batch_time: BatchTime, body
 def _run_intent(stream: KnownStream, batch_time_ms: int, now: _BatchNow, outputs: tuple[str, ...]) -> Preview:
     batch, dag_id, time = now.batch, stream.place.batch_dag_id, time_text(batch_time_ms)
     what = f"outputs {', '.join(outputs)} of batch {time}" if outputs else f"batch {time}"
-    how = f"run {now.run.run_id} of {dag_id} is cleared" if now.run and not outputs else f"a run of {dag_id} starts"
+    cleared = None if outputs else now.run_to_clear
+    how = f"a run of {dag_id} starts" if cleared is None else f"run {cleared.run_id} of {dag_id} is cleared"
     will = f"{how[0].upper()}{how[1:]}, and {what} is run again"
     if batch is not None:
         source = "Kafka, by its offset ranges" if now.source == "kafka" else "the log"

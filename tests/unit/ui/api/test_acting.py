@@ -70,6 +70,28 @@ def test_without_a_run_or_for_some_outputs_one_is_triggered(own_api: Api) -> Non
     ]
 
 
+def test_a_run_that_did_not_complete_the_batch_is_not_cleared_to_repeat_it(own_api: Api) -> None:
+    """It would find the batch done, and do nothing: the repair completed it, for example."""
+    time = _failed(own_api)
+    at_ms, how = time_ms(time, "t"), {"holder": "h", "way": "connect", "lease_ms": 1_000}
+    own_api.airflow.runs["orders-3_batches", at_ms] = Run("orders-3_batches", "scheduled__1", "failed")
+    with own_api.ledger() as ledger:
+        for run_id, fails in (("scheduled__1", True), ("other", False)):
+            attempt = ledger.attempts.begin("orders-3", at_ms, **how, attributes={"run_id": run_id})
+            if fails:
+                ledger.attempts.fail(attempt, "no answer")
+                continue
+            for output in attempt.outputs:
+                ledger.attempts.record_output(attempt, output, {})
+            ledger.attempts.complete(attempt)
+    preview_path = f"/streams/orders-3/batches/{time}/run/preview"
+    assert "A run of orders-3_batches starts" in own_api.get(preview_path)["will"]
+    own_api.post(f"/streams/orders-3/batches/{time}/run")
+    assert own_api.airflow.done == [("trigger", "orders-3_batches", {"reprocess": True})]
+    own_api.airflow.runs["orders-3_batches", at_ms] = Run("orders-3_batches", "other", "success")
+    assert "Run other of orders-3_batches is cleared" in own_api.get(preview_path)["will"]
+
+
 def test_a_batch_whose_run_is_running_is_not_run_again(own_api: Api) -> None:
     time = _failed(own_api)
     own_api.airflow.runs["orders-3_batches", time_ms(time, "t")] = Run("orders-3_batches", "r", "running")
