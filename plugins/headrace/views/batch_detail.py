@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from headrace.clock import time_text
-from headrace.errors import REPAIR, WARNING
+from headrace.errors import RANGE, REPAIR, WARNING
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import AttemptRow, BatchInputRow, BatchOrigin, BatchOutputRow, BatchRow
 from headrace.ledger.errors import BatchNotFoundError
@@ -222,8 +222,12 @@ def became(batch: BatchRow, attempts: Sequence[AttemptRow]) -> str | None:
 def run_ids(ledger: Ledger, batch: BatchRow, attempts: Sequence[AttemptRow]) -> tuple[str, ...]:
     """The Airflow runs whose own batch it is: to which the ledger assigned it, or that made an attempt at it."""
     assigned = ledger.runs.of_batch(batch.stream, batch.batch_time_ms)
-    own = [attempt for attempt in attempts if not attempt.target and not attempt.attributes.get(REPAIR)]
-    tried = [attempt.run_id for attempt in reversed(own) if attempt.run_id]
+    own = [
+        attempt.run_id
+        for attempt in reversed(attempts)
+        if not (attempt.target or attempt.attributes.get(REPAIR) or RANGE in attempt.attributes)
+    ]
+    tried = filter(None, own)
     return tuple(dict.fromkeys([*assigned, *tried]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -189,7 +190,7 @@ def show_batch(request: Request, stream: StreamDep, batch_time: BatchTime) -> Ba
     batch_time_ms = time_ms(batch_time, "batch_time")
     batch = stream.ask(lambda ledger: batch_detail(ledger, stream.name, batch_time_ms))
     attempts = tuple(
-        attempt.model_copy(update={"links": _attempt_links(request, stream, attempt)}) for attempt in batch.all_attempts
+        attempt.model_copy(update={"links": _attempt_links(request, attempt)}) for attempt in batch.all_attempts
     )
     return batch.model_copy(update={"links": _links(request, stream, batch), "all_attempts": attempts})
 
@@ -224,11 +225,18 @@ def _links(request: Request, stream: KnownStream, batch: BatchDetail) -> Links:
     return Links(run=address, logs=_logs(address, own), spark_ui=own[-1].spark_ui if own else None, grid=grid)
 
 
-def _attempt_links(request: Request, stream: KnownStream, attempt: Attempt) -> Links:
-    if attempt.run_id is None or attempt.target is not None:
+# See `headrace.runs.batch_run.holder`.
+_TASK = re.compile(r"airflow:(?P<dag>[^/]+)/(?P<run>.+)/(?P<task>[^/]+)/\d+")
+
+
+def _attempt_links(request: Request, attempt: Attempt) -> Links:
+    """Of the task that made it, which may be one of the repair, of a range or of a replay."""
+    task = _TASK.fullmatch(attempt.holder)
+    if task is None:
         return Links(spark_ui=attempt.spark_ui)
-    address = f"{_root(request)}/dags/{quote(stream.place.batch_dag_id)}/runs/{quote(attempt.run_id, safe='')}"
-    return Links(run=address, logs=_logs(address, [attempt]), spark_ui=attempt.spark_ui)
+    dag, run, name = (quote(task[part], safe="") for part in ("dag", "run", "task"))
+    address = f"{_root(request)}/dags/{dag}/runs/{run}"
+    return Links(run=address, logs=f"{address}/tasks/{name}", spark_ui=attempt.spark_ui)
 
 
 def _logs(run: str, attempts: list[Attempt]) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.batch.batch_range import TimeRange
 from headrace.ledger.states import DesiredState, EventKind
 from headrace.ui.api.airflow_side import Run
 from headrace.ui.api.requests import time_ms
@@ -118,6 +119,23 @@ def test_the_run_of_another_batch_time_is_not_taken_for_the_batchs_own(own_api: 
     assert (
         "a run of orders_batches starts" in own_api.get(f"/streams/orders/batches/{time}/run/preview")["will"].lower()
     )
+
+
+def test_an_attempt_of_a_range_links_to_its_task_and_its_run_is_not_the_batchs_own(own_api: Api) -> None:
+    time = _completed(own_api)
+    at_ms = time_ms(time, "t")
+    # A person may give two DAGs' runs the same id.
+    own_api.airflow.runs["orders_batches", at_ms - 1] = Run("orders_batches", "tuesday", "success")
+    with own_api.ledger() as ledger:
+        ledger.attempts.begin(
+            "orders", at_ms, holder="airflow:orders_again/tuesday/run_again/2", way="connect", lease_ms=1, force=True,
+            attributes={**TimeRange(0, at_ms, "tuesday").attributes, "run_id": "tuesday"},
+        )  # fmt: skip
+    batch = own_api.get(f"/streams/orders/batches/{time}")
+    task = "/dags/orders_again/runs/tuesday"
+    links = batch["all_attempts"][-1]["links"]
+    assert (links["run"], links["logs"]) == (task, f"{task}/tasks/run_again")
+    assert "tuesday" not in str(batch["links"]["run"])
 
 
 def test_abandoning_needs_a_reason_and_makes_a_gap(own_api: Api) -> None:
