@@ -210,7 +210,7 @@ def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
     where = source.bootstrap_servers or f"connection {source.connection}"
     refused: dict[str, TopicsNotFoundError] = {}
     try:
-        asking = AdminQuestions(source)
+        asking = AdminQuestions(source, quiet=True)
         where = asking.servers
         try:
             topics, missing = TopicWatch(asking.admin, source).topics(refused)

@@ -57,7 +57,8 @@ def _check(
     of_group: Collection[AclOperation],
 ) -> Iterator[Checked]:
     with contextlib.suppress(HeadraceError, KafkaException, NotAnsweredError):
-        config = admin_config(source)
+        # librdkafka writes nothing to standard error, among the results.
+        config = {**admin_config(source), "log_level": 0}
         admin = AskingAdmin(config, gives_up_early=True)
         refused: dict[str, TopicsNotFoundError] = {}
         seen, _ = TopicWatch(admin, source).topics(refused)

@@ -170,10 +170,15 @@ class RecreatedTopics:
 class AdminQuestions:
     """An admin client of an input's cluster. Not thread-safe."""
 
-    def __init__(self, source: KafkaInput, admin: Any = None) -> None:
-        """Raises ClientSettingError, ConnectionNotFoundError, ConnectionFormatError or TokenError."""
+    def __init__(self, source: KafkaInput, admin: Any = None, *, quiet: bool = False) -> None:
+        """``quiet``: librdkafka writes nothing to standard error; `not_asked` has its last error.
+
+        Raises ClientSettingError, ConnectionNotFoundError, ConnectionFormatError or TokenError.
+        """
         self.source = source
         config: dict[str, Any] = dict(admin_config(source)) if admin is None else {}
+        if quiet:
+            config["log_level"] = 0
         self.servers = str(config.get("bootstrap.servers") or source.bootstrap_servers or source.connection)
         self.admin = AskingAdmin(config, gives_up_early=True) if admin is None else admin
 

@@ -210,7 +210,7 @@ class _AttemptRun:
         number, frames = inputs.undecodable(output.fresh)
         if number:
             kept = output.output.keeps_undecodable
-            where = "go to the dead letters as they are" if kept else "are not among the rows"
+            where = "are kept as they are, apart from the rows" if kept else "are not among the rows"
             self._attempt.report(f"output {output.output.id}: {number:,} records do not decode and {where}")
         return number, frames
 

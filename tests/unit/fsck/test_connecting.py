@@ -224,7 +224,7 @@ def test_a_ledger_that_cannot_be_made_or_opened(tmp_path: Path) -> None:
 
 
 def test_the_command_lists_every_check_and_fails_where_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(client, "_HOPE_SECONDS", 0.2)
     definition = tmp_path / "shop.json"
@@ -233,6 +233,7 @@ def test_the_command_lists_every_check_and_fails_where_one_does(
     assert reported.exit_code == 1
     assert f"FAILED input records: {CLOSED}: Kafka at {CLOSED} cannot be asked" in reported.stdout
     assert "ok     storage" in reported.stdout
+    assert "bootstrap" not in capfd.readouterr().err, "librdkafka's log hides the results"
     answer = CliRunner().invoke(app, ["streams", "check", str(definition), "--connect", "--json"])
     assert answer.exit_code == 1
     checks = {check["name"]: check["error"] for check in json.loads(answer.stdout)["checks"]}
