@@ -151,7 +151,7 @@ class RecordDecoding:
             reasons: list[str | None] = [None] * batch.num_rows
             for name, function in decode.items():
                 decoded, refused = function(batch.column(name))
-                for row, reason in refused.items():
+                for row, reason in {**_left_out(batch.column(name), decoded, refused), **refused}.items():
                     text = f"the {name} is {reason}"
                     reasons[row] = text if reasons[row] is None else f"{reasons[row]}; {text}"
                 if self.keep_bytes is not None:
@@ -169,6 +169,17 @@ class RecordDecoding:
         if reasons.null_count == batch.num_rows:
             return {raw: pa.nulls(batch.num_rows, pa.binary()) for raw in _RAW.values()}
         return {raw: pc.if_else(pc.is_valid(reasons), batch.column(name), None) for name, raw in _RAW.items()}
+
+
+def _left_out(values: pa.Array, decoded: pa.Array, refused: Mapping[int, str]) -> dict[int, str]:
+    """Reasons for values that a decoder makes null without one: such a record would count as one without a value, and
+    an output by keys would delete what it has of the key."""
+    if decoded.null_count == values.null_count + len(refused):
+        return {}
+    import pyarrow.compute as pc
+
+    rows = pc.indices_nonzero(pc.and_(pc.is_valid(values), pc.is_null(decoded))).to_pylist()
+    return dict.fromkeys(rows, "decoded to null, and its decoder gives no reason")
 
 
 def _column_type(ddl: str) -> DataType:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.support.records import make_block
@@ -42,6 +43,32 @@ def test_bytes_are_kept_of_undecodable_records_of_all_or_instead(keep_bytes: Any
     reasons = batch.column("undecodable_reason").to_pylist()
     assert reasons[0] is None
     assert reasons[1].startswith("the value is no JSON object of n INT: JSON is malformed")
+
+
+class ForgetfulDigits:
+    """A decoder that gives no reason for some of the values that it refuses."""
+
+    def __init__(self, kind: pa.DataType, *, time_zone: str) -> None:
+        self._kind = kind
+
+    def decode(self, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+        texts = [None if value is None else value.decode() for value in values.to_pylist()]
+        decoded = [text if text is not None and text.isdigit() else None for text in texts]
+        return pa.array(decoded, self._kind), {row: "no number" for row, text in enumerate(texts) if text == "x"}
+
+
+def test_a_value_that_is_decoded_to_null_without_a_reason_is_no_record_without_a_value() -> None:
+    block, _ = make_block([b"1", b"x", None, b"forgotten"], from_offset=0)
+    decoding = RecordDecoding({"value": TaskDecoder(f"{__name__}:ForgetfulDigits", StringType(), {})}, "UTC")
+    (batch,) = decoding.run(iter([to_spark(block, arrow_schema(RECORD_SCHEMA))]))
+    assert batch.column("value").to_pylist() == ["1", None, None, None]
+    assert batch.column("undecodable_reason").to_pylist() == [
+        None,
+        "the value is no number",
+        None,
+        "the value is decoded to null, and its decoder gives no reason",
+    ]
+    assert batch.column("raw_value").to_pylist() == [None, b"x", None, b"forgotten"]
 
 
 def test_a_task_imports_no_definition_to_decode() -> None:
