@@ -472,21 +472,28 @@ class ConnectSessions:
 
 
 class OwnSession:
-    """The session of an application that runs only a range, which its threads share (`RangeSessions`)."""
+    """The sessions of an application that runs only a range (`RangeSessions`). Each thread has its own, because
+    transforms may give their views the same names. Threads that share jobs, and so transform nothing, share one."""
 
     def __init__(self, context: StreamContext, first: AttemptRow, slots: int) -> None:
         self._context, self._first = context, first.claim()
         self._lock = threading.Lock()
         self._spark: SparkSession | None = None
+        self._of_threads: dict[int, SparkSession] = {}
         self.jobs = shared_jobs(self._session, first, slots) if slots else None
 
     def attributes(self, number: int) -> dict[str, Any]:  # noqa: ARG002
         """None: the application is the process's own, so it ends with it."""
         return {}
 
-    def open(self, number: int) -> SparkSession:  # noqa: ARG002
-        """The session, opened by the first thread that needs it."""
-        return self._session()
+    def open(self, number: int) -> SparkSession:
+        """The thread's session. The first thread that needs one starts the application."""
+        spark = self._session()
+        if self.jobs is not None:
+            return spark
+        if number not in self._of_threads:
+            self._of_threads[number] = spark.newSession()
+        return self._of_threads[number]
 
     def end_earlier(self, claim: Attempt) -> None:
         """Nothing: they ran in applications of their own, which their tasks have ended."""

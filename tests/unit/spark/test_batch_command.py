@@ -159,13 +159,14 @@ def test_a_range_in_an_application_of_its_own_goes_on_when_its_first_batch_needs
     stream: Stream, monkeypatch: Any
 ) -> None:
     application = SimpleNamespace(applicationId="local-1", uiWebUrl=None, _gateway=None)
-    session = SimpleNamespace(sparkContext=application, stop=lambda: None)
+    session = SimpleNamespace(sparkContext=application, stop=lambda: None, newSession=SimpleNamespace)
     done: list[int] = []
+    sessions: list[Any] = []
 
     def run(attempt: BatchAttempt) -> SimpleNamespace:
         if attempt.batch_time_ms != times[0]:
             eventually(lambda: times[0] in done)
-            assert attempt.spark is session
+            sessions.append(attempt.spark)
         attempt.ledger.attempts.record_output(attempt.claim, "console", {})
         attempt.ledger.attempts.complete(attempt.claim)
         done.append(attempt.batch_time_ms)
@@ -191,3 +192,5 @@ def test_a_range_in_an_application_of_its_own_goes_on_when_its_first_batch_needs
         command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(times[0]), "--way", "submit"]
         assert batch_command.main([*command, "--attempt", str(first.number)]) == 0
     assert sorted(done) == times
+    # Views of one batch's transform are not another's.
+    assert sessions[0] is not sessions[1]
