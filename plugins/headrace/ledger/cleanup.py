@@ -11,7 +11,7 @@ and it cannot be allocated again, so its documents cannot be written a second ti
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, false, func, or_, select, update
@@ -43,9 +43,11 @@ class Cleanup(Repository):
     def needed_from(self, stream: str) -> int:
         """Return the oldest batch time that is still to run, or is running. The log that its windows need must stay.
 
-        This is the earliest of: the oldest unclaimed time, the oldest batch that has never completed, the oldest live
-        attempt's batch, the time after the newest batch, and now. A batch that completed once and failed when it was
-        run again does not count unless it is running: otherwise one such batch would keep the whole log after it.
+        This is the earliest of: the oldest unclaimed time, the oldest batch that has never completed, the oldest batch
+        with a live attempt that reads the log, the time after the newest batch, and now. A batch that completed once
+        and failed when it was run again does not count unless it is running: otherwise one such batch would keep the
+        whole log after it. Nor does one that is read again from Kafka: what is older has left the log before it, and a
+        range of such batches takes hours.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -188,7 +190,8 @@ def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: 
         .order_by(batches.c.batch_time_ms)
         for state in UNFINISHED
     ]
-    times = [now_ms, *(attempt.batch_time_ms for attempt in live_attempts(connection, stream, now_ms)[:1])]
+    in_log = (row.batch_time_ms for row in live_attempts(connection, stream, now_ms) if row.source != "kafka")
+    times = [now_ms, *islice(in_log, 1)]
     last_ms = connection.execute(newest.limit(1)).scalar_one_or_none()
     if last_ms is not None:
         times.append(last_ms + interval_ms)

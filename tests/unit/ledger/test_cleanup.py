@@ -157,6 +157,16 @@ def test_a_batch_that_failed_when_it_was_run_again_holds_no_window(logged: Any) 
     assert cleanup.needed_from("flights") == T2 + 2000
 
 
+def test_a_batch_that_is_read_again_from_kafka_does_not_keep_the_log_after_it(logged: Any) -> None:
+    logged.complete(T1)
+    logged.complete(T2)
+    logged.clock.advance(100_000)
+    logged.ledger.cleanup.claim_removal("flights", ["a"], NOW_MS * 2)
+    attempt = logged.ledger.attempts.begin("flights", T1, **RUN, force=True)
+    assert attempt.source == "kafka"
+    assert logged.ledger.cleanup.needed_from("flights") == T2 + 1000
+
+
 def test_what_began_to_run_since_keeps_what_its_window_reaches_back_to(logged: Any) -> None:
     cleanup, attempts = logged.ledger.cleanup, logged.ledger.attempts
     logged.complete(T1)
