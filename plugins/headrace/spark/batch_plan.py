@@ -50,6 +50,12 @@ class BatchNotReadableError(HeadraceError):
     """The batch is abandoned or absorbed, so its records are not read."""
 
 
+class WindowRemovedError(HeadraceError):
+    """A window reaches back to batches that were removed with the stream's history."""
+
+    failure = Failure.FINAL
+
+
 class UndeclaredInputError(HeadraceError):
     """The batch has records of an input that the stream's definition does not have."""
 
@@ -99,6 +105,7 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
         BatchNotReadableError: the batch is abandoned, or another one absorbed it.
         ManifestError: a manifest is missing or damaged, or is not the recorded one.
         UndeclaredInputError: no output would read some of the batch's own records, and none has read them before.
+        WindowRemovedError: a window reaches back to a batch that was removed.
     """
     time_ms = batch.batch_time_ms
     own = origins_of(context, [time_ms]).get(time_ms)
@@ -112,6 +119,9 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
         replace(plan, written_before=plan.output.step in written, tried_before=plan.output.step in tried)
         for plan in plan_outputs(context, time_ms, attempt.outputs, own=(own, batch.records))
     )
+    for plan in plans:
+        if plan.skipped is None:
+            _check_not_removed(context, plan.output, time_ms)
     for manifest in load_manifests([own, *leaving, *(origin for plan in plans for origin in plan.read)]):
         # Not those of a window's earlier batches: their inputs may have been removed since.
         if manifest.batch_time_ms == time_ms:
@@ -179,6 +189,28 @@ def _plan_output(
         tuple(by_time[time] for time in fresh if time in by_time),
         has_rows or _hold_records(context, sorted(by_time)),
     )
+
+
+def _check_not_removed(context: StreamContext, output: Output, batch_time_ms: int) -> None:
+    """Refuse a window over removed batches: what the other batches give would replace what the whole window gave.
+
+    Raises:
+        WindowRemovedError: the output's window reaches back to a batch that was removed.
+    """
+    if output.window is None:
+        return
+    interval_ms, row = context.stream.batch_interval_ms, context.ledger.streams.get(context.name)
+    times = (
+        *output.window.batch_times_ms(batch_time_ms, interval_ms),
+        *output.window.fresh_times_ms(batch_time_ms, interval_ms),
+    )
+    removed = [time_ms for time_ms in times if row.removed_until_ms and row.has_removed(time_ms)]
+    if removed:
+        raise WindowRemovedError(
+            f"Output {output.id!r} of batch {time_text(batch_time_ms)} has a window over batches that were removed, up "
+            f"to {time_text(max(removed))}: stream {context.name!r} keeps its batches for limits.history.",
+            remedy="It cannot be written again. What it wrote is where it was written. Begin with a later batch.",
+        )
 
 
 def _hold_records(context: StreamContext, times_ms: Sequence[int]) -> bool:

@@ -25,6 +25,7 @@ from headrace.ledger import EventKind, Ledger
 from headrace.spark.batch_plan import (
     WRITTEN,
     UndeclaredInputError,
+    WindowRemovedError,
     earlier_attempts,
     plan_attempt,
     plan_outputs,
@@ -92,6 +93,26 @@ def test_a_window_reads_only_the_batches_that_exist(ledger: Ledger, tmp_path: Pa
     for number in (1, 3):
         assert read[number].skipped == "no window ends at this batch time, but every 20000 ms"
         assert not read[number].needs_spark
+
+
+def test_a_window_over_removed_batches_is_refused(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = registered(ledger, tmp_path, 5, outputs=ConsoleOutput(window=Window(length="30 s")))
+    row = replace(ledger.streams.get("clicks"), removed_from_ms=INTERVAL_MS, removed_until_ms=2 * INTERVAL_MS)
+    fourth, fifth = (
+        (
+            ledger.attempts.begin("clicks", at, holder="test", way="connect", lease_ms=1),
+            ledger.batches.get("clicks", at),
+        )
+        for at in (4 * INTERVAL_MS, 5 * INTERVAL_MS)
+    )
+    monkeypatch.setattr(type(ledger.streams), "get", lambda *_: row)
+    with pytest.raises(WindowRemovedError, match=r"up to 1970-01-01T00:00:20Z") as refused:
+        plan_attempt(StreamContext(stream, ledger), *fourth)
+    assert refused.value.failure is Failure.FINAL
+    (plan,) = plan_attempt(StreamContext(stream, ledger), *fifth).outputs
+    assert times(plan.origins) == [3, 4, 5]
 
 
 def test_undecodable_records_are_also_searched_in_batches_between_two_windows(ledger: Ledger, tmp_path: Path) -> None:
