@@ -26,10 +26,13 @@ from headrace.operators.links import SparkUiLink, browser_link
 from headrace.runs.batch_run import check_names, holder
 from headrace.runs.processes import DetachedProcess, connection_variables, spawn, tail
 from headrace.runs.receiver_job import (
+    ATTACHED,
+    ATTACHED_TASK,
     JobOutcome,
     JobWatch,
     connections_of_others,
     end_claim,
+    is_of_another_run,
     is_request,
     newest_job,
     replace_older_job,
@@ -450,25 +453,20 @@ def _time(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
-ATTACHED = "attached"
-"""The attribute of a receiver job that names the task waiting for its end."""
-_TASK = "attached_task"
-
-
 def attachment(context: Context) -> dict[str, Any]:
     """The attributes that this task sets on the job while it waits for it."""
     ti = context["ti"]
     reported = {name: getattr(ti, name) for name in ("dag_id", "run_id", "task_id", "try_number", "max_tries")}
-    return {ATTACHED: holder(context), _TASK: reported}
+    return {ATTACHED: holder(context), ATTACHED_TASK: reported}
 
 
 def ended_unnoticed(job: JobRow, context: Context) -> bool:
     """Whether the task that waited for this job was marked or cleared, and nobody asked the job to stop."""
-    before = job.attributes.get(_TASK)
+    before = job.attributes.get(ATTACHED_TASK)
     if before is None or job.state.ended or job.stop_requested_at_ms is not None:
         return False
     ti = context["ti"]
-    if any(getattr(ti, name) != before[name] for name in ("dag_id", "run_id", "task_id")):
+    if is_of_another_run(job, ti):
         return _was_marked(before, ti)
     # Clearing a task gives it its retries again.
     return bool(ti.max_tries > before["max_tries"])

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 from packaging.version import InvalidVersion, Version
@@ -166,6 +166,18 @@ def awaited_application(ledger: Ledger, stream: str, *, timeout_ms: int) -> str 
     if now_ms - (job.ended_at_ms or job.heartbeat_ms) >= timeout_ms:
         return None
     return f"The receiver job (epoch {job.epoch}) is gone, and the next one is due."
+
+
+ATTACHED = "attached"
+"""The attribute of a receiver job that names the task waiting for its end."""
+ATTACHED_TASK = "attached_task"
+"""The attribute with what Airflow knows that task by."""
+
+
+def is_of_another_run(job: JobRow, instance: Any) -> bool:
+    """Whether the task that waits for the job's end is another one than this task instance, or of another run."""
+    task = job.attributes.get(ATTACHED_TASK)
+    return task is not None and any(getattr(instance, name) != task[name] for name in ("dag_id", "run_id", "task_id"))
 
 
 def missing_application(ledger: Ledger, stream: str, job: JobRow | None) -> str | None:

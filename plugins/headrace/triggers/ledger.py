@@ -23,7 +23,7 @@ from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, in_thread
 from headrace.runs.batch_run import NothingToRun, of_schedule, takes_over
 from headrace.runs.readiness import InputsNotReceivedError, blocks_ready, find_beginning
-from headrace.runs.receiver_job import JobWatch, receiving
+from headrace.runs.receiver_job import ATTACHED, JobWatch, is_of_another_run, receiving
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -467,17 +467,24 @@ class ReceiverJobTrigger(LedgerTrigger):
         """Called when a person marks or clears the deferred task: ask the job to stop, so that it drains.
 
         Airflow also calls it in a triggerer that was cut off or blocked for so long that another one has taken its
-        triggers over. Then the task is still deferred, and the job goes on.
+        triggers over. Then the task is still deferred, and the job goes on. So does a job that a task of another run
+        has attached to: the DAG was renamed, and a person deletes the old one.
         """
         if await self._is_deferred():
             self.log.info("The task is still deferred: another triggerer has taken it over. The job goes on.")
             return
         ledger = await LedgerHook(self.ledger).aget_conn()
         try:
-            reason = "its Airflow task was ended by a person"
-            await in_thread(self.ledger, ledger.jobs.request_stop, self.stream, reason)
+            await in_thread(self.ledger, self._request_stop, ledger)
         finally:
             await in_thread(self.ledger, ledger.close)
+
+    def _request_stop(self, ledger: Ledger) -> None:
+        job = ledger.jobs.current(self.stream)
+        if job is not None and self.task_instance is not None and is_of_another_run(job, self.task_instance):
+            self.log.info("The receiver job goes on: %s has attached to it.", job.attributes[ATTACHED])
+            return
+        ledger.jobs.request_stop(self.stream, "its Airflow task was ended by a person")
 
     async def _is_deferred(self) -> bool:
         """Whether the trigger's task is deferred. False if Airflow does not answer: a stop loses nothing."""

@@ -11,6 +11,7 @@ from airflow.triggers.base import TriggerEvent
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
+from headrace.runs.receiver_job import ATTACHED, ATTACHED_TASK
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.triggers.ledger import (
     BlocksReadyTrigger,
@@ -120,6 +121,22 @@ def test_a_triggerer_whose_triggers_another_one_took_over_stops_nothing(stream, 
     trigger._task_instance = SimpleNamespace(dag_id="flights_receiver", task_id="receive", run_id="run")
     asyncio.run(trigger.on_kill())
     assert (ledger.jobs.current("flights").stop_requested_at_ms is not None) is stops
+
+
+@pytest.mark.parametrize("attached", ["flights_receiver", "flights_in"])
+def test_deleting_the_dag_under_its_former_id_stops_no_job_of_the_new_one(
+    stream, ledger, monkeypatch, attached, capsys
+):
+    stops = attached == "flights_receiver"
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", lambda **_: {})
+    ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
+    waiting = {"dag_id": attached, "run_id": "run", "task_id": "receive", "try_number": 1, "max_tries": 5}
+    ledger.jobs.note("flights", 1, {ATTACHED: f"airflow:{attached}/run/receive/1", ATTACHED_TASK: waiting})
+    trigger = triggers(stream)[0]
+    trigger._task_instance = SimpleNamespace(dag_id="flights_receiver", task_id="receive", run_id="run")
+    asyncio.run(trigger.on_kill())
+    assert (ledger.jobs.current("flights").stop_requested_at_ms is not None) is stops
+    assert (f"airflow:{attached}/run/receive/1 has attached to it" in capsys.readouterr().out) is not stops
 
 
 def test_a_triggerer_that_goes_down_stops_nothing(stream, ledger):
