@@ -447,7 +447,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     def _try_batch(self, run: BatchRun) -> Wait | None:
         """Run what is left of the batch; return what it has to wait for first, if anything."""
-        from headrace.ledger.errors import AlreadyCompletedError, SlotBusyError
+        from headrace.ledger.errors import AlreadyCompletedError, BatchRunningError, SlotBusyError
         from headrace.ledger.states import BatchState
 
         batch, at = self._batch(run), time_text(run.batch_time_ms)
@@ -461,7 +461,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         # If nothing is left but the batch is not completed, an attempt died after recording its last output. Beginning
         # another attempt makes the ledger notice that the batch is complete.
         steps = left.steps or self._steps
-        awaited = self._other_run(run, batch, steps) or self.wait_for_application(run.ledger, batch, left.steps)
+        live = self._live(run, batch, steps)
+        awaited = self._other_run(run, batch, live) or self.wait_for_application(run.ledger, batch, left.steps)
         if awaited is not None:
             return awaited
         try:
@@ -471,14 +472,17 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 run.context,
                 steps=steps,
                 force=left.repeats and bool(left.steps),
+                # Two runs of a batch often begin in the same moment. Only an earlier try of this run is fenced.
+                unless_running=not live,
                 attributes=run.request.attributes,
             )
         except AlreadyCompletedError as error:
             self.log.info("%s", error.what)
             return None
-        except SlotBusyError as error:
-            soon = _are_being_repaired(run.ledger, self.stream.name, error.busy)
-            return Wait(str(error), f"batches {error.busy}", otherwise=error, soon=soon)
+        except (BatchRunningError, SlotBusyError) as error:
+            busy = getattr(error, "busy", [run.batch_time_ms])
+            soon = _are_being_repaired(run.ledger, self.stream.name, busy)
+            return Wait(str(error), f"batches {busy}", otherwise=error, soon=soon)
         self.run_attempt(run.ledger, attempt, batch, run.context)
         return None
 
@@ -505,18 +509,21 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             )
         return batch
 
-    def _other_run(self, run: BatchRun, batch: BatchRow, steps: tuple[str, ...]) -> Wait | None:
-        """The wait for a live attempt of another run at these steps. An attempt of an earlier try of this run is not
-        waited for: it gets fenced.
+    def _live(self, run: BatchRun, batch: BatchRow, steps: tuple[str, ...]) -> list[AttemptRow]:
+        """The live attempts at the batch that run one of these steps."""
+        now_ms = run.ledger.now_ms()
+        attempts = attempts_without_replays(run.ledger, batch)
+        return [row for row in attempts if row.alive(now_ms) and set(row.outputs) & set(steps)]
+
+    def _other_run(self, run: BatchRun, batch: BatchRow, live: Iterable[AttemptRow]) -> Wait | None:
+        """The wait for one of these attempts, if another run has made it. An attempt of an earlier try of this run is
+        not waited for: it gets fenced.
 
         Raises:
-            AttemptFencedInSparkError: a later try of this run runs these steps, so this try is a zombie.
+            AttemptFencedInSparkError: a later try of this run has made one of them, so this try is a zombie.
         """
-
-        now_ms, at = run.ledger.now_ms(), time_text(batch.batch_time_ms)
-        for row in attempts_without_replays(run.ledger, batch):
-            if not row.alive(now_ms) or not set(row.outputs) & set(steps):
-                continue
+        at = time_text(batch.batch_time_ms)
+        for row in live:
             # Runs of two DAGs, or of two Airflows, have the same ids: they differ by their start.
             if row.run_id is not None and run.request.run.clear_of(row.attributes) is None:
                 return Wait(f"Batch {at} is being run by {row.holder}, attempt {row.number}.", f"attempt {row.number}")

@@ -126,6 +126,29 @@ def test_so_is_that_of_another_run_with_the_same_id(stream, allocated, toy_batch
     assert done(ledger, at_ms) == [(ONE, 2)]
 
 
+def test_so_is_one_that_begins_in_the_same_moment(stream, allocated, toy_batch, connectable, ledger, monkeypatch):
+    """The runs of two Airflows, or two that a person triggers at once."""
+    at_ms, task = allocated()
+    look = WalSparkSubmitOperator._live
+    begun = []
+
+    def look_just_before(operator, run, batch, steps):
+        found = look(operator, run, batch, steps)
+        if not begun:
+            other = {"holder": "other", "way": "connect", "lease_ms": 60_000, "attributes": {"run_id": "other"}}
+            begun.append(ledger.attempts.begin("flights", at_ms, **other))
+        return found
+
+    monkeypatch.setattr(WalSparkSubmitOperator, "_live", look_just_before)
+    with pytest.raises(TaskDeferred):
+        run(stream, ONE, task)
+    (other,) = ledger.attempts.of_batch("flights", at_ms)
+    assert other.alive(ledger.now_ms())
+    ledger.attempts.fail(begun[0], "over")
+    run(stream, ONE, task)
+    assert done(ledger, at_ms) == [(ONE, 2)]
+
+
 def test_a_try_that_wakes_up_beside_a_later_one_leaves_it_alone(stream, allocated, toy_batch, connectable, ledger):
     """Airflow took the first for dead; it was suspended."""
     at_ms, task = allocated()
