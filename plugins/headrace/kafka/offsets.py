@@ -278,9 +278,10 @@ def resolve(
 ) -> Resolved:
     """Resolve an offset for each of ``partitions``, by the input's ``starting_offsets``.
 
-    "latest" means the latest when the stream began. So those that ``appeared`` later (a topic has grown, or a new one
-    matches the pattern) start at their earliest offset: nothing in them is older than the stream. ``began_ms``: the
-    stream began then, and these partitions did not answer; they start at the first record with a later timestamp.
+    "latest" means the latest when the stream began, and given offsets are those of the topics that existed then. So
+    partitions that ``appeared`` later (a topic has grown, was created again, or matches the pattern) start at their
+    earliest offset: nothing in them is older than the stream. ``began_ms``: the stream began then, and these partitions
+    did not answer; with "latest" they start at the first record with a later timestamp.
 
     A partition for which Kafka reports no offset, for example without a leader, does not stop the others.
 
@@ -292,7 +293,7 @@ def resolve(
     if isinstance(wish, StartingTimestamp):
         offsets = _at_timestamp(asking, partitions, wish.timestamp_ms)
     elif isinstance(wish, StartingOffsets):
-        offsets = _as_given(asking, partitions, wish.offsets)
+        offsets = _as_given(asking, partitions, wish.offsets, appeared)
     else:
         latest = {partition for partition in partitions if wish == "latest" and partition not in appeared}
         offsets = asking.ask(
@@ -347,10 +348,15 @@ def _at_timestamp(asking: _Asking, partitions: Collection[Partition], timestamp_
 
 
 def _as_given(
-    asking: _Asking, partitions: Collection[Partition], offsets: Mapping[str, Mapping[int, int]]
+    asking: _Asking,
+    partitions: Collection[Partition],
+    offsets: Mapping[str, Mapping[int, int]],
+    appeared: Collection[Partition],
 ) -> dict[Partition, int]:
     given = {
-        (topic, number): offsets[topic][number] for topic, number in partitions if number in offsets.get(topic, {})
+        (topic, number): offsets[topic][number]
+        for topic, number in partitions
+        if (topic, number) not in appeared and number in offsets.get(topic, {})
     }
     ends = asking.ask(dict.fromkeys(given, LATEST))
     for (topic, partition), end in ends.items():

@@ -116,3 +116,13 @@ def test_latest_is_that_of_the_streams_beginning_for_a_partition_that_answers_la
     assert discovery.starting == {("a", "id-a", 1): 70, ("a", "id-a", 2): 0}
     assert began_ms - 60_000 <= admin.asked["a", 1]._value < began_ms
     assert admin.asked["a", 2] is EARLIEST, "the topic has grown"
+
+
+@pytest.mark.parametrize("offsets", [{"a": {0: 5_000}}, {"a": {0: 10}}])
+def test_given_offsets_are_not_those_of_a_topic_that_is_created_again(offsets: dict[str, dict[int, int]]) -> None:
+    source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a",), starting_offsets={"offsets": offsets})
+    admin = Admin({"a": topic("a", 1)}, {("a", 0): at(0)})
+    known = Known(frozenset({("a", "id-before", 0)}), {("a", "id-before"): AtStart(1, 1)}, began=True)
+    discovery = KafkaDiscoverer(source, "group", admin).discover(known)
+    assert (discovery.starting, discovery.problems) == ({("a", "id-a", 0): 0}, ())
+    assert admin.asked["a", 0] is EARLIEST
