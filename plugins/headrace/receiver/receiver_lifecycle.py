@@ -291,7 +291,8 @@ class ReceiverLifecycle:
         if receiver is not None:
             try:
                 receiver.on_stop()
-            except Exception as error:
+            except BaseException as error:
+                # SystemExit too: else this thread would end, and nothing would start the receiver again.
                 with self._lock:
                     self._note("The receiver's on_stop failed", error)
             self._await_threads()

@@ -8,8 +8,9 @@ every line is in the log exactly once, also after a kill -9.
 
 Its position holds for each file up to which byte its lines are stored. It is stored together with the lines, all or
 nothing, and reading goes on there after a restart. So files may grow and new ones may come; lines that were read must
-stay as they are, and a file that is replaced needs another name. With several receivers, each reads its part of the
-files; their number cannot change later.
+stay as they are, and a file that is replaced needs another name. A file that has become shorter than what was read of it
+is an error in the ledger, and is not read any more. With several receivers, each reads its part of the files; their
+number cannot change later.
 
 ``pattern`` may name folders in the directory, such as ``*/*.log``; ``**/*`` reads all of them.
 
@@ -21,6 +22,7 @@ forget it; an event says that it forgets.
 from __future__ import annotations
 
 import json
+import os
 import time
 import zlib
 from pathlib import Path
@@ -46,6 +48,7 @@ class TextFiles(Receiver):
         self._directory = Path(directory)
         self._pattern = pattern
         self._look_seconds = look_seconds
+        self._cut: set[str] = set()
 
     def on_start(self) -> None:
         if not self._directory.is_dir():
@@ -81,7 +84,22 @@ class TextFiles(Receiver):
         name = self._name(path)
         byte = read.get(name, 0)
         records: list[Record] = []
-        with path.open("rb") as file:
+        if name in self._cut:
+            return False
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            # It was moved away since the directory was listed.
+            return False
+        with file:
+            size = file.seek(0, os.SEEK_END)
+            if size < byte:
+                self._cut.add(name)
+                self.report_error(
+                    f"{path} has {size} bytes, and {byte} were read: it was truncated or replaced. It is not read any "
+                    "more; write what is new into a file of another name"
+                )
+                return False
             last = file.seek(byte) + _BYTES_AT_ONCE
             while len(records) < _LINES_AT_ONCE and (line := file.readline(_MOST_LINE_BYTES)).endswith(b"\n"):
                 if records and byte + len(line) > last:

@@ -140,6 +140,31 @@ def test_an_error_in_on_start_is_reported_and_the_receiver_starts_again(
     ]
 
 
+class Exiting(Receiver):
+    """The first one exits in on_stop."""
+
+    starts = 0
+
+    def on_start(self) -> None:
+        self.first = Exiting.starts == 0
+        Exiting.starts += 1
+        self.store("first" if self.first else "second")
+        if self.first:
+            self.restart("the source went away", delay_seconds=0)
+
+    def on_stop(self) -> None:
+        if self.first:
+            raise SystemExit(3)
+
+
+def test_an_exit_in_on_stop_is_reported_and_the_receiver_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Exiting, "starts", 0)
+    with run_receiver(Exiting) as running:
+        running.wait_for(2)
+    assert running.values == [b"first", b"second"]
+    assert running.errors == ["the source went away", "The receiver's on_stop failed: SystemExit: 3"]
+
+
 def test_a_thread_that_fails_restarts_its_receiver(make_custom: MakeCustom, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.receiver.receiver_lifecycle.RESTART_DELAY_SECONDS", 0.05)
     setting = make_custom()

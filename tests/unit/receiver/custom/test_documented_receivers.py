@@ -116,6 +116,35 @@ def test_a_file_that_is_moved_away_and_back_is_not_read_again(lines: Callable[[]
     assert running.values == [b"one", b"two", b"three", b"four"]
 
 
+def test_a_file_that_became_shorter_is_an_error_and_keeps_no_other_from_being_read(
+    lines: Callable[[], Receiver], tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.log"
+    cut.write_text("one\ntwo\n")
+    with run_receiver(lines) as running:
+        running.wait_for(2)
+        cut.write_text("new\n")
+        eventually(lambda: running.errors != [])
+        # Longer than before: it would be read from the middle of a line on.
+        cut.write_text("another\nand another\n")
+        (tmp_path / "other.log").write_text("three\n")
+        running.wait_for(3)
+    assert running.values == [b"one", b"two", b"three"]
+    (error,) = running.errors
+    assert "cut.log has 4 bytes, and 8 were read" in error
+
+
+def test_a_file_that_is_moved_away_while_the_directory_is_read_is_no_error(
+    lines: Callable[[], Receiver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here.log").write_text("here\n")
+    listed = TextFiles._mine
+    monkeypatch.setattr(TextFiles, "_mine", lambda receiver: [tmp_path / "gone.log", *listed(receiver)])
+    with run_receiver(lines) as running:
+        running.wait_for(1)
+    assert (running.values, running.errors) == ([b"here"], [])
+
+
 def test_a_wildcard_reads_files_in_folders_also_those_of_one_name(tmp_path: Path) -> None:
     """Spark's "file input stream - wildcard", and its "Modified files are correctly detected."."""
     (tmp_path / "above.log").write_text("not in a folder\n")
