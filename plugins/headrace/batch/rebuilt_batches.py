@@ -104,6 +104,8 @@ class _Finder:
                     remedy="Restore it from a copy.",
                 )
             inputs = manifest.inputs
+            # The folder may be elsewhere than when the result was written.
+            row = dataclasses.replace(row, manifest_uri=f"{self.folder_url}/{manifest.path}")
             taken = self._take(manifest, row.absorbed, is_over=is_over(row))
             if row.blocks > len(taken) == 0 and is_over(row):
                 cleaned_at_ms = row.cleaned_at_ms or self.now_ms

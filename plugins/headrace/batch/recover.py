@@ -128,6 +128,7 @@ def recover(
         now_ms = ledger.now_ms()
         contents = read_folder(folder, stream_name, mode=mode, progress=progress)
         _refuse_without_contents(contents, definition, folder)
+        _refuse_another_name(contents, folder)
         check(contents)
         if not force:
             _refuse_while_alive(contents, now_ms)
@@ -167,6 +168,20 @@ def _refuse_without_contents(contents: FolderContents, definition: Stream | None
             f"The ledger of stream {contents.stream!r} is lost, and no checkpoint can be read: "
             f"{'; '.join(contents.notices)}",
             remedy="Give its definition (--definition module:attribute).",
+        )
+
+
+def _refuse_another_name(contents: FolderContents, folder: LogStorage) -> None:
+    """Refuse a folder that was renamed or copied: its files, frame by frame, are those of a stream of another name."""
+    named = {frame.info.receiver.stream for frame in contents.frames}
+    named |= {row.stream for of_time in contents.manifests.values() for each in of_time for row in each.inputs}
+    named |= set() if contents.saved.stream is None else {contents.saved.stream.name}
+    others = sorted(named - {contents.stream})
+    if others:
+        raise RecoveryRefusedError(
+            f"{folder.url} holds the data of stream {', '.join(map(repr, others))}, not of {contents.stream!r}.",
+            remedy="Recover it by its own name, in a folder of this name. To go on by another name, define a stream "
+            "with the positions of the recovered one as its starting_offsets (docs/guides/change-a-stream.md).",
         )
 
 
@@ -400,8 +415,6 @@ def _refuse_another_stream(contents: FolderContents, stream: Stream) -> None:
     saved = contents.saved.stream
     inputs = {source.id: source for source in stream.inputs}
     if saved is not None:
-        if saved.name != stream.name:
-            raise _of_another(stream, f"its checkpoint is of stream {saved.name!r}")
         for recorded in Stream.from_json(saved.definition).inputs:
             source = inputs.get(recorded.id)
             if source is not None and _origin(source) != _origin(recorded):

@@ -8,8 +8,8 @@ every line is in the log exactly once, also after a kill -9.
 
 Its position holds for each file up to which byte its lines are stored. It is stored together with the lines, all or
 nothing, and reading goes on there after a restart. So files may grow and new ones may come; lines that were read must
-stay as they are, and a file that is replaced needs another name. A file that has become shorter than what was read of it
-is an error in the ledger, and is not read any more. With several receivers, each reads its part of the files; their
+stay as they are, and a file that is replaced needs another name. A file that has become shorter than what was read of
+it is an error in the ledger, and is not read any more. With several receivers, each reads its part of the files; their
 number cannot change later.
 
 ``pattern`` may name folders in the directory, such as ``*/*.log``; ``**/*`` reads all of them.

@@ -212,7 +212,7 @@ def test_the_checkpoint_of_another_stream_is_refused(automatic: Callable[..., Li
     other = life.stream.model_copy(update={"name": "another"})
     with Ledger.open(new_url, clock=life.clock) as ledger:
         context = StreamContext(other, ledger, storage=life.storage.below(NAME), clock=life.clock)
-        with pytest.raises(RecoveryRefusedError, match="its checkpoint is of stream 'shop'"):
+        with pytest.raises(RecoveryRefusedError, match="holds the data of stream 'shop', not of 'another'"):
             recover_if_lost(context, wait=Waits(life))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,24 @@ def test_a_recovery_is_refused_while_a_process_could_still_live(live: Callable[.
 def test_there_must_be_something_to_recover_from(tmp_path: Path, new_url: str) -> None:
     with Ledger.open(new_url) as ledger, pytest.raises(RecoveryRefusedError, match="holds no checkpoint"):
         recover(NAME, ledger, open_storage(str(tmp_path / "elsewhere")).below(NAME))
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_folder_that_was_renamed_is_refused(
+    live: Callable[..., Life], new_url: str, tmp_path: Path, *, has_checkpoint: bool
+) -> None:
+    life = live(7)
+    life.checkpoint()
+    life.clock.advance(LEASE_MS + 1_000)
+    other = tmp_path / "storage" / "other"
+    (tmp_path / "storage" / NAME).rename(other)
+    if not has_checkpoint:
+        shutil.rmtree(other / "checkpoints")
+    renamed = life.stream.model_copy(update={"name": "other"})
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        with pytest.raises(RecoveryRefusedError, match=f"holds the data of stream '{NAME}', not of 'other'"):
+            recover("other", ledger, life.storage.below("other"), definition=renamed)
+        assert ledger.streams.all() == []
 
 
 def test_a_stream_is_not_begun_anew_beside_its_own_log(live: Callable[..., Life], new_url: str) -> None:
