@@ -22,6 +22,10 @@ class TopicPartition:
     incarnation: int = 1
 
 
+InputPartition = tuple[str, TopicPartition]
+"""An input's id, and a partition that the input reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
     """Offsets ``[from_offset, until_offset)`` of one partition; ``records`` of them hold a record.

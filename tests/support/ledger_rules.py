@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-from headrace.blocks import ReceiverId
+from headrace.blocks import InputPartition, ReceiverId
 from headrace.clock import time_text
-from headrace.fsck.coverage import InputPartition, partition_text
+from headrace.fsck.coverage import partition_text
 from headrace.ledger import Ledger
 from headrace.ledger.allocations import sum_inputs
 from headrace.ledger.batch_tables import BatchInputRow, BatchRow

@@ -15,8 +15,8 @@ from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 from itertools import pairwise
 
-from headrace.batch.found_files import FolderContents, Place, Span, places
-from headrace.blocks import BlockHandle, BlockInfo
+from headrace.batch.found_files import FolderContents, Span, spans_of
+from headrace.blocks import BlockHandle, BlockInfo, InputPartition
 from headrace.errors import HeadraceError
 
 
@@ -41,7 +41,7 @@ def accepted_blocks(contents: FolderContents) -> AcceptedBlocks:
         ContradictionError: two blocks that count cover the same offsets, or the orders of blocks contradict each other.
     """
     known = {(r.receiver_id, r.epoch): r.last_accepted_sequence for r in contents.saved.receivers}
-    removed = {place: row.removed_until_offset or 0 for place, row in contents.saved.positions.items()}
+    removed = {key: row.removed_until_offset or 0 for key, row in contents.saved.positions.items()}
     accepted: list[BlockInfo] = []
     undecided: list[BlockInfo] = []
     for frame in contents.frames:
@@ -49,7 +49,7 @@ def accepted_blocks(contents: FolderContents) -> AcceptedBlocks:
         is_known = info.sequence <= known.get((info.receiver, info.epoch), -1)
         if info.handle in contents.listed:
             accepted.append(info)
-        elif any(until <= removed.get(place, 0) for place, (_, until) in places(info)):
+        elif any(until <= removed.get(key, 0) for key, (_, until) in spans_of(info)):
             # Its batch was removed, after its segment: somebody copied that back.
             continue
         elif frame.accepted or (frame.accepted is None and is_known):
@@ -74,20 +74,20 @@ class _Decision:
     """
 
     def __init__(self, contents: FolderContents, accepted: Iterable[BlockInfo]) -> None:
-        self._at_checkpoint = {place: row.next_offset for place, row in contents.saved.positions.items()}
+        self._at_checkpoint = {key: row.next_offset for key, row in contents.saved.positions.items()}
         self._lost = [part for part in contents.lost if not part.is_vague_tail]
-        self._reached: dict[Place, set[int]] = defaultdict(set)
-        self._covered: dict[Place, list[Span]] = defaultdict(list)
-        for place, offsets in contents.positions.items():
-            self._reached[place].update(offsets)
+        self._reached: dict[InputPartition, set[int]] = defaultdict(set)
+        self._covered: dict[InputPartition, list[Span]] = defaultdict(list)
+        for key, offsets in contents.positions.items():
+            self._reached[key].update(offsets)
         for frame in contents.frames:
-            for place, (start, _) in places(frame.info):
-                self._reached[place].add(start)
+            for key, (start, _) in spans_of(frame.info):
+                self._reached[key].add(start)
         for info in accepted:
             self._take(info)
         # This includes blocks whose segments cleanup has deleted.
-        for place, spans in contents.accounted.items():
-            self._covered[place] += spans
+        for key, spans in contents.accounted.items():
+            self._covered[key] += spans
 
     def of(self, undecided: Iterable[BlockInfo]) -> list[BlockInfo]:
         """The undecided blocks that count. If two cover the same offsets, the one with the better `_fit` counts; if
@@ -103,18 +103,17 @@ class _Decision:
     def went_on(self, info: BlockInfo) -> bool:
         """Whether one of its partitions continued after it: a later block begins there, or a position was there."""
         return any(
-            max(self._at_checkpoint.get(place, -1), *self._reached[place]) >= until
-            for place, (_, until) in places(info)
+            max(self._at_checkpoint.get(key, -1), *self._reached[key]) >= until for key, (_, until) in spans_of(info)
         )
 
     def follows_damage_of_kafka(self, info: BlockInfo) -> bool:
         """Whether damage may have taken the offsets before it, and its source is Kafka, which can be read again."""
-        for place, (start, _) in places(info):
+        for key, (start, _) in spans_of(info):
             # A custom receiver's topic has this id.
-            if place[1].topic_id == f"receiver:{place[0]}":
+            if key[1].topic_id == f"receiver:{key[0]}":
                 continue
-            reached = max((until for _, until in self._covered[place] if until <= start), default=0)
-            if any(part.may_hold(place, (reached, start)) for part in self._lost):
+            reached = max((until for _, until in self._covered[key] if until <= start), default=0)
+            if any(part.may_hold(key, (reached, start)) for part in self._lost):
                 return True
         return False
 
@@ -122,14 +121,14 @@ class _Decision:
         """Whether other blocks that count, or gaps, cover any of its offsets: then they were read again."""
         return any(
             start < covered_until and covered_start < until
-            for place, (start, until) in places(info)
-            for covered_start, covered_until in self._covered[place]
+            for key, (start, until) in spans_of(info)
+            for covered_start, covered_until in self._covered[key]
         )
 
     def _take(self, info: BlockInfo) -> None:
-        for place, span in places(info):
-            self._covered[place].append(span)
-            self._reached[place].update(span)
+        for key, span in spans_of(info):
+            self._covered[key].append(span)
+            self._reached[key].update(span)
 
     def _fit(self, info: BlockInfo) -> int:
         """How well the positions reached later fit the block's end.
@@ -138,8 +137,8 @@ class _Decision:
         0: a position was within the block. Even then the block may have been accepted, if a rebuild set positions back.
         """
         fit = 2
-        for place, (start, until) in places(info):
-            reached = self._reached[place]
+        for key, (start, until) in spans_of(info):
+            reached = self._reached[key]
             if any(start < offset < until for offset in reached):
                 return 0
             if until not in reached and max(reached) > until:
@@ -149,7 +148,7 @@ class _Decision:
     def _is_split(self, info: BlockInfo) -> bool:
         """Whether the checkpoint's positions include only a part of the block. An accepted block moves all its
         partitions at once; a position that moved alone had nothing to store."""
-        known = [(self._at_checkpoint.get(place, -1), span) for place, span in places(info)]
+        known = [(self._at_checkpoint.get(key, -1), span) for key, span in spans_of(info)]
         is_before, is_after = all(at >= until for at, (_, until) in known), all(at <= start for at, (start, _) in known)
         return not (is_before or is_after)
 
@@ -167,8 +166,8 @@ def in_order(infos: Sequence[BlockInfo], runs: Iterable[Sequence[BlockHandle]] =
         rows[number] = [(at, indexes[handle]) for at, handle in enumerate(run)]
     for index, info in enumerate(infos):
         rows[info.receiver, info.epoch].append((info.sequence, index))
-        for place, (start, _) in places(info):
-            rows[place].append((start, index))
+        for key, (start, _) in spans_of(info):
+            rows[key].append((start, index))
     sorter = TopologicalSorter[int]({index: () for index in range(len(infos))})
     for row in rows.values():
         row.sort()
@@ -193,14 +192,14 @@ def in_order(infos: Sequence[BlockInfo], runs: Iterable[Sequence[BlockHandle]] =
 
 
 def _check(ordered: Sequence[BlockInfo]) -> None:
-    ends: dict[Place, tuple[int, BlockInfo]] = {}
+    ends: dict[InputPartition, tuple[int, BlockInfo]] = {}
     for info in ordered:
-        for place, (start, until) in places(info):
-            end, before = ends.get(place, (0, info))
+        for key, (start, until) in spans_of(info):
+            end, before = ends.get(key, (0, info))
             if start < end:
                 raise ContradictionError(
-                    f"Two blocks hold offsets [{start}, {end}) of {place[1].topic}-{place[1].partition}: "
+                    f"Two blocks hold offsets [{start}, {end}) of {key[1].topic}-{key[1].partition}: "
                     f"{before.handle} and {info.handle}.",
                     remedy="Keep the folder as it is, and report it: nothing was written.",
                 )
-            ends[place] = (until, info)
+            ends[key] = (until, info)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from headrace.batch.allocation import Allocation, write_manifest
 from headrace.batch.manifest import Manifest
-from headrace.blocks import TopicPartition
+from headrace.blocks import InputPartition, TopicPartition
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.kafka.offsets import Kept, listed, since
@@ -30,9 +30,6 @@ from headrace.stream import KafkaInput, Stream
 from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
-
-InputPartition = tuple[str, TopicPartition]
-"""An input's id and one of its partitions."""
 
 
 class BatchBuildError(HeadraceError):

@@ -19,7 +19,7 @@ from headrace.batch.checkpoint import CheckpointError, CheckpointVersionError, S
 from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError, ManifestVersionError, manifest_time
 from headrace.batch.results import FOLDER as RESULTS
 from headrace.batch.results import FoundResults, read_results, result_name
-from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.blocks import BlockHandle, BlockInfo, InputPartition, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.batch_tables import BatchInputRow, BatchRow
 from headrace.ledger.receiving_tables import PositionRow
 from headrace.ledger.states import BatchState
@@ -31,18 +31,16 @@ from headrace.wal.scan import RecoveryMode, ScannedFrame
 from headrace.wal.storage import LogStorage
 
 Progress = Callable[[str], None]
-Place = tuple[str, TopicPartition]
-"""An input's id and a partition that it reads."""
 Span = tuple[int, int]
 """The offsets ``[start, until)`` of a partition."""
 
 
-def place_of(row: PositionRow | BatchInputRow | GapRow) -> Place:
+def partition_of(row: PositionRow | BatchInputRow | GapRow) -> InputPartition:
     """The partition that the row is about."""
     return row.input_id, row.partition
 
 
-def places(info: BlockInfo) -> list[tuple[Place, Span]]:
+def spans_of(info: BlockInfo) -> list[tuple[InputPartition, Span]]:
     """The block's partitions, each with the block's offsets there; without partitions of which it has no offset."""
     return [((info.receiver.input_id, r.partition), (r.from_offset, r.until_offset)) for r in info.filled]
 
@@ -74,9 +72,9 @@ class LostPart:
         """Whether it is a tail with unknown offsets, which most likely held no accepted block."""
         return self.is_tail and self.ranges is None
 
-    def may_hold(self, place: Place, span: Span) -> bool:
+    def may_hold(self, key: InputPartition, span: Span) -> bool:
         """Whether it may have held any of these offsets of the partition."""
-        input_id, partition = place
+        input_id, partition = key
         start, until = span
         name = SegmentName.parse(self.segment)
         if start >= until or name is None or name.input_id != input_id:
@@ -101,7 +99,7 @@ class FolderContents:
     stream: str
     saved: SavedState
     frames: Sequence[FoundFrame]
-    positions: Mapping[Place, Sequence[int]]
+    positions: Mapping[InputPartition, Sequence[int]]
     segments: Mapping[str, int]
     epochs: Mapping[ReceiverId, int]
     manifests: Mapping[int, Sequence[FoundManifest]]
@@ -120,12 +118,12 @@ class FolderContents:
         )
 
     @cached_property
-    def accounted(self) -> Mapping[Place, Sequence[Span]]:
+    def accounted(self) -> Mapping[InputPartition, Sequence[Span]]:
         """The offsets that a manifest or one of the checkpoint's gaps accounts for."""
         spans = listed_spans(self.manifests)
         for gap in self.saved.gaps:
             if gap.batch_time_ms is None:
-                spans[place_of(gap)].append((gap.from_offset, gap.until_offset))
+                spans[partition_of(gap)].append((gap.from_offset, gap.until_offset))
         return spans
 
 
@@ -151,7 +149,7 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
     progress(f"reading the log, {len(names)} segments")
     frames, lost = _read_frames(log, mode, notices, _deleted(saved, manifests.by_time, results))
     epochs: dict[ReceiverId, int] = defaultdict(int)
-    positions: dict[Place, list[int]] = defaultdict(list)
+    positions: dict[InputPartition, list[int]] = defaultdict(list)
     for name in names:
         receiver_id = ReceiverId(stream_name, name.input_id, name.index)
         epochs[receiver_id] = max(epochs[receiver_id], name.epoch)
@@ -304,7 +302,7 @@ class FoundManifest:
     batch_time_ms: int
     interval_ms: int
     inputs: tuple[BatchInputRow, ...]
-    spans: tuple[tuple[Place, Span], ...]
+    spans: tuple[tuple[InputPartition, Span], ...]
     blocks: int
     payload_bytes: int
     segments: tuple[str, ...]
@@ -344,7 +342,7 @@ def read_manifests(
     paths = [path for path in folder.paths(FOLDER) if path.endswith(".json") and not _is_removed(path, is_removed)]
     manifests: dict[int, list[FoundManifest]] = defaultdict(list)
     damaged: dict[str, str] = {}
-    exists, known = frozenset(segments), dict[Place, Place]()
+    exists, known = frozenset(segments), dict[InputPartition, InputPartition]()
     for number, (path, data) in enumerate(_contents(folder, paths)):
         if number % _REPORTED_EVERY == 0:
             progress(f"reading the manifests: {number} of {len(paths)}")
@@ -360,14 +358,14 @@ def read_manifests(
     return FoundManifests(manifests, damaged)
 
 
-def listed_spans(manifests: Mapping[int, Sequence[FoundManifest]]) -> defaultdict[Place, list[Span]]:
+def listed_spans(manifests: Mapping[int, Sequence[FoundManifest]]) -> defaultdict[InputPartition, list[Span]]:
     """The offsets that manifests list, in order, adjacent ones as one: all of them were accepted."""
-    spans: dict[Place, list[Span]] = defaultdict(list)
+    spans: dict[InputPartition, list[Span]] = defaultdict(list)
     for of_time in manifests.values():
         for manifest in of_time:
-            for place, span in manifest.spans:
-                spans[place].append(span)
-    return defaultdict(list, {place: _merged(there) for place, there in spans.items()})
+            for key, span in manifest.spans:
+                spans[key].append(span)
+    return defaultdict(list, {key: _merged(there) for key, there in spans.items()})
 
 
 def _is_removed(path: str, is_removed: Callable[[int], bool]) -> bool:
@@ -383,30 +381,36 @@ def _contents(folder: LogStorage, paths: Sequence[str]) -> Iterator[tuple[str, b
 
 
 def _kept(
-    manifest: Manifest, path: str, sha256: str, *, segments: Collection[str], known: dict[Place, Place]
+    manifest: Manifest,
+    path: str,
+    sha256: str,
+    *,
+    segments: Collection[str],
+    known: dict[InputPartition, InputPartition],
 ) -> FoundManifest:
-    """What is kept of a manifest. What recurs in many manifests is kept once: segments' names, and ``known`` places."""
-    ranges: dict[Place, list[OffsetRange]] = defaultdict(list)
+    """What is kept of a manifest. ``segments`` and ``known`` are the names and partitions that recur in many manifests:
+    each is in memory once."""
+    ranges: dict[InputPartition, list[OffsetRange]] = defaultdict(list)
     for input_id, blocks in manifest.inputs.items():
         for r in (r for block in blocks for r in block.ranges):
-            place = (input_id, r.partition)
-            ranges[known.setdefault(place, place)].append(r)
-    spans = {place: [(r.from_offset, r.until_offset) for r in there] for place, there in ranges.items()}
+            key = (input_id, r.partition)
+            ranges[known.setdefault(key, key)].append(r)
+    spans = {key: [(r.from_offset, r.until_offset) for r in there] for key, there in ranges.items()}
     of = (manifest.stream, manifest.batch_time_ms)
     inputs = [
         BatchInputRow(
             *of,
-            *place,
-            min(spans[place])[0],
+            *key,
+            min(spans[key])[0],
             max(r.until_offset for r in there),
             sum(r.records for r in there),
             len(there),
         )
-        for place, there in ranges.items()
+        for key, there in ranges.items()
     ]
     built = [
-        BatchInputRow(*of, *known.setdefault(place, place), r.from_offset, r.until_offset, r.weight, 0)
-        for place, r in (((input_id, r.partition), r) for input_id, built in manifest.built.items() for r in built)
+        BatchInputRow(*of, *known.setdefault(key, key), r.from_offset, r.until_offset, r.weight, 0)
+        for key, r in (((input_id, r.partition), r) for input_id, built in manifest.built.items() for r in built)
     ]
     listed = [block for blocks in manifest.inputs.values() for block in blocks]
     return FoundManifest(
@@ -415,7 +419,7 @@ def _kept(
         batch_time_ms=manifest.batch_time_ms,
         interval_ms=manifest.interval_ms,
         inputs=(*inputs, *built),
-        spans=tuple((place, span) for place, there in spans.items() for span in _merged(there)),
+        spans=tuple((key, span) for key, there in spans.items() for span in _merged(there)),
         blocks=len(listed),
         payload_bytes=sum(block.payload_bytes for block in listed),
         segments=tuple(sys.intern(segment) for segment in {block.handle.segment: None for block in listed}),

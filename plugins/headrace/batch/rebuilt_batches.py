@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from headrace.batch.found_files import FolderContents, FoundManifest, Place, Span, is_over, listed_spans
+from headrace.batch.found_files import FolderContents, FoundManifest, Span, is_over, listed_spans
 from headrace.batch.manifest import ManifestError
 from headrace.batch.results import ResultError, StoredResult, result_name
-from headrace.blocks import BlockHandle, BlockInfo
+from headrace.blocks import BlockHandle, BlockInfo, InputPartition
 from headrace.clock import time_text
 from headrace.ledger.allocations import late_records
 from headrace.ledger.batch_tables import BatchInputRow, BatchRow
@@ -119,7 +119,7 @@ class _Finder:
             damaged = [why for path, why in self.contents.damaged_manifests.items() if path.endswith(f"/{name}")]
             raise ManifestError(
                 damaged[0] if damaged else f"The manifest {name} of batch {time_text(batch_time_ms)} is missing.",
-                remedy="Restore it from a copy: without it nobody knows which records the batch has.",
+                remedy="Restore it from a copy: only this file lists the records of the batch.",
             )
         if row.state is BatchState.RUNNING:
             # Its attempt was lost with the ledger.
@@ -191,8 +191,8 @@ class _Finder:
             is_whole = all(handle in self.accepted for handle in manifest.in_log)
             is_disjoint = not any(
                 start < other_until and other_start < until
-                for place, (start, until) in manifest.spans
-                for other_start, other_until in others.get(place, ())
+                for key, (start, until) in manifest.spans
+                for other_start, other_until in others.get(key, ())
             )
             return is_whole and is_disjoint, manifest.records > 0, manifest.blocks, manifest.path
 
@@ -228,10 +228,10 @@ def _left_manifests(
 ) -> dict[int, int]:
     """The times whose manifest counts as that of an allocation that did not get to the ledger, with a later time whose
     manifest lists all its records: most likely that batch absorbed the time."""
-    listed: dict[Place, list[tuple[Span, int]]] = defaultdict(list)
+    listed: dict[InputPartition, list[tuple[Span, int]]] = defaultdict(list)
     for time_ms, of_time in manifests.items():
-        for place, span in {place_and_span for manifest in of_time for place_and_span in manifest.spans}:
-            listed[place].append((span, time_ms))
+        for key, span in {key_and_span for manifest in of_time for key_and_span in manifest.spans}:
+            listed[key].append((span, time_ms))
     left: dict[int, int] = {}
     for spans in listed.values():
         reached_until, reached_ms = 0, 0
@@ -249,12 +249,12 @@ def _holds_all(later: Sequence[FoundManifest], earlier: Sequence[FoundManifest])
     """Whether each manifest of one time lists all that any of another time lists."""
     return all(
         any(
-            other_place == place and other[0] <= span[0] and span[1] <= other[1]
-            for other_place, other in other_manifest.spans
+            other_key == key and other[0] <= span[0] and span[1] <= other[1]
+            for other_key, other in other_manifest.spans
         )
         for other_manifest in later
         for manifest in earlier
-        for place, span in manifest.spans
+        for key, span in manifest.spans
     )
 
 

@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from headrace.batch.found_files import FolderContents, LostPart, Place, Span, place_of, places
+from headrace.batch.found_files import FolderContents, LostPart, Span, partition_of, spans_of
+from headrace.blocks import InputPartition
 from headrace.ledger.rebuild import FoundBatch
 from headrace.ledger.receiving_tables import PositionRow, StoredBlock
 from headrace.ledger.states import PartitionState
@@ -43,22 +44,22 @@ def rebuild_positions(
     gaps: list[GapRow] = []
     notices: list[str] = []
     for row in _moved(contents, blocks, batches, now_ms):
-        place = place_of(row)
+        key = partition_of(row)
         name = f"{row.input_id}/{row.partition.topic}-{row.partition.partition}"
-        end = finder.end(place, row)
-        if reason := finder.reason(place, (end, row.next_offset)):
+        end = finder.end(key, row)
+        if reason := finder.reason(key, (end, row.next_offset)):
             notices.append(f"[{end}, {row.next_offset}) of {name} is read from Kafka again: {reason}.")
         at = min(end, row.next_offset)
-        positions.append(dataclasses.replace(row, next_offset=at, source_position=finder.source_position(place, at)))
-        for start, until, why in finder.holes(place, row.kept_from, end):
-            gaps.append(GapRow(0, contents.stream, *place, start, until, why, None, now_ms))
+        positions.append(dataclasses.replace(row, next_offset=at, source_position=finder.source_position(key, at)))
+        for start, until, why in finder.holes(key, row.kept_from, end):
+            gaps.append(GapRow(0, contents.stream, *key, start, until, why, None, now_ms))
             notices.append(f"[{start}, {until}) of {name} is a gap: {why}.")
         if contents.saved.stream is None:
             # A missing segment may have held the partition's first offsets.
             notices += [
                 f"Where {name} began is not known, since {part.what}: offsets before {row.starting_offset} may be lost."
                 for part in contents.lost
-                if part.is_missing and part.may_hold(place, (0, row.starting_offset))
+                if part.is_missing and part.may_hold(key, (0, row.starting_offset))
             ]
     return RebuiltPositions(positions, gaps, notices)
 
@@ -69,23 +70,23 @@ def _moved(
     """Each partition's position and start: the checkpoint's, moved by what was written since."""
     saved = contents.saved
     # The offsets, the batch time and the watermark of each move.
-    moves: dict[Place, list[tuple[int, int, int, int]]] = defaultdict(list)
-    for place, offsets in contents.positions.items():
-        moves[place].append((min(offsets), max(offsets), 0, 0))
+    moves: dict[InputPartition, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for key, offsets in contents.positions.items():
+        moves[key].append((min(offsets), max(offsets), 0, 0))
     for batch in batches:
         # The checkpoint's last batch time is exact; a manifest names the batch that absorbed the block's time.
         time_ms = batch.row.batch_time_ms if saved.stream is None else 0
         for taken in () if batch.row.built else batch.inputs:
-            moves[place_of(taken)].append((taken.from_offset, taken.until_offset, time_ms, 0))
+            moves[partition_of(taken)].append((taken.from_offset, taken.until_offset, time_ms, 0))
     for block in blocks:
         event_ms = max(0, min(block.info.event_time_ms or 0, block.info.cut_time_ms))
-        for place, span in places(block.info):
-            moves[place].append((*span, block.batch_time_ms, event_ms))
-    for place in {**saved.positions, **moves}:
-        starts, untils, times, marks = zip(*moves.get(place, [(0, 0, 0, 0)]), strict=True)
-        row = saved.positions.get(place)
+        for key, span in spans_of(block.info):
+            moves[key].append((*span, block.batch_time_ms, event_ms))
+    for key in {**saved.positions, **moves}:
+        starts, untils, times, marks = zip(*moves.get(key, [(0, 0, 0, 0)]), strict=True)
+        row = saved.positions.get(key)
         if row is None:
-            row = PositionRow(*place, 0, min(starts), None, None, 0, PartitionState.ACTIVE, None, now_ms)
+            row = PositionRow(*key, 0, min(starts), None, None, 0, PartitionState.ACTIVE, None, now_ms)
         yield dataclasses.replace(
             row,
             next_offset=max(row.next_offset, *untils),
@@ -97,47 +98,47 @@ def _moved(
 class _Finder:
     def __init__(self, contents: FolderContents, blocks: Iterable[StoredBlock]) -> None:
         self._lost = contents.lost
-        self._pieces: dict[Place, list[Span]] = defaultdict(list)
-        self._source_positions: dict[Place, list[tuple[int, str]]] = defaultdict(list)
+        self._pieces: dict[InputPartition, list[Span]] = defaultdict(list)
+        self._source_positions: dict[InputPartition, list[tuple[int, str]]] = defaultdict(list)
         # The ledger was complete at the checkpoint: below these positions only later damage can have lost offsets.
-        self._at_checkpoint = {place: row.next_offset for place, row in contents.saved.positions.items()}
-        for place, row in contents.saved.positions.items():
+        self._at_checkpoint = {key: row.next_offset for key, row in contents.saved.positions.items()}
+        for key, row in contents.saved.positions.items():
             if row.source_position is not None:
-                self._source_positions[place].append((row.next_offset, row.source_position))
+                self._source_positions[key].append((row.next_offset, row.source_position))
         for info in (block.info for block in blocks):
-            for place, span in places(info):
-                self._pieces[place].append(span)
+            for key, span in spans_of(info):
+                self._pieces[key].append(span)
                 if info.source_position is not None:
-                    self._source_positions[place].append((span[1], info.source_position))
-        for place, spans in contents.accounted.items():
-            self._pieces[place] += spans
+                    self._source_positions[key].append((span[1], info.source_position))
+        for key, spans in contents.accounted.items():
+            self._pieces[key] += spans
 
-    def end(self, place: Place, row: PositionRow) -> int:
+    def end(self, key: InputPartition, row: PositionRow) -> int:
         """The offset up to which the folder's contents confirm the partition's position."""
         # Manifests of batches that were removed from the history are gone.
-        reached = max([row.kept_from, *(until for _, until in self._pieces[place])])
-        at_checkpoint = self._at_checkpoint.get(place, 0)
-        return reached if self._parts(place, (reached, at_checkpoint), with_tails=True) else max(reached, at_checkpoint)
+        reached = max([row.kept_from, *(until for _, until in self._pieces[key])])
+        at_checkpoint = self._at_checkpoint.get(key, 0)
+        return reached if self._parts(key, (reached, at_checkpoint), with_tails=True) else max(reached, at_checkpoint)
 
-    def holes(self, place: Place, start: int, until: int) -> Iterator[tuple[int, int, str]]:
+    def holes(self, key: InputPartition, start: int, until: int) -> Iterator[tuple[int, int, str]]:
         """The gaps between accounted ranges, as (start, until, reason), without those that the checkpoint explains."""
-        at_checkpoint = self._at_checkpoint.get(place, 0)
+        at_checkpoint = self._at_checkpoint.get(key, 0)
         reached = start
-        for piece_start, piece_until in sorted([*self._pieces[place], (until, until)]):
-            if why := self.reason(place, (reached, piece_start)):
+        for piece_start, piece_until in sorted([*self._pieces[key], (until, until)]):
+            if why := self.reason(key, (reached, piece_start)):
                 yield reached, piece_start, why
             elif piece_start > max(reached, at_checkpoint):
                 yield max(reached, at_checkpoint), piece_start, UNEXPLAINED
             reached = max(reached, piece_until)
 
-    def reason(self, place: Place, span: Span) -> str:
+    def reason(self, key: InputPartition, span: Span) -> str:
         """The damage that may have lost the offsets; empty if there is none."""
-        return "; ".join(part.what for part in self._parts(place, span))
+        return "; ".join(part.what for part in self._parts(key, span))
 
-    def source_position(self, place: Place, offset: int) -> str | None:
+    def source_position(self, key: InputPartition, offset: int) -> str | None:
         """Where a custom receiver's source stood at the offset: what it gave after that is read again."""
-        known = (position for position in self._source_positions[place] if position[0] <= offset)
+        known = (position for position in self._source_positions[key] if position[0] <= offset)
         return max(known, default=(0, None))[1]
 
-    def _parts(self, place: Place, span: Span, *, with_tails: bool = False) -> list[LostPart]:
-        return [part for part in self._lost if part.may_hold(place, span) and (with_tails or not part.is_vague_tail)]
+    def _parts(self, key: InputPartition, span: Span, *, with_tails: bool = False) -> list[LostPart]:
+        return [part for part in self._lost if part.may_hold(key, span) and (with_tails or not part.is_vague_tail)]

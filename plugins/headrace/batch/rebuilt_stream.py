@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from headrace.batch.accepted_blocks import accepted_blocks, in_order
-from headrace.batch.found_files import FolderContents, Place, place_of, places
+from headrace.batch.found_files import FolderContents, partition_of, spans_of
 from headrace.batch.rebuilt_batches import RebuiltBatches, first_batch_time, rebuild_batches
 from headrace.batch.rebuilt_positions import rebuild_positions
-from headrace.blocks import BlockHandle, BlockInfo
+from headrace.blocks import BlockHandle, BlockInfo, InputPartition
 from headrace.ledger.rebuild import FoundBatch, FoundStream
 from headrace.ledger.receiving_tables import PositionRow, SegmentRow, StoredBlock, TopicRow
 from headrace.ledger.states import BatchState
@@ -130,22 +130,22 @@ def _with_batch_times(
     known = {receiver.receiver_id: (receiver.epoch, receiver.last_accepted_sequence) for receiver in saved.receivers}
     moved = {(r.input_id, r.receiver_index, r.epoch, r.sequence): r.batch_time_ms for r in saved.moved_blocks}
     unsealed_ms = 0 if saved.stream is None else stream.batch_time_after(stream.sealed_until_ms)
-    latest: dict[Place, int] = {place: row.last_batch_time_ms for place, row in saved.positions.items()}
+    latest: dict[InputPartition, int] = {key: row.last_batch_time_ms for key, row in saved.positions.items()}
     # A partition with blocks in the log takes its latest batch time from them, one after the other.
-    latest |= {place: 0 for info in blocks for place, _ in places(info)}
+    latest |= {key: 0 for info in blocks for key, _ in spans_of(info)}
     for info in blocks:
-        of_block = [place for place, _ in places(info)]
+        of_block = [key for key, _ in spans_of(info)]
         if info.handle not in block_of:
             first_ms = moved.get((info.receiver.input_id, info.receiver.index, info.epoch, info.sequence), 0)
-            batch_time_ms = max([first_ms or first_batch_time(stream, info), *(latest[place] for place in of_block)])
+            batch_time_ms = max([first_ms or first_batch_time(stream, info), *(latest[key] for key in of_block)])
             if (info.epoch, info.sequence) > known.get(info.receiver, (0, -1)):
                 batch_time_ms = max(batch_time_ms, unsealed_ms)
             while batch_time_ms in owners:
                 batch_time_ms += stream.batch_interval_ms
             block_of[info.handle] = StoredBlock(0, batch_time_ms, now_ms, info)
         batch_time_ms = block_of[info.handle].batch_time_ms
-        for place in of_block:
-            latest[place] = max(latest[place], owners.get(batch_time_ms, batch_time_ms))
+        for key in of_block:
+            latest[key] = max(latest[key], owners.get(batch_time_ms, batch_time_ms))
     # Each batch's blocks keep their manifest's order, so that the same manifest can be written again.
     runs: dict[tuple[int, str], list[BlockHandle]] = defaultdict(list)
     for block in rebuilt.blocks:
@@ -166,7 +166,7 @@ def _topics(contents: FolderContents, positions: Iterable[PositionRow], now_ms: 
     """The checkpoint's topics, with partitions seen since, and the topics first seen since."""
     sizes: dict[tuple[str, str, str], int] = defaultdict(int)
     incarnations: dict[tuple[str, str, str], int] = {}
-    for input_id, partition in map(place_of, positions):
+    for input_id, partition in map(partition_of, positions):
         key = (input_id, partition.topic, partition.topic_id)
         sizes[key] = max(sizes[key], partition.partition + 1)
         incarnations[key] = partition.incarnation
@@ -188,12 +188,12 @@ def _gaps(contents: FolderContents, batches: Iterable[FoundBatch], now_ms: int) 
     gaps = sorted(contents.saved.gaps, key=lambda gap: gap.gap_id)
     known = {gap.batch_time_ms for gap in gaps}
     # Blocks that vanished have a gap already.
-    starts = {(place_of(gap), gap.from_offset) for gap in gaps}
+    starts = {(partition_of(gap), gap.from_offset) for gap in gaps}
     for batch in batches:
         time_ms, why = batch.row.batch_time_ms, f"batch abandoned: {batch.row.error}"
         if batch.row.state is BatchState.ABANDONED and time_ms not in known:
             for taken in batch.inputs:
-                place, span = place_of(taken), (taken.from_offset, taken.until_offset)
-                if (place, span[0]) not in starts:
-                    gaps.append(GapRow(0, contents.stream, *place, *span, why, time_ms, now_ms))
+                key, span = partition_of(taken), (taken.from_offset, taken.until_offset)
+                if (key, span[0]) not in starts:
+                    gaps.append(GapRow(0, contents.stream, *key, *span, why, time_ms, now_ms))
     return gaps

@@ -6,12 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.blocks import TopicPartition
+from headrace.blocks import InputPartition, TopicPartition
 from headrace.clock import time_text
 from headrace.fsck.findings import Finding, Problem
 from headrace.ledger.snapshots import StreamSnapshot
-
-InputPartition = tuple[str, TopicPartition]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,7 +28,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets that nothing accounts for. Normally they hold no record; only Kafka can confirm that."""
+    """Offsets that are in no block, batch or gap. Normally they hold no record; only Kafka can confirm that."""
 
     input_id: str
     partition: TopicPartition
@@ -57,7 +55,7 @@ def check_coverage(snapshot: StreamSnapshot) -> tuple[list[Finding], list[Hole]]
     removed = {(row.input_id, row.partition): row.removed_until_offset or 0 for row in snapshot.positions}
     for key in sorted({*pieces, *spans}):
         if key not in spans:
-            what = f"{len(pieces[key])} ranges of it were received, and it has no position."
+            what = f"{len(pieces[key])} ranges of the partition were received, but it has no position."
             findings.append(Finding(Problem.POSITION_WRONG, partition_text(key), what))
             continue
         start, until = spans[key]
@@ -83,7 +81,7 @@ def _walk(key: InputPartition, start: int, until: int, pieces: list[Piece], hole
         if piece.until >= reached:
             reached, before = piece.until, piece
     if reached > until:
-        what = f"Its position is {until}, but {before.reported_by} reaches to {reached}."
+        what = f"Its position is {until}, but {before.reported_by} ends at {reached}."
         yield Finding(Problem.POSITION_WRONG, name, what)
     elif reached < until:
         holes.append(Hole(*key, reached, until))

@@ -11,9 +11,9 @@ from typing import Protocol
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from headrace.blocks import TopicPartition
+from headrace.blocks import InputPartition, TopicPartition
 from headrace.errors import HeadraceError
-from headrace.fsck.coverage import Hole, InputPartition, partition_text
+from headrace.fsck.coverage import Hole, partition_text
 from headrace.fsck.findings import Finding, Problem
 from headrace.kafka.client import open_consumer
 from headrace.kafka.errors import RangesGoneError
@@ -66,7 +66,7 @@ class KafkaObservation:
             else:
                 yield from self._position(key, position)
         for hole in self.passed_over:
-            yield Finding(Problem.OFFSETS_MISSING, str(hole), "Kafka has records there.")
+            yield Finding(Problem.OFFSETS_MISSING, str(hole), "Kafka has records in this range.")
 
     def _position(self, key: InputPartition, position: PositionRow) -> Iterator[Finding]:
         kept, name = self.kept.get(key), partition_text(key)
@@ -77,7 +77,7 @@ class KafkaObservation:
             what = f"Its position is {position.next_offset}, but the first offset that Kafka has is {kept.first}."
             yield Finding(Problem.KAFKA_RECORDS_GONE, name, what)
         if self.committed.get(key, 0) > position.next_offset:
-            what = f"Its position is {position.next_offset}, but offset {self.committed[key]} is committed."
+            what = f"Its position is {position.next_offset}, but the committed offset is {self.committed[key]}."
             yield Finding(Problem.COMMITTED_TOO_FAR, name, what)
 
 
@@ -88,7 +88,7 @@ def observe_kafka(
     *,
     offsets_of: Callable[[KafkaInput], Offsets] = _quietly,
 ) -> KafkaObservation:
-    """Ask Kafka about every partition that is still read, and about ``holes``: offsets that nothing accounts for."""
+    """Ask Kafka about every partition that is still read, and about ``holes``: offsets in no block, batch or gap."""
     observation = KafkaObservation()
     wanted = list(holes)
     for source in stream.kafka_inputs:
@@ -102,7 +102,7 @@ def observe_kafka(
     others = known - {source.id for source in stream.kafka_inputs}
     for hole in (hole for hole in wanted if hole.input_id in others):
         observation.notes.append(
-            f"{hole}: nothing accounts for these offsets, and only the log has this input's records."
+            f"{hole}: these offsets are in no block, batch or gap. Only the log has this input's records."
         )
     for input_id in sorted({row.input_id for row in snapshot.positions} - known):
         observation.notes.append(
@@ -118,24 +118,26 @@ def _ask(
     ids = offsets.topic_ids({row.partition.topic for row in read})
     observation.ids |= {(source.id, topic): topic_id for topic, topic_id in ids.items()}
     for topic in sorted(topic for topic, topic_id in ids.items() if topic_id is None):
-        observation.notes.append(f"Topic {topic!r} of input {source.id!r} is gone from Kafka.")
+        observation.notes.append(f"Kafka no longer has topic {topic!r} of input {source.id!r}.")
     there = [row.partition for row in read if ids[row.partition.topic] == row.partition.topic_id]
     kept = offsets.kept(there) if there else {}
     observation.kept |= {(source.id, tp): offset_range for tp, offset_range in kept.items()}
     for hole in holes:
         has = kept.get(hole.partition)
         if has is None or has.first >= hole.until:
-            observation.notes.append(f"{hole}: nothing accounts for these offsets, and Kafka no longer has them.")
+            observation.notes.append(
+                f"{hole}: these offsets are in no block, batch or gap, and Kafka no longer has them."
+            )
             continue
         try:
             if offsets.timestamp_of_first(hole.partition, max(hole.start, has.first), hole.until) is not None:
                 observation.passed_over.append(hole)
             elif has.first > hole.start:
                 observation.notes.append(
-                    f"{hole}: nothing accounts for these offsets; Kafka has none before {has.first}."
+                    f"{hole}: these offsets are in no block, batch or gap. Kafka has none before {has.first}."
                 )
         except RangesGoneError as error:
-            observation.notes.append(f"{hole}: nothing accounts for these offsets, and {error.what}")
+            observation.notes.append(f"{hole}: these offsets are in no block, batch or gap. {error.what}")
 
 
 def _ask_for_commits(source: KafkaInput, group: str, observation: KafkaObservation) -> None:
@@ -144,7 +146,7 @@ def _ask_for_commits(source: KafkaInput, group: str, observation: KafkaObservati
     except KafkaException as error:
         if error.args[0].code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise
-        observation.notes.append(f"What is committed in group {group} cannot be read: {error.args[0].str()}.")
+        observation.notes.append(f"The committed offsets of group {group} cannot be read: {error.args[0].str()}.")
     else:
         observation.committed |= {(source.id, tp): offset for tp, offset in reported.items()}
 

@@ -28,7 +28,16 @@ from headrace.kafka.client import AskingAdmin, ClientConfig, admin_config, consu
 from headrace.kafka.errors import RangesUnreadableError, RecordsDifferError, RecordsReplacedError
 from headrace.kafka.offsets import ANSWER_SECONDS, Kept, OffsetQuestions, check_available, gone, listed
 from headrace.kafka.ranges import RangeRun, RecordedRange
-from headrace.kafka.records import Converted, Cursor, EpochRecords, consume, convert
+from headrace.kafka.records import (
+    FIRST_RECORDS,
+    MAX_RECORDS,
+    OUT_OF_RANGE,
+    Converted,
+    Cursor,
+    EpochRecords,
+    consume,
+    convert,
+)
 from headrace.kafka.topics import SeenTopic
 from headrace.stream.inputs import KafkaInput
 from headrace.stream.settings import Limits
@@ -38,9 +47,6 @@ STALL_SECONDS = 60.0
 PREFETCH_BYTES = 32 * 1024 * 1024
 
 _BATCH_BYTES = 4 * 1024 * 1024
-_MOST_RECORDS = 20_000
-# Used until the size of messages is known: a small process can still hold 500 messages of 1 MB.
-_FIRST_RECORDS = 500
 # consume() waits this long for the requested number of messages, even if no more will come.
 _CONSUME_SECONDS = 0.05
 # How long a refused log-in is tried again: by then another broker, or a new token, would have been accepted.
@@ -50,7 +56,6 @@ _AGAIN_SECONDS = 0.1
 
 _ANY_EPOCH = int(np.iinfo(np.int64).max)
 
-_OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _FINAL = frozenset(
     {
         KafkaError._BAD_MSG,
@@ -175,7 +180,7 @@ class KafkaRangeReader:
         self._clients = clients
         self._stall_seconds = stall_seconds
         self._questions = questions
-        self._records_at_once = _FIRST_RECORDS
+        self._records_at_once = FIRST_RECORDS
         self._last_error: str | None = None
         self._is_refused = False
         self._consumer = consumer_factory({**clients.consumer, "error_cb": self._on_error})
@@ -267,10 +272,12 @@ class KafkaRangeReader:
     def _some(self, open_runs: dict[tuple[str, int], _Reading]) -> tuple[pa.RecordBatch | None, bool]:
         """The records of one consume(), and whether any run has progressed."""
         held: set[tuple[str, int]] = set()
-        sort_out = partial(self._sort_out, open_runs=open_runs, held=held)
+        separate_errors = partial(self._separate_errors, open_runs=open_runs, held=held)
         left = sum(reading.run.until_offset - reading.next_offset for reading in open_runs.values())
         try:
-            columns = consume(self._consumer, min(self._records_at_once, left), _CONSUME_SECONDS, sort_out=sort_out)
+            columns = consume(
+                self._consumer, min(self._records_at_once, left), _CONSUME_SECONDS, separate_errors=separate_errors
+            )
         except KafkaException as error:
             raise RangesUnreadableError(f"Kafka's client failed: {error}.") from error
         cursors = {key: Cursor(reading.run.partition, reading.next_offset) for key, reading in open_runs.items()}
@@ -290,7 +297,7 @@ class KafkaRangeReader:
         if batch is None:
             return None
         average = max(1, batch.nbytes // batch.num_rows)
-        self._records_at_once = max(1, min(_MOST_RECORDS, _BATCH_BYTES // average))
+        self._records_at_once = max(1, min(MAX_RECORDS, _BATCH_BYTES // average))
         offsets = batch.column("offset").to_numpy()
         keep = np.ones(batch.num_rows, dtype=bool)
         for partition, last in converted.positions.items():
@@ -325,7 +332,7 @@ class KafkaRangeReader:
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _sort_out(
+    def _separate_errors(
         self, messages: Sequence[Any], open_runs: dict[tuple[str, int], _Reading], held: set[tuple[str, int]]
     ) -> list[Any]:
         """The records among ``messages``, for each partition up to its first error; adds its key to ``held`` then.
@@ -345,7 +352,7 @@ class KafkaRangeReader:
             if error.code() == KafkaError._PARTITION_EOF:
                 if reading is not None:
                     reading.end, reading.is_anew = message.offset(), False
-            elif reading is not None and error.code() in _OUT_OF_RANGE:
+            elif reading is not None and error.code() in OUT_OF_RANGE:
                 # Retention removed offsets meanwhile: query what is left.
                 check_available(self._ask(), [reading.run for reading in open_runs.values()])
                 raise gone([f"{reading.run}: Kafka has no offset {reading.next_offset} any more"])

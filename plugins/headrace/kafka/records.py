@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, Message
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.wal.frame import RECORD_SCHEMA
@@ -28,6 +28,12 @@ logger = logging.getLogger(__name__)
 
 IntArray = np.ndarray[Any, Any]
 
+MAX_RECORDS = 20_000
+"""The most messages of one `consume`: more gain nothing."""
+FIRST_RECORDS = 500
+"""The limit before the size of messages is known: a small process can still hold 500 of 1 MB."""
+OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+"""The codes of a message's error if Kafka does not have the offset to be read."""
 # More than 2,000 messages, with their keys and values, leave the cache of a core; fewer than 500 cost more calls.
 _CHUNK = 1_000
 # A test replaces it by one that fails as the client does.
@@ -179,13 +185,13 @@ def consume(
     most: int,
     timeout: float,
     *,
-    sort_out: Callable[[Sequence[Any]], Sequence[Any]],
+    separate_errors: Callable[[Sequence[Any]], Sequence[Any]],
     topic: str | None = None,
 ) -> MessageColumns | None:
     """Take up to ``most`` messages, and wait up to ``timeout`` seconds for them, as ``consumer.consume()`` does.
 
-    From the first message with an error on, each chunk is given to ``sort_out``, which handles the errors and returns
-    the messages to keep. None if there is none. ``topic`` as in `columns_of`. Raises what the consumer raises.
+    From the first message with an error on, each chunk is given to ``separate_errors``, which handles the errors and
+    returns the messages to keep. None if there is none. ``topic`` as in `columns_of`. Raises what the consumer raises.
     """
     chunks: list[MessageColumns] = []
     until = time.monotonic() + timeout
@@ -197,7 +203,7 @@ def consume(
         taken += count
         had_error = had_error or any(map(Message.error, messages))
         if messages and had_error:
-            messages = sort_out(messages)
+            messages = separate_errors(messages)
         if messages:
             chunks.append(columns_of(messages, topic))
         if count < wanted:

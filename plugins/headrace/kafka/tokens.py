@@ -48,7 +48,7 @@ _GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _GOOGLE_HEADER = {"typ": "JWT", "alg": "GOOG_OAUTH2_TOKEN"}
 _PACKAGES = {"aws_msk_iam_sasl_signer": "aws-msk-iam-sasl-signer-python", "google": "google-auth"}
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-_MOST_LETTERS = 500
+_MAX_LETTERS = 500
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class TokenSource:
         except ImportError as error:
             raise self._error(*_missing(error)) from error
         except Exception as error:  # the function may raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_LETTERS]
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_LETTERS]
             raise self._error(reason, "Check the credentials that it finds on this host.") from error
         wrong = _wrong_with(made)
         if wrong is not None:
@@ -120,7 +120,7 @@ def _allowed(connection_id: str, reference: object, environ: Mapping[str, str] |
     allowed = {entry.strip().replace(":", ".") for entry in text.split(",")} - {""}
     if not isinstance(reference, str) or not _REFERENCE.fullmatch(path) or path not in allowed:
         raise ClientSettingError(
-            f"The {connection_id!r} connection names the function {str(reference)[:_MOST_LETTERS]!r} as oauth_cb, "
+            f"The {connection_id!r} connection names the function {str(reference)[:_MAX_LETTERS]!r} as oauth_cb, "
             f"which is not among the allowed ones ({', '.join(sorted(allowed)) or 'none'}).",
             remedy="If the function is to run with the rights of your tasks, add it to [apache_kafka] "
             f"callback_allowlist; without Airflow, to the variable {ALLOWLIST_VARIABLE}.",

@@ -1,7 +1,6 @@
 """Writes a stream of a lost ledger into a new one (rule 10 of the design).
 
-`headrace.batch.rebuilt_stream` finds its rows. Each table gets its rows by its columns; what a column needs that no row
-has is in `_rows`.
+`headrace.batch.rebuilt_stream` finds its rows. `_rows` adds the values that no found row has.
 
 Attempts are lost with the ledger. A batch gets one ended attempt for each definition that wrote it, and one for each of
 its replays; the recorded outputs belong to these. Numbers of later attempts are above every number that an attempt of
@@ -13,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, delete, exists, insert, select, update
 
@@ -73,8 +72,8 @@ from headrace.ledger.tables import (
 )
 
 _KEPT = (events, samples)
-# What a stream has, in the order in which the rows can be inserted. Listeners' cursors and totals begin anew: gaps that
-# the rebuild finds are added as events and to the totals.
+# What a stream has, in the order in which the rows can be inserted. Listeners' cursors and totals start again: gaps
+# that the rebuild finds are added as events and to the totals.
 _TABLES = [table for table in Model.metadata.sorted_tables if "stream" in table.c and table not in _KEPT]
 
 
@@ -161,7 +160,7 @@ class Rebuild(Repository):
                 if _has_received(connection, stream):
                     raise LedgerError(
                         f"The ledger has blocks or batches of stream {stream!r}: it is not lost.",
-                        remedy="Rebuild into a new ledger, and keep this one aside.",
+                        remedy="Rebuild into a new ledger, and keep this one.",
                     )
                 if not force:
                     _refuse_while_alive(connection, locked)
@@ -170,7 +169,7 @@ class Rebuild(Repository):
                 _update(connection, stream, **found.stream.to_columns())
             now_ms, rows = locked.now_ms, _rows(connection, found, locked.now_ms)
             for table in _TABLES:
-                # The database numbers the rows anew.
+                # The database gives the rows new numbers.
                 number = None if table.autoincrement_column is None else table.autoincrement_column.name
                 insert_all(
                     connection,
@@ -209,8 +208,8 @@ def _refuse_while_alive(connection: Connection, locked: LockedStream) -> None:
     for attempt in live_attempts(connection, locked.row.name, locked.now_ms)[:1]:
         raise LeaseHeldError(
             f"Batch {time_text(attempt.batch_time_ms)} of stream {attempt.stream!r} is being run by "
-            f"{attempt.holder}, since "
-            f"{time_text(attempt.started_at_ms)} until {time_text(attempt.lease_until_ms)}.",
+            f"{attempt.holder} since {time_text(attempt.started_at_ms)}. The attempt's lease ends at "
+            f"{time_text(attempt.lease_until_ms)}.",
             holder=attempt.holder,
             since_ms=attempt.started_at_ms,
             until_ms=attempt.lease_until_ms,
@@ -228,7 +227,7 @@ def _rows(connection: Connection, found: FoundStream, now_ms: int) -> dict[Table
     )
     unowned = (replace(row, receiver_index=None, wanted_receiver_index=None) for row in found.positions)
 
-    def tried() -> Iterator[tuple[AttemptRow, Mapping[str, Mapping[str, Any]], FiledReplay | None]]:
+    def restored() -> Iterator[_RestoredAttempt]:
         return (each for batch in found.batches for each in _attempts(batch, found.last_attempt, now_ms))
 
     return {
@@ -248,7 +247,7 @@ def _rows(connection: Connection, found: FoundStream, now_ms: int) -> dict[Table
         batch_runs: _columns(RunBatchTime(name, run_id, time_ms, now_ms) for run_id, time_ms in found.runs.items()),
         batch_attempts: (
             {**attempt.to_columns(), "replay_revision": None if replay is None else replay.revision}
-            for attempt, _, replay in tried()
+            for attempt, _, replay in restored()
         ),
         batch_outputs: _columns(
             BatchOutputRow(
@@ -261,10 +260,10 @@ def _rows(connection: Connection, found: FoundStream, now_ms: int) -> dict[Table
                 code_version=attempt.code_version,
                 target=attempt.target,
             )
-            for attempt, recorded, _ in tried()
+            for attempt, recorded, _ in restored()
             for output_id, counts in recorded.items()
         ),
-        replays: _columns(_replay(attempt, replay) for attempt, _, replay in tried() if replay is not None),
+        replays: _columns(_replay(attempt, replay) for attempt, _, replay in restored() if replay is not None),
         replay_definitions: _columns(found.replay_definitions),
     }
 
@@ -296,11 +295,16 @@ HOLDER = "a lost ledger"
 """The holder of the attempts in a rebuilt ledger."""
 
 
-def _attempts(
-    batch: FoundBatch, last_attempt: int, now_ms: int
-) -> Iterator[tuple[AttemptRow, Mapping[str, Mapping[str, Any]], FiledReplay | None]]:
-    """The last attempts at the batch, the newest definition's last, and before them one for each replay, each with the
-    counts of its recorded outputs, and with the replay."""
+class _RestoredAttempt(NamedTuple):
+    """An attempt with the counts of its recorded outputs by id, and the replay if it is one's attempt."""
+
+    row: AttemptRow
+    recorded: Mapping[str, Mapping[str, Any]]
+    replay: FiledReplay | None
+
+
+def _attempts(batch: FoundBatch, last_attempt: int, now_ms: int) -> Iterator[_RestoredAttempt]:
+    """One attempt for each replay of the batch, then one for each definition that wrote outputs, the newest last."""
     row = batch.row
     if not batch.was_allocated:
         return
@@ -312,14 +316,14 @@ def _attempts(
     ran = [(replay, None, replay.outputs, replay.recorded) for replay in batch.replays]
     ran += [(None, revision, tuple(recorded), recorded) for revision, recorded in of_batch]
     for number, (replay, revision, outputs, recorded) in enumerate(ran, last_attempt + 1 - len(ran)):
-        of = replay or row
+        result = replay or row
         attempt = AttemptRow(
             stream=row.stream,
             batch_time_ms=row.batch_time_ms,
             number=number,
             holder=HOLDER,
             way="",
-            state=AttemptState.COMPLETED if of.state is BatchState.COMPLETED else AttemptState.FENCED,
+            state=AttemptState.COMPLETED if result.state is BatchState.COMPLETED else AttemptState.FENCED,
             outputs=outputs,
             attributes={},
             started_at_ms=now_ms,
@@ -329,10 +333,10 @@ def _attempts(
             ended_at_ms=now_ms,
             error=None,
             target="" if replay is None else replay.target,
-            code_version=of.code_version,
+            code_version=result.code_version,
             revision=revision,
         )
-        yield attempt, recorded, replay
+        yield _RestoredAttempt(attempt, recorded, replay)
 
 
 def _replay(attempt: AttemptRow, replay: FiledReplay) -> ReplayRow:

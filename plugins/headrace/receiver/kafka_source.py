@@ -24,7 +24,17 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.kafka.client import open_consumer, plain
-from headrace.kafka.records import Cursor, MessageColumns, RecordChunk, chunks_of, consume, convert
+from headrace.kafka.records import (
+    FIRST_RECORDS,
+    MAX_RECORDS,
+    OUT_OF_RANGE,
+    Cursor,
+    MessageColumns,
+    RecordChunk,
+    chunks_of,
+    consume,
+    convert,
+)
 from headrace.ledger.receiving_tables import EpochEnd
 from headrace.receiver.kafka_errors import Findings, OffsetGaps, PartitionErrors, partition_name
 from headrace.receiver.rates import RateLimiter
@@ -128,12 +138,8 @@ class OffsetCommits:
 
 ConsumerFactory = Callable[[dict[str, Any]], Any]
 
-# The most messages of one fetch(): more than 20,000 gains nothing.
-_MOST_RECORDS = 20_000
-# The limit before the size of messages is known: a small process can still hold 500 of 1 MB.
-_FIRST_RECORDS = 500
-_MOST_HEARD = 1_000
-_OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+# The most messages that one `listen` takes from the client and drops.
+_MAX_DROPPED = 1_000
 # Errors for data that librdkafka cannot read, or skips unless it is fetched again: damaged messages, and messages that
 # it cannot decompress because the codec is unknown or memory is short.
 _DAMAGED = frozenset(
@@ -165,7 +171,7 @@ class KafkaReceiver:
         clock: Clock | None = None,
         consumer_factory: ConsumerFactory = open_consumer,
     ) -> None:
-        """``config`` is made by ``client_settings.consumer_config``. Chunks have at most about ``max_chunk_bytes``;
+        """``config`` is made by `headrace.kafka.client.consumer_config`. Chunks have at most about ``max_chunk_bytes``;
         ``max_rate_per_partition`` is in records per second.
 
         ``offset_gaps`` decides which of the offsets that Kafka skipped are lost; without it, none are.
@@ -179,7 +185,7 @@ class KafkaReceiver:
         self._owned: dict[tuple[str, int], OwnedPartition] = {}
         # All that were ever assigned: the client may still return messages of a partition that was taken away.
         self._topics: set[str] = set()
-        self._records_at_once = _FIRST_RECORDS
+        self._records_at_once = FIRST_RECORDS
         self._commits = OffsetCommits()
         self.leader_epochs = LeaderEpochs()
         self._fatal: str | None = None
@@ -283,7 +289,7 @@ class KafkaReceiver:
                 self._consumer,
                 most,
                 timeout,
-                sort_out=partial(self._sort_out, findings=findings),
+                separate_errors=partial(self._separate_errors, findings=findings),
                 topic=self._only_topic,
             )
         except KafkaException as error:
@@ -308,10 +314,10 @@ class KafkaReceiver:
             self._partition_errors.pause()
         self.serve()
         try:
-            heard = self._consumer.consume(_MOST_HEARD, 0)
+            messages = self._consumer.consume(_MAX_DROPPED, 0)
         except KafkaException as error:
             raise KafkaClientError(f"Kafka's client failed: {error}.") from error
-        for message in heard:
+        for message in messages:
             if message.error() is not None and message.topic() is None:
                 self._on_error(message.error())
         if self._fatal is not None:
@@ -339,7 +345,7 @@ class KafkaReceiver:
         if converted.batch is not None:
             average = max(1, converted.batch.nbytes // converted.batch.num_rows)
             # A quarter of a chunk at a time, so that one consume() cannot return much more than a block.
-            self._records_at_once = max(1, min(_MOST_RECORDS, self._max_chunk_bytes // 4 // average))
+            self._records_at_once = max(1, min(MAX_RECORDS, self._max_chunk_bytes // 4 // average))
         for partition, records in converted.epochs.items():
             self.leader_epochs.note(partition, records)
         standing = {cursor.partition: cursor.next_offset for cursor in cursors.values()}
@@ -406,7 +412,7 @@ class KafkaReceiver:
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _sort_out(self, messages: Sequence[Any], findings: Findings) -> list[Any]:
+    def _separate_errors(self, messages: Sequence[Any], findings: Findings) -> list[Any]:
         """Return the records among ``messages``; put the rest into ``findings``."""
         good = []
         for message in messages:
@@ -432,7 +438,7 @@ class KafkaReceiver:
             return
         findings.held.add(key)
         owned = self._owned[key]
-        if error.code() in _OUT_OF_RANGE:
+        if error.code() in OUT_OF_RANGE:
             findings.lost.append((key, error.str()))
             self._partition_errors.unassign(key)
         elif error.code() in _DAMAGED:
@@ -471,7 +477,7 @@ class KafkaReceiver:
                 known = topics.get(topic, {}).get("partitions", {}).get(str(number), {})
                 self._partition_errors.on_leader(owned, known.get("leader"))
 
-    # -- the rest --------------------------------------------------------------------------------------------------
+    # -- commits, status and end -----------------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Send commits that are due and resume partitions whose backoff is over. ``fetch`` does this too."""

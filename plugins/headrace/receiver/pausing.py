@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from headrace.clock import Clock
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.receiving_tables import ReceiverLease
-from headrace.ledger.states import BatchState, EventKind
+from headrace.ledger.states import UNFINISHED, EventKind
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import is_out_of_space
 
@@ -141,7 +141,6 @@ def _is_free(folder: Path, nbytes: int) -> bool:
 
 # Receiving resumes below this share of the budget, so that it does not pause and resume with every segment.
 RESUME_AT_SHARE = 0.9
-_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 class LogBudget:
@@ -199,7 +198,7 @@ def only_receiving_helps(context: StreamContext) -> bool:
     finished first, it must get them, or the log stays full. Raises LedgerUnavailableError.
     """
     ledger, name = context.ledger, context.name
-    if context.stream.batch_by != "timestamp" or ledger.batches.page(name, 1, _UNFINISHED):
+    if context.stream.batch_by != "timestamp" or ledger.batches.page(name, 1, UNFINISHED):
         return False
     waiting_ms = ledger.batches.next_unclaimed(name)
     return waiting_ms is None or bool(ledger.positions.unpassed(name, waiting_ms))

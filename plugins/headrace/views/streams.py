@@ -14,7 +14,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow
 from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
-from headrace.ledger.states import BatchState, PartitionState, ReceiverState
+from headrace.ledger.states import UNFINISHED, BatchState, PartitionState, ReceiverState
 from headrace.ledger.tables import JobRow, SampleRow, StreamRow
 from headrace.ledger.timelines import BatchOrder, BatchRange
 from headrace.receiver.health import InputProblem, input_problems, numbers, receiver_state
@@ -502,7 +502,7 @@ def _log(ledger: Ledger, row: StreamRow, definition: Mapping[str, Any], now_ms: 
 
 
 def _held(batch: BatchRow, now_ms: int, kept_ms: int) -> str:
-    if batch.state in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
+    if batch.state in UNFINISHED:
         return f"it is {batch.state.value}" + (f": {batch.error}" if batch.error else "")
     if batch.state is BatchState.COMPLETED and batch.checkpointed_at_ms is None:
         return "it is not checkpointed yet"

@@ -62,7 +62,7 @@ def arrivals(draw: st.DrawFn) -> list[Message]:
 def test_chunks_give_what_all_messages_at_once_give(messages: list[Message], most: int, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "_CHUNK", chunk)
-        columns = consume(Consumer(messages), most, 0.0, sort_out=never)
+        columns = consume(Consumer(messages), most, 0.0, separate_errors=never)
     in_lots, at_once = convert(columns, OWNED), convert(columns_of(messages[:most]) if messages else None, OWNED)
     assert (in_lots.counts, in_lots.positions, in_lots.epochs) == (at_once.counts, at_once.positions, at_once.epochs)
     if messages:
@@ -74,39 +74,39 @@ def test_chunks_give_what_all_messages_at_once_give(messages: list[Message], mos
 
 def test_no_more_than_asked_for_is_taken_and_a_short_lot_is_the_last() -> None:
     consumer = Consumer([message(offset) for offset in range(3 * CHUNK)])
-    columns = consume(consumer, CHUNK + 7, 0.0, sort_out=never)
+    columns = consume(consumer, CHUNK + 7, 0.0, separate_errors=never)
     assert columns is not None and len(columns) == CHUNK + 7
     assert [most for most, _ in consumer.asked] == [CHUNK, 7]
     consumer = Consumer([message(offset) for offset in range(CHUNK + 7)])
-    columns = consume(consumer, 5 * CHUNK, 0.0, sort_out=never)
+    columns = consume(consumer, 5 * CHUNK, 0.0, separate_errors=never)
     assert columns is not None and len(columns) == CHUNK + 7
     assert [most for most, _ in consumer.asked] == [CHUNK, CHUNK]
 
 
 def test_all_lots_together_wait_no_longer_than_the_timeout() -> None:
     consumer = Consumer([message(offset) for offset in range(CHUNK)])
-    consume(consumer, 2 * CHUNK, 5.0, sort_out=never)
+    consume(consumer, 2 * CHUNK, 5.0, separate_errors=never)
     (_, first), (_, second) = consumer.asked
     assert first == 5.0
     assert 0.0 <= second < 5.0
 
 
 def test_nothing_taken_is_no_columns() -> None:
-    assert consume(Consumer([]), 10, 0.0, sort_out=never) is None
+    assert consume(Consumer([]), 10, 0.0, separate_errors=never) is None
 
 
 def test_from_an_error_on_every_lot_is_sorted_out() -> None:
     messages = [message(offset) for offset in range(3 * CHUNK)]
     messages[CHUNK + 3] = Message(topic="a", partition=0, offset=CHUNK + 3, error=BROKEN)
-    given_to_sort_out: list[int] = []
+    given: list[int] = []
 
-    def sort_out(chunk: Sequence[Any]) -> Sequence[Any]:
-        given_to_sort_out.append(chunk[0].offset())
+    def separate_errors(chunk: Sequence[Any]) -> Sequence[Any]:
+        given.append(chunk[0].offset())
         return [message for message in chunk if message.offset() < CHUNK + 3]
 
-    columns = consume(Consumer(messages), 10 * CHUNK, 0.0, sort_out=sort_out)
+    columns = consume(Consumer(messages), 10 * CHUNK, 0.0, separate_errors=separate_errors)
     assert columns is not None and columns.offsets.tolist() == list(range(CHUNK + 3))
-    assert given_to_sort_out == [CHUNK, 2 * CHUNK], "the first chunk has no error, and the last one comes after it"
+    assert given == [CHUNK, 2 * CHUNK], "the first chunk has no error, and the last one comes after it"
 
 
 def test_an_error_of_the_consumer_is_passed_on() -> None:
@@ -115,7 +115,7 @@ def test_an_error_of_the_consumer_is_passed_on() -> None:
             raise KafkaException(BROKEN)
 
     with pytest.raises(KafkaException):
-        consume(Failing(), 10, 0.0, sort_out=never)
+        consume(Failing(), 10, 0.0, separate_errors=never)
 
 
 def test_a_known_topic_is_not_asked_for() -> None:

@@ -217,8 +217,8 @@ class SlowDisk(Disk):
 @pytest.fixture
 def blocked(make_stream: MakeStream, make_setting: MakeSetting, monkeypatch: pytest.MonkeyPatch) -> Setting:
     """Records that come one by one, of which a block holds one and the queue a block."""
-    monkeypatch.setattr(kafka_source, "_FIRST_RECORDS", 1)
-    monkeypatch.setattr(kafka_source, "_MOST_RECORDS", 1)
+    monkeypatch.setattr(kafka_source, "FIRST_RECORDS", 1)
+    monkeypatch.setattr(kafka_source, "MAX_RECORDS", 1)
     made = make_setting(make_stream(limits=Limits(max_block_bytes=1 << 20, max_queued_blocks=1)))
     made.topic(1)
     made.assign(0)
