@@ -70,22 +70,22 @@ def allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool = F
 def _allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool) -> BatchRow:
     batches = context.ledger.batches
     context.ledger.allocations.seal(context.name, batch_time_ms)
-    drawn: list[Manifest] = []
+    tried: list[Manifest] = []
     for _ in range(_CONFLICTS):
         absorb = batches.absorbable(context.name, batch_time_ms) if takes_over else []
         blocks = context.ledger.allocations.blocks_of(context.name, batch_time_ms, absorb=absorb)
-        drawn.append(make_manifest(context.stream, batch_time_ms, blocks))
+        tried.append(make_manifest(context.stream, batch_time_ms, blocks))
         try:
-            batch = _take(context, drawn[-1], blocks=len(blocks), absorb=absorb)
+            batch = _write_and_allocate(context, tried[-1], blocks=len(blocks), absorb=absorb)
         except AllocationConflictError as error:
             conflict = error
         else:
-            _delete_others(context.storage, drawn, batch)
+            _delete_others(context.storage, tried, batch)
             return batch
     raise conflict
 
 
-def _take(context: StreamContext, manifest: Manifest, *, blocks: int, absorb: list[int]) -> BatchRow:
+def _write_and_allocate(context: StreamContext, manifest: Manifest, *, blocks: int, absorb: list[int]) -> BatchRow:
     written, sha256 = write_manifest(context.storage, manifest)
     return context.ledger.allocations.allocate(
         context.name,
@@ -112,9 +112,9 @@ def write_manifest(folder: LogStorage, manifest: Manifest) -> tuple[Manifest, st
         return renamed, renamed.write(folder)
 
 
-def _delete_others(folder: LogStorage, drawn: Iterable[Manifest], batch: BatchRow) -> None:
+def _delete_others(folder: LogStorage, tried: Iterable[Manifest], batch: BatchRow) -> None:
     """Delete this time's manifests that the batch's row does not name: a row never changes its manifest."""
-    paths = {path for manifest in drawn for path in (manifest.path, replace(manifest, name_taken=True).path)}
+    paths = {path for manifest in tried for path in (manifest.path, replace(manifest, name_taken=True).path)}
     for path in sorted(paths):
         # Compare names only: the same folder may have another URL.
         if path.rpartition("/")[2] == batch.manifest_uri.rpartition("/")[2]:
@@ -122,13 +122,13 @@ def _delete_others(folder: LogStorage, drawn: Iterable[Manifest], batch: BatchRo
         try:
             folder.delete(path)
         except StorageError as error:
-            logger.warning("The manifest %s/%s, which no batch has, could not be deleted: %s", folder.url, path, error)
+            logger.warning("The unused manifest %s/%s could not be deleted: %s", folder.url, path, error)
 
 
 def restore_manifest(context: StreamContext, batch: BatchRow) -> bool:
     """Write the batch's manifest again if its file is missing or damaged and the ledger still gives the same bytes.
 
-    Returns whether the valid manifest is there.
+    Returns whether the file is valid now.
     """
     stream, ledger, folder = context.stream, context.ledger, context.storage
     path = batch.manifest_uri.removeprefix(f"{stream.folder_url}/")
@@ -146,7 +146,10 @@ def restore_manifest(context: StreamContext, batch: BatchRow) -> bool:
         manifest = replace(manifest, built=_built_ranges(ledger.batches.inputs(stream.name, batch.batch_time_ms)))
     data = replace(manifest, interval_ms=batch.interval_ms).to_bytes()
     if hashlib.sha256(data).hexdigest() != batch.manifest_sha256:
-        logger.warning("The manifest %s is missing or damaged, and cannot be written again", batch.manifest_uri)
+        logger.warning(
+            "The manifest %s is missing or damaged, and cannot be written again, because the ledger has changed since. "
+            "Restore it from a copy.", batch.manifest_uri,
+        )  # fmt: skip
         return False
     folder.write_atomically(path, data)
     logger.warning("The manifest %s was missing or damaged, and is written again", batch.manifest_uri)

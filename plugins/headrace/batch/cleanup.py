@@ -4,10 +4,10 @@
    block can be added to a claimed segment.
 2. Delete the file of each, then fold its rows in the ledger.
 3. Mark the batches that have nothing left in the log, and delete manifests and segments that nothing names.
-4. Remove the end of the history: batches that are older than `Limits.history`.
-5. Delete old events, and what killed writers left incomplete.
+4. Remove finished batches that are older than `Limits.history`, and their files.
+5. Delete what killed writers left incomplete, and old events.
 
-Removal deletes the end of a stream's history: finished batches that are older than `Limits.history`, and their files.
+Step 4 removes the oldest part of a stream's history.
 The ledger's rows are deleted first. The files are deleted once the oldest existing checkpoint records the removal. So a
 ledger that is rebuilt from any checkpoint finds all files that it needs, and never treats a removed batch as one that
 is still to be run.
@@ -59,8 +59,8 @@ class Cleaned:
 
     ``segments`` were deleted and the rows of ``blocks`` folded. ``batches`` have nothing left in the log. ``leftovers``
     are deleted files: segments without an accepted block, and manifests that no batch names. ``events`` were deleted
-    from the ledger. ``removed`` counts what was removed at the end of the history. ``partial_writes`` are deleted files
-    that killed writers had left incomplete.
+    from the ledger. ``removed`` counts what was older than the history. ``partial_writes`` are deleted files that
+    killed writers had left incomplete.
     """
 
     segments: int
@@ -82,8 +82,8 @@ def clean_up(context: StreamContext) -> Cleaned:
 
     Each step can be repeated after a crash. Also deletes log files without an accepted block, and events that are older
     than a week and than the remember window. Removes batches that are older than the stream's history
-    (`remove_old_batches`). Deletes incomplete files of killed writers after a day. It looks for these once an
-    hour, because the stream's folder has files of each batch.
+    (`remove_old_batches`). Deletes incomplete files of killed writers after a day. These are searched for once an hour
+    only, because the stream's folder has files of each batch.
 
     Raises:
         StorageError: a segment could not be deleted; it and those after it stay for the next cleanup.
@@ -108,13 +108,14 @@ def clean_up(context: StreamContext) -> Cleaned:
             blocks += ledger.cleanup.fold_blocks(stream.name, segment.path)
             segments += 1
     marked, manifests = _mark_cleaned(context, before_ms)
-    leftovers = manifests + _sweep(context, log)
+    leftovers = manifests + _delete_orphans(context, log)
     # A run may leave old batches to the next run: they do not slow down new batches.
     removed = remove_old_batches(context, needed_ms=before_ms)
     partial = 0
     if _begins_an_hour(context):
         partial = context.storage.remove_partial_writes(PARTIAL_WRITE_SECONDS)
-    return Cleaned(segments, blocks, marked, leftovers, _prune_events(context), removed, partial)
+    events = _prune_events(context)
+    return Cleaned(segments, blocks, marked, leftovers, events, removed, partial)
 
 
 def _begins_an_hour(context: StreamContext) -> bool:
@@ -163,7 +164,7 @@ def _mark_cleaned(context: StreamContext, before_ms: int) -> tuple[int, int]:
     return marked, manifests
 
 
-def _sweep(context: StreamContext, log: LogStorage) -> int:
+def _delete_orphans(context: StreamContext, log: LogStorage) -> int:
     """Delete orphaned files at the front of each receiver's log; returns how many.
 
     The ledger adds a segment's row when it accepts the first block in it. A full disk leaves a file for each failed
@@ -178,7 +179,7 @@ def _sweep(context: StreamContext, log: LogStorage) -> int:
       later segment can explain why it is missing. Files that prove other blocks accepted are never deleted.
     """
     stream_name, ledger = context.name, context.ledger
-    swept = 0
+    deleted = 0
     files = sorted(segments_in(log.paths()))
     rows = {(row.receiver_id.input_id, row.receiver_id.index): row for row in ledger.receivers.all(stream_name)}
     for receiver, of_receiver in groupby(files, key=lambda name: (name.input_id, name.index)):
@@ -190,17 +191,18 @@ def _sweep(context: StreamContext, log: LogStorage) -> int:
                 break
             if not is_orphaned(log, name, names[place + 1 :]):
                 logger.warning(
-                    "%s: segment %s stays: its blocks were accepted, and the ledger does not know it",
+                    "%s: segment %s is kept: its blocks were accepted, but the ledger has no row of it. "
+                    "`headrace streams fsck` shows what to do.",
                     stream_name,
                     name.path,
                 )
                 break
             log.delete(name.path)
-            swept += 1
-    return swept
+            deleted += 1
+    return deleted
 
 
-AT_ONCE = 500
+BATCHES_AT_ONCE = 500
 """One run removes about this many batches."""
 
 SEGMENTS_AT_ONCE = 20_000
@@ -246,7 +248,7 @@ def _remove_batches(context: StreamContext, before_ms: int) -> int:
     if oldest_ms is None or oldest_ms >= before_ms - slack_ms:
         return 0
     removed = 0
-    while removed < AT_ONCE and (more := removal.remove_batches(context.name, before_ms)):
+    while removed < BATCHES_AT_ONCE and (more := removal.remove_batches(context.name, before_ms)):
         removed += more
     return removed
 

@@ -22,7 +22,7 @@ from headrace.batch.checkpoint import (
     find_newest,
     read_newest,
 )
-from headrace.batch.found_files import FolderContents, Progress, places, read_folder
+from headrace.batch.found_files import FolderContents, Progress, read_folder, spans_of
 from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
 from headrace.batch.rebuilt_stream import rebuild_stream
 from headrace.batch.results import lost_results
@@ -347,7 +347,7 @@ def _why_a_checkpoint(context: StreamContext, report: Recovered) -> str | None:
 
 
 # A receiver without its ledger may write one more block, and ends within a minute.
-_MOST_WAITS = 3
+_MAX_WAITS = 3
 
 
 def recover_if_lost(
@@ -385,7 +385,7 @@ def recover_if_lost(
             if error.is_ahead:
                 # The wait could take days.
                 raise
-            if waits == _MOST_WAITS:
+            if waits == _MAX_WAITS:
                 raise RecoveryRefusedError(
                     f"The ledger does not know stream {context.name!r}, and a process writes to its folder "
                     f"{context.stream.folder_url} all the same: it has another ledger.",
@@ -419,7 +419,7 @@ def _refuse_another_stream(contents: FolderContents, stream: Stream) -> None:
             source = inputs.get(recorded.id)
             if source is not None and _origin(source) != _origin(recorded):
                 raise _of_another(stream, f"input {recorded.id!r} was received from {_origin(recorded)}")
-    in_log = (place for frame in contents.frames for place, _ in places(frame.info))
+    in_log = (key for frame in contents.frames for key, _ in spans_of(frame.info))
     received = {*contents.positions, *contents.saved.positions, *in_log}
     for input_id, topic in sorted({(input_id, partition.topic) for input_id, partition in received}):
         source = inputs.get(input_id)
@@ -438,7 +438,7 @@ def _of_another(stream: Stream, why: str) -> RecoveryRefusedError:
         f"The ledger does not know stream {stream.name!r}, and the data in {stream.folder_url} does not fit its "
         f"definition: {why}.",
         remedy=f"If it is this stream's all the same: `headrace streams recover {stream.name} --storage "
-        f"{stream.storage.url}`. To begin anew, give the stream another name, or move the folder away.",
+        f"{stream.storage.url}`. To start without this data, give the stream another name, or move the folder away.",
     )
 
 
@@ -469,7 +469,8 @@ def refuse_if_lost(context: StreamContext) -> None:
             remedy="The task of its receiver job rebuilds the ledger."
             if stream.recover == "automatic"
             else f"If its ledger was lost: `headrace streams recover {stream.name} --storage {stream.storage.url}`. "
-            "If it is elsewhere, name that one. To begin anew, give the stream another name, or move the folder away.",
+            "If it is elsewhere, name that one. To start without this data, give the stream another name, or move the "
+            "folder away.",
         )
         if stream.recover == "automatic":
             error.failure = Failure.PASSING
@@ -477,7 +478,7 @@ def refuse_if_lost(context: StreamContext) -> None:
 
 
 def is_lost(stream_name: str, ledger: Ledger, folder: LogStorage) -> bool:
-    """Whether the ledger of the stream is lost: it does not know the stream, or the stream was registered anew and has
+    """Whether the ledger of the stream is lost: it does not know the stream, or the stream was registered again and has
     received nothing."""
     if not ledger.rebuild.is_new(stream_name):
         return False

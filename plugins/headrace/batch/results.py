@@ -126,7 +126,7 @@ def write_results(context: StreamContext, *, after_ms: int = 0, until_ms: int = 
 def write_own_result(context: StreamContext, batch_time_ms: int) -> int:
     """Write the batch's result file if it is behind, then the oldest 100 others that are; returns their number.
 
-    So a batch does not wait for the results of a long range, and what nobody else writes is written by later batches.
+    So a batch does not wait for the results of a long range, and later batches write the results that are left.
 
     Raises:
         StorageError: a file could not be written, in three tries; its batch is not marked.

@@ -33,7 +33,7 @@ from headrace.elasticsearch.version_conflicts import StoredSource, VersionConfli
 
 DOCUMENT_TOO_LARGE = "document_too_large"
 
-MOST_OFFENDERS = 16
+MAX_OFFENDERS = 16
 """The number of documents that may be rejected for making a whole request invalid; one more fails the batch.
 
 Ids and versions are checked before sending, so no such document is expected. A wrong setting that invalidates every
@@ -217,7 +217,7 @@ class _Sending:
         # A document is at fault if other documents of the request pass. For a single document there is no such
         # comparison: only an error known to be caused by a document proves it.
         all_of_them = self._offenders == len(self._lines) and (self._offenders > 1 or not document_at_fault(reason))
-        if self._offenders > MOST_OFFENDERS or all_of_them:
+        if self._offenders > MAX_OFFENDERS or all_of_them:
             raise self._sender.refused(400, reason)
         self._reject(line, reason)
 

@@ -264,9 +264,9 @@ class OriginalRecords(Protocol):
 class DeadLetterWriter:
     """Collects a task's dead letters and writes them, a bounded number at a time."""
 
-    MOST_HELD = 1000
-    MOST_BYTES_HELD = 8 * 1024 * 1024
-    MOST_REMEMBERED = 50_000
+    MAX_HELD = 1000
+    MAX_BYTES_HELD = 8 * 1024 * 1024
+    MAX_REMEMBERED = 50_000
     """Letter ids that are remembered to number letters with equal ids. The rows of one record are at most a few
     requests apart."""
 
@@ -297,14 +297,14 @@ class DeadLetterWriter:
             counts.dead_letter_reasons[reason.type] += 1
             if not counts.dead_letter_example and reason.type != TOMBSTONE:
                 counts.dead_letter_example = _example(letter)
-            if len(self._held) >= self.MOST_HELD or self._bytes_held >= self.MOST_BYTES_HELD:
+            if len(self._held) >= self.MAX_HELD or self._bytes_held >= self.MAX_BYTES_HELD:
                 self.flush(counts)
 
     def _numbered(self, letter: DeadLetter) -> DeadLetter:
         """The letter with an id that no other letter of this task has, so that none overwrites another."""
         ordinal = self._ordinals.pop(letter.id, 0) + 1
         self._ordinals[letter.id] = ordinal
-        if len(self._ordinals) > self.MOST_REMEMBERED:
+        if len(self._ordinals) > self.MAX_REMEMBERED:
             del self._ordinals[next(iter(self._ordinals))]
         return letter if ordinal == 1 else replace(letter, ordinal=ordinal)
 

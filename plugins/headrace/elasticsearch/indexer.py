@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from headrace.clock import Clock, SystemClock
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.bulk_bodies import PreparedRows, line_offsets, prepare_rows, rejected_before
-from headrace.elasticsearch.bulk_sender import MOST_OFFENDERS, BulkSender, SentRequest
+from headrace.elasticsearch.bulk_sender import MAX_OFFENDERS, BulkSender, SentRequest
 from headrace.elasticsearch.columns import check_columns
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
 from headrace.elasticsearch.dead_letters import DeadLetterWriter, OriginalRecords
@@ -32,7 +32,7 @@ from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason, usual_of_processors
 
-MOST_REQUESTS_WITHOUT_PASSING = 16
+MAX_REQUESTS_WITHOUT_PASSING = 16
 """The number of requests that may end with documents in doubt and none that passed; one more fails the task."""
 
 
@@ -120,7 +120,7 @@ class Indexer:
             self._reject(prepared, sent.rejected)
             if sent.doubtful:
                 self._doubtful.append((prepared, sent))
-        if self._sender.passed or len(self._doubtful) > MOST_REQUESTS_WITHOUT_PASSING:
+        if self._sender.passed or len(self._doubtful) > MAX_REQUESTS_WITHOUT_PASSING:
             self._settle_doubtful()
 
     def _reject(self, prepared: PreparedRows, lines: Iterable[tuple[int, Reason]]) -> None:
@@ -130,7 +130,7 @@ class Indexer:
     def _settle_doubtful(self) -> None:
         """Make dead letters of the documents in doubt if others have passed; else raise ElasticsearchRefusedError."""
         doubts = [(prepared, *doubt) for prepared, sent in self._doubtful for doubt in sent.doubtful]
-        if doubts and not self._sender.passed and not self._few_of_documents([reason for *_, reason in doubts]):
+        if doubts and not self._sender.passed and not self._are_documents_at_fault([reason for *_, reason in doubts]):
             prepared, line, status, reason = doubts[0]
             raise self._sender.refused(
                 status, reason, f"all {len(doubts)} documents that were sent, such as {prepared.describe(line)},"
@@ -139,10 +139,10 @@ class Indexer:
             self._reject(prepared, [(line, reason) for line, _, reason in sent.doubtful])
         self._doubtful = []
 
-    def _few_of_documents(self, reasons: list[Reason]) -> bool:
-        """Whether so few documents are in doubt, and an index that has taken others, that they are at fault."""
+    def _are_documents_at_fault(self, reasons: list[Reason]) -> bool:
+        """Whether the documents in doubt are at fault, not the index: they are few, and the index has taken others."""
         return (
-            len(reasons) <= MOST_OFFENDERS
+            len(reasons) <= MAX_OFFENDERS
             and all(map(usual_of_processors, reasons))
             and self._sender.holds_documents(self._sender.retry_budget())
         )
@@ -153,18 +153,18 @@ def regroup(batches: Iterable[pa.RecordBatch], options: IndexingOptions) -> Iter
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        for part in _cut(batch, options):
+        for part in _split(batch, options):
             held.append(part)
             rows += part.num_rows
             size += part.nbytes
             if rows >= options.bulk_actions or size >= options.bulk_bytes:
-                yield _together(held)
+                yield _concatenated(held)
                 held, rows, size = [], 0, 0
     if rows:
-        yield _together(held)
+        yield _concatenated(held)
 
 
-def _cut(batch: pa.RecordBatch, options: IndexingOptions) -> Iterator[pa.RecordBatch]:
+def _split(batch: pa.RecordBatch, options: IndexingOptions) -> Iterator[pa.RecordBatch]:
     # The joined lines are a copy of the batch, so a part holds only a few requests' bytes.
     parts = max(1, batch.nbytes // max(4 * options.bulk_bytes, 1))
     step = max(1, -(-batch.num_rows // parts))
@@ -172,7 +172,7 @@ def _cut(batch: pa.RecordBatch, options: IndexingOptions) -> Iterator[pa.RecordB
         yield batch.slice(first, step)
 
 
-def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     merged: Any = pa.Table.from_batches(batches).combine_chunks()
@@ -212,9 +212,11 @@ class DuplicateIdCheck:
     def _refuse_equal(self, ids: Any, numbers: list[Any]) -> None:
         names = ["id", *(f"n{place}" for place in range(len(numbers)))]
         counted = pa.table([ids, *numbers], names=names).group_by(names).aggregate([([], "count_all")])
-        double = counted.filter(pc.greater(counted.column("count_all"), 1))
-        if double.num_rows:
-            raise duplicate_ids_error(self._options.index, self._options.document_id, double.column("id").to_pylist())
+        duplicates = counted.filter(pc.greater(counted.column("count_all"), 1))
+        if duplicates.num_rows:
+            raise duplicate_ids_error(
+                self._options.index, self._options.document_id, duplicates.column("id").to_pylist()
+            )
 
 
 def compared_rows(

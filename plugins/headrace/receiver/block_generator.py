@@ -190,7 +190,7 @@ class BlockGenerator(Generic[T]):
     def stop(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Accept no more data, cut and push what was added, and end both threads. A second call does nothing.
 
-        It leaves the pushing thread to itself when ``give_up`` says so, which is asked every ``TICK_SECONDS``.
+        Calls ``give_up`` every ``TICK_SECONDS``; once it returns True, the pushing thread is no longer waited for.
         """
         with self._changed:
             pusher = self._pusher
@@ -249,7 +249,7 @@ class BlockGenerator(Generic[T]):
             self._changed.wait(seconds)
             return self._has_room()
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- what is not stored yet ------------------------------------------------------------------------------------
 
     @property
     def queued(self) -> tuple[int, int]:

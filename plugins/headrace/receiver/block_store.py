@@ -133,7 +133,7 @@ class BlockStore:
 
     @property
     def writing_seconds(self) -> float:
-        """For how long a call of the log's writer has not returned; 0.0 if none is under way. Any thread may ask."""
+        """Seconds since the running call of the log's writer began; 0.0 if none runs. May be called by any thread."""
         since = self._writing_since
         return 0.0 if since is None else self._clock.monotonic() - since
 
@@ -146,17 +146,17 @@ class BlockStore:
             LeaseLostError: another receiver has taken over; nothing more was accepted.
         """
         partitions = dict.fromkeys(offset_range.partition for chunk in chunks for offset_range in chunk.ranges)
-        gone = self._not_to_store(list(partitions))
+        dropped = self._not_to_store(list(partitions))
         for group in by_event_time(chunks):
-            self._store_block(group, cut_time_ms, gone)
+            self._store_block(group, cut_time_ms, dropped)
             self.tick()
 
-    def _store_block(self, chunks: Sequence[RecordChunk], cut_time_ms: int, gone: Sequence[TopicPartition]) -> None:
-        """``gone``: partitions whose records are dropped."""
+    def _store_block(self, chunks: Sequence[RecordChunk], cut_time_ms: int, dropped: Sequence[TopicPartition]) -> None:
+        """``dropped``: partitions whose records are not stored."""
         records, ranges = combine(chunks)
         ranges = tuple(self._with_leader_epoch(offset_range) for offset_range in ranges)
-        if gone:
-            records, ranges = self._without(records, ranges, gone)
+        if dropped:
+            records, ranges = self._without(records, ranges, dropped)
         while ranges:
             try:
                 if records is None:
@@ -206,19 +206,19 @@ class BlockStore:
     def tick(self) -> None:
         """Send a heartbeat if one is due. If the ledger answered it, end the log's segment if it is old enough.
 
-        Called regularly, also while there is nothing to store, and after each block of one call of `store`: records of
-        an idle year become one block for each of its batches.
+        Called regularly, also while there is nothing to store. Also called after each block of one call of `store`:
+        records whose event times span a year become one block for each batch time, which takes longer than a lease.
         """
         if self._beat():
             with self._writing():
                 closed = self._writer.roll_if_due(self._settled)
-            self._closed(closed)
+            self._report_closed(closed)
 
     def close(self) -> None:
         """End the segment and report that to the ledger if it answers."""
         with self._writing():
             closed = self._writer.close(self._settled)
-        self._closed(closed)
+        self._report_closed(closed)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -322,7 +322,7 @@ class BlockStore:
         self._counts.payload_bytes += info.payload_bytes
         if self._copies is not None:
             self._copies.write(frame.handle, frame.parts)
-        self._closed(frame.closed)
+        self._report_closed(frame.closed)
 
     def _add_to_ledger(self, info: BlockInfo, ends: Mapping[TopicPartition, EpochEnd]) -> AddedBlock:
         began = self._clock.monotonic()
@@ -330,7 +330,7 @@ class BlockStore:
         self._counts.took("ledger_transaction", self._clock.monotonic() - began)
         return added
 
-    def _closed(self, segments: Sequence[str]) -> None:
+    def _report_closed(self, segments: Sequence[str]) -> None:
         for segment in segments:
             try:
                 self._ledger.segments.closed(self._lease, segment)
@@ -352,7 +352,7 @@ class BlockStore:
                         f"The ledger did not answer for {LEDGER_TIMEOUT_SECONDS:.0f} s: {error}.",
                         remedy="The receiver starts again from the ledger's positions when the ledger answers.",
                     ) from error
-                logger.warning("The ledger does not answer, and is asked again: %s", error)
+                logger.warning("the ledger does not answer; trying again in %.1f s: %s", seconds, error)
                 self._wait(seconds)
                 seconds = min(5.0, seconds * 2)
 
@@ -384,13 +384,13 @@ def report_recovery(recovered: LogRecovery, lease: ReceiverLease, ledger: Ledger
     writer that ends before its first block leaves its findings to the next one.
     """
     stream = lease.receiver_id.stream
-    who = {"receiver": str(lease.receiver_id), "epoch": lease.epoch}
+    writer = {"receiver": str(lease.receiver_id), "epoch": lease.epoch}
     # Includes the tails that this receiver cut off.
     cuts = unreported_cuts(log, receiver_directory(lease.receiver_id))
     repaired = {event.payload.get("kept") for event in ledger.events.latest(stream, [EventKind.LOG_REPAIRED])}
     for tail in cuts:
         if tail.kept not in repaired:
-            ledger.events.append(stream, EventKind.LOG_REPAIRED, {**who, **_reported(tail), "kept": tail.kept})
+            ledger.events.append(stream, EventKind.LOG_REPAIRED, {**writer, **_reported(tail), "kept": tail.kept})
         cut_is_reported(log, tail)
     damaged: list[dict[str, object]] = [_reported(tail) for tail in recovered.torn_tails if tail.kept is None]
     for damage in recovered.damage:
@@ -402,7 +402,7 @@ def report_recovery(recovered: LogRecovery, lease: ReceiverLease, ledger: Ledger
     known = {(event.payload.get("segment"), event.payload.get("offset")) for event in latest}
     for entry in damaged:
         if (entry["segment"], entry["offset"]) not in known:
-            ledger.events.append(stream, EventKind.LOG_DAMAGED, {**who, **entry})
+            ledger.events.append(stream, EventKind.LOG_DAMAGED, {**writer, **entry})
 
 
 def _reported(tail: TornTail) -> dict[str, object]:

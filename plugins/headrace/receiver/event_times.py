@@ -3,9 +3,9 @@
 With this running maximum, instead of each record's own timestamp, the batches of a partition never go back. So a batch
 has one offset range of each partition, and a record that is slightly older than its neighbour stays with it.
 
-So that batches by timestamp do not wait for idle partitions, it tracks up to which time everything that Kafka had of a
-partition is stored. Kafka is asked for the end offsets of the partitions. Its answer describes a moment after the
-request. So once a partition's stored position reaches that end, everything that Kafka had at the request is stored,
+Batches by timestamp must not wait for idle partitions. So `EndOffsetTracker` tracks up to which time everything that
+Kafka had of a partition is stored. It asks Kafka for the end offsets of the partitions. The answer is of a moment after
+the request. So once a partition's stored position reaches that end, everything that Kafka had at the request is stored,
 whatever happened in between: an idle partition, a full queue, a refused fetch. Without a broker's answer nothing new is
 reported. An empty fetch proves less: librdkafka reports the end of a partition once and then stays silent, whether the
 broker still answers or not.
@@ -100,8 +100,8 @@ class EndOffsetTracker:
 
     ``stored`` returns the ledger's position of each of the receiver's partitions, ``now_ms`` the ledger's time.
 
-    Kafka is asked once a second, ``lateness_ms`` after each full second: so the answer is new at the moment from which
-    a batch no longer waits.
+    Kafka is asked once a second, ``lateness_ms`` after each full second. So the answer is new when the allowed lateness
+    of a batch ends.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class EndOffsetTracker:
         self._lateness_ms = lateness_ms
         self._asked_turn: int | None = None
         self._asked_ms = 0
-        self._asked_at: Mapping[TopicPartition, int] = {}
+        self._asked_positions: Mapping[TopicPartition, int] = {}
         self._answer: Callable[[], Ends | None] | None = None
         self._to_reach: dict[TopicPartition, _End] = {}
         self._drained: dict[TopicPartition, int] = {}
@@ -128,17 +128,18 @@ class EndOffsetTracker:
         """Send a request when it is due, or take its answer, without waiting. Returns whether an answer that has just
         come drained a partition up to a later time."""
         if self._answer is not None:
-            return self._hear(self._answer)
+            return self._take_answer(self._answer)
         now_ms = self._now_ms()
         turn = (now_ms - self._lateness_ms) // ASK_EVERY_MS
         if turn == self._asked_turn:
             return False
-        self._asked_turn, self._asked_ms, self._asked_at = turn, now_ms, dict(self._stored())
-        if self._asked_at:
+        self._asked_turn, self._asked_ms, self._asked_positions = turn, now_ms, dict(self._stored())
+        if self._asked_positions:
             try:
-                self._answer = self._ends.ask([(partition.topic, partition.partition) for partition in self._asked_at])
+                keys = [(partition.topic, partition.partition) for partition in self._asked_positions]
+                self._answer = self._ends.ask(keys)
             except KafkaException as error:
-                logger.warning("Kafka does not answer with the end offsets of partitions: %s", error)
+                logger.warning("Kafka did not return the end offsets of the partitions: %s", error)
         return False
 
     def drained(self) -> dict[TopicPartition, int]:
@@ -162,14 +163,14 @@ class EndOffsetTracker:
                 self._drained[partition] = end.asked_ms
                 del self._to_reach[partition]
 
-    def _hear(self, answer: Callable[[], Ends | None]) -> bool:
+    def _take_answer(self, answer: Callable[[], Ends | None]) -> bool:
         ends = answer()
         if ends is None:
             return False
         self._answer = None
         stored = self._stored()
         self._settle(stored)
-        for partition, position in self._asked_at.items():
+        for partition, position in self._asked_positions.items():
             end = ends.offsets.get((partition.topic, partition.partition))
             awaited = self._to_reach.get(partition)
             # Records are stored some time after they are read, and an end that moves with every answer is never
@@ -254,21 +255,21 @@ class EventTimes:
         if first_ms >= 0 and last_ms < start_ms + self._interval_ms and latest_ms <= start_ms:
             self._watermarks.update((offset_range.partition, start_ms) for offset_range in ranges)
             return [RecordChunk(batch, ranges, nbytes, start_ms)]
-        return self._sort_out(batch, ranges, times, now_ms)
+        return self._split_by_interval(batch, ranges, times, now_ms)
 
-    def _sort_out(
+    def _split_by_interval(
         self, batch: pa.RecordBatch, ranges: Sequence[OffsetRange], times: np.ndarray[Any, Any], now_ms: int
     ) -> list[RecordChunk]:
         starts = np.empty(len(times), dtype=np.int64)
         offsets = batch.column("offset").to_numpy()
         parts: dict[int, list[OffsetRange]] = {}
         for whole, rows in _by_partition(batch, ranges):
-            mine = self._starts(whole.partition, times[rows], now_ms)
-            starts[rows] = mine
-            self._watermarks[whole.partition] = int(mine[-1])
-            bounds = [0, *(np.flatnonzero(mine[1:] != mine[:-1]) + 1).tolist(), len(mine)]
+            own = self._starts(whole.partition, times[rows], now_ms)
+            starts[rows] = own
+            self._watermarks[whole.partition] = int(own[-1])
+            bounds = [0, *(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), len(own)]
             begins = [whole.from_offset, *offsets[rows][bounds[1:-1]].tolist(), whole.until_offset]
-            for number, start_ms in enumerate(mine[bounds[:-1]].tolist()):
+            for number, start_ms in enumerate(own[bounds[:-1]].tolist()):
                 records = bounds[number + 1] - bounds[number]
                 part = OffsetRange(whole.partition, begins[number], begins[number + 1], records)
                 parts.setdefault(start_ms, []).append(part)

@@ -55,7 +55,7 @@ _COMMIT_REPEAT_SECONDS = 5.0
 # The window of the rate: long enough to be steady, short enough to show a stall.
 _RATE_SECONDS = 10.0
 # The lag is listed for at most this many partitions, the largest first.
-_MOST_LISTED = 500
+_MAX_LISTED = 500
 ASK_SECONDS = 2.0
 _GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 # Exceptions with tracebacks do make cycles; once a minute is enough for those.
@@ -436,7 +436,7 @@ class ReceiverStats:
         }
 
     def _listed(self, lags: Mapping[TopicPartition, Lag]) -> dict[str, dict[str, tuple[int | None, float | None]]]:
-        largest = sorted(lags.items(), key=lambda item: -(item[1].records or 0))[:_MOST_LISTED]
+        largest = sorted(lags.items(), key=lambda item: -(item[1].records or 0))[:_MAX_LISTED]
         listed: dict[str, dict[str, tuple[int | None, float | None]]] = defaultdict(dict)
         for partition, lag in largest:
             seconds = 0 if lag.records == 0 else self._seconds_behind([lag])
@@ -510,7 +510,7 @@ class LagWatch:
                 self._ends.ask([(partition.topic, partition.partition) for partition in mine]),
             )
         except KafkaException as error:
-            logger.warning("Kafka does not answer with the end offsets of partitions: %s", error)
+            logger.warning("Kafka did not return the end offsets of the partitions: %s", error)
             failed = Ends({}, {(partition.topic, partition.partition): error for partition in mine})
             self._asked = {partition: self._heard(partition, failed, asked_ms) for partition in mine}
 

@@ -99,7 +99,7 @@ Offsets = tuple[int, int]
 
 # A transaction ends with one control record. Many transactional producers may each leave one in a row, as when all
 # tasks of a job commit at once. A longer run cannot be control records.
-_MOST_CONTROL_RECORDS = 1_000
+_MAX_CONTROL_RECORDS = 1_000
 _ANSWER_SECONDS = 5.0
 _SHOWN = 10
 
@@ -242,7 +242,7 @@ def holes_between(offsets: np.ndarray[Any, Any], from_offset: int, until_offset:
 
 
 def _is_long(hole: Offsets) -> bool:
-    return hole[1] - hole[0] > _MOST_CONTROL_RECORDS
+    return hole[1] - hole[0] > _MAX_CONTROL_RECORDS
 
 
 def _offsets_of(converted: Converted, partition: TopicPartition) -> np.ndarray[Any, Any]:
@@ -263,7 +263,7 @@ _QUERY_SECONDS = 5.0
 _FIRST_BACKOFF_SECONDS = 1.0
 _LONGEST_BACKOFF_SECONDS = 60.0
 # The longest backoff is reached by then. After a thousand doublings the power would overflow a float.
-_MOST_DOUBLINGS = 10
+_MAX_DOUBLINGS = 10
 # 1 + 2 + 4 + ... + 60: about two minutes. Data that is still unreadable then is permanently damaged.
 _DAMAGE_ATTEMPTS = 7
 # A right that is given again, or a topic that comes back, is noticed after this time.
@@ -272,7 +272,7 @@ _REFUSED_SECONDS = 5.0
 _TRUNCATED = "log truncation detected"
 _TRUNCATED_AT = re.compile(r"broker end offset is (\d+)")
 # The offsets between the last record and the position hold no record. Up to this many of them are read again.
-_MOST_PASSED_AGAIN = 10_000
+_MAX_PASSED_AGAIN = 10_000
 _DAMAGE_REMEDY = (
     "Repair the broker's log, or delete the records up to the end of the batch (kafka-delete-records) and set "
     'on_lost_offsets="reset": the deleted offsets are then a gap. Then start the receiver job again.'
@@ -429,7 +429,7 @@ class PartitionErrors:
         self.assign((owned.partition.topic, owned.partition.partition), until_offset)
 
     def back_off(self, owned: OwnedPartition, error: str) -> None:
-        seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** min(owned.attempts, _MOST_DOUBLINGS))
+        seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** min(owned.attempts, _MAX_DOUBLINGS))
         logger.warning("%s: %s; fetched again in %.0f s", partition_name(owned.partition), error, seconds)
         owned.attempts += 1
         self.wait_for(owned, error, seconds)
@@ -481,7 +481,7 @@ class PartitionErrors:
             return
         owned = self._owned[key]
         read = self._epochs.end_at(owned.partition, offset)
-        if read is not None and offset - read.end_offset > _MOST_PASSED_AGAIN:
+        if read is not None and offset - read.end_offset > _MAX_PASSED_AGAIN:
             read = None
         begin = offset if read is None else read.end_offset
         # Incremental, so the other partitions keep what is prefetched for them. There is no subscription and no group

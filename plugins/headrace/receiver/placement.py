@@ -204,18 +204,19 @@ class ReceiverPlacement:
         running: Callable[[], Mapping[ReceiverId, Executor | None]],
         of_other_streams: Mapping[ReceiverId, Placement] | None = None,
         *,
-        anew: bool = False,
+        ignore_plan: bool = False,
     ) -> tuple[Location, ...]:
-        """Return where to start ``receiver``; empty (no preference) without executors. ``anew``: without the plan.
+        """Return where to start ``receiver``; empty (no preference) without executors.
 
         ``running`` returns the receivers that were started and have not ended, each with its executor, or None while it
-        has none yet. It is called only when needed. ``of_other_streams``: receivers in the same job.
+        has none yet. It is called only when needed. ``of_other_streams``: receivers in the same job. ``ignore_plan``:
+        choose by the present load alone.
         """
         if not executors:
             return ()
         if not self._plan and not of_other_streams:
             self._plan = schedule_receivers(self._preferred, executors)
-        planned = () if anew else self._plan.get(receiver, ())
+        planned = () if ignore_plan else self._plan.get(receiver, ())
         places = tuple(place for place in planned if place in executors or isinstance(place, str))
         if not any(isinstance(place, Executor) for place in places):
             others = {

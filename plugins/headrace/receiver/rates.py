@@ -167,7 +167,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 # Completed batches read at a time, besides those that run at the same time: more than complete within a second.
-_MOST_BATCHES = 20
+_MAX_BATCHES = 20
 
 
 class RateController:
@@ -216,7 +216,7 @@ class RateController:
             return
         self._next_poll = now + _POLL_SECONDS
         slots = 1 if self._stream.is_ordered else self._stream.limits.max_concurrent_batches
-        batches = self._completed(_MOST_BATCHES + slots)
+        batches = self._completed(_MAX_BATCHES + slots)
         running = self._ledger.batches.page(self._stream.name, slots, [BatchState.RUNNING])
         # The records of built batches were read from Kafka by batches, not by receivers.
         fresh = [batch for batch in batches if batch.batch_time_ms > self._seen_ms and not batch.built]

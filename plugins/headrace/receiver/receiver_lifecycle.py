@@ -30,7 +30,7 @@ _RECORD_BYTES = 40
 _REPEAT_SECONDS = 60.0
 # A receiver that has run this long after its last error is well.
 _WELL_SECONDS = 10.0
-_MOST_UNREPORTED = 100
+_MAX_UNREPORTED = 100
 
 
 class LifecycleState(Enum):
@@ -82,7 +82,7 @@ class ReceiverLifecycle:
         self._error: str | None = None
         self._error_at = 0.0
         self._is_failed = False
-        self._unreported: deque[SourceError] = deque(maxlen=_MOST_UNREPORTED)
+        self._unreported: deque[SourceError] = deque(maxlen=_MAX_UNREPORTED)
         self._last_reported = ("", 0.0)
         self.errors = 0
         self._thread = threading.Thread(target=self._run, name=f"headrace-lifecycle-{index}", daemon=True)

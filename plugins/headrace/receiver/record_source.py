@@ -21,7 +21,7 @@ from headrace.ledger.receiving_tables import EpochEnd
 from headrace.receiver.rates import RateLimiter
 
 # Covers the elections between reading a record and storing it, which takes seconds.
-_MOST_KEPT = 100
+_MAX_KEPT = 100
 
 
 class LeaderEpochs:
@@ -53,7 +53,7 @@ class LeaderEpochs:
                     read[-1] = EpochRecords(read[-1].first_offset, block_range.until_offset, block_range.leader_epoch)
                 else:
                     read.append(block_range)
-            del read[:-_MOST_KEPT]
+            del read[:-_MAX_KEPT]
 
     def end_at(self, partition: TopicPartition, until_offset: int) -> EpochEnd | None:
         """Return the epoch of the last record below ``until_offset``, and the end of what was read in it up to there.

@@ -19,7 +19,7 @@ from headrace.receiver.receiver import Receiver
 
 _RECEIVE_BYTES = 64 << 10
 # A connection without a line feed for this long is no text.
-_MOST_LINE_BYTES = 1 << 20
+_MAX_LINE_BYTES = 1 << 20
 _CONNECT_SECONDS = 10.0
 
 
@@ -55,8 +55,8 @@ class SocketText(Receiver):
         rest = b""
         while not self.is_stopped and (data := connected.recv(_RECEIVE_BYTES)):
             *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > _MOST_LINE_BYTES:
-                raise ValueError(f"a line of more than {_MOST_LINE_BYTES} bytes came from {self._address}")
+            if len(rest) > _MAX_LINE_BYTES:
+                raise ValueError(f"a line of more than {_MAX_LINE_BYTES} bytes came from {self._address}")
             if lines:
                 yield [line.removesuffix(b"\r") for line in lines]
         if rest:

@@ -4,7 +4,8 @@
 2. Receive, until a stop is asked for: follow the ledger's orders (``heartbeat``), wait while receiving is paused, there
    is no room, or the rate is used up, then take what the source has (``kafka_source``, ``custom_source``).
 3. Drain: take in what the source still has, and store everything that was read.
-4. End: close the segment and the source, and release the lease. A receiver that has lost its lease stores nothing more.
+4. End: close the segment and the source, and release the lease. A receiver that has lost its lease only closes its
+   source.
 
 A receiver has three threads. The caller's thread consumes, the cutter thread cuts blocks, and the pushing thread stores
 *and* sends the heartbeat: a receiver that cannot store is not alive, whatever else of it still runs (rule 8 of the
@@ -65,7 +66,7 @@ logger = logging.getLogger(__name__)
 # While stopping: for how long Kafka may fail to confirm the topic ids of records that are still to be stored.
 _DRAIN_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.05
-_MOST_RECORDS = 1_000_000
+_MAX_RECORDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,8 @@ class ReceiverSupervisor:
                 self._take_in(self._source.finish())
         except Exception as failure:
             error = failure
-        return self._end(self._drain(error))
+        error = self._drain(error)
+        return self._end(error)
 
     @property
     def is_storing(self) -> bool:
@@ -189,7 +191,7 @@ class ReceiverSupervisor:
             if not self._generator.wait_for_room(_POLL_SECONDS):
                 self._source.serve()
                 continue
-            granted = self._limiter.grant(_MOST_RECORDS)
+            granted = self._limiter.grant(_MAX_RECORDS)
             if granted == 0:
                 self._clock.wait(self._stop, min(_POLL_SECONDS, self._limiter.delay()))
                 continue
@@ -247,7 +249,7 @@ class ReceiverSupervisor:
         else:
             self._store.advance(gap.partition, gap.from_offset, gap.until_offset, gap.reason)
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- draining and ending ---------------------------------------------------------------------------------------
 
     def _drain(self, error: BaseException | None) -> BaseException | None:
         """Store what was read, unless the lease or the store is gone. Returns the error that ended the receiver."""
@@ -275,7 +277,7 @@ class ReceiverSupervisor:
             try:
                 step()
             except Exception:
-                logger.exception("receiver %s: a step of its end failed", self._receiver_id)
+                logger.exception("receiver %s: a step of its shutdown failed", self._receiver_id)
         return report
 
 
@@ -284,7 +286,7 @@ _CLOCK_SAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class ReceiverClients:
-    """What a receiver reads: its source, which is closed with the receiver, and who knows its topics."""
+    """What a receiver reads: its source, which is closed with the receiver, and the queries about its topics."""
 
     consumer: RecordSource
     topic_ids: TopicIds
@@ -558,7 +560,7 @@ def receive(
             try:
                 ledger.receivers.release(lease, report.state, report.error, stack=report.stack)
             except Exception:
-                logger.exception("receiver %s could not be opened, and its lease not be released", receiver_id)
+                logger.exception("receiver %s could not be opened, and its lease could not be released", receiver_id)
         return report
     opened(supervisor)
     return supervisor.run(stop or threading.Event())

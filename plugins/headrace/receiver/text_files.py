@@ -6,17 +6,17 @@ every line is in the log exactly once, also after a kill -9.
         value_decoder=Utf8Decoder(),
     )
 
-Its position holds for each file up to which byte its lines are stored. It is stored together with the lines, all or
-nothing, and reading goes on there after a restart. So files may grow and new ones may come; lines that were read must
-stay as they are, and a file that is replaced needs another name. A file that has become shorter than what was read of
-it is an error in the ledger, and is not read any more. With several receivers, each reads its part of the files; their
-number cannot change later.
+Its position holds the number of stored bytes of each file. It is stored together with the lines, all or nothing, and a
+restarted receiver continues there. So files may grow and new ones may come. Lines that were read must not change, and a
+file that is replaced needs another name. A file that has become shorter than what was read of it is an error in the
+ledger, and is not read any more. With several receivers, each reads its part of the files; their number cannot change
+later.
 
 ``pattern`` may name folders in the directory, such as ``*/*.log``; ``**/*`` reads all of them.
 
 The position names every file in the directory, and has room for about a thousand: delete files, or move them away,
-once they are read. A file that comes back is not read again, except after so many others that the position had to
-forget it; an event says that it forgets.
+once they are read. A file that comes back is not read again, unless the position was full and dropped it; an event
+reports that.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from headrace.receiver.receiver import Receiver, Record
 # One call's records, with their names and headers, fit into the smallest block that a stream may have.
 _LINES_AT_ONCE = 1_000
 _BYTES_AT_ONCE = 256 << 10
-_MOST_LINE_BYTES = 1 << 20
+_MAX_LINE_BYTES = 1 << 20
 # Below headrace's 64 KiB.
-_MOST_POSITION_BYTES = 60 << 10
+_MAX_POSITION_BYTES = 60 << 10
 
 
 class TextFiles(Receiver):
     """Stores each complete line (one that ends in a line feed) of the files that match ``pattern`` in ``directory``.
 
-    The key of a record is its file's path in the directory, its header ``byte`` where its line begins. Files are looked
-    at every ``look_seconds``.
+    The key of a record is its file's path in the directory. Its header ``byte`` is where its line begins. After reading
+    nothing, the receiver waits ``look_seconds`` before it lists the directory again.
+
+    Raises NotADirectoryError when it starts, and ValueError for a line of more than 1 MiB.
     """
 
     def __init__(self, directory: str, pattern: str = "*", look_seconds: float = 0.2) -> None:
@@ -52,25 +54,27 @@ class TextFiles(Receiver):
 
     def on_start(self) -> None:
         if not self._directory.is_dir():
-            raise NotADirectoryError(f"{self._directory} is no directory on this host")
+            raise NotADirectoryError(f"{self._directory} is not a directory on this host")
         self.start_thread(self._follow)
 
     def _follow(self) -> None:
         read: dict[str, int] = self.position or {}
         while not self.is_stopped:
-            files = self._mine()
+            files = self._own_files()
             self._make_room(read, {self._name(file) for file in files})
             if not any([self._read(path, read) for path in files]):
                 time.sleep(self._look_seconds)
 
     def _make_room(self, read: dict[str, int], present: set[str]) -> None:
-        """Forget files that are gone, those first that were read first, if the position gets too long."""
+        """Drop deleted files from a position that is too long, those that were read first."""
         gone = [name for name in read if name not in present]
-        while gone and len(json.dumps(read)) > _MOST_POSITION_BYTES:
+        while gone and len(json.dumps(read)) > _MAX_POSITION_BYTES:
             del read[gone.pop(0)]
-            self.report_error("The position is full: files that are gone are forgotten, and are read if they come back")
+            self.report_error(
+                "The position is full, so it drops deleted files. A file that comes back is read from its beginning."
+            )
 
-    def _mine(self) -> list[Path]:
+    def _own_files(self) -> list[Path]:
         """The files that this receiver reads, by name."""
         files = sorted(file for file in self._directory.glob(self._pattern) if file.is_file())
         return [file for file in files if zlib.crc32(self._name(file).encode()) % self.receivers == self.index]
@@ -101,14 +105,14 @@ class TextFiles(Receiver):
                 )
                 return False
             last = file.seek(byte) + _BYTES_AT_ONCE
-            while len(records) < _LINES_AT_ONCE and (line := file.readline(_MOST_LINE_BYTES)).endswith(b"\n"):
+            while len(records) < _LINES_AT_ONCE and (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
                 if records and byte + len(line) > last:
                     break
                 records.append(Record(line[:-1], key=name, headers=[("byte", str(byte).encode())]))
                 byte += len(line)
         if not records:
-            if len(line) == _MOST_LINE_BYTES:
-                raise ValueError(f"{path} has a line of more than {_MOST_LINE_BYTES} bytes at byte {byte}")
+            if len(line) == _MAX_LINE_BYTES:
+                raise ValueError(f"{path} has a line of more than {_MAX_LINE_BYTES} bytes at byte {byte}")
             return False
         read[name] = byte
         self.store(records, position=read)

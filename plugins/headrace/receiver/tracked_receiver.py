@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 # Spark's receivers restart after 2 s. The delay doubles, so that a failing receiver does not start a job every 2 s.
 RESTART_SECONDS = 2.0
 LONGEST_RESTART_SECONDS = 60.0
-# After a run of this length, with its start of about 3 s, the backoff begins anew: it has received. What makes a
-# receiver fail at once, as a log that cannot be opened, shows within a few seconds.
+# A receiver that ran for so long, with its start of about 3 s, has received, so the backoff starts again at its
+# minimum. A receiver that cannot work at all, because its log cannot be opened for example, fails within a few seconds.
 _WELL_SECONDS = 10.0
 # A receiver hangs when its lease has lapsed for this long while its task lives, most likely in a sync that never
 # returns. Usually longer than a disk stall or a Spark task's wait for a slot; other receivers take its partitions long
@@ -33,7 +33,7 @@ HANG_SECONDS = 60.0
 
 
 class NoPlaceError(HeadraceError):
-    """The launcher has no place for a receiver at the moment. It is asked again soon, without backoff: that costs
+    """The launcher has no place for a receiver at the moment. The tracker tries again soon, without backoff: that costs
     little, and executors that come back are used at once."""
 
 
@@ -71,7 +71,7 @@ class ReceiverLauncher(Protocol):
 
 
 class TrackedReceiver:
-    """Keeps one receiver running until it is stopped. Times are seconds of the tracker's monotonic clock."""
+    """Keeps one receiver running until it is stopped. ``now`` is in seconds of the tracker's monotonic clock."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class TrackedReceiver:
         restart_seconds: float = RESTART_SECONDS,
         hang_seconds: float = HANG_SECONDS,
     ) -> None:
-        """``receivers`` is the ledger's account, and ``lease_ms`` the length of the receiver's lease."""
+        """``receivers`` schedules receivers in the ledger, and ``lease_ms`` is the length of the receiver's lease."""
         self.receiver_id = receiver_id
         self.starts = 0
         self.last_error: str | None = None
@@ -139,7 +139,7 @@ class TrackedReceiver:
         if self._handle is not None:
             self._handle.cancel()
 
-    def excuse(self, now: float) -> None:
+    def assume_alive(self, now: float) -> None:
         """Count the receiver as live: the ledger does not answer, so its lease cannot be checked."""
         self._alive_at = now
 
@@ -158,13 +158,13 @@ class TrackedReceiver:
         try:
             self._handle = self._launcher.start(ReceiverTask(self._stream_json, self._scheduled, self._lease_ms))
         except NoPlaceError as error:
-            return self._waits_for_place(now, str(error))
+            return self._note_wait(now, str(error))
         except Exception as error:
             logger.exception("receiver %s could not be started", self.receiver_id)
             return self._ended(now, f"{type(error).__name__}: {error}", traceback.format_exc())
         return None
 
-    def _waits_for_place(self, now: float, error: str) -> str | None:
+    def _note_wait(self, now: float, error: str) -> str | None:
         self._start_at = now + self._restart_seconds
         if error == self.last_error:
             return None
@@ -198,4 +198,4 @@ class TrackedReceiver:
             self._receivers.task_ended(self._scheduled, error, stack)
         except LedgerUnavailableError as unavailable:
             # The next start fences the instance in any case.
-            logger.warning("the end of receiver %s is not in the ledger: %s", self.receiver_id, unavailable)
+            logger.warning("the end of receiver %s was not recorded in the ledger: %s", self.receiver_id, unavailable)

@@ -4,9 +4,9 @@ One loop does everything, including the renewal of the job's lease, so a tracker
 Kafka run beside it, since they may take long. All decisions are in the ledger: a new tracker continues where the last
 one stopped. What the receivers report is added up, and kept over time as samples in the ledger.
 
-The job's sign of life in its stream's folder is for a process that has lost its ledger, or has another one. A job that
-receives nothing writes no block, and without batches no checkpoint. Its sign shows all the same that it runs. The job
-rewrites it every third of its lease while its ledger answers, and deletes it when it has stopped.
+The job's sign of life is a file in the stream's folder. It shows that the job runs to a process that has lost the
+ledger or uses another one: a job that receives nothing writes no block, and without batches no checkpoint. The job
+rewrites the file every third of its lease while its ledger answers, and deletes it when it has stopped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ _DELETE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class JobSign:
-    """The receiver job was alive at ``written_ms``, by its ledger's clock. Its lease lasts for ``lease_ms``."""
+    """A sign of life: the receiver job was alive at ``written_ms``, by its ledger's clock. Its lease lasts for
+    ``lease_ms``."""
 
     written_ms: int
     lease_ms: int
@@ -75,7 +76,7 @@ def find_sign(folder: LogStorage) -> JobSign | None:
     try:
         return JobSign(int(sign["written_ms"]), int(sign["lease_ms"]))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{PATH} is no sign of a receiver job: {error!r}") from error
+        raise ValueError(f"{PATH} is not the sign of life of a receiver job: {error!r}") from error
 
 
 class JobSignWriter:
@@ -101,7 +102,7 @@ class JobSignWriter:
         try:
             self._pool.submit(self._context.storage.delete, PATH).result(_DELETE_SECONDS)
         except (HeadraceError, OSError) as error:
-            logger.warning("the sign of the receiver job in %s was not deleted: %s", self._context.storage.url, error)
+            logger.warning("the job's sign of life %s/%s was not deleted: %s", self._context.storage.url, PATH, error)
 
     def close(self) -> None:
         """Write no more."""
@@ -111,11 +112,11 @@ class JobSignWriter:
         try:
             write_sign(self._context.storage, self._lease, now_ms)
         except (HeadraceError, OSError) as error:
-            logger.warning("the sign of the receiver job was not written: %s", error)
+            logger.warning("the job's sign of life %s/%s was not written: %s", self._context.storage.url, PATH, error)
 
 
 SAMPLE_SECONDS = 10.0
-"""One row each ten seconds is 8,640 a day, some 700 KB."""
+"""The interval of samples. One row each ten seconds is 8,640 a day, about 700 KB."""
 
 
 class Sampler:
@@ -236,8 +237,8 @@ class ReceiverTracker:
         custom = [source.id for source in stream.inputs if not isinstance(source, KafkaInput)]
         self._health = InputHealth((source.id for source in stream.inputs), custom=custom)
         self._now_ms = 0
-        self._questions: dict[str, Future[Discovery]] = {}
-        self._next_question: dict[str, float] = {}
+        self._discoveries: dict[str, Future[Discovery]] = {}
+        self._next_discovery: dict[str, float] = {}
         self._reported: dict[str, str] = {}
         self._next_slot_check = 0.0
         self._crowded_polls = 0
@@ -266,10 +267,10 @@ class ReceiverTracker:
                     self._tolerantly(self._begin)
                 rows = self._rows() if status is not None and self._has_begun else None
                 if status is None or rows is None:
-                    self._excuse()
+                    self._assume_alive()
                 else:
                     self._tolerantly(partial(self._keep_going, rows, status.now_ms))
-                    self._hand_out(rows, status.now_ms)
+                    self._assign_partitions(rows, status.now_ms)
                     self._keep_slot_for_batches()
                     self._tolerantly(self._rates.follow)
                     self._tolerantly(partial(self._sampler.sample, rows, status.now_ms))
@@ -291,7 +292,7 @@ class ReceiverTracker:
         try:
             attributes = {
                 "receivers": self._summary(),
-                # Without what the inputs' health already has.
+                # What the inputs' health has is left out.
                 "troubles": sorted(text for key, text in self._reported.items() if key.split("/")[1] not in _HEALTH),
                 # The stream's definition may change meanwhile; the receivers keep using this one.
                 "batch_by": self._stream.batch_by,
@@ -299,7 +300,7 @@ class ReceiverTracker:
             }
             status = self._ledger.jobs.renew(self._lease, attributes=attributes)
         except LedgerUnavailableError as error:
-            logger.warning("the job's lease was not renewed, the ledger does not answer: %s", error)
+            logger.warning("the receiver job's lease was not renewed, because the ledger does not answer: %s", error)
             return None
         if status.now_ms < self._now_ms:
             # The ledger's clock was ahead.
@@ -351,9 +352,9 @@ class ReceiverTracker:
         self._tolerantly(lambda: rows.append(self._ledger.receivers.all(self._stream.name)))
         return rows[0] if rows else None
 
-    def _excuse(self) -> None:
+    def _assume_alive(self) -> None:
         for receiver in self._receivers:
-            receiver.excuse(self._clock.monotonic())
+            receiver.assume_alive(self._clock.monotonic())
 
     def _keep_going(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
         live = {row.receiver_id for row in rows if self._is_live(row, now_ms)}
@@ -385,7 +386,7 @@ class ReceiverTracker:
             running[-1].cancel()
             self._crowded_polls = 0
 
-    def _hand_out(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
+    def _assign_partitions(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
         """Assign partitions to live receivers, and write discovered topics to the ledger."""
         live = [row.receiver_id for row in rows if self._is_live(row, now_ms)]
         for source in self._stream.inputs:
@@ -398,23 +399,23 @@ class ReceiverTracker:
 
     def _follow_topics(self, source: Input) -> None:
         now = self._clock.monotonic()
-        question = self._questions.get(source.id)
-        if question is None:
-            if now >= self._next_question.get(source.id, 0.0):
+        discovering = self._discoveries.get(source.id)
+        if discovering is None:
+            if now >= self._next_discovery.get(source.id, 0.0):
                 known = self._partitioning[source.id].known()
-                self._questions[source.id] = self._pool.submit(self._discoverers[source.id].discover, known)
+                self._discoveries[source.id] = self._pool.submit(self._discoverers[source.id].discover, known)
             return
-        if not question.done():
+        if not discovering.done():
             return
-        del self._questions[source.id]
-        failure = question.exception()
+        del self._discoveries[source.id]
+        failure = discovering.exception()
         seconds = self._metadata_seconds if failure is None else min(self._metadata_seconds, _OUTAGE_POLL_SECONDS)
-        self._next_question[source.id] = now + seconds
+        self._next_discovery[source.id] = now + seconds
         if failure is not None:
             self._health.failed(source.id, str(failure))
             self._report(source.id, "kafka", f"Input {source.id}: {failure}")
             return
-        discovery = question.result()
+        discovery = discovering.result()
         missing = {topic: f"it does not exist at {discovery.servers}" for topic in discovery.missing}
         self._health.answered(source.id, self._now_ms, {**missing, **discovery.refused})
         self._report_findings(source, discovery)
@@ -436,8 +437,8 @@ class ReceiverTracker:
         self._report(
             source.id,
             "foreign",
-            f"Consumer group {group} has members that are not headrace's: {members}. They make its commits fail and "
-            "lag tools wrong; give them, or the input, another group. Nothing that headrace stores depends on it."
+            f"Consumer group {group} has members that are not headrace's: {members}. So headrace's commits fail, and "
+            "lag tools show wrong numbers; no stored record is affected. Give the members, or the input, another group."
             if members
             else None,
         )
@@ -449,7 +450,7 @@ class ReceiverTracker:
         key = f"{input_id}/{about}"
         if problem is None:
             if self._reported.pop(key, None) is not None:
-                logger.info("over: %s", key)
+                logger.info("input %s: the problem %r is over", input_id, about)
             return
         if self._reported.get(key) != problem:
             logger.error("%s", problem)
@@ -465,7 +466,7 @@ class ReceiverTracker:
             step()
         except LedgerUnavailableError as error:
             logger.warning(
-                "the ledger does not answer, so a step of the receiver job is repeated in the next round: %s", error
+                "the ledger does not answer, so the receiver job repeats a step in its next round: %s", error
             )
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -507,5 +508,5 @@ def find_stop_request(folder: LogStorage, *, since_ms: int) -> str | None:
         request = json.loads(folder.read(STOP_REQUEST_PATH))
         return str(request["reason"]) if int(request["requested_ms"]) > since_ms else None
     except (HeadraceError, OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("It is unknown whether the job is asked to stop: %s", error)
+        logger.warning("the stop request %s/%s cannot be read: %s", folder.url, STOP_REQUEST_PATH, error)
         return None

@@ -139,6 +139,7 @@ class _AttemptRun:
             inputs = BatchInputs(attempt)
             has_state = STATE_STEP in self._claim.outputs
             if has_state or any(output.needs_spark and not self._shares_jobs(output) for output in plan.outputs):
+                # The property opens the session.
                 _ = attempt.spark
             if has_state:
                 self._run_step(STATE_STEP, partial(self._update_state, plan, inputs))
@@ -200,6 +201,7 @@ class _AttemptRun:
         if sends_blocks(self._attempt.stream, output):
             return {"undecodable": 0, **batches, **self._write_blocks(plan, output, cast("BlockWriter", writer))}
         frame = frames.of(output.output)
+        # Cached: the writer may call it. Else it is called after the write, when it does not read all records again.
         undecodable = cache(partial(self._undecodable, output, inputs))
         incarnations = partial(inputs.incarnations, output.origins)
         self._begun.add(step)

@@ -171,13 +171,13 @@ def _run_range(
     """Run the range that the attempt was begun for. Raises what `RangeRunner.run` raises."""
     context = StreamContext(definition_of(first.claim(), ledger), ledger)
     slots = _batch_slots(options, ledger)
-    wide = slots or os.cpu_count() or 1
+    width = slots or os.cpu_count() or 1
     written = [context.stream.output_of_step(step) for step in first.outputs if step != STATE_STEP]
     shares = all(sends_records(context.stream, output) for output in written)
-    sessions = (ConnectSessions if options.way == "connect" else OwnSession)(context, first, wide if shares else 0)
+    sessions = (ConnectSessions if options.way == "connect" else OwnSession)(context, first, width if shares else 0)
     closing.callback(sessions.close)
     settings = RangeSettings(
-        threads=wide * (_SHARING_A_SLOT if shares else _THREADS_A_SLOT),
+        threads=width * (_SHARING_A_SLOT if shares else _THREADS_A_SLOT),
         partitions=slots,
         parameters=merged_parameters(context.stream, first.attributes.get(PARAMETERS)),
         out=cast(IO[str], ReadByTask(sys.stdout)),

@@ -43,7 +43,7 @@ of its outputs."""
 _MANIFEST_READERS = 8
 # Of a receiver: its input, its index, and the epoch of its instance.
 _Instance = tuple[str, int, int]
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
 
 class BatchNotReadableError(HeadraceError):
@@ -343,7 +343,7 @@ def refuse_reused(context: StreamContext, origins: Iterable[BatchOrigin]) -> Non
         if recorded.weight and _holds_reused(recorded, event.payload)
     ]
     if problems:
-        raise RecordsReplacedError("; ".join(sorted(set(problems))[:_MOST_NAMED]))
+        raise RecordsReplacedError("; ".join(sorted(set(problems))[:_MAX_NAMED]))
 
 
 def _holds_reused(recorded: RecordedRange, reused: Mapping[str, Any]) -> bool:

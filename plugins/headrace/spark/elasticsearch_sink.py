@@ -1,7 +1,7 @@
 """Writes rows as documents, in the tasks of one Spark job. Repeated writes give no duplicates.
 
 The tasks (`IndexingTask`) index their rows, and return their counts and the digests of their ids. The calling process
-looks at the index before and after, and checks what the tasks returned. Records that nothing transforms are read from
+checks the index before and after, and what the tasks returned. Records that nothing transforms are read from
 the log by the task that indexes them, so that they do not pass through the JVM. A dead letter gets its original record
 by the batch's manifest, from the log or from Kafka. It works in classic sessions and over Spark Connect.
 
@@ -533,7 +533,7 @@ def _record_at(records: pa.RecordBatch, here: Any) -> OriginalRecord | None:
     return OriginalRecord(record["key"], record["value"], headers, timestamp_ms)
 
 
-MOST_KEPT_BYTES = 1024 * 1024
+MAX_KEPT_BYTES = 1024 * 1024
 """The most bytes of rows (about 10,000 records) that a task keeps for the process that sends them."""
 
 
@@ -577,7 +577,7 @@ class HeldDeletions:
     def _hold(self, rows: pa.RecordBatch) -> None:
         self.rows += rows.num_rows
         self._bytes += rows.nbytes
-        if self._bytes > MOST_KEPT_BYTES:
+        if self._bytes > MAX_KEPT_BYTES:
             self._kept = None
         if self._kept is not None:
             self._kept.append(rows)

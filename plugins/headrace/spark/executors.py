@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # More than any ``spark.task.maxFailures``, which is 4 by default.
-_MOST_TRIES = 1_000
+_MAX_TRIES = 1_000
 DRIVER = "driver"
 """The executor's id of tasks that run in the driver, in local mode."""
 
@@ -119,7 +119,7 @@ def first_failure_of_group(spark_context: SparkContext, group: str) -> str | Non
         job = tracker.getJobInfo(job_id)
         for stage_id in job.stageIds if job is not None else ():
             # Each try is a task of its own. A list of fewer has the last ones.
-            tasks = store.taskList(int(stage_id), 0, _MOST_TRIES).iterator()
+            tasks = store.taskList(int(stage_id), 0, _MAX_TRIES).iterator()
             while tasks.hasNext():
                 task = tasks.next()
                 if task.errorMessage().isDefined():
@@ -157,7 +157,7 @@ def _location(location: Location) -> str:
 
 # Batches are read from the ledger at once: those that fit into a scaling interval, and some that were late.
 _LATE_BATCHES = 20
-_MOST_BATCHES = 1_000
+_MAX_BATCHES = 1_000
 # How soon batches use the task slots of new executors, and no longer count on those of lost ones.
 _SLOTS_SECONDS = 5.0
 
@@ -194,7 +194,7 @@ class ExecutorAllocationManager:
         self._policy = ExecutorPolicy(settings, stream.batch_interval_ms)
         fit = milliseconds(settings.scaling_interval) // stream.batch_interval_ms
         self._slots = 1 if stream.is_ordered else stream.limits.max_concurrent_batches
-        self._limit = min(fit + _LATE_BATCHES + self._slots, _MOST_BATCHES)
+        self._limit = min(fit + _LATE_BATCHES + self._slots, _MAX_BATCHES)
         self._seen: set[tuple[int, int | None]] | None = None
         self._requested: int | None = None
         self._stop = threading.Event()

@@ -219,7 +219,7 @@ def outputs_of(stream: Stream, output_id: str | None) -> Sequence[Output]:
     outputs = [output for output in stream.outputs if output_id in (None, output.id)]
     if not outputs:
         known = ", ".join(output.id for output in stream.outputs)
-        raise PreviewError(f"Stream {stream.name!r} has no output {output_id!r}, but {known}.")
+        raise PreviewError(f"Stream {stream.name!r} has no output {output_id!r}. Its outputs are {known}.")
     return outputs
 
 
@@ -375,4 +375,4 @@ def _input(stream: Stream, input_id: str | None) -> Input:
     for source in stream.inputs:
         if source.id == input_id:
             return source
-    raise PreviewError(f"Stream {stream.name!r} has no input {input_id!r}, but {known}.")
+    raise PreviewError(f"Stream {stream.name!r} has no input {input_id!r}. Its inputs are {known}.")

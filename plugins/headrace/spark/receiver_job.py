@@ -246,7 +246,7 @@ class Renewing:
 
 
 # Spark Streaming's bound for a graceful stop: ten batch intervals.
-_MOST_INTERVALS = 10
+_MAX_INTERVALS = 10
 # How long after an interval's end a batch task may take to be scheduled and to allocate its blocks.
 _SCHEDULING_SECONDS = 15.0
 _POLL_SECONDS = 1.0
@@ -279,7 +279,7 @@ class BatchDrain:
             now = self._clock.monotonic()
             if latest is None or latest != pending:
                 pending, changed = pending if latest is None else latest, now
-            if pending == () or now - started > _MOST_INTERVALS * self._interval:
+            if pending == () or now - started > _MAX_INTERVALS * self._interval:
                 return pending or ()
             if now - changed > self._interval + _SCHEDULING_SECONDS:
                 return pending or ()

@@ -68,8 +68,8 @@ class SparkReceiverHandle:
         *,
         anywhere: bool = False,
     ) -> None:
-        """``live`` returns the live executors; none while they are not known. ``anywhere``: it is not refused where
-        Spark started it outside of its ``locations``."""
+        """``live`` returns the live executors; none while they are not known. ``anywhere``: accept the receiver where
+        Spark has started it, also outside of its ``locations``."""
         self._spark_context = spark_context
         self._live = live
         self._anywhere = anywhere
@@ -97,8 +97,8 @@ class SparkReceiverHandle:
         return self._executor
 
     def done(self) -> bool:
-        """Whether its job has ended, or is given up: it started outside of its locations, or its executor is lost. Then
-        Spark repeats the task in vain, which takes many seconds while there are few executors."""
+        """Whether its job has ended, or is given up: it started outside of its locations, or its executor is lost. The
+        job of a lost executor is not waited for: Spark repeats its task, which takes many seconds and always fails."""
         if not self._is_given_up and self._thread.is_alive() and (reason := self._reason_to_give_up()) is not None:
             self._is_given_up = True
             self._error = reason
@@ -112,7 +112,7 @@ class SparkReceiverHandle:
         if not self._anywhere and self.locations and not {executor, executor.host}.intersection(self.locations):
             self.is_refused = True
             planned = " or ".join(map(str, self.locations))
-            return f"it started on {executor}, and its place is {planned}; it is placed again"
+            return f"it started on {executor} instead of {planned}; it is placed again"
         live = self._live()
         return f"{executor} was lost" if live and executor not in live else None
 
@@ -157,7 +157,7 @@ class SparkReceiverLauncher:
     One task slot is reserved for batches, also after executors were lost. A receiver waits if no other slot is free.
 
     A receiver that Spark started elsewhere, because no slot was free there for ``spark.locality.wait``, is refused, as
-    Spark's tracker does, and placed anew by the present load. Unlike Spark's it is then accepted wherever it starts: a
+    Spark's tracker does, and placed again by the present load. Unlike Spark's it is then accepted wherever it starts: a
     receiver in the wrong place is better than none.
 
     ``others`` returns the launchers of other streams in the application.
@@ -188,7 +188,7 @@ class SparkReceiverLauncher:
         """
         if not self._starting.acquire(timeout=_RELEASE_SECONDS):
             raise ExecutorReleaseError(
-                "The cluster manager is slow to release an executor, and the receiver could start on it.",
+                "The cluster manager has not released an executor yet, and the receiver could start on it.",
                 remedy="The receiver starts when the cluster manager has answered.",
             )
         try:
@@ -202,27 +202,27 @@ class SparkReceiverLauncher:
         slots, running = task_slots(self._spark_context), self._all_running()
         if slots < running + 2:
             raise NoFreeSlotError(
-                f"The Spark application has only {slots} task slot(s): {running} for running receivers, and one "
-                "reserved for batches.",
+                f"The Spark application has only {slots} task slot(s): {running} run receivers, and one is reserved "
+                "for batches.",
                 remedy="The receiver starts when there are enough executors again; or stop and start the stream.",
             )
         self._launched += 1
         group = f"headrace/receiver/{task.receiver_id}/{task.scheduled.job.epoch}/{self._launched}"
-        is_again = task.receiver_id in self._refused
-        locations = self._locations(task.receiver_id, anew=is_again)
+        was_refused = task.receiver_id in self._refused
+        locations = self._locations(task.receiver_id, ignore_plan=was_refused)
         handle = SparkReceiverHandle(
-            self._spark_context, task, group, locations, self._live_executors, anywhere=is_again
+            self._spark_context, task, group, locations, self._live_executors, anywhere=was_refused
         )
         self._refused.discard(task.receiver_id)
         self._handles.append(handle)
         return handle
 
     def running(self) -> int:
-        """How many receivers it has started that have not ended."""
+        """The number of its receivers that have not ended."""
         return sum(not known.done() for known in self._handles)
 
     def placements(self) -> dict[ReceiverId, Placement]:
-        """Where its receivers that have not ended run, or are to run."""
+        """Where each of its receivers runs, or is to run."""
         return {
             handle.receiver_id: Placement(tuple(handle.locations), handle.running_on())
             for handle in list(self._handles)
@@ -230,12 +230,12 @@ class SparkReceiverLauncher:
         }
 
     def _all_running(self) -> int:
-        """How many receivers of all streams have not ended."""
+        """The number of receivers of all streams that have not ended."""
         return self.running() + sum(launcher.running() for launcher in self._others())
 
     @contextmanager
     def without_starts(self) -> Iterator[None]:
-        """Keep receivers from starting meanwhile, so that `executors_of_receivers` stays true."""
+        """Start no receiver during a ``with`` block, so that `executors_of_receivers` stays true."""
         with self._starting:
             yield
 
@@ -260,14 +260,16 @@ class SparkReceiverLauncher:
             "can run. Executors were lost and not replaced; check the cluster."
         )
 
-    def _locations(self, receiver: ReceiverId, *, anew: bool) -> tuple[Location, ...]:
+    def _locations(self, receiver: ReceiverId, *, ignore_plan: bool) -> tuple[Location, ...]:
         try:
             executors = executors_of(self._spark_context)
             others = self._others() if executors else ()
             of_other_streams = {
                 receiver: place for launcher in others for receiver, place in launcher.placements().items()
             }
-            candidates = self._placement.candidates(receiver, executors, self._running, of_other_streams, anew=anew)
+            candidates = self._placement.candidates(
+                receiver, executors, self._running, of_other_streams, ignore_plan=ignore_plan
+            )
         except Exception:
             # Without a placement the receiver starts on any executor.
             logger.exception("the executors cannot be listed, so receiver %s may run on any of them", receiver)

@@ -139,7 +139,7 @@ def diff_replay(
         progress: gets a line of text for each batch.
 
     Raises:
-        PreviewError: there is no such batch, output or transform; also what `batch_preview.preview_batch` raises.
+        PreviewError: there is no such batch, output or transform; also what `preview_batch` raises.
     """
     changed = StreamContext(with_transform(context.stream, transform, output_id), context.ledger)
     outputs = [

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # While one job runs, another one is prepared, and takes the slots that become free at its end.
 _JOBS_AT_ONCE = 2
-_MOST_BATCHES = 64
+_MAX_BATCHES = 64
 # A job waits so long for more batches, unless it has this many for each slot.
 _WAIT_SECONDS = 0.5
 _ENOUGH_A_SLOT = 8
@@ -269,7 +269,7 @@ class SharedSparkJobs:
                 self._changed.wait_for(lambda: len(self._waiting) >= enough or self._is_closed, _WAIT_SECONDS)
                 # The other thread may have taken them.
                 if self._waiting:
-                    batches = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MOST_BATCHES))]
+                    batches = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCHES))]
                     self._running.update(batch.tag for batch in batches)
                     return batches
         return []

@@ -47,7 +47,7 @@ _BYTES_PER_BATCH = 16 * 1024 * 1024
 # compressed records takes Elasticsearch about 0.1 s.
 _MIN_TASK_BYTES = 512 * 1024
 # A larger batch is worth more tasks than one.
-_MOST_SMALL_BYTES = 8 * 1024 * 1024
+_MAX_SMALL_BYTES = 8 * 1024 * 1024
 # Spark estimates the size of a frame by its rows and the types of what it is made of: about 200 bytes for each number
 # with this column, which is null. Without it a million records would look like 8 MB, and be sent whole to every task of
 # a join. A struct, since a null map or array costs 5 microseconds a row on the way to Python, and a null struct 0.1.
@@ -116,7 +116,7 @@ class LogBlocks:
     @property
     def is_small(self) -> bool:
         """Whether one task is enough to read them."""
-        return self.payload_bytes <= _MOST_SMALL_BYTES
+        return self.payload_bytes <= _MAX_SMALL_BYTES
 
     @property
     def payload_bytes(self) -> int:

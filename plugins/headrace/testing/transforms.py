@@ -181,7 +181,7 @@ class TransformRun:
         output = self._stream.elasticsearch_output(name)
         if output is None:
             kind = self._stream.output(name).kind
-            raise TransformTestError(f"Output {name!r} writes no documents: it is of kind {kind}.")
+            raise TransformTestError(f"Output {name!r} of kind {kind} writes no documents.")
         frame = self.frames[output.id]
         documents = preview_documents(
             frame,
@@ -192,9 +192,9 @@ class TransformRun:
         )
         # Several records of one key are several versions of one document.
         counted = Counter((each.id, each.version) for each in documents if each.rejected is None)
-        double = [str(id_) for (id_, _), number in counted.items() if number > 1]
-        if double:
-            raise duplicate_ids_error(output.index, DocumentIdKind(output.document_ids.kind), double[:_EXAMPLES])
+        duplicates = [str(id_) for (id_, _), number in counted.items() if number > 1]
+        if duplicates:
+            raise duplicate_ids_error(output.index, DocumentIdKind(output.document_ids.kind), duplicates[:_EXAMPLES])
         return documents
 
     def undecodable(self, input_id: str | None = None) -> list[dict[str, Any]]:
@@ -249,7 +249,10 @@ class TransformRun:
         if output_id is None and len(self.frames) == 1:
             return next(iter(self.frames))
         if output_id is None or output_id not in self.frames:
-            raise TransformTestError(f"Name one of the outputs of stream {self._stream.name!r}: {known}.")
+            raise TransformTestError(
+                f"Stream {self._stream.name!r} has several outputs, or none of this name.",
+                remedy=f"Name one of its outputs: {known}.",
+            )
         return output_id
 
 
@@ -267,7 +270,7 @@ def _by_input(stream: Stream, records: Values | Mapping[str, Values]) -> list[tu
         return [(stream.inputs[0], records)]
     unknown = sorted(set(records) - {source.id for source in stream.inputs})
     if unknown:
-        raise TransformTestError(f"Stream {stream.name!r} has no input {', '.join(unknown)}, but {known}.")
+        raise TransformTestError(f"Stream {stream.name!r} has no input {', '.join(unknown)}. Its inputs are {known}.")
     return [(source, records.get(source.id, [])) for source in stream.inputs]
 
 
@@ -308,7 +311,7 @@ def _exported(path: Path) -> pa.Table:
     missing = [name for name in (RAW_KEY, RAW_VALUE, REASON) if name not in table.column_names]
     if missing:
         raise TransformTestError(
-            f"{path} has no column {', '.join(missing)}.", remedy="Write it by headrace batches export."
+            f"{path} has no column {', '.join(missing)}.", remedy="Write it with `headrace batches export`."
         )
     raw = table.drop_columns(["key", "value"]).rename_columns({RAW_KEY: "key", RAW_VALUE: "value"})
     return raw.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)

@@ -32,8 +32,8 @@ def from_ms(at_ms: int) -> DateTime:
         return DateTime.instance(_EPOCH + timedelta(milliseconds=at_ms))
     except OverflowError:
         raise ValueError(
-            "A batch interval begins and ends between the years 1 and 9999, and that of the given date does not: give "
-            "another logical date."
+            "The batch interval of the given logical date is not between the years 1 and 9999. Give another logical "
+            "date."
         ) from None
 
 
@@ -59,8 +59,8 @@ class MicroBatchTimetable(Timetable):
         and assets. Leave ``catchup=False`` in such a DAG: ``catchup=True`` with an ``end_date`` looks like a backfill
         here.
     :param ahead: how long before the end of its interval the scheduler begins a run, whole milliseconds and less than
-        the interval. Airflow takes about a second until a run's first task works; `runs.batch_time.begin_run` waits
-        there for the end of the interval. A scheduled run's id has the end of its interval all the same.
+        the interval. Airflow takes about a second until a run's first task works; that task waits for the end of the
+        interval (`headrace.runs.batch_run.begin_run`). A scheduled run's id has the end of its interval all the same.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class MicroBatchTimetable(Timetable):
     def validate(self) -> None:
         if self._interval <= timedelta(0) or self._interval % _MILLISECOND:
             raise AirflowTimetableInvalid(
-                f"A batch interval is a positive number of whole milliseconds, got {self._interval}."
+                f"interval must be a positive number of whole milliseconds, got {self._interval}."
             )
         if isinstance(self.catch_up, timedelta) and self.catch_up < timedelta(0):
-            raise AirflowTimetableInvalid(f"catch_up reaches back in time, so it is not negative; got {self.catch_up}.")
+            raise AirflowTimetableInvalid(f"catch_up must not be negative, got {self.catch_up}.")
         if not timedelta(0) <= self.ahead < self._interval or self.ahead % _MILLISECOND:
             raise AirflowTimetableInvalid(
-                f"ahead is whole milliseconds, not negative and less than the interval of {self._interval}; "
+                f"ahead must be whole milliseconds, at least 0 and less than the interval of {self._interval}; "
                 f"got {self.ahead}."
             )
 
@@ -159,13 +159,13 @@ class MicroBatchTimetable(Timetable):
         if restriction.earliest is not None:
             starts.append(self._ceil(to_ms(restriction.earliest)))
         if not restriction.catchup:
-            starts.append(self._floor(self._clock.now_ms()) - self._reaching_back(last_automated_data_interval))
+            starts.append(self._floor(self._clock.now_ms()) - self._reach_ms(last_automated_data_interval))
         if not starts:
             return None
         try:
             start, end = from_ms(max(starts)), from_ms(max(starts) + self._interval_ms)
         except ValueError:
-            # A backfill to the end of all dates: no later interval has an end.
+            # A backfill up to the year 9999: the next interval would end later.
             return None
         if restriction.latest is not None and start > restriction.latest:
             return None
@@ -176,12 +176,12 @@ class MicroBatchTimetable(Timetable):
     def generate_run_id(
         self, *, run_type: DagRunType, run_after: DateTime, data_interval: DataInterval | None, **extra: Any
     ) -> str:
-        """Name a scheduled run by its batch time, the end of its interval, however far ahead of that it begins."""
+        """Name a scheduled run by its batch time, the end of its interval, although it begins earlier."""
         if run_type == DagRunType.SCHEDULED and data_interval is not None:
             run_after = data_interval.end
         return super().generate_run_id(run_type=run_type, run_after=run_after, data_interval=data_interval, **extra)
 
-    def _reaching_back(self, last: DataInterval | None) -> int:
+    def _reach_ms(self, last: DataInterval | None) -> int:
         """How far before the current interval's start the next run's interval may start, in milliseconds."""
         if self.catch_up is False:
             return self._interval_ms

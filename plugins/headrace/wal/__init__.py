@@ -1,4 +1,4 @@
 """The write-ahead log: rolling segments of checksummed frames, on any ``storage``.
 
 ``frame`` defines the format, ``writer`` appends blocks, ``reader`` reads blocks by handle, ``scan`` reads a segment in
-order, ``repair`` cuts torn tails off."""
+order, ``recovery`` reads a whole log and cuts torn tails off."""

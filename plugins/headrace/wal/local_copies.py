@@ -3,10 +3,11 @@
 The receiver writes a copy after the log has the block and the ledger has accepted it. A batch's task that runs on the
 same host reads the copy instead of the log. The log stays the truth:
 
-- A copy is the block's frame, byte for byte. It is decoded and checked as if it came from the log (`reader`). One that
-  fails a check is counted and deleted, and the block is read from the log.
-- A copy is looked up by a block's handle, which comes from the ledger. Segments of an object store have a random part
-  in their names (`segments`), so no later log has the same handle. The frame repeats a hash of the segment's path.
+- A copy is the block's frame, byte for byte. It is decoded and checked as if it came from the log
+  (`headrace.wal.reader`). One that fails a check is counted and deleted, and the block is read from the log.
+- A copy is found by a block's handle, which comes from the ledger. Segments of an object store have a random part in
+  their names (`headrace.wal.frame.SegmentName`), so no later log has the same handle. The frame repeats a hash of the
+  segment's path.
 - A copy is not synced. A file that was cut short by a crash does not pass the checks.
 
 All processes of one user on a host share the folder of a log:
@@ -61,7 +62,10 @@ class CopyCounts:
 
 @dataclass(frozen=True, slots=True)
 class CopySettings:
-    """Where copies are, and how many bytes they may take on a host. ``folder``: None for the temporary folder."""
+    """Where copies are, and how many bytes they may take on a host. ``folder``: None for the temporary folder.
+
+    Spark's tasks get this in place of the definition's `LocalCopies`, so that they need not import the definition.
+    """
 
     max_bytes: int
     folder: str | None = None

@@ -55,14 +55,14 @@ class ObjectStorage:
         return ObjectFile(self._client, self._full(path), path, self.size(path))
 
     def size(self, path: str) -> int:
-        with _reported("look at", path):
+        with _reported("check", path):
             size = self._client.size(self._full(path))
         if size is None:
             raise StoredFileMissingError(f"There is no object {path!r} in {self.url}.")
         return size
 
     def exists(self, path: str) -> bool:
-        with _reported("look at", path):
+        with _reported("check", path):
             return self._client.size(self._full(path)) is not None
 
     def paths(self, prefix: str = "") -> list[str]:

@@ -351,7 +351,7 @@ class LocalStorage:
         target = self._resolve(path)
         if not target.is_file():
             raise StoredFileMissingError(f"There is no file {path!r}.")
-        with _reported("look at", path):
+        with _reported("check", path):
             return target.stat().st_size
 
     def exists(self, path: str) -> bool:

@@ -423,7 +423,7 @@ def test_one_run_removes_so_many_at_most(receiving: Receiving, monkeypatch: pyte
     limited = receiving.stream
     receiving.stream = limited.model_copy(update={"limits": Limits(history=None)})
     run(receiving, range(1, 31))
-    monkeypatch.setattr(cleanup, "AT_ONCE", 5)
+    monkeypatch.setattr(cleanup, "BATCHES_AT_ONCE", 5)
     cleaned = clean_up(receiving.context_of(limited))
     assert cleaned.removed.batches == 10
     assert len(times(receiving.ledger)) == 30 - cleaned.removed.batches

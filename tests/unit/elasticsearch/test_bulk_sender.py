@@ -12,7 +12,7 @@ import pytest
 from tests.support.fake_elasticsearch import Action, FakeElasticsearch, error_response
 
 from headrace.elasticsearch.bulk_bodies import prepare_rows
-from headrace.elasticsearch.bulk_sender import MOST_OFFENDERS, BulkSender, SentRequest
+from headrace.elasticsearch.bulk_sender import MAX_OFFENDERS, BulkSender, SentRequest
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     ElasticsearchUnavailableError,
@@ -213,9 +213,9 @@ def test_as_many_invalid_documents_as_the_limit_are_rejected_and_one_more_fails_
     send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
     rows = make_rows([{"n": n} for n in range(100)])
-    elasticsearch.standing_fault = invalid_if(lambda action: action.document["n"] < MOST_OFFENDERS)
-    assert len(send(rows).rejected) == MOST_OFFENDERS
-    elasticsearch.standing_fault = invalid_if(lambda action: action.document["n"] <= MOST_OFFENDERS)
+    elasticsearch.standing_fault = invalid_if(lambda action: action.document["n"] < MAX_OFFENDERS)
+    assert len(send(rows).rejected) == MAX_OFFENDERS
+    elasticsearch.standing_fault = invalid_if(lambda action: action.document["n"] <= MAX_OFFENDERS)
     with pytest.raises(ElasticsearchRefusedError):
         send(rows)
 

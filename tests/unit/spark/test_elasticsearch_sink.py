@@ -29,7 +29,7 @@ from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.spark import elasticsearch_sink, shared_jobs
-from headrace.spark.elasticsearch_sink import MOST_KEPT_BYTES, IndexingTask, KafkaOriginalRecords, index_rows
+from headrace.spark.elasticsearch_sink import MAX_KEPT_BYTES, IndexingTask, KafkaOriginalRecords, index_rows
 from headrace.spark.kafka_ranges_source import KafkaBlocks
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds
 from headrace.wal.storage import open_storage
@@ -90,7 +90,7 @@ def documents(elasticsearch: FakeElasticsearch) -> dict[str, int]:
     return {key: stored.version for key, stored in indexed if stored.document is not None}
 
 
-@pytest.mark.parametrize(("keys", "jobs"), [(5, 1), (MOST_KEPT_BYTES // 20, 2)], ids=["returned", "read again"])
+@pytest.mark.parametrize(("keys", "jobs"), [(5, 1), (MAX_KEPT_BYTES // 20, 2)], ids=["returned", "read again"])
 def test_deletions_come_after_the_older_values_of_all_tasks(
     elasticsearch: FakeElasticsearch, keys: int, jobs: int
 ) -> None:
@@ -107,7 +107,7 @@ def test_deletions_come_after_the_older_values_of_all_tasks(
 
 
 def test_rows_that_delete_only_at_the_first_reading_fail_the_batch(elasticsearch: FakeElasticsearch) -> None:
-    keys = MOST_KEPT_BYTES // 20
+    keys = MAX_KEPT_BYTES // 20
     readings = iter([records([None] * keys, 0), records([b"{}"] * keys, 0)])
     with pytest.raises(DocumentsUnaccountedError, match=f"found {keys} rows without a document.* and 0 when"):
         index_rows(Tasks([lambda: next(readings)], elasticsearch), OPTIONS)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.spark.elasticsearch_sink import MOST_KEPT_BYTES, HeldDeletions, held_rows, only_deletions
+from headrace.spark.elasticsearch_sink import MAX_KEPT_BYTES, HeldDeletions, held_rows, only_deletions
 
 
 def rows(*values: str | None, rejected: bool = False, document: str = "value") -> pa.RecordBatch:
@@ -44,7 +44,7 @@ def test_nothing_is_returned_without_deletions_or_with_too_many() -> None:
     held = HeldDeletions()
     assert offsets(held.rest_of([rows("{}")])) == [0]
     assert (held.rows, held.to_bytes()) == (0, None)
-    many = rows(*[None] * (MOST_KEPT_BYTES // 8))
+    many = rows(*[None] * (MAX_KEPT_BYTES // 8))
     for _ in range(2):
         assert offsets(held.rest_of([many])) == []
     assert (held.rows, held.to_bytes()) == (2 * many.num_rows, None)

@@ -170,7 +170,7 @@ def test_a_ledger_that_stays_away_keeps_no_job_alive(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver_job, "_RELEASE_SECONDS", 0.0)
-    monkeypatch.setattr("headrace.spark.receiver_job._MOST_INTERVALS", 0)
+    monkeypatch.setattr("headrace.spark.receiver_job._MAX_INTERVALS", 0)
     spark.ledger_failures = 1_000_000
     assert ReceiverProcess(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
     assert spark.stopped

@@ -152,7 +152,7 @@ def test_after_the_loss_of_executors_the_last_slot_is_kept_for_batches(setting: 
     handles = [setting.start(index) for index in range(3)]
     setting.executors = [ONE]
     handles[1].ended = handles[2].ended = True
-    with pytest.raises(NoFreeSlotError, match=r"only 2 task slot\(s\): 1 for running receivers"):
+    with pytest.raises(NoFreeSlotError, match=r"only 2 task slot\(s\): 1 run receivers"):
         setting.start(1)
     setting.executors = [ONE, THREE]
     setting.start(1)
@@ -307,7 +307,7 @@ def test_a_receiver_that_started_outside_of_its_locations_is_refused(
     assert handle.done()
     assert handle.is_refused
     places = " or ".join(map(str, locations))
-    assert handle.error() == f"it started on executor 2 on host2, and its place is {places}; it is placed again"
+    assert handle.error() == f"it started on executor 2 on host2 instead of {places}; it is placed again"
     assert handle.join(20)
     assert on_two.cancelled.is_set()
 

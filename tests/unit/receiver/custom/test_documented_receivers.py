@@ -205,4 +205,4 @@ def test_a_full_position_forgets_the_files_that_are_gone_and_says_so(
     left = running.stored_position
     assert len(json.dumps(left)) < 64 << 10
     assert list(left) == [*list(gone)[-(len(left) - 1) :], "new.log"]
-    assert "files that are gone are forgotten" in running.errors[0]
+    assert "drops deleted files" in running.errors[0]

@@ -362,7 +362,7 @@ def test_what_an_epoch_is_known_by_may_be_gone_or_lie_beyond(end: EpochEnd) -> N
 
 
 def test_what_lies_far_behind_the_position_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_errors, "_MOST_PASSED_AGAIN", 2)
+    monkeypatch.setattr(kafka_errors, "_MAX_PASSED_AGAIN", 2)
     setting = Setting()
     setting.kafka.produce("a", 0, *[b"1"] * 8)
     setting.receiver.assign(setting.p0, 6, EpochEnd(0, 3))

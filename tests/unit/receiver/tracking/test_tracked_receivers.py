@@ -249,7 +249,7 @@ def test_when_a_receiver_is_taken_to_hang(setting: Setting) -> None:
     assert "it hangs" in (placed.keep_going(260, alive=False) or "")
     assert handles[0].stop.is_set()
     assert not placed.running
-    placed.excuse(262)
+    placed.assume_alive(262)
     placed.keep_going(263, alive=False)
     assert len(handles) == 2
     placed.cancel()
