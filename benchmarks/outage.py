@@ -27,7 +27,7 @@ from headrace.ledger import Ledger
 
 RATE = 100.0
 INTERVAL_SECONDS = 10
-MOST_INTERVALS = 10
+MAX_INTERVALS = 10
 _FOUND_SECONDS = 300.0
 _CAUGHT_UP_SECONDS = 1_800.0
 
@@ -86,7 +86,7 @@ def main() -> None:
     name = f"Elasticsearch away for {options.batch_times} batch times"
     print_measures(
         [
-            Measure(f"{name}: batch times until caught up", "batches", (took,), "ten", (MOST_INTERVALS,)),
+            Measure(f"{name}: batch times until caught up", "batches", (took,), "ten", (MAX_INTERVALS,)),
             Measure(f"{name}: batches whose runs failed", "batches", (failed,), "all", (options.batch_times,)),
         ],
         as_json=options.json,

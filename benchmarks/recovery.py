@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 TOPIC = "bench"
 RATE = 1_000
 STEADY_SECONDS = 10.0
-MOST_SECONDS = 10.0
+MAX_SECONDS = 10.0
 
 
 class Load:
@@ -82,9 +82,9 @@ def main() -> None:
         added = [each for each in ledger.events.page("bench", limit=100_000) if each.kind == "block_added"]
         records = sum(each.payload["records"] for each in added)
         assert records == load.sent, (records, load.sent)
-    limits = tuple(MOST_SECONDS for _ in pauses)
+    limits = tuple(MAX_SECONDS for _ in pauses)
     name = "kill -9 of the receiver until the next block"
-    print_measures([Measure(name, "s", tuple(pauses), f"{MOST_SECONDS:g} s", limits)], as_json=options.json)
+    print_measures([Measure(name, "s", tuple(pauses), f"{MAX_SECONDS:g} s", limits)], as_json=options.json)
 
 
 if __name__ == "__main__":

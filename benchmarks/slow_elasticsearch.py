@@ -32,7 +32,7 @@ RATE = 1_000.0
 INTERVAL_MS = 10_000
 STEADY_BATCHES = 6
 SHARE = 0.1
-MOST_BATCHES = 3
+MAX_BATCHES = 3
 _SECONDS = 1.0
 _FOUND_SECONDS = 300.0
 _CAUGHT_UP_SECONDS = 900.0
@@ -176,7 +176,7 @@ def main() -> None:
     print_measures(
         [
             Measure(f"{name}: memory of the receiver job", "MiB", (meanwhile,), "before", (before,)),
-            Measure(f"{name}: batches until full rate", "batches", (batches,), "three", (MOST_BATCHES,)),
+            Measure(f"{name}: batches until full rate", "batches", (batches,), "three", (MAX_BATCHES,)),
         ],
         as_json=options.json,
     )

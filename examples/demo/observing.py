@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import BatchRow
 
-_MOST_BATCHES = 10_000
+_MAX_BATCHES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Observer:
             # The first task to run registers it.
             return Snapshot(self._to_produce, produced)
         positions = self._ledger.positions.all(self._stream_name)
-        batches = self._ledger.batches.page(self._stream_name, _MOST_BATCHES)
+        batches = self._ledger.batches.page(self._stream_name, _MAX_BATCHES)
         job = self._ledger.jobs.current(self._stream_name)
         documents = self._elasticsearch
         failed = next((batch.error for batch in batches if batch.state.value == "failed"), None)

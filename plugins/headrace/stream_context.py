@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StreamContext:
-    """A stream that a process works on. It does not own the ledger: whoever opened the ledger closes it.
+    """A stream that a process works on. It does not own the ledger: the code that opened the ledger closes it.
 
     Args:
         stream: the definition to work with. For an attempt at a batch, this is the definition that the attempt began

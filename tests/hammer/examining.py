@@ -20,7 +20,7 @@ from tests.hammer.pipeline import DEAD_LETTERS, INDEX, KEYS_INDEX, STREAM, TOPIC
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
 
-_MOST_BATCHES = 100_000
+_MAX_BATCHES = 100_000
 _CANNOT_CHECK = 2
 _FSCK_SECONDS = 60.0
 _HEADRACE = (sys.executable, "-m", "headrace.cli.main")
@@ -58,7 +58,7 @@ def _malformed_in_doubt(load: Load, held: Mapping[Place, bytes | None], seed: in
 def examine_batches(ledger: Ledger, bootstrap_servers: str) -> list[str]:
     """The offsets that are in no batch or in two. The batches' offset ranges should cover Kafka's exactly once."""
     taken: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for batch in ledger.batches.page(STREAM, _MOST_BATCHES):
+    for batch in ledger.batches.page(STREAM, _MAX_BATCHES):
         for one in ledger.batches.inputs(STREAM, batch.batch_time_ms):
             taken[one.partition.partition].append((one.from_offset, one.until_offset, batch.batch_time_ms))
     return uncovered(offsets(bootstrap_servers, TOPIC), taken, topic=TOPIC)

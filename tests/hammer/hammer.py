@@ -35,7 +35,7 @@ _SERVERS_SECONDS = 300.0
 _STALL_SECONDS = 600.0
 _LAST_LOAD_SECONDS = 10.0
 _ONE_JOB_SECONDS = 120.0
-_MOST_BATCHES = 100_000
+_MAX_BATCHES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class _Run:
         kafka, proof, keys = examine_records(
             servers, self._elasticsearch, self._load, seed=self._seed, keys=self._ground.keys
         )
-        batches = self._ledger.batches.page(STREAM, _MOST_BATCHES)
+        batches = self._ledger.batches.page(STREAM, _MAX_BATCHES)
         return Judgement(
             seed=self._seed,
             kafka=kafka,

@@ -131,7 +131,7 @@ def _report_output_preview(output: OutputPreview) -> None:
     if output.undecodable:
         first = output.undecodable_records[0]
         echo(
-            f"{output.undecodable:,} records do not decode, the first is {first.topic} {first.partition} "
+            f"{output.undecodable:,} records do not decode. The first is {first.topic} {first.partition} "
             f"{first.offset}: {first.reason}"
         )
     if output.documents is not None:
@@ -149,7 +149,8 @@ def _report_output_preview(output: OutputPreview) -> None:
         )
     else:
         names = list(output.rows[0]) if output.rows else []
-        print_table(names, [[_cell(row[name]) for name in names] for row in output.rows]) if names else None
+        if names:
+            print_table(names, [[_cell(row[name]) for name in names] for row in output.rows])
     if output.more:
         echo("There are more rows: --limit shows more.")
     elif not output.rows:
@@ -162,7 +163,8 @@ def _cell(value: Any) -> object:
 
 
 def _plain(value: Any) -> Any:
-    """Rows as JSON values: bytes as text if they are UTF-8, else base64; what else JSON cannot hold as text."""
+    """Rows as JSON values. Bytes become text if they are UTF-8, else base64; other values that JSON lacks become their
+    ``str``."""
     if isinstance(value, dict):
         return {str(name): _plain(field) for name, field in value.items()}
     if isinstance(value, list | tuple):
@@ -265,7 +267,7 @@ def _report_collisions(output: OutputDiff) -> None:
     if not any(collisions.number for collisions in of_versions.values()):
         return
     numbers = " and ".join(f"{collisions.number:,} {version}" for version, collisions in of_versions.items())
-    echo(f"Ids that several rows of one batch have, so that its run fails: {numbers}.")
+    echo(f"Ids that several rows of one batch share, which would fail its run: {numbers}.")
     rows = [(version, example) for version, collisions in of_versions.items() for example in collisions.examples]
     if rows:
         print_table(

@@ -152,7 +152,7 @@ def recover(
 
 
 def _accepts(named: Sequence[str]) -> bool:
-    """Ask whether the definition of the checkpoint may be used; no, if nobody can answer."""
+    """Ask whether the definition of the checkpoint may be used. False without a terminal."""
     if not sys.stdin.isatty():
         return False
     echo("The definition in the checkpoint chooses the code that runs:", err=True)

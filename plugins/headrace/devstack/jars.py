@@ -42,7 +42,7 @@ class Java:
 def how_to_get_java(platform: str = sys.platform) -> str:
     """The command that installs a suitable Java on ``platform``."""
     if platform == "darwin":
-        return f"Install it with `brew install openjdk@{OLDEST_JAVA}` and set JAVA_HOME as brew says."
+        return f"Install it with `brew install openjdk@{OLDEST_JAVA}` and set JAVA_HOME as brew prints."
     return (
         f"Install it with `apt-get install openjdk-{OLDEST_JAVA}-jre-headless` (Debian, Ubuntu), "
         f"`dnf install java-{OLDEST_JAVA}-openjdk-headless` (Fedora) or `apk add openjdk{OLDEST_JAVA}-jre` (Alpine), "
@@ -79,11 +79,11 @@ def _java(executable: str) -> Java:
         done = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
         raise JavaMissingError(f"{executable} cannot be run: {error}.", remedy=how_to_get_java()) from error
-    said = (done.stderr + done.stdout).strip()
-    version_match = re.search(r'version "(\d+)(?:\.(\d+))?', said)
+    output = (done.stderr + done.stdout).strip()
+    version_match = re.search(r'version "(\d+)(?:\.(\d+))?', output)
     if done.returncode != 0 or version_match is None:
         raise JavaMissingError(
-            f"`{executable} -version` gave no version (exit {done.returncode}): {said[:500]!r}.",
+            f"`{executable} -version` gave no version (exit {done.returncode}): {output[:500]!r}.",
             remedy=f"Java {OLDEST_JAVA} or newer is needed. {how_to_get_java()}",
         )
     # Java 8 reports its version as 1.8.
@@ -248,7 +248,7 @@ def check_jars(bundle: str, folder: Path, wanted: Mapping[str, str]) -> None:
     if problems:
         raise JarsError(
             f"The jars of {bundle} in {folder} are not those of {LOCK_FILE.name}: {'; '.join(problems)}.",
-            remedy="They are not run. If a download was damaged, delete that folder and try again; "
+            remedy="The jars were not run. If a download was damaged, delete that folder and try again; "
             f"if versions were changed on purpose: {_REMAKE}",
         )
 
@@ -310,8 +310,8 @@ def _retrieve(bundle: str, folder: Path, cache: Path) -> None:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise JarsError(
             f"Ivy could not fetch the jars of {bundle} (exit {done.returncode}):\n" + "\n".join(lines[-15:]) + "\n",
-            remedy="Is Maven Central reachable from here? Behind a mirror, name an Ivy settings file "
-            "in HEADRACE_IVY_SETTINGS.",
+            remedy="Check that Maven Central is reachable from here. To use a mirror, name an Ivy settings file in "
+            "HEADRACE_IVY_SETTINGS.",
         )
 
 
@@ -345,7 +345,7 @@ def _sha256(jar: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-_REMAKE = "Make the lock file anew with `python -m headrace.devstack.jars lock` and review the difference."
+_REMAKE = "Write the lock file again with `python -m headrace.devstack.jars lock` and review the difference."
 
 
 def main(arguments: list[str]) -> None:

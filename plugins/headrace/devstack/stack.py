@@ -50,9 +50,13 @@ class StackOptions:
     def __post_init__(self) -> None:
         unknown = set(self.without) - set(SERVICES)
         if unknown:
-            raise LocalStackError(f"There is no service {', '.join(sorted(unknown))}; there are {', '.join(SERVICES)}.")
+            raise LocalStackError(
+                f"There is no service {', '.join(sorted(unknown))}. The services are {', '.join(SERVICES)}."
+            )
         if "postgres" in self.without and "airflow" not in self.without:
-            raise LocalStackError("Airflow keeps its metadata in postgres.", remedy="Leave out airflow too.")
+            raise LocalStackError(
+                "postgres cannot be left out: Airflow keeps its metadata in it.", remedy="Leave out airflow too."
+            )
 
 
 class Stack:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from headrace.elasticsearch.administration import Administration
     from headrace.elasticsearch.concrete_index import ConcreteIndex
 
-# The limit for an answer: a person waits for it.
+# The time limit of each query: a person waits for the answer.
 _SECONDS = 5.0
 
 
@@ -51,7 +51,7 @@ class ConditionIgnoredError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of one check: what was checked, its path or address, and what is wrong; ``error`` None: nothing."""
+    """The result of one check: what was checked, its path or address, and what is wrong. ``error`` None: it passed."""
 
     name: str
     where: str
@@ -108,8 +108,8 @@ def check_input(source: Input) -> Iterator[Checked]:
 
 
 def check_output(output: Output) -> Iterator[Checked]:
-    """What the output's class names to be asked of its target (`OutputDefinition.check`), such as whether the server
-    answers and lets the stream write."""
+    """Run the check that the output's class names (`OutputDefinition.check`), such as whether the server answers and
+    lets the stream write."""
     if output.check is not None:
         yield from load_reference(output.check, f"check of output {output.id!r}")(output)  # type: ignore[operator]
 
@@ -120,7 +120,7 @@ def check_topic(output: KafkaOutput) -> Iterator[Checked]:
 
 
 def topic_of(output: KafkaOutput) -> KafkaInput:
-    """An input that reads the output's topic, to ask about it."""
+    """An input that reads the output's topic, for queries about the topic."""
     servers = {"connection": output.connection, "bootstrap_servers": output.bootstrap_servers}
     return KafkaInput(id=output.id, topics=(output.topic,), **servers)
 
@@ -131,12 +131,12 @@ def check_parquet(output: ParquetOutput) -> Iterator[Checked]:
 
 
 def check_folder(name: str, url: str) -> Checked:
-    """Whether a folder, or a store, can be written to and read from; ``name`` is what it is of, for the result."""
+    """Whether a folder, or a store, can be written to and read from. ``name``: the name of the result."""
     return _checked(name, url, lambda: _write_and_read(url))
 
 
 def check_shared_indices(stream: Stream) -> Iterator[Checked]:
-    """Each output whose index is another output's too, by an alias or another connection, though their ids collide."""
+    """Yield each output whose index another output writes too, by an alias or another connection, with the same ids."""
     indices: list[tuple[ElasticsearchOutput, ConcreteIndex]] = []
     outputs = stream.elasticsearch_outputs
     for output in outputs if len(outputs) > 1 else []:
@@ -152,7 +152,7 @@ def check_shared_indices(stream: Stream) -> Iterator[Checked]:
                     f"output {output.id}",
                     f"index {output.index}",
                     f"Output {other.id} writes into the same index, {index.name!r}. Their documents have the same ids, "
-                    "so that those of one output are lost.",
+                    "so one output overwrites those of the other.",
                     "Give each output an index of its own.",
                 )
         indices.append((output, index))
@@ -169,7 +169,8 @@ def _checked(name: str, where: str, check: Callable[[], object]) -> Checked:
 
 
 def _write_and_read(url: str) -> None:
-    """Raises HeadraceError or OSError. Does not create a missing folder: it must belong to who creates it later."""
+    """Raises HeadraceError or OSError. Does not create a missing folder: it must belong to the user that runs
+    the stream."""
     parts = urlsplit(url)
     folder = Path(unquote(parts.path) if parts.scheme == "file" else url)
     if parts.scheme in ("", "file") and not folder.exists():
@@ -179,7 +180,7 @@ def _write_and_read(url: str) -> None:
     storage.write_atomically(name, data, exclusive=True)
     try:
         if storage.read(name) != data:
-            raise OSError(f"{url} does not give back what was written to it")
+            raise OSError(f"{url} returns other bytes than were written to it")
         _require_refusal(storage, name)
     finally:
         storage.delete(name)
@@ -192,7 +193,7 @@ def _require_refusal(storage: LogStorage, name: str) -> None:
     except StoredFileExistsError:
         return
     raise ConditionIgnoredError(
-        f"{storage.url} overwrites an object that is to be created only where there is none.",
+        f"{storage.url} ignores the condition of a conditional write: it overwrites an existing object.",
         remedy="Use a store that honours conditional writes (If-None-Match), or a folder of a file system.",
     )
 
@@ -201,9 +202,9 @@ def _require_writable(folder: Path) -> None:
     """Raises OSError if the folder cannot be created."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir():
-        raise NotADirectoryError(f"{there} is a file, so {folder} cannot be made")
+        raise NotADirectoryError(f"{there} is a file, so {folder} cannot be created")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"{there} may not be written to, so {folder} cannot be made")
+        raise PermissionError(f"this user may not write to {there}, so {folder} cannot be created")
 
 
 def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
@@ -231,7 +232,7 @@ def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
 
 
 def check_elasticsearch(output: ElasticsearchOutput) -> Iterator[Checked]:
-    """Whether the search server answers, and lets the stream write to the index. The result names who it is."""
+    """Whether the search server answers, and lets the stream write to the index. The result names the server."""
     name = f"output {output.id}"
     where = ", ".join(output.hosts) or f"connection {output.connection}"
     try:

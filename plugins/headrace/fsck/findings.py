@@ -46,16 +46,16 @@ _SET_BACK = (
     "Stop the stream and do not start it on this ledger: restore the newer one, or rebuild it with "
     "`headrace streams recover`."
 )
-_READ_AGAIN = (
-    "A batch that has not completed can be read again from Kafka while Kafka has its offsets, once the segment's file "
-    "is restored from a copy; else abandon the batch with `headrace batches abandon`. For a completed batch nothing is "
-    "lost, but it can only be run again from Kafka."
+_RESTORE_SEGMENT = (
+    "For a batch that has not completed: restore the segment's file from a copy, then run the batch. Without a copy, "
+    "abandon the batch: `headrace batches abandon`. A completed batch has lost nothing, but can only be run again from "
+    "Kafka."
 )
 
 MEANINGS: dict[Problem, tuple[str, str]] = {
     Problem.OFFSETS_MISSING: (
-        "Kafka has records that were skipped: they are in no block, no batch and no recorded gap.",
-        "Keep a copy of the ledger; read the offsets again by a stream of another name that starts at them.",
+        "Kafka has records that were skipped: they are not in any block, batch or recorded gap.",
+        "Keep a copy of the ledger. Read the offsets again with a stream of another name that starts at them.",
     ),
     Problem.OFFSETS_TWICE: ("Records were received twice: they are in two batches.", _REBUILD),
     Problem.POSITION_WRONG: (
@@ -65,8 +65,8 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
     Problem.CLOCK_WAS_AHEAD: (
         "Records wait for a batch time that is still to come: the ledger's clock was ahead.",
         "Nothing is lost. Blocks without a batch move back by themselves at the next batch run, or when the receiver "
-        "job starts; after a batch that was allocated ahead, records wait until its time has come. Keep the clock of "
-        "the ledger's database synchronized.",
+        "job starts. If a batch was allocated for a later time, records wait until that time. Keep the clock of the "
+        "ledger's database synchronized.",
     ),
     Problem.BATCH_STATE_WRONG: (
         "The batch's state does not agree with its outputs.",
@@ -78,7 +78,7 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
     ),
     Problem.CLEANED_TOO_EARLY: (
         "The log no longer has the records of an unfinished batch: only Kafka may still have them.",
-        "Run the batch soon.",
+        "Run the batch soon, while Kafka has its records.",
     ),
     Problem.OUT_OF_TURN: (
         "A later batch ran before an earlier one, although the order counts: state or windows may be wrong.",
@@ -100,12 +100,12 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
         "The file is the one that the ledger names, and it lists other blocks or ranges than the ledger.",
         _REBUILD,
     ),
-    Problem.SEGMENT_MISSING: ("A log segment that is still needed is missing.", _READ_AGAIN),
+    Problem.SEGMENT_MISSING: ("A log segment that is still needed is missing.", _RESTORE_SEGMENT),
     Problem.SEGMENT_RETURNED: (
         "A log segment that cleanup had deleted exists again. Nothing reads it.",
         "Delete it; most likely it came from a copy of the folder.",
     ),
-    Problem.BLOCK_UNREADABLE: ("The records of this block cannot be read from the log.", _READ_AGAIN),
+    Problem.BLOCK_UNREADABLE: ("The records of this block cannot be read from the log.", _RESTORE_SEGMENT),
     Problem.BLOCK_DIFFERS: ("The log holds a different block here than the ledger says.", _SET_BACK),
     Problem.BLOCK_UNKNOWN: (
         "The log proves that this block was accepted, and the ledger does not know it: the ledger was lost or set back "
@@ -125,8 +125,8 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
         "Write it again from the ledger with `headrace streams recover`.",
     ),
     Problem.LEDGER_SET_BACK: (
-        "A checkpoint or a result is ahead of the ledger, which was restored from an older copy: records would be "
-        "received again, under offsets and batch times that were already used.",
+        "A checkpoint or a result is newer than the ledger, which was restored from an older copy: records would be "
+        "received again, with offsets and batch times that were already used.",
         _SET_BACK,
     ),
     Problem.KAFKA_TOPIC_REPLACED: (

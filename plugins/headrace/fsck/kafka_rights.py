@@ -1,7 +1,7 @@
-"""Checks as whom a stream logs in to Kafka, and whether the broker gives that principal the rights that it needs.
+"""Checks which principal a stream logs in to Kafka as, and whether the broker gives it the rights that it needs.
 
-Kafka's protocol has no question "who am I": the principal is named as far as the client knows it. What the principal
-may do is asked of the broker, which adds the allowed operations to its descriptions of topics and groups. Rights on
+Kafka's protocol has no query for the own principal, so it is named as far as the client knows it. The broker reports
+the allowed operations in its descriptions of topics and groups. Rights on
 transactional ids are in no description.
 """
 
@@ -114,10 +114,12 @@ def _compared(name: str, described: Future[Any], wanted: Collection[AclOperation
     except KafkaException as error:
         return _missing(name, what, wanted, f"{error_text(error)}.")
     if allowed is None:
-        return Checked(name, "the broker does not say which there are")
+        return Checked(name, "the broker does not report them")
     missing = [operation for operation in wanted if operation not in allowed]
     if missing:
-        return _missing(name, what, missing, f"It may not {' and '.join(operation.name for operation in missing)}.")
+        return _missing(
+            name, what, missing, f"The principal may not {' and '.join(operation.name for operation in missing)}."
+        )
     return Checked(name, ", ".join(operation.name for operation in wanted))
 
 
@@ -127,7 +129,7 @@ def _missing(name: str, what: str, operations: Collection[AclOperation], error: 
 
 
 def principal(config: Mapping[str, Any]) -> str:
-    """As whom a client with these settings logs in, as far as the client knows; never a secret.
+    """The principal of a client with these settings, as far as the client knows; never a secret.
 
     Raises TokenError.
     """

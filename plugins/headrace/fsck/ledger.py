@@ -1,7 +1,7 @@
-"""Checks what the ledger alone shows and a person can act on: the clock, what was deleted of the log, states, order.
+"""Checks of the ledger alone: the clock, what was deleted of the log, states, order.
 
-`headrace.fsck.coverage` checks the offsets of blocks, batches and gaps. Other rules of the ledger's rows, which only a
-fault of headrace breaks, are in ``tests/support/ledger_rules.py``.
+`headrace.fsck.coverage` checks the offsets of blocks, batches and gaps. Other rules of the ledger's rows can only be
+broken by a fault of headrace: ``tests/support/ledger_rules.py`` checks these.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from headrace.ledger.batch_tables import BatchInputRow, BatchRow
 from headrace.ledger.clock_corrections import CLOCK_SKEW_MS
 from headrace.ledger.receiving_tables import SegmentRow, StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
-from headrace.ledger.states import BatchState
+from headrace.ledger.states import UNFINISHED, BatchState
 
 
 def check_clock(snapshot: StreamSnapshot) -> Iterator[Finding]:
     """Check that no block waits for a batch time, and no batch was allocated, that lies ahead of the clock."""
     stream, until_ms = snapshot.stream, snapshot.now_ms + CLOCK_SKEW_MS
     if stream.sealed_until_ms > until_ms:
-        what = f"It is sealed until then, and it is {time_text(snapshot.now_ms)}: no block can join an earlier time."
+        now = time_text(snapshot.now_ms)
+        what = f"The stream is sealed up to here, but the ledger's time is {now}: no block can join an earlier batch."
         yield Finding(Problem.CLOCK_WAS_AHEAD, time_text(stream.sealed_until_ms), what)
     open_ms = stream.batch_time_after(max(until_ms, stream.sealed_until_ms))
     ahead = [row for row in snapshot.unclaimed if row.batch_time_ms > open_ms]
     if ahead:
-        what = f"{sum(row.records for row in ahead)} records wait for it and later ones."
+        what = f"{sum(row.records for row in ahead)} records wait for this batch time and later ones."
         yield Finding(Problem.CLOCK_WAS_AHEAD, time_text(ahead[0].batch_time_ms), what)
 
 
@@ -66,7 +67,7 @@ def _what_is_gone(batch: BatchRow, left: int) -> Iterator[Finding]:
     is_done = batch.checkpointed_at_ms is not None or batch.state is BatchState.ABANDONED
     if not is_done:
         what = (
-            f"It is {batch.state.value} and in no checkpoint, but of its {batch.blocks} blocks the ledger has {left}."
+            f"It is {batch.state.value} and in no checkpoint, but the ledger has {left} of its {batch.blocks} blocks."
         )
         yield Finding(Problem.CLEANED_TOO_EARLY, time_text(batch.batch_time_ms), what)
 
@@ -106,9 +107,8 @@ def check_states(snapshot: StreamSnapshot) -> Iterator[Finding]:
             what = f"It has never completed, but is marked as being in checkpoint {batch.checkpoint_uri}."
             yield Finding(Problem.BATCH_STATE_WRONG, name, what)
         if batch.attempt < snapshot.newest_attempts.get(batch.batch_time_ms, 0):
-            what = (
-                f"Its newest attempt is {snapshot.newest_attempts[batch.batch_time_ms]}, but it says {batch.attempt}."
-            )
+            newest = snapshot.newest_attempts[batch.batch_time_ms]
+            what = f"Its newest attempt is {newest}, but its row has {batch.attempt}."
             yield Finding(Problem.BATCH_STATE_WRONG, name, what)
 
 
@@ -119,7 +119,7 @@ def _state_problems(snapshot: StreamSnapshot, batch: BatchRow, *, is_run: bool) 
     missing = [step for step in steps if not is_recorded(newest.get(step))]
     if batch.state is BatchState.COMPLETED:
         if batch.completed_at_ms is None or batch.steps is None:
-            yield "It has completed, but the ledger does not say when, or by which outputs."
+            yield "It has completed, but the ledger has no time of completion, or no outputs."
         if missing:
             yield f"It has completed, but {', '.join(missing)} has no record of success."
     elif batch.state is BatchState.RUNNING and not is_run:
@@ -137,9 +137,6 @@ def _state_problems(snapshot: StreamSnapshot, batch: BatchRow, *, is_run: bool) 
 def _all_recorded(snapshot: StreamSnapshot, batch: BatchRow) -> bool:
     newest = snapshot.outputs.get((batch.batch_time_ms, ""), {})
     return all(is_recorded(newest.get(step)) for step in batch.needs(snapshot.stream.outputs))
-
-
-_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 def check_turns(snapshot: StreamSnapshot) -> Iterator[Finding]:
@@ -162,7 +159,8 @@ def check_turns(snapshot: StreamSnapshot) -> Iterator[Finding]:
     for batch_time_ms, since_ms in sorted(waiting):
         overtaken = [later_ms for later_ms, at_ms in begun.items() if later_ms > batch_time_ms and at_ms > since_ms]
         if overtaken:
-            what = f"It is still to be run, but {len(overtaken)} later ones were begun, {overtaken[0]} first."
+            later = f"{len(overtaken)} later batches have begun, such as {time_text(overtaken[0])}"
+            what = f"It is still to be run, but {later}."
             yield Finding(Problem.OUT_OF_TURN, time_text(batch_time_ms), what)
 
 
@@ -175,7 +173,7 @@ def _begun_since_ms(batch: BatchRow) -> int | None:
 
 
 def _is_unfinished(batch: BatchRow) -> bool:
-    return batch.state in _UNFINISHED and batch.steps is None and not batch.built
+    return batch.state in UNFINISHED and batch.steps is None and not batch.built
 
 
 def check_replays(snapshot: StreamSnapshot) -> Iterator[Finding]:

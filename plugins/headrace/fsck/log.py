@@ -80,7 +80,9 @@ class LogObservation:
         for path in sorted(self.files):
             segment = snapshot.segment.get(path)
             if segment is not None and segment.removed_at_ms is not None:
-                yield Finding(Problem.SEGMENT_RETURNED, path, "Its removal is recorded, but the file is there.")
+                yield Finding(
+                    Problem.SEGMENT_RETURNED, path, "The ledger has recorded its removal, but the file exists."
+                )
         yield from self._unknown(snapshot, needed)
         yield from self._elsewhere(snapshot, needed)
 
@@ -260,7 +262,7 @@ def differences(snapshot: StreamSnapshot, batch: BatchRow, manifest: Manifest) -
     reported = (manifest.stream, manifest.batch_time_ms, manifest.interval_ms)
     wanted = (batch.stream, batch.batch_time_ms, batch.interval_ms)
     if reported != wanted:
-        yield f"it is of {reported[0]}, batch {time_text(reported[1])}, interval {reported[2]} ms."
+        yield f"it belongs to stream {reported[0]}, batch {time_text(reported[1])}, interval {reported[2]} ms."
     listed = [
         (input_id, block.handle, block.records, block.payload_bytes, block.ranges)
         for input_id, blocks in manifest.inputs.items()
@@ -273,7 +275,7 @@ def differences(snapshot: StreamSnapshot, batch: BatchRow, manifest: Manifest) -
         )
     rows = snapshot.blocks_by_batch.get(batch.batch_time_ms, [])
     if len(rows) == batch.blocks and sorted(map(_as_listed, rows)) != sorted(listed):
-        yield "it lists other blocks than the ledger has for the batch, or says other things of them."
+        yield "its blocks, or their places, sizes or ranges, are not those of the ledger."
     yield from _other_ranges(snapshot, batch, manifest)
 
 
@@ -294,7 +296,7 @@ def _other_ranges(snapshot: StreamSnapshot, batch: BatchRow, manifest: Manifest)
     }
     for key in sorted({*reported, *wanted}):
         if reported.get(key) != wanted.get(key):
-            yield f"of {partition_text(key)} it has {reported.get(key)}, the ledger {wanted.get(key)}."
+            yield f"its range of {partition_text(key)} is {reported.get(key)}, the ledger's {wanted.get(key)}."
 
 
 @dataclass
@@ -321,13 +323,13 @@ class CheckpointObservation:
         for batch_time_ms, change in self.changes.items():
             batch = snapshot.batch.get(batch_time_ms)
             if not snapshot.stream.has_removed(batch_time_ms) and (batch is None or batch.change < change):
-                has = "the ledger has no such batch" if batch is None else f"the ledger counts {batch.change}"
-                what = f"Its result file is that of change {change}, and {has}."
+                has = "the ledger has no such batch" if batch is None else f"the ledger has change {batch.change}"
+                what = f"Its result file has change {change}, but {has}."
                 yield Finding(Problem.LEDGER_SET_BACK, time_text(batch_time_ms), what)
         if self.newest is None:
             held = [batch.batch_time_ms for batch in snapshot.batches if batch.checkpointed_at_ms is not None]
             if held:
-                what = f"{len(held)} batches are checkpointed, and there is no checkpoint. {self.error}"
+                what = f"{len(held)} batches are checkpointed, but there is no checkpoint. {self.error}"
                 yield Finding(Problem.CHECKPOINT_UNREADABLE, "checkpoints", what)
             return
         for name, what in _ahead(snapshot, self.newest.state):
@@ -367,7 +369,7 @@ def _ahead(snapshot: StreamSnapshot, state: Mapping[str, Any]) -> Iterator[tuple
     for row in state.get("positions", ()):
         key = (row["input_id"], TopicPartition(**row["partition"]))
         if row["next_offset"] > positions.get(key, -1):
-            what = f"The checkpoint's position is {row['next_offset']}, the ledger's {positions.get(key, 'not there')}."
+            what = f"The checkpoint's position is {row['next_offset']}, the ledger's {positions.get(key, 'missing')}."
             yield partition_text(key), what
     epochs = {row.receiver_id: row.epoch for row in snapshot.receivers}
     for row in state.get("receivers", ()):

@@ -99,6 +99,6 @@ def _observe_files(stream: Stream, snapshot: StreamSnapshot, report: Report) -> 
 def _unexplained(holes: list[Hole]) -> list[str]:
     offsets = sum(hole.until - hole.start for hole in holes)
     return [
-        f"{len(holes)} ranges of {offsets} offsets are in no block, batch or gap. They hold no record, if transactions "
-        f"or compaction left them; only Kafka can show it (--kafka). The first is {holes[0]}."
+        f"{len(holes)} ranges of {offsets} offsets are in no block, batch or gap. If transactions or "
+        f"compaction left them, they hold no record; only Kafka can show that (--kafka). The first is {holes[0]}."
     ]

@@ -1,4 +1,4 @@
-"""Finds what of a stream cannot work where Airflow runs its tasks. docs/guides/managed-airflow.md explains it.
+"""Finds the parts of a stream that cannot work where Airflow runs its tasks (docs/guides/managed-airflow.md).
 
 The tasks of a stream share its folder and its ledger. The receiver job, a process that the task of the receiver DAG
 starts, outlives this task, but not the container that it runs in. So what matters is which tasks share a host and a
@@ -54,7 +54,8 @@ class TaskPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlaceProblem:
-    """What of a stream does not fit a place. ``certain``: it cannot work; otherwise it depends on what is not known."""
+    """A part of a stream that does not fit a place. ``certain``: it cannot work; otherwise that depends on what is not
+    known here."""
 
     what: str
     remedy: str
@@ -134,7 +135,7 @@ def check_place(
 def place_problems(
     stream: Stream, place: TaskPlace, environ: Mapping[str, str] | None = None
 ) -> Iterator[PlaceProblem]:
-    """Yield what of the stream does not fit the place, each with the field and the remedy."""
+    """Yield the parts of the stream that do not fit the place, each with the field and the remedy."""
     if place.hosts is Hosts.ONE:
         return
     yield from _log_problems(stream, place)

@@ -193,8 +193,8 @@ class Attempts(Repository):
         """
         if output_id not in attempt.outputs:
             raise BatchStateError(
-                f"Attempt {attempt.number} of batch {time_text(attempt.batch_time_ms)} has no output {output_id!r}, "
-                f"but {', '.join(attempt.outputs) or 'none'}."
+                f"Attempt {attempt.number} of batch {time_text(attempt.batch_time_ms)} has no output {output_id!r}. "
+                f"Its outputs are {', '.join(attempt.outputs) or 'none'}."
             )
         with self._database.write_stream(attempt.stream) as (connection, locked):
             require_running(connection, attempt)
@@ -368,9 +368,9 @@ def _asked(locked: LockedStream, outputs: Sequence[str] | None) -> tuple[str, ..
         raise BatchStateError("An attempt needs at least one output.", remedy="Name some outputs, or None for all.")
     if unknown:
         raise BatchStateError(
-            f"Stream {locked.row.name!r} has no output {', '.join(map(repr, unknown))}, "
-            f"but {', '.join(steps) or 'none'}.",
-            remedy="Name some of these, or None for all.",
+            f"Stream {locked.row.name!r} has no output {', '.join(map(repr, unknown))}. "
+            f"Its outputs are {', '.join(steps) or 'none'}.",
+            remedy="Name some of them, or None for all.",
         )
     return tuple(step for step in steps if step in outputs)
 

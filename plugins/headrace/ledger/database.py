@@ -208,7 +208,8 @@ class Database:
         self.engine.dispose()
 
 
-# In this order: who waits for its receiver's lock has the stream's, and nobody who waits for the stream's has another.
+# In this order, so that there is no deadlock: a transaction waits for its receiver's lock with the stream's lock, and
+# for the stream's lock with no other.
 _LOCK_RECEIVER = select(
     func.pg_advisory_xact_lock_shared(bindparam("stream", type_=BigInteger)),
     func.pg_advisory_xact_lock(bindparam("receiver", type_=BigInteger)),

@@ -1,8 +1,9 @@
 """Opens the engine of a ledger's database: one for each process and database. Writes to a SQLite file begin in turn.
 
-SQLite has no queue: who finds the file locked looks again, less and less often. A process that writes all the time
-unlocks the file for microseconds, and hundreds of its writes come before one of another process. So a write takes a
-turn before it begins, and keeps it until it has begun: who writes all the time gets no other turn while somebody waits.
+SQLite has no queue: a writer that finds the file locked polls it, less and less often. A process that writes all the
+time unlocks the file for microseconds, and hundreds of its writes come before one of another process. So a write takes
+a turn before it begins, and keeps it until it has begun: the process that writes all the time gets its next turn after
+those that wait.
 
 A turn is a lock on a file of its own. If a process closed the database's file, it would lose the locks that SQLite has
 on it (https://sqlite.org/howtocorrupt.html, section 2.2). The threads of a process take turns by `thread_turn`, and so
@@ -33,7 +34,7 @@ from headrace.ledger.model import dump_json
 
 # How long a writer waits for another before it gives up. Writes take milliseconds, so this is far more than enough.
 LOCK_TIMEOUT_MS = 30_000
-# How often a writer looks whether its turn has come, and whether the file is unlocked.
+# How often a writer polls for its turn, and for the unlocked file.
 _POLL_SECONDS = 0.001
 # SQLite's result code without what it adds to it, as in SQLITE_BUSY_RECOVERY.
 _ERROR_BITS = 0xFF
@@ -47,7 +48,8 @@ _OURS = "batch_attempts"
 READS = "headrace_reads"
 
 TURN_SECONDS = 2.0
-"""How long a thread waits for its turn before it waits for the lock without one: who has the turn may be suspended."""
+"""How long a thread waits for its turn. Then it waits for the lock without one: the thread with the turn may be
+suspended."""
 
 # In a forked child, a thread that it does not have may hold one.
 _turns: dict[Hashable, threading.Lock] = {}
@@ -74,7 +76,7 @@ def begin_write(connection: sqlite3.Connection, path: Path, *, lock_timeout_ms: 
     """
     deadline = time.monotonic() + lock_timeout_ms / 1000
     with _turn(path):
-        # SQLite itself would look again less and less often, and the file would be idle in between.
+        # SQLite itself would poll less and less often, and the file would be idle in between.
         connection.execute("PRAGMA busy_timeout=0")
         try:
             while True:

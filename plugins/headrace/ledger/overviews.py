@@ -31,7 +31,7 @@ from headrace.ledger.tables import (
     totals,
 )
 
-MOST_COUNTED = 1_000
+MAX_COUNTED = 1_000
 """Batches of a state, and unclaimed batch times, are counted up to this number."""
 
 
@@ -54,7 +54,7 @@ class StreamOverview(StreamNow):
     ``recent`` are its newest batches that are not absorbed, newest first. ``unfinished`` is the unfinished batch with
     the earliest time, leaving out backfilled ones. A batch is backfilled if it had completed before, or its time is
     before the stream began (its zero time): ``backfilled`` is that of the unfinished ones whose newest try began first.
-    ``failed`` is the number of failed batches that are not backfilled, up to `MOST_COUNTED`. ``attempts`` are those at
+    ``failed`` is the number of failed batches that are not backfilled, up to `MAX_COUNTED`. ``attempts`` are those at
     both batches and at the failed ones of ``recent``, by batch time and number; ``events`` those of ``backfilled``,
     oldest first. ``waiting_ms`` is the oldest batch time until now that has blocks and no batch. ``failed_positions``
     are partitions that an error has stopped; ``samples`` the newest ones, oldest first. ``dead_letters`` is the number
@@ -91,7 +91,7 @@ class StreamNumbers(StreamNow):
     """A stream's numbers for metrics.
 
     ``unfinished`` counts batches by state, ``unclaimed_times`` the batch times with blocks and no batch, each up to
-    `MOST_COUNTED`. ``oldest_unfinished_ms`` is the first of these batch times and ``oldest_failures`` the number of
+    `MAX_COUNTED`. ``oldest_unfinished_ms`` is the first of these batch times and ``oldest_failures`` the number of
     failed attempts at it; both leave out backfilled batches (`StreamOverview`). ``totals`` are by output id, those of
     the whole stream under "".
     """
@@ -273,7 +273,7 @@ def _failed_query() -> Any:
     rows = select(batches.c.batch_time_ms).where(
         batches.c.stream == streams.c.name, batches.c.state == BatchState.FAILED, *_scheduled(batches)
     )
-    counted = rows.limit(MOST_COUNTED).correlate(streams).subquery("counted_failures")
+    counted = rows.limit(MAX_COUNTED).correlate(streams).subquery("counted_failures")
     return select(func.count()).select_from(counted).scalar_subquery()
 
 
@@ -347,11 +347,11 @@ def _rows_of(
 
 
 def _numbers_query() -> Any:
-    """One row for each stream. Each column is the end of an index range, or counts up to `MOST_COUNTED` of its rows."""
+    """One row for each stream. Each column is the end of an index range, or counts up to `MAX_COUNTED` of its rows."""
 
     def counted(table: Any, *conditions: Any, column: Any = None) -> Any:
         rows = select(literal(1)) if column is None else select(column).distinct()
-        rows = rows.where(table.c.stream == streams.c.name, *conditions).limit(MOST_COUNTED)
+        rows = rows.where(table.c.stream == streams.c.name, *conditions).limit(MAX_COUNTED)
         return select(func.count()).select_from(rows.correlate(streams).subquery())
 
     columns = [

@@ -32,7 +32,7 @@ from headrace.ledger.receiving_tables import (
 from headrace.ledger.states import EventKind, ReceiverState
 from headrace.ledger.tables import JobLease, receiver_jobs, streams
 
-MOST_STACK_CHARACTERS = 10_000
+MAX_STACK_CHARACTERS = 10_000
 """Of a stack, its last characters are kept."""
 
 
@@ -295,7 +295,7 @@ def _error_values(error: str | None, at_ms: int | None, stack: str | None) -> di
     return {
         "last_error": error,
         "last_error_at_ms": at_ms,
-        "last_error_stack": None if stack is None else stack[-MOST_STACK_CHARACTERS:],
+        "last_error_stack": None if stack is None else stack[-MAX_STACK_CHARACTERS:],
     }
 
 

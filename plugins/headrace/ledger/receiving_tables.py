@@ -278,7 +278,7 @@ class BlockRow(Model):
 
 
 class UnclaimedTime(Model):
-    """A batch time that has blocks and no batch, with the sums of its blocks, so that nobody searches a million blocks.
+    """A batch time that has blocks and no batch, with the sums of its blocks. So no query reads a million blocks.
 
     Adding a block updates a row; allocation deletes all rows of the time. A receiver adds to the row of its ``part``
     (`unclaimed_part`), since it would wait for the commit of another one that adds to the same row. `unclaimed_sums`

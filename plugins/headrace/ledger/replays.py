@@ -91,7 +91,7 @@ class Replays(Repository):
             unknown = [output_id for output_id in outputs if output_id not in required]
             if unknown:
                 raise BatchStateError(
-                    f"The replay {target!r} has no output {', '.join(unknown)}, but {', '.join(required)}."
+                    f"The replay {target!r} has no output {', '.join(unknown)}. Its outputs are {', '.join(required)}."
                 )
             for output_id in ordered:
                 _check_order(

@@ -101,7 +101,7 @@ def allocate_blocks(run: BatchRun, log: Any) -> dict[str, Any]:
     allocation = allocate(run.stream_context, run.batch_time_ms, takes_over=over)
     batch = allocation.batch
     if batch.absorbed_by_ms is not None:
-        raise NothingToRun(f"batch {time_text(batch.absorbed_by_ms)} has taken {time_text(run.batch_time_ms)} over")
+        raise NothingToRun(f"batch {time_text(batch.absorbed_by_ms)} has taken over {time_text(run.batch_time_ms)}")
     log.info(
         "Batch %s %s: %d records in %d blocks of %d partitions, %d bytes; manifest %s",
         time_text(run.batch_time_ms), "is allocated" if allocation.fresh else "was allocated before",
@@ -126,7 +126,8 @@ def _report_taken_over(run: BatchRun, batch: BatchRow, log: Any) -> None:
     left = [pending for pending in ledger.blocks.unclaimed(name) if pending.batch_time_ms < open_ms]
     if left:
         log.info(
-            "%d more batch time(s) with %d records wait for the next run (limits.max_coalesced_records and _bytes).",
+            "%d more batch time(s) with %d records wait for the next run. limits.max_coalesced_records and "
+            "limits.max_coalesced_bytes limit what one batch takes over.",
             len(left), sum(pending.records for pending in left),
         )  # fmt: skip
 
@@ -202,17 +203,17 @@ def checkpoint_after(run: BatchRun, log: Any) -> None:
     if written is None:
         log.info("The result of batch %s is written. No checkpoint of the stream is due.", at)
     else:
-        log.info("Checkpoint %s/%s", run.stream.folder_url, written.path)
+        log.info("Checkpoint %s/%s is written.", run.stream.folder_url, written.path)
     _warn_of_steps_left(run, log)
 
 
 def _warn_of_steps_left(run: BatchRun, log: Any) -> None:
     """Warn of the steps that the batch still needs and that no live attempt is running, and of how to run them."""
     from headrace.ledger.errors import StepsLostError
-    from headrace.ledger.states import AttemptState, BatchState
+    from headrace.ledger.states import UNFINISHED, AttemptState
 
     batch = run.find_batch()
-    if batch is None or batch.state not in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
+    if batch is None or batch.state not in UNFINISHED:
         return
     now_ms = run.ledger.now_ms()
     covered = {
@@ -270,36 +271,36 @@ def clean_up_after(run: BatchRun, log: Any) -> None:
     if batch is None:
         log.info("Batch %s was not allocated, so there is nothing to clean up after it.", at)
         return
-    log.info("Cleanup after batch %s: %s.", at, _account(clean_up(run.stream_context)))
+    log.info("Cleanup after batch %s: %s.", at, _cleaned_text(clean_up(run.stream_context)))
     # Read again: meanwhile a later batch's checkpoint may have marked this one.
     batch = run.ledger.batches.get(run.stream.name, run.batch_time_ms)
     if batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
         raise BatchNotCheckpointedError(
-            f"Batch {at} of stream {run.stream.name!r} completed, and has no result file: its log is kept.",
-            remedy="Read in the log of the task 'checkpoint' why it failed, then clear that task.",
+            f"Batch {at} of stream {run.stream.name!r} has completed, but it has no result file. Its log is kept.",
+            remedy="The log of the task 'checkpoint' shows the error. Clear that task once its cause is removed.",
         )
 
 
-def _account(cleaned: Cleaned) -> str:
-    """A cleanup's result, in words."""
+def _cleaned_text(cleaned: Cleaned) -> str:
+    """What a cleanup deleted, for a line of the log."""
     numbers = {
         "segments of the log deleted": cleaned.segments,
         "blocks folded into their batches": cleaned.blocks,
         "batches with nothing left in the log": cleaned.batches,
         "files that belong to no batch deleted": cleaned.leftovers,
         "incomplete files of killed writers deleted": cleaned.partial_writes,
-        "events forgotten": cleaned.events,
+        "old events deleted": cleaned.events,
         "batches older than the history removed": cleaned.removed.batches,
-        "deleted segments forgotten": cleaned.removed.segments,
+        "rows of deleted segments removed": cleaned.removed.segments,
         "files of removed batches deleted": cleaned.removed.files,
     }
     return ", ".join(f"{number:,} {what}" for what, number in numbers.items() if number) or "nothing to do"
 
 
 # Allowed clock difference: a run's start is by Airflow's clock, a batch's completion by the ledger's.
-_CLOCKS_APART_MS = 60_000
+_CLOCK_DIFFERENCE_MS = 60_000
 # A repair that has completed more batches than this emits the events of the latest of them.
-_MOST_REPAIRED = 1_000
+_MAX_REPAIRED = 1_000
 
 
 def batch_asset(stream: Stream | str) -> Asset:
@@ -328,8 +329,8 @@ def emit_events_of_repair(context: Context, ledger: Ledger, stream_name: str) ->
     from headrace.ledger.states import EventKind
 
     began = context["dag_run"].start_date
-    since_ms = 0 if began is None else to_ms(began) - _CLOCKS_APART_MS
-    completed = ledger.events.latest(stream_name, [EventKind.BATCH_COMPLETED], limit=_MOST_REPAIRED)
+    since_ms = 0 if began is None else to_ms(began) - _CLOCK_DIFFERENCE_MS
+    completed = ledger.events.latest(stream_name, [EventKind.BATCH_COMPLETED], limit=_MAX_REPAIRED)
     times = {event.batch_time_ms for event in completed if event.at_ms >= since_ms and event.batch_time_ms is not None}
     return _emit(context, ledger, stream_name, sorted(times))
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.configuration import conf
 from airflow.sdk import BaseOperator
 
+from headrace.clock import time_text
 from headrace.connections import CONNECTION_PREFIX
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, register
@@ -124,10 +125,12 @@ class KafkaReceiverOperator(BaseOperator):
             job = newest_job(ledger, self.stream.name)
             if job is not None and job.alive(ledger.now_ms()) and not is_request(job):
                 self.log.info(
-                    "Attached to the receiver job of %s, which has run since %s.", job.holder, _time(job.acquired_at_ms)
+                    "Attached to the receiver job of %s, which has run since %s.",
+                    job.holder,
+                    time_text(job.acquired_at_ms),
                 )
                 if ended_unnoticed(job, context):
-                    self.log.info("A person has ended the job's last Airflow task, so the job is asked to stop.")
+                    self.log.info("The job's last Airflow task was marked or cleared, so the job is asked to stop.")
                     ledger.jobs.request_stop(self.stream.name, "its Airflow task was ended by a person")
                 elif (replaced := replace_older_job(ledger, self.stream.name)) is not None:
                     self.log.info("%s", replaced)
@@ -175,7 +178,7 @@ class KafkaReceiverOperator(BaseOperator):
                 job = ledger.jobs.current(self.stream.name)
                 attached = None if job is None or job.state.ended else job.attributes.get(ATTACHED)
                 if self._holder and attached not in (None, self._holder):
-                    self.log.info("The receiver job goes on: %s has attached to it.", attached)
+                    self.log.info("The receiver job continues: task %s has attached to it.", attached)
                     return
                 ledger.jobs.request_stop(self.stream.name, "its Airflow task was killed")
                 if job is not None and is_request(job):
@@ -225,7 +228,7 @@ class KafkaReceiverOperator(BaseOperator):
                     # This task's job was refused the lease: another job, started just before, holds it.
                     self.log.info(
                         "Another task started the receiver job first: %s, at %s. This task has attached to it.",
-                        job.holder, _time(job.acquired_at_ms),
+                        job.holder, time_text(job.acquired_at_ms),
                     )  # fmt: skip
                     return job
                 raise self._did_not_start(f"ended with exit code {process.exit_code()}", process)
@@ -241,11 +244,11 @@ class KafkaReceiverOperator(BaseOperator):
             lease_ms = round(self.start_timeout * 1000)
             request_job(ledger, stream, revision=revision, holder=self._new_holder(context), lease_ms=lease_ms)
         except LeaseHeldError as held:
-            # Of a try before this one, perhaps: this task sees to it as well.
+            # Perhaps an earlier try of this task has requested the job. This task waits for it in the same way.
             self.log.info("%s", held)
         job = ledger.jobs.current(stream.name)
         if job is None:
-            raise ReceiverJobError(f"The receiver job of stream {stream.name!r} is gone from the ledger.")
+            raise ReceiverJobError(f"The ledger no longer has the receiver job of stream {stream.name!r}.")
         epoch, watch, name = job.epoch, self._watch(job.epoch), str(stream.spark.job)
         holder_name = self._new_holder(context)
         while True:
@@ -292,7 +295,7 @@ class KafkaReceiverOperator(BaseOperator):
         if not any(receiving_differences(self.stream, newest)):
             return self.stream, own_revision
         self.log.info(
-            "This run's version of the DAG has revision %s of the definition. The job begins by the newest, %d.",
+            "This run's DAG version has revision %s of the definition. The receiver job starts with the newest, %d.",
             own_revision, row.revision,
         )  # fmt: skip
         return newest, row.revision
@@ -355,8 +358,8 @@ class KafkaReceiverOperator(BaseOperator):
             )
         if self._task_place().redelivers:
             self.log.warning(
-                "This task waits for as long as the stream runs, in a worker's slot. After a visibility timeout, "
-                "Celery's broker (Redis, SQS) gives it to another worker, which ends it here, and its receiver job. "
+                "This task holds a worker's slot for as long as the stream runs. After the visibility timeout, the "
+                "broker of Celery (Redis, SQS) gives it to another worker, which ends this task and its receiver job. "
                 "Set [operators] default_deferrable to True, and run a triggerer. See docs/guides/managed-airflow.md."
             )
         watch = self._watch(epoch)
@@ -392,11 +395,14 @@ class KafkaReceiverOperator(BaseOperator):
             self.spark_ui_url = job.attributes.get("ui_url")
         if outcome is not JobOutcome.STOPPED:
             self._raise_ended(ledger, outcome, epoch)
-        self.log.info("The receiver job was asked to stop (%s) and has drained.", job.stop_reason if job else "unknown")
+        self.log.info("The receiver job has drained and stopped (%s).", job.stop_reason if job else "reason unknown")
         return None
 
     def _wait_until_wanted(self, ledger: Ledger, context: Context) -> None:
-        self.log.info("Stream %s is stopped. This task waits until somebody starts it again.", self.stream.name)
+        self.log.info(
+            "Stream %s is stopped. This task waits until it is started again: `headrace streams start %s`.",
+            self.stream.name, self.stream.name,
+        )  # fmt: skip
         trigger = StreamWantedTrigger(
             ledger=self.stream.ledger, stream=self.stream.name, poll_interval=self.poll_interval
         )
@@ -449,8 +455,6 @@ class KafkaReceiverOperator(BaseOperator):
             )
 
 
-def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
 def attachment(context: Context) -> dict[str, Any]:
@@ -461,7 +465,7 @@ def attachment(context: Context) -> dict[str, Any]:
 
 
 def ended_unnoticed(job: JobRow, context: Context) -> bool:
-    """Whether the task that waited for this job was marked or cleared, and nobody asked the job to stop."""
+    """Whether the task that waited for this job was marked or cleared, and the job was not asked to stop."""
     before = job.attributes.get(ATTACHED_TASK)
     if before is None or job.state.ended or job.stop_requested_at_ms is not None:
         return False
@@ -479,7 +483,7 @@ def _was_marked(before: Mapping[str, Any], ti: Any) -> bool:
     return state in ("success", "skipped") or (state == "failed" and before["try_number"] <= before["max_tries"])
 
 
-# A job that cannot start is retried until somebody intervenes, and each try writes a log file.
+# A job that cannot start is retried until a person intervenes, and each try writes a log file.
 _KEEP_LOGS = 30
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.stream_context import StreamContext
 
 # After working for so long without a break, the repair leaves the stream's slots to the runs of other batches for a
-# moment. They look for a free slot more often than that (`Wait.soon`).
+# moment. They poll for a free slot more often than that (`Wait.soon`).
 _SLOT_SECONDS = 0.5
 _WORK_SECONDS = 10.0
 _BREAK_SECONDS = 1.2
@@ -70,7 +70,7 @@ class RepairBatchesOperator(SparkAttemptOperator):
         with self.opened() as stream_context:
             repaired, failures = self._repair(context, stream_context, at_once=at_once)
         if failures:
-            more = f" {len(failures)} batches failed; this is the first." if len(failures) > 1 else ""
+            more = f" {len(failures)} batches have failed; this is the first." if len(failures) > 1 else ""
             raise RepairFailedError(f"{failures[0]}{more}")
         if not repaired:
             raise AirflowSkipException("No batch is due to be tried again.")
@@ -81,7 +81,9 @@ class RepairBatchesOperator(SparkAttemptOperator):
             return bool(context["ti"].get_dag(self.batch_dag_id).is_paused)
         except Exception as error:
             # Of a DAG of another name, for example.
-            self.log.info("Airflow does not say whether %s is paused: %s", self.batch_dag_id, error)
+            self.log.info(
+                "Airflow did not report whether %s is paused, so the repair goes on: %s", self.batch_dag_id, error
+            )
             return False
 
     def _repair(self, context: Context, stream_context: StreamContext, *, at_once: bool) -> tuple[list[str], list[str]]:
@@ -139,7 +141,9 @@ class RepairBatchesOperator(SparkAttemptOperator):
             waiting = context["ti"].get_dr_count(dag_id=self.batch_dag_id, states=states, **runs)
         except Exception as error:
             self.log.warning(
-                "Batch %s is not tried now, because Airflow did not say whether a run of its own waits: %s", at, error
+                "Batch %s is not tried now: Airflow did not report whether its own run is queued or running: %s",
+                at,
+                error,
             )
             return True
         if waiting:
@@ -223,7 +227,7 @@ class RepairCheckpointOperator(BatchStepOperator):
         with self.opened() as stream_context:
             ledger, name = stream_context.ledger, stream_context.name
             times = emit_events_of_repair(context, ledger, name)
-            self.log.info("Batches completed by this repair: %s.", ", ".join(map(time_text, times)) or "nothing")
+            self.log.info("Batches completed by this repair: %s.", ", ".join(map(time_text, times)) or "none")
             write_results(stream_context)
             for batch in ledger.batches.page(name, 1):
                 write_checkpoint(stream_context, batch.batch_time_ms)

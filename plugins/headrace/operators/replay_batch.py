@@ -88,7 +88,7 @@ class RangeOperator(SparkAttemptOperator):
             f"Range {batches} of stream {self.stream.name!r}: "
             + "; ".join([f"{progress}", *progress.failures()])
             + ".",
-            remedy="The next try goes on with what is left, and so does clearing the task. Another run begins again.",
+            remedy="The next try runs what is left. After the last try, clear the task. A new run repeats the range.",
         )
         kinds = {Failure(row.attributes.get(FAILURE, Failure.PASSING)) for row in progress.failed.values()}
         # If something is left that has not failed, it is worth a retry.
@@ -106,8 +106,9 @@ class RangeOperator(SparkAttemptOperator):
         definition: str,
         target: str,
     ) -> tuple[TimeRange, RangeProgress]:
-        """The range of the run, and how far it is. A run that was cleared goes on with what it has left; what it had
-        completed, it begins again. Other tasks of the run may write other outputs: theirs are not this task's."""
+        """The range of the run, and its progress. A cleared run goes on with a range that it had not completed, and
+        starts one again that it had completed. Other tasks of the run may write other outputs: theirs are not this
+        task's."""
         from headrace.batch.batch_range import TimeRange
 
         after_ms, until_ms = request.span or (0, 0)
@@ -133,7 +134,7 @@ class RangeOperator(SparkAttemptOperator):
             try:
                 if (batch := free()) is not None:
                     return begin(batch)
-                self.wait(Wait("Other runs run the batches of the range.", "other runs", soon=True))
+                self.wait(Wait("Other runs run all batches that are left of the range.", "other runs", soon=True))
             except SlotBusyError as error:
                 self.wait(Wait(str(error), f"batches {error.busy}", otherwise=error, soon=True))
 
@@ -287,8 +288,8 @@ class ReplayBatchOperator(RangeOperator):
             )
         if batch.state is BatchState.ABSORBED:
             raise AirflowSkipException(
-                f"Batch {time_text(batch.absorbed_by_ms)} took over the blocks of {time_text(batch_time_ms)}: "
-                "replay that one."
+                f"Batch {time_text(batch_time_ms)} has no blocks: batch {time_text(batch.absorbed_by_ms)} took them "
+                "over. Replay that one."
             )
         if batch.state is BatchState.ABANDONED:
             raise AirflowSkipException(f"Batch {time_text(batch_time_ms)} was abandoned: {batch.error}.")

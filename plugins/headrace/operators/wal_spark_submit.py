@@ -163,7 +163,10 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             self.log.info("%s", awaited.reason)
         waited_too_long = self._waited - self._waiting_since >= self.slot_timeout.total_seconds()
         if waited_too_long and awaited.waiting_for != _APPLICATION:
-            raise awaited.otherwise or BatchTaskError(f"Waited for {self.slot_timeout}: {awaited.reason}")
+            raise awaited.otherwise or BatchTaskError(
+                f"The task gives up after a wait of {self.slot_timeout}. {awaited.reason}",
+                remedy="Clear the task once this is over.",
+            )
         seconds = self.slot_poll.total_seconds()
         if awaited.soon:
             seconds = min(seconds, _SOON_POLL_SECONDS)
@@ -215,15 +218,16 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         host = job.attributes.get("connect_host", socket.gethostname())
         if host != socket.gethostname() and "//localhost" in job.attributes["connect_url"]:
             self.log.info(
-                "The receiver job's application is on %s, which this task cannot reach, so the batch is submitted.",
+                "The receiver job's Spark application is on %s, and this task cannot reach it there. So the batch is "
+                "submitted.",
                 host,
             )
             return "submit"
         if job.versions and (different := version_differences(job.versions, current_versions())):
             self.log.warning(
-                "The receiver job (epoch %d) runs with other versions (%s), so the batch is submitted. A job that is "
-                "older than this task is replaced by itself; otherwise `headrace streams stop %s` and "
-                "`headrace streams start %s` replace it.",
+                "The receiver job (epoch %d) runs with other versions (%s), so the batch is submitted. A job of "
+                "an older headrace is replaced automatically. To replace another one, run `headrace streams stop %s`, "
+                "then `headrace streams start %s`.",
                 job.epoch, "; ".join(different), self.stream.name, self.stream.name,
             )  # fmt: skip
             return "submit"
@@ -231,8 +235,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         if theirs is not None and theirs != _fingerprint(self.stream):
             self.log.warning(
                 "The receiver job (epoch %d) was started with another secret key and would refuse this batch, so the "
-                "batch is submitted. `headrace streams stop %s` and `headrace streams start %s` give the job the "
-                "present key.",
+                "batch is submitted. To start the job with the present key, run `headrace streams stop %s`, then "
+                "`headrace streams start %s`.",
                 job.epoch, self.stream.name, self.stream.name,
             )  # fmt: skip
             return "submit"
@@ -301,7 +305,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                 self.log.info("Batch %s has nothing to write for %s, so no Spark is needed.", at, steps)
                 return
             self.log.info(
-                "Attempt %d at batch %s runs %s: %d records in %d blocks, by way %s.",
+                "Attempt %d at batch %s runs %s: %d records in %d blocks, by %s.",
                 attempt.number, at, steps, batch.records, batch.blocks, attempt.way,
             )  # fmt: skip
             self._run_in_spark(ledger, attempt, context, spark=needs.spark)
@@ -326,7 +330,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             if state is not AttemptState.COMPLETED:
                 raise BatchTaskError(
                     f"Spark ended without an error, but attempt {attempt.number} at batch "
-                    f"{time_text(attempt.batch_time_ms)} is {state.value}."
+                    f"{time_text(attempt.batch_time_ms)} is {state.value} in the ledger.",
+                    remedy="Clear the task to run another attempt.",
                 )
         except BaseException as error:
             reported = False
@@ -409,9 +414,9 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     Before anything runs, the ledger gives the attempt a number. A later attempt at the same steps fences every earlier
     one, so a zombie (Airflow starts a second try while the first is still alive) can neither complete the batch nor
-    harm it. A step with a record of success is not run again unless the DAG run asks for it: see ``steps_to_run``. The
-    task waits for a live attempt of another run. A batch without records completes without Spark if no output needs to
-    run for it.
+    harm it. A step with a record of success is not run again unless the DAG run asks for it
+    (``runs/batch_run.py``, ``steps_to_run``). The task waits for a live attempt of another run. A batch without records
+    completes without Spark if no output needs to run for it.
 
     The task runs its own batch and no other. If that fails, the stream's repair tries it again
     (``RepairBatchesOperator``).
@@ -553,7 +558,7 @@ def _row(ledger: Ledger, attempt: Attempt) -> AttemptRow:
 
 
 def cause_of(error: BaseException) -> str:
-    """Why the attempt failed. A task whose supervisor was killed gets a BrokenPipeError when it logs its next line."""
+    """The attempt's error as text. A task whose supervisor was killed gets a BrokenPipeError when it logs a line."""
     if isinstance(error, BrokenPipeError):
         return "The Airflow task was killed: its supervisor process has ended, alone or with the worker."
     if isinstance(error, AirflowTaskTimeout):

@@ -1,8 +1,8 @@
 """A DAG run that processes a batch: its identity, what it asks for, its batch time, and the steps that it has to do.
 
-Anybody who may trigger a run can set what it asks for (type, params and conf), so each value is checked against the
-stream before anything runs. They select from what the stream declares. None of them is executed, rendered as a template
-or made part of a command: parameters reach the batch through its attempt's row in the ledger.
+Every user who may trigger a run can set its type, params and conf, so each value is checked against the stream before
+anything runs. The values select from what the stream declares. None of them is executed, rendered as a template or made
+part of a command: parameters reach the batch through its attempt's row in the ledger.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.errors import Failure, HeadraceError
 from headrace.runs.readiness import find_beginning
 from headrace.stream.state import STATE_STEP
 from headrace.stream.stream import PARAMETERS, ParameterError, merged_parameters
-from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms
+from headrace.timetables.micro_batch import MicroBatchTimetable
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Context
@@ -176,9 +176,9 @@ def check_names(context: Context, options: Collection[str]) -> None:
         return
     nearest = [near for name in unknown for near in get_close_matches(name, known, n=1)]
     meant = f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+    options_text = f"Its options are {', '.join(known)}." if known else "It has no options."
     error = RunRequestError(
-        f"The run's conf has {', '.join(map(repr, unknown))}, which means nothing here.{meant} "
-        f"It may have {', '.join(known) or 'no names, because these runs have no options'}.",
+        f"The run's conf has {', '.join(map(repr, unknown))}, which is not an option here.{meant} {options_text}",
         remedy="Correct the name, or declare one of your own in the DAG's params.",
     )
     raise AirflowFailException(str(error)) from error
@@ -197,7 +197,7 @@ def _span(asked: Mapping[str, Any]) -> tuple[int, int] | None:
         return None
     if after_ms is None or until_ms is None or after_ms >= until_ms:
         raise RunRequestError(
-            f"from={asked.get('from')!r} and until={asked.get('until')!r} are no range of batches.",
+            f"from={asked.get('from')!r} and until={asked.get('until')!r} are not a range of batches.",
             remedy="Give two times, the earlier one as `from`: "
             '{"from": "2026-11-20T00:00:00Z", "until": "2026-11-21T00:00:00Z"} is a day.',
         )
@@ -222,7 +222,7 @@ def _outputs(value: Any, stream: Stream) -> tuple[str, ...] | None:
     unknown = sorted(str(name) for name in value if name not in list(known)) if isinstance(value, list) else [value]
     if unknown:
         raise RunRequestError(
-            f"Stream {stream.name!r} has no output {', '.join(map(repr, unknown))}, but {', '.join(known)}.",
+            f"Stream {stream.name!r} has no output {', '.join(map(repr, unknown))}. It has {', '.join(known)}.",
             remedy='Name outputs by their ids, in a list: {"outputs": ["elasticsearch"]}.',
         )
     return tuple(known[name] for name in value)
@@ -238,8 +238,8 @@ def _parameters(value: Any, stream: Stream) -> Mapping[str, Any] | None:
 log = logging.getLogger(__name__)
 
 # Bound the work and the time that a task spends on missed batch times. The next run continues with the others.
-_MOST_MISSED = 50
-_MOST_SECONDS = 10.0
+_MAX_MISSED = 50
+_MAX_SECONDS = 10.0
 
 
 NOTHING_TO_RUN = "nothing_to_run"
@@ -320,7 +320,7 @@ def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
     taken = _take(context, stream_context)
     if taken is None:
         raise NothingToRun(_taken(context, stream_context))
-    log.info("This run takes the batch times up to %s that nobody has run.", from_ms(taken).isoformat())
+    log.info("This run takes the batch times up to %s that no run has processed.", time_text(taken))
     return taken
 
 
@@ -363,7 +363,7 @@ def _check_taken_over(context: Mapping[str, Any], stream_context: StreamContext,
         return
     by = ledger.runs.repeat(stream.name, run.run_id, batch_time_ms)
     if by != run.run_id:
-        raise NothingToRun(f"{took}, and run {by} repeats that batch. To repeat it once more, clear that run")
+        raise NothingToRun(f"{took}, and run {by} already repeats that batch. To repeat it once more, clear that run")
     log.info("This run repeats batch %s, for all runs of its backfill that ask for it.", at)
 
 
@@ -397,7 +397,7 @@ def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | No
     host_ms, ledger_ms = stream_context.clock.now_ms(), ledger.now_ms()
     if abs(host_ms - ledger_ms) >= CLOCKS_DIFFER_MS:
         log.warning(
-            "The clocks of the ledger (%s) and of this host (%s) differ: the earlier one counts for this run.",
+            "The clocks of the ledger (%s) and of this host (%s) differ. The earlier one counts for this run.",
             time_text(ledger_ms),
             time_text(host_ms),
         )
@@ -452,10 +452,8 @@ def end_of_interval_ms(context: Mapping[str, Any], batch_interval: timedelta) ->
     reported = dag_run.data_interval_end
     if reported is not None and to_ms(reported) != to_ms(interval.end):
         log.warning(
-            "The run's data interval ends at %s, its logical date %s belongs to batch %s: the logical date counts.",
-            reported.isoformat(),
-            asked.isoformat(),
-            interval.end.isoformat(),
+            "The run's data interval ends at %s, but its logical date %s belongs to batch %s. The logical date counts.",
+            *(time_text(to_ms(at)) for at in (reported, asked, interval.end)),
         )
     return to_ms(interval.end)
 
@@ -541,20 +539,23 @@ class BatchRun:
         if not ordered and not self.is_automatic:
             log.warning("The next scheduled run allocates them; a backfill of this DAG allocates and runs them.")
             return
-        number, until = 0, time.monotonic() + _MOST_SECONDS
-        for one in missed if ordered else missed[:_MOST_MISSED]:
+        number, until = 0, time.monotonic() + _MAX_SECONDS
+        for one in missed if ordered else missed[:_MAX_MISSED]:
             try:
                 allocate(self.stream_context, one.batch_time_ms)
             except HeadraceError as error:
                 if ordered:
                     raise
                 at = time_text(one.batch_time_ms)
-                log.warning("Batch %s is left to the next run, which allocates it: %s", at, error)
+                log.warning("Batch %s could not be allocated, so the next run tries again: %s", at, error)
                 break
             number += 1
             if not ordered and time.monotonic() >= until:
                 break
-        log.info("Allocated %d of them. The stream's repair runs them, unless their own runs do.", number)
+        log.info(
+            "%d of these batch times are allocated now. The stream's repair runs them, unless runs of their own do.",
+            number,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The processes that Airflow's tasks start for a stream: a batch's, and the receiver job's, which outlives its task.
 
-They get the connections of their stream, with what these need, and none of Airflow's other settings: whoever may run a
-transform need not read the metadata database's password. Secrets are passed in the environment, never on a command
-line, where every user of the machine could read them.
+They get the connections of their stream, with what these need, and none of Airflow's other settings: the code of a
+transform must not be able to read the metadata database's password. Secrets are passed in the environment, never on a
+command line, where every user of the machine could read them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _ending(code: int) -> str:
     if code == EXIT_NOT_OURS:
         return "ended because a newer attempt at the batch began"
     if code in (-signal.SIGTERM, EXIT_TERMINATED):
-        return "was asked to end"
+        return "was ended by SIGTERM"
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
@@ -257,7 +257,7 @@ def secret_key(name: str) -> str:
     each name.
 
     It is derived from ``[headrace] secret_key``, else from ``[core] fernet_key``, and does not reveal them: with the
-    fernet key itself, whoever writes a transform could read all of Airflow's connections.
+    fernet key itself, the code of a transform could read all of Airflow's connections.
 
     Raises:
         SecretKeyUndefinedError: neither key is set.

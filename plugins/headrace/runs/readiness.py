@@ -51,7 +51,7 @@ def find_beginning(ledger: Ledger, stream: str) -> Beginning:
 
 
 # How many partitions a reason names; it gives the number of the others.
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 # A partition that was drained this recently counts as drained: its receiver asks Kafka once a second.
 _DRAINED_FOR_MS = 5_000
 
@@ -156,13 +156,13 @@ def _not_received(
     if left_ms <= 0:
         return Readiness(False, f"{reported}; waited {_seconds(wait_ms)} for it", inputs_missing=True, failed=True)
     return Readiness(
-        False, f"{reported}; the task fails unless that is over in {_seconds(left_ms)}", inputs_missing=True
+        False, f"{reported}; the task fails if this lasts another {_seconds(left_ms)}", inputs_missing=True
     )
 
 
 def _reported(problems: Sequence[InputProblem]) -> str:
-    more = f" and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
-    return ", ".join(str(problem) for problem in problems[:_MOST_NAMED]) + more
+    more = f" and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
+    return ", ".join(str(problem) for problem in problems[:_MAX_NAMED]) + more
 
 
 def _received_by(job: JobRow | None, row: StreamRow, live: Sequence[ReceiverRow]) -> tuple[str, str]:
@@ -213,7 +213,7 @@ def _passed(ledger: Ledger, row: StreamRow, live: Sequence[ReceiverRow], batch_t
         (receiver.receiver_id.input_id, receiver.receiver_id.index): receiver for receiver in live
     }
     named = []
-    for position in behind[:_MOST_NAMED]:
+    for position in behind[:_MAX_NAMED]:
         owner = owners.get((position.input_id, position.receiver_index))
         awaited = _awaited(row, position, batch_time_ms, now_ms, owner=owner)
         named.append(f"{position.partition.topic}-{position.partition.partition} ({awaited})")
@@ -222,7 +222,7 @@ def _passed(ledger: Ledger, row: StreamRow, live: Sequence[ReceiverRow], batch_t
 
 
 def _declared(row: StreamRow, positions: list[PositionRow]) -> list[PositionRow]:
-    """The positions of inputs and topics that the stream still declares; nobody reads the others any more."""
+    """The positions of inputs and topics that the stream still declares; no receiver reads the others any more."""
     if not positions:
         return positions
     inputs = {source.id: source for source in Stream.from_json(row.definition).inputs}
@@ -242,7 +242,9 @@ def _awaited(
     if owner.paused_reason:
         return f"its receiver is paused: {owner.paused_reason}"
     if now_ms - position.drained_ms < _DRAINED_FOR_MS:
-        return f"at its end, late records are waited for until {_seconds(row.allowed_lateness_ms)} after the interval"
+        return (
+            f"read to its end; late records are accepted until {_seconds(row.allowed_lateness_ms)} after the interval"
+        )
     reached_ms = max(position.watermark_ms, position.drained_ms - row.allowed_lateness_ms)
     return f"{_seconds(batch_time_ms - reached_ms)} behind" if reached_ms > 0 else "nothing was read from it yet"
 

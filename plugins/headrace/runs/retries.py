@@ -1,4 +1,4 @@
-"""Decides when a batch that failed is tried again, so that nobody has to clear its run.
+"""Decides when a batch that failed is tried again, so that no person has to clear its run.
 
 1. Airflow retries the task once, soon, unless stored data is lost or the task has used up its time
    (`BatchRetryPolicy`). So the run of a failing batch fails visibly, within a bounded time.
@@ -114,7 +114,7 @@ def due_batches(
         has_own_run: whether a batch that was never begun is about to be begun by a run of its own.
         without: batch times that are left out.
         at_once: without a pause, and what is held back too.
-        most: how many unfinished batches to look at.
+        most: the number of unfinished batches that are checked.
 
     Raises:
         StreamNotFoundError: the ledger does not know the stream.

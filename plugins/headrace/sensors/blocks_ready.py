@@ -161,7 +161,7 @@ class BlocksReadySensor(LedgerSensor):
         if self._batch_time_ms is None:
             self._batch_time_ms = begin_run(context, stream_context)
         if self._waiting_since_ms is None:
-            # Each look of mode "reschedule" is a process of its own.
+            # In mode "reschedule" each poke is a process of its own.
             first = context["ti"].get_first_reschedule_date(context) if self.reschedule else None
             self._waiting_since_ms = stream_context.ledger.now_ms() if first is None else to_ms(first)
         return BlocksReadyTrigger.of(

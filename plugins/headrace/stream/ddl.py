@@ -29,8 +29,8 @@ _PLAIN = frozenset(
 )
 _SIZED = frozenset({"char", "character", "varchar"})
 _PLACED = frozenset({"geometry", "geography"})
-_MOST_DIGITS = 38
-_MOST_FRACTION = 6
+_MAX_DIGITS = 38
+_MAX_FRACTION = 6
 _UNITS = (("year", "month"), ("day", "hour", "minute", "second"))
 
 
@@ -185,8 +185,8 @@ class _Parser:
 
     def _time(self, name: str) -> None:
         if name == "time" and self._taken("("):
-            if self._number() > _MOST_FRACTION:
-                raise _NoColumnsError(f"TIME has at most {_MOST_FRACTION} digits of a second")
+            if self._number() > _MAX_FRACTION:
+                raise _NoColumnsError(f"TIME has at most {_MAX_FRACTION} digits of a second")
             self._expect(")")
         if self._taken("without"):
             self._expect("time")
@@ -199,9 +199,9 @@ class _Parser:
         if self._taken(","):
             scale = self._number()
         self._expect(")")
-        if digits > _MOST_DIGITS or scale > digits:
+        if digits > _MAX_DIGITS or scale > digits:
             raise _NoColumnsError(
-                f"DECIMAL({digits},{scale}) has more than {_MOST_DIGITS} digits, or more behind the point than in all"
+                f"DECIMAL({digits},{scale}) has more than {_MAX_DIGITS} digits, or more behind the point than in all"
             )
 
     def _columns(self) -> tuple[Column, ...]:

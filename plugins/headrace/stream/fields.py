@@ -289,14 +289,18 @@ class StreamFields(Part):
         for source in self.inputs:
             if source.id == input_id:
                 return source
-        raise KeyError(f"stream {self.name} has no input {input_id!r}, but {', '.join(i.id for i in self.inputs)}")
+        raise KeyError(
+            f"stream {self.name} has no input {input_id!r}. Its inputs are {', '.join(i.id for i in self.inputs)}"
+        )
 
     def output(self, output_id: str) -> Output:
         """The output with this id; KeyError names the ones there are."""
         for output in self.outputs:
             if output.id == output_id:
                 return output
-        raise KeyError(f"stream {self.name} has no output {output_id!r}, but {', '.join(o.id for o in self.outputs)}")
+        raise KeyError(
+            f"stream {self.name} has no output {output_id!r}. Its outputs are {', '.join(o.id for o in self.outputs)}"
+        )
 
     def elasticsearch_output(self, output_id: str) -> ElasticsearchOutput | None:
         """The output with this id if it writes documents; None if there is no such output, or it is another one."""
@@ -307,7 +311,7 @@ class StreamFields(Part):
         for output in self.outputs:
             if output.step == step:
                 return output
-        raise KeyError(f"stream {self.name} has no step {step!r}, but {', '.join(self.steps)}")
+        raise KeyError(f"stream {self.name} has no step {step!r}. Its steps are {', '.join(self.steps)}")
 
     def transform_of(self, output: Output) -> str | None:
         """The reference of the output's transform: its own, or the stream's."""

@@ -361,8 +361,8 @@ def merged_parameters(stream: Stream, given: Mapping[str, Any] | None) -> dict[s
     unknown = sorted(str(name) for name in given if name not in stream.parameters)
     if unknown:
         raise ParameterError(
-            f"Stream {stream.name!r} has no parameter {', '.join(unknown)}, "
-            f"but {', '.join(sorted(stream.parameters)) or 'none'}.",
+            f"Stream {stream.name!r} has no parameter {', '.join(unknown)}. "
+            f"Its parameters are {', '.join(sorted(stream.parameters)) or 'none'}.",
             remedy="Declare it with a default in the stream's parameters.",
         )
     return {**stream.parameters, **given}

@@ -55,7 +55,7 @@ def poll_seconds(given: float | None = None, *, otherwise: float = 1.0) -> float
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise PollIntervalError(
-            f"[headrace] poll_interval is {setting!r}, which is no positive number of seconds.",
+            f"[headrace] poll_interval is {setting!r}, which is not a positive number of seconds.",
             remedy="Set AIRFLOW__HEADRACE__POLL_INTERVAL to seconds, 1.0 for instance, or leave it out.",
         )
     return seconds
@@ -284,14 +284,14 @@ def report_readiness(event: dict[str, Any], stream: Stream, log: Any) -> None:
     if event.get("complete", True):
         log.info("Done: %s.", reason)
     else:
-        log.warning("The batch waits no longer for its blocks: %s.", reason)
+        log.warning("The batch does not wait any longer for its blocks: %s.", reason)
 
 
 # How long a requested run waits for its batch's turn.
 _REQUESTED_WAIT_MS = 1_800_000
 # A batch takes over at most 360 batch times. The first allocated one is behind them.
-_MOST_UNCLAIMED = 1_000
-MOST_WAITED = timedelta(minutes=5)
+_MAX_UNCLAIMED = 1_000
+MAX_WAITED = timedelta(minutes=5)
 """How long a run waits for the stream's first receiver, before it fails."""
 
 
@@ -307,8 +307,8 @@ def check_began(event: dict[str, Any], stream: Stream) -> None:
     """
     if not event["began"]:
         raise NoReceiverError(
-            f"No receiver has begun within {MOST_WAITED}: {event['reason']}.",
-            remedy=f"Unpause the DAG {stream.name}_receiver, and see the log of its task.",
+            f"No receiver has begun within {MAX_WAITED}: {event['reason']}.",
+            remedy=f"Unpause the DAG {stream.name}_receiver, and read the log of its task.",
         )
 
 
@@ -331,7 +331,7 @@ class FirstReceiverTrigger(LedgerTrigger):
         stream, ledger = stream_context.stream, stream_context.ledger
         if not of_schedule(context) or stream.batch_by != "arrival":
             return None
-        until_ms = ledger.now_ms() + MOST_WAITED // timedelta(milliseconds=1)
+        until_ms = ledger.now_ms() + MAX_WAITED // timedelta(milliseconds=1)
         trigger = cls(ledger=stream.ledger, stream=stream.name, interval_ms=stream.batch_interval_ms, until_ms=until_ms)
         return None if trigger.poll(ledger) is not None else trigger
 
@@ -404,7 +404,7 @@ class TurnTrigger(LedgerTrigger):
 
     def poll(self, ledger: Ledger) -> dict[str, Any] | None:
         time_ms = self.parameters["batch_time_ms"]
-        most = 1 if self.parameters["unclaimed"] else _MOST_UNCLAIMED
+        most = 1 if self.parameters["unclaimed"] else _MAX_UNCLAIMED
         unfinished = ledger.batches.earlier_unfinished(self.stream, time_ms, limit=most)
         first = next((row for row in unfinished if row.state is not None or self.parameters["unclaimed"]), None)
         if first is None:
@@ -431,11 +431,11 @@ def check_turn(event: dict[str, Any], run: BatchRun) -> None:
         return
     name = run.stream.name
     remedy = (
-        f"The DAG {name}_repair tries it again. If it can never succeed, abandon it: "
-        f"`headrace batches abandon {name} TIME --reason WHY` (with `--output ID` one output of it only)"
+        f"The DAG {name}_repair runs the earlier batch again. If that batch can never succeed, abandon it: "
+        f"`headrace batches abandon {name} TIME --reason WHY` (with `--output ID` only one of its outputs)"
     )
     if run.is_automatic:
-        raise NothingToRun(f"{event['reason']}. This batch time is left to the next runs. {remedy}")
+        raise NothingToRun(f"{event['reason']}. The next runs process this batch time. {remedy}")
     from headrace.ledger.errors import NotItsTurnError
 
     what = f"It is not the turn of batch {time_text(run.batch_time_ms)}: {event['reason']}."

@@ -16,7 +16,7 @@ _FIRED = "headrace_fired"
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A batch is due: it would take ``records`` records of ``batch_times`` batch times, the last one ``through_ms``."""
+    """A batch is due: it would take ``records`` records of ``batch_times`` batch times, up to ``through_ms``."""
 
     through_ms: int
     batch_times: int
@@ -97,7 +97,7 @@ class RecordsReceivedTrigger(LedgerWatcher):
             return None
         if awaited:
             self.log.warning(
-                "No run has taken the records that waited %d s ago, so the event is sent again.",
+                "No run has taken the waiting records in the %d s since the last event, so the event is sent again.",
                 (now_ms - self._fired.at_ms) // 1000,
             )
         self._fired = Fired(batch.through_ms, now_ms)

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from headrace.ledger.batch_tables import AttemptRow, BatchRow
     from headrace.runs.retries import DueBatch
 
-# After this time the event is repeated for a batch of which nothing has changed. A run then also looks whether the code
-# of a batch that failed by it has changed, which cannot be seen from here.
+# After this time the event is repeated for a batch of which nothing has changed. A run then also checks whether the
+# code by which a batch failed has changed; the trigger cannot check that.
 _REPEAT_MS = 300_000
 # Events follow each other no faster than this, and not while a repair works.
 _PAUSE_MS = 15_000
 # How long a batch that was never begun is left to its own run at least, if no other batch waits for it: that run may
 # wait for the receiver job's application.
 _LEFT_MS = 120_000
-# A repair looks at more. The repeated event starts it, if none of these is due.
+# The number of unfinished batches that the trigger checks. A repair checks more; the repeated event starts it.
 _MOST = 100
 
 

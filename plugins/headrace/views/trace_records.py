@@ -142,9 +142,9 @@ def _record(records: pa.RecordBatch, position: RecordPosition, read_from: str) -
 
 
 MAX_RECORDS = 1_000_000
-"""How many records a search looks at by default."""
+"""The most records that a search reads by default."""
 MAX_BATCHES = 10_000
-"""How many batch times a search looks at by default, those without records included."""
+"""The most batch times that a search reads by default, including those without records."""
 
 _BATCHES_AT_ONCE = 100
 _PROGRESS_RECORDS = 200_000

@@ -286,7 +286,7 @@ def test_a_misspelt_option_fails_the_run_at_once(installation):
     (task,) = [each for each in installation.api.task_instances(BATCHES, run_id) if each["task_id"] == "await_blocks"]
     assert (task["state"], task["try_number"]) == ("failed", 1)
     log = installation.api.task_log(BATCHES, run_id, "await_blocks")
-    assert "'reproces', which means nothing here. Did you mean 'reprocess'?" in log
+    assert "'reproces', which is not an option here. Did you mean 'reprocess'?" in log
 
 
 def test_in_order_one_run_at_a_time_and_no_run_waits_forever(installation, until):

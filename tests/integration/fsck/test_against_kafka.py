@@ -165,7 +165,7 @@ def test_a_topic_that_was_created_again_is_reported(rig: Rig) -> None:
     rig.receive(0, 5)
     rig.admin.delete_topics([rig.topic])[rig.topic].result()
     until(lambda: rig.topic not in rig.admin.list_topics(timeout=10).topics)
-    assert any("is gone from Kafka" in note for note in rig.check().notes)
+    assert any("Kafka no longer has topic" in note for note in rig.check().notes)
     rig.create()
     until(lambda: rig.found() == [(Problem.KAFKA_TOPIC_REPLACED, rig.name)])
 

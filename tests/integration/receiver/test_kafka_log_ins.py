@@ -290,7 +290,7 @@ def test_the_rights_that_are_missing_are_named(
     assert "GROUP_AUTHORIZATION_FAILED" in str(answers["input records, rights on group another"].error)
     assert "an ACL that allows READ on group another" in str(answers["input records, rights on group another"].remedy)
     written = answers[f"output copy, rights on topic {copied}"]
-    assert written.error == "It may not WRITE."
+    assert written.error == "The principal may not WRITE."
     assert written.remedy == f"Give the principal an ACL that allows WRITE on topic {copied}."
     (tmp_path / "air.json").write_text(stream.to_json())
     with pytest.raises(typer.Exit):
@@ -301,7 +301,7 @@ def test_the_rights_that_are_missing_are_named(
     group = "headrace-air.copy-0"
     secure.allow(ResourceType.GROUP, group, AclOperation.READ, user=CLIENT_ID)
     answers = {answer.name: answer for answer in check_kafka_rights(stream)}
-    assert answers[f"output copy, rights on group {group}"].error == "It may not DELETE."
+    assert answers[f"output copy, rights on group {group}"].error == "The principal may not DELETE."
 
 
 def test_entra_is_asked_for_a_token_as_its_client_credentials_want_it(secure: SecureKafka, log_in: Any) -> None:

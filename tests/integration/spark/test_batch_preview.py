@@ -164,7 +164,7 @@ def test_the_command_prints_rows_and_json(spark: SparkSession, orders: Make) -> 
     batch = orders(outputs=ElasticsearchOutput(hosts="http://127.0.0.1:1", index="orders"))
     printed = command(batch, "preview", "--limit", "1").stdout
     assert "Nothing was written." in printed and '{"total":500}' in printed and "There are more rows" in printed
-    assert "1 records do not decode, the first is clicks 0 2: the value is no JSON object" in printed
+    assert "1 records do not decode. The first is clicks 0 2: the value is no JSON object" in printed
     shown = json.loads(command(batch, "preview", "--transform", "order_code:dear", "--json").stdout)
     (output,) = shown["outputs"]
     assert [each["id"] for each in output["documents"]] == ["clicks+0+0"]

@@ -27,7 +27,7 @@ from headrace.connections import ConnectionNotFoundError
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableRowsError, UnsuitableTargetError
 from headrace.elasticsearch.options import LOG, DocumentIdKind, IndexingOptions
 from headrace.spark.documents import prepare_documents
-from headrace.spark.elasticsearch_sink import MOST_KEPT_BYTES, index_blocks, index_rows
+from headrace.spark.elasticsearch_sink import MAX_KEPT_BYTES, index_blocks, index_rows
 from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.record_columns import RECORD_SCHEMA, record_mark
 from headrace.spark.wal_source import LogBlocks
@@ -175,7 +175,7 @@ def test_a_key_that_its_batch_deletes_does_not_come_back_with_an_older_value_of_
     """The first task has the deletions. The second gets older values of the keys when Elasticsearch has forgotten
     them."""
     index.ask("PUT", f"/{index.name}", {"settings": {"index.gc_deletes": "0s", "number_of_shards": 1}})
-    keys = MOST_KEPT_BYTES // 50 if "again" in way else 50
+    keys = MAX_KEPT_BYTES // 50 if "again" in way else 50
     newer, older = make_records([None] * keys, first_offset=1_000_000), make_records([b"{}"] * keys)
     last = make_records([b'{"last": true}'], first_offset=keys)
     for block in (newer.set_column(0, "key", older.column("key")), last, older):

@@ -219,7 +219,7 @@ def test_ids_that_collide_in_a_batch_are_counted_and_shown(orders: Make, diff: C
     assert found.collisions_after == Collisions(2, (CollidingId("all", 10_000, 2), CollidingId("all", 20_000, 2)))
     given = ["replay", "diff", "clicks", "--from", "10000", "--until", "20000", "--transform", "order_code:of_one_kind"]
     printed = CliRunner().invoke(app, [*given, "--limit", "1", "--ledger", batch.stream.ledger])
-    assert "Ids that several rows of one batch have, so that its run fails: 1 before and 2 after." in printed.stdout
+    assert "Ids that several rows of one batch share, which would fail its run: 1 before and 2 after." in printed.stdout
     assert re.findall(r"after +all +(\S+) +2", printed.stdout) == ["1970-01-01T00:00:10Z"], printed.stdout
 
 

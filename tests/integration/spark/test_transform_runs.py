@@ -205,7 +205,7 @@ def test_each_output_gets_its_frame_and_each_input_its_records(spark: SparkSessi
         run_transform(stream, ["l"], spark=spark)
     with pytest.raises(TransformTestError, match="no input middle, but left, right"):
         run_transform(stream, {"middle": []}, spark=spark)
-    with pytest.raises(TransformTestError, match="Name one of the outputs"):
+    with pytest.raises(TransformTestError, match="Name one of its outputs"):
         run.rows()
 
 

@@ -17,7 +17,7 @@ from headrace.ledger.errors import (
     ReceiverRefusedError,
     StreamChangedError,
 )
-from headrace.ledger.receivers import MOST_STACK_CHARACTERS
+from headrace.ledger.receivers import MAX_STACK_CHARACTERS
 from headrace.ledger.receiving_tables import ScheduledReceiver
 
 NOW_MS = 1_700_000_000_000
@@ -286,12 +286,12 @@ def test_the_end_of_a_task_ends_its_instance_and_no_later_one(world: Any) -> Non
 
 def test_an_error_that_a_receiver_reports_keeps_its_stack_while_it_lasts(world: Any) -> None:
     receivers = world.ledger.receivers
-    receivers.report_error(world.receiver, "boom", "x" * MOST_STACK_CHARACTERS + "line 7")
+    receivers.report_error(world.receiver, "boom", "x" * MAX_STACK_CHARACTERS + "line 7")
     world.clock.advance(700)
     receivers.heartbeat(world.receiver, sealed_through_ms=0, error="boom")
     (row,) = receivers.all("flights")
     assert (row.last_error, row.last_error_at_ms) == ("boom", NOW_MS + 700), "it lasts"
-    assert (len(row.last_error_stack), row.last_error_stack[-6:]) == (MOST_STACK_CHARACTERS, "line 7")
+    assert (len(row.last_error_stack), row.last_error_stack[-6:]) == (MAX_STACK_CHARACTERS, "line 7")
     receivers.heartbeat(world.receiver, sealed_through_ms=0, error="another")
     (row,) = receivers.all("flights")
     assert (row.last_error, row.last_error_stack) == ("another", None)

@@ -68,7 +68,7 @@ class TestAllocateBlocks:
         for _ in range(3):
             missed.append(source.store(5))
             until(lambda: ledger.now_ms() >= missed[-1])
-        monkeypatch.setattr(batch_run, "_MOST_MISSED", 2)
+        monkeypatch.setattr(batch_run, "_MAX_MISSED", 2)
         assert allocated()[0] > missed[-1]
         assert [ledger.batches.get("flights", at_ms).records for at_ms in missed[:2]] == [5, 5]
         # The next run goes on.

@@ -272,7 +272,7 @@ def test_a_task_that_waits_in_a_celery_worker_warns_of_its_broker(stream, ledger
         until(lambda: kafka_receiver.ATTACHED in ledger.jobs.current("flights").attributes)
         ledger.jobs.release(lease)
         assert waiting.result(30) is None
-    assert "After a visibility timeout" in capsys.readouterr().out
+    assert "After the visibility timeout" in capsys.readouterr().out
 
 
 def test_a_job_that_fails_while_it_is_waited_for_fails_the_task_with_its_own_error(operator, ledger, task):

@@ -317,8 +317,8 @@ def refuse(*_, **__):
 @pytest.mark.parametrize(
     ("conf", "why"),
     [
-        ({"from": "2026-11-20T00:00:00Z"}, "are no range of batches.*is a day"),
-        ({"from": "2026-11-21T00:00:00Z", "until": "2026-11-20T00:00:00Z"}, "are no range of batches"),
+        ({"from": "2026-11-20T00:00:00Z"}, "are not a range of batches.*is a day"),
+        ({"from": "2026-11-21T00:00:00Z", "until": "2026-11-20T00:00:00Z"}, "are not a range of batches"),
         ({"from": "yesterday", "until": "today"}, "from must be a time in ISO 8601, not 'yesterday'"),
         ({"form": "2026-11-20T00:00:00Z"}, "Did you mean 'from'"),
         ({"from": "2020-11-20", "until": "2020-11-21"}, "no batch to run in 2020-11-20T00:00:00Z until"),

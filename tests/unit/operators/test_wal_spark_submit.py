@@ -358,7 +358,7 @@ def test_killing_the_task_ends_its_process(stream, allocated, toy_process, conne
     operator.on_kill()
     thread.join(20)
     assert not thread.is_alive()
-    assert "was asked to end" in failures[0]
+    assert "was ended by SIGTERM" in failures[0]
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
 
 

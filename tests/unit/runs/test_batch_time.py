@@ -73,7 +73,7 @@ def test_the_date_asked_for_counts_where_airflow_inferred_the_interval_from_the_
     later = NOON + timedelta(hours=3)
     with caplog.at_level(logging.WARNING):
         assert end_of_interval_ms({"dag_run": Run(NOON, later, later)}, TEN) == NOON_MS + 10_000
-    assert "the logical date counts" in caplog.text
+    assert "The logical date counts" in caplog.text
 
 
 def test_a_run_without_logical_date_has_its_batch_from_the_ledger(stream, ledger):
@@ -112,7 +112,7 @@ def test_a_run_takes_no_time_ahead_of_its_own_host_while_the_clocks_differ(strea
         run = Run(NOON, NOON + TEN, NOON + TEN, run_id="scheduled__1", run_type="scheduled")
         with caplog.at_level(logging.WARNING):
             assert begin_run({"dag_run": run}, StreamContext(stream, ledger, clock=host)) == NOON_MS + 20_000
-    assert "differ: the earlier one counts" in caplog.text
+    assert "differ. The earlier one counts" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,10 @@ class TestBlocksReadySensor:
     def test_the_end_of_the_wait_is_logged(self, stream, ledger, capsys):
         sensor = BlocksReadySensor(task_id="await", stream=stream)
         sensor.fired({}, {"reason": "flights/records/1 had not stored", "complete": False})
-        assert "The batch waits no longer for its blocks: flights/records/1 had not stored" in capsys.readouterr().out
+        assert (
+            "The batch does not wait any longer for its blocks: flights/records/1 had not stored"
+            in capsys.readouterr().out
+        )
 
     def test_the_sensor_fails_for_good_and_by_timestamp_is_tried_again(self, stream, ledger):
         event = {"reason": "the batch's records are not known", "complete": True, "failed": True}

@@ -432,7 +432,7 @@ def preview_letters(
     if refused is not None and number == limit:
         refused = (
             f"None of the newest {limit:,} dead letters can be indexed again. `headrace dead-letters replay "
-            f"{stream.name}` looks at all of them."
+            f"{stream.name}` checks all of them."
         )
     return _shown(stream, Preview(will=will, refused=refused))
 

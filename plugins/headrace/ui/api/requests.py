@@ -212,7 +212,7 @@ def place_of(cursor: str | None) -> Place | None:
 
 
 MAX_SEARCHED = 200_000
-"""How many records a search looks at: a person waits for the answer. The command searches more."""
+"""The most records that a search reads: a person waits for the answer. The command searches more."""
 SECONDS = 15.0
 """How long a search takes. It ends at the end of a block, and the answer has what was found until then."""
 AT_ONCE = 2

@@ -33,7 +33,7 @@ class TestBlocksReadyByTimestamp:
         timed.drain(0)
         assert timed.ask() == (
             False,
-            "waiting for flights-0 (at its end, late records are waited for until 3.0 s after the interval), "
+            "waiting for flights-0 (read to its end; late records are accepted until 3.0 s after the interval), "
             "flights-1 (nothing was read from it yet)",
         )
         timed.store(1, T)

@@ -39,7 +39,7 @@ class TestInputsNotReceived:
         assert (readiness.ready, readiness.failed, readiness.inputs_missing) == (False, False, True)
         assert readiness.reason == (
             "the batch's records are not known: input records is not received: Kafka at kafka:9092 cannot be asked: "
-            "refused (not since the stream began); the task fails unless that is over in 60.0 s"
+            "refused (not since the stream began); the task fails if this lasts another 60.0 s"
         )
         for _ in range(6):
             clock.advance(10_000)
