@@ -1,4 +1,7 @@
-"""Offsets that Kafka has: the first and the end of partitions, whether ranges are all there, and where to start."""
+"""Queries about the offsets that Kafka has: first and end of partitions, complete ranges, where to start.
+
+Offsets are committed by `headrace.receiver.kafka_source`.
+"""
 
 from __future__ import annotations
 

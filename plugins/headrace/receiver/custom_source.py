@@ -98,7 +98,7 @@ class CustomSource:
         taken = handoff.take(timeout, max_records, self._max_block_bytes // 4)
         return [] if taken is None else [self._chunk(partition, first_offset, taken)]
 
-    def listen(self) -> None:
+    def serve_paused(self) -> None:
         """While the receiver is paused, its calls of ``store`` wait."""
 
     def serve(self) -> None:

@@ -138,7 +138,7 @@ class OffsetCommits:
 
 ConsumerFactory = Callable[[dict[str, Any]], Any]
 
-# The most messages that one `listen` takes from the client and drops.
+# The most messages that one `serve_paused` takes from the client and drops.
 _MAX_DROPPED = 1_000
 # Errors for data that librdkafka cannot read, or skips unless it is fetched again: damaged messages, and messages that
 # it cannot decompress because the codec is unknown or memory is short.
@@ -304,7 +304,7 @@ class KafkaReceiver:
         self.lost_offsets += sum(gap.until_offset - gap.from_offset for gap in gaps)
         return [*chunks, *gaps]
 
-    def listen(self) -> None:
+    def serve_paused(self) -> None:
         """Handle commits, errors and statistics without reading records. Called instead of `fetch` while paused.
 
         Otherwise they would accumulate in the client. Records in flight are fetched again later.

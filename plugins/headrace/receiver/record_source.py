@@ -230,7 +230,7 @@ class RecordSource(Protocol):
         """Return what has arrived, in order; wait up to ``timeout`` seconds."""
         ...
 
-    def listen(self) -> None:
+    def serve_paused(self) -> None:
         """Called instead of `fetch` while the receiver is paused."""
         ...
 

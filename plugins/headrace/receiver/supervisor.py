@@ -185,7 +185,7 @@ class ReceiverSupervisor:
             self._lag_watch.poll()
             self._unauthorized.read_again()
             if self._pausing.reason is not None:
-                self._source.listen()
+                self._source.serve_paused()
                 self._clock.wait(self._stop, _POLL_SECONDS)
                 continue
             if not self._generator.wait_for_room(_POLL_SECONDS):
@@ -213,7 +213,7 @@ class ReceiverSupervisor:
         if self._pausing.reason is None:
             self._source.serve()
         else:
-            self._source.listen()
+            self._source.serve_paused()
         if self._heartbeat.is_stop_ordered or self._stop.is_set():
             self._begin_draining()
 

@@ -164,9 +164,9 @@ def test_a_partition_that_failed_stays_so_through_a_pause_and_one_that_backs_off
     setting.fetch()
     assert setting.state(setting.p1) is FetchState.BACKING_OFF
     setting.kafka.logs["a", 1].entries[0] = FakeEntry(b"mended")
-    setting.receiver.listen()
+    setting.receiver.serve_paused()
     setting.clock.advance(60_000)
-    setting.receiver.listen()
+    setting.receiver.serve_paused()
     assert setting.ranges() == [OffsetRange(setting.p1, 0, 2, 2)]
     assert setting.state(setting.p0) is FetchState.FAILED
 
@@ -330,7 +330,7 @@ def test_elections_that_took_nothing_back_are_no_trouble() -> None:
         EpochEnd(3, 11),
     ]
     setting.kafka.elect("a", 0)
-    setting.receiver.listen()
+    setting.receiver.serve_paused()
     assert setting.fetch() == []
     assert setting.state(setting.p0) is FetchState.AT_END
 
@@ -340,7 +340,7 @@ def test_a_log_that_is_cut_off_while_receiving_pauses_is_reported() -> None:
     setting.kafka.produce("a", 0, *[b"old"] * 6)
     setting.receiver.assign(setting.p0, 0)
     assert setting.ranges() == [OffsetRange(setting.p0, 0, 6, 6)]
-    setting.receiver.listen()
+    setting.receiver.serve_paused()
     setting.kafka.elect("a", 0, high=3)
     setting.kafka.produce("a", 0, *[b"new"] * 6)
     assert reported(setting.fetch()) == [("gap", 3, 6)]

@@ -101,7 +101,7 @@ def test_each_partition_keeps_to_its_rate() -> None:
     assert positions[setting.p0] == pytest.approx(1_000, abs=100)
     assert positions[setting.p1] == 30, "the other one is not held up"
     assert setting.state(setting.p0) is FetchState.LIMITED
-    setting.receiver.listen()
+    setting.receiver.serve_paused()
     before = setting.receiver.partitions
     assert setting.ranges() == []
     setting.clock.advance(60_000)
@@ -126,12 +126,12 @@ def test_listening_takes_no_record_and_reading_goes_on_after_it_where_it_was() -
     setting.kafka.produce("a", 0, *[b"x"] * 4)
     setting.receiver.assign(setting.p0, 0)
     assert setting.ranges() == [OffsetRange(setting.p0, 0, 4, 4)]
-    setting.receiver.listen()
+    setting.receiver.serve_paused()
     setting.kafka.produce("a", 0, *[b"x"] * 3)
     setting.kafka.produce("a", 1, *[b"x"] * 2)
     setting.receiver.assign(setting.p1, 1)
     for _ in range(3):
-        setting.receiver.listen()
+        setting.receiver.serve_paused()
     assert setting.receiver.partitions == {setting.p0: 4, setting.p1: 1}
     assert set(setting.ranges()) == {OffsetRange(setting.p0, 4, 7, 3), OffsetRange(setting.p1, 1, 2, 1)}
 
@@ -150,7 +150,7 @@ def test_the_client_is_heard_while_nothing_is_read() -> None:
     receiver.assign(TopicPartition("t", "id", 0), 0)
     until = time.monotonic() + 30
     while receiver.connected is None or receiver.client_error is None:
-        receiver.listen()
+        receiver.serve_paused()
         time.sleep(0.01)
         assert time.monotonic() < until
     receiver.close(0)
