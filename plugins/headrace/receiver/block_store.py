@@ -3,7 +3,7 @@
 1. Drop records of topics that may have been created again, and join the others to one block for each event time.
 2. Write the block to the log, and sync it. A failure is retried in a new segment; a full disk is waited for.
 3. Add it to the ledger, in one transaction with the partitions' positions. Its outcome must be known before the next
-   block, so this waits.
+   block, so this waits. Then copy it to the host's disk, if the stream has local copies.
 4. Note the offsets, which the consuming thread then commits to Kafka.
 5. Send a heartbeat if one is due, and end the segment if it is old enough.
 
@@ -162,7 +162,7 @@ class BlockStore:
                 if records is None:
                     self._advance(ranges)
                 else:
-                    self._store(records, ranges, cut_time_ms, chunks[0].event_time_ms, _source_position(chunks))
+                    self._write_and_add(records, ranges, cut_time_ms, chunks[0].event_time_ms, _source_position(chunks))
                 break
             except PartitionNotAssignedError as error:
                 # The partition was taken away by force. If a frame was written, it stays an intent.
@@ -238,7 +238,7 @@ class BlockStore:
         for offset_range in ranges:
             self.advance(offset_range.partition, offset_range.from_offset, offset_range.until_offset, None)
 
-    def _store(
+    def _write_and_add(
         self,
         records: pa.RecordBatch,
         ranges: tuple[OffsetRange, ...],
