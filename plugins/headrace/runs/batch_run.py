@@ -176,9 +176,9 @@ def check_names(context: Context, options: Collection[str]) -> None:
         return
     nearest = [near for name in unknown for near in get_close_matches(name, known, n=1)]
     meant = f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
-    options_text = f"Its options are {', '.join(known)}." if known else "It has no options."
     error = RunRequestError(
-        f"The run's conf has {', '.join(map(repr, unknown))}, which is not an option here.{meant} {options_text}",
+        f"The run's conf has {', '.join(map(repr, unknown))}, which is not an option here.{meant} "
+        f"It may have {', '.join(known) or 'no names, because these runs have no options'}.",
         remedy="Correct the name, or declare one of your own in the DAG's params.",
     )
     raise AirflowFailException(str(error)) from error
