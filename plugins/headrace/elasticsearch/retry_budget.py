@@ -84,7 +84,7 @@ class RetryBudget:
             return
         self._reported_at = failing_seconds
         log.warning(
-            "%s has made no progress for %.0f s. Trying for another %.0f s: %s",
+            "%s has made no progress for %.0f s. Requests go on for another %.0f s: %s",
             self._what, failing_seconds, left, reason,
         )  # fmt: skip
 

@@ -101,7 +101,7 @@ def allocate_blocks(run: BatchRun, log: Any) -> dict[str, Any]:
     allocation = allocate(run.stream_context, run.batch_time_ms, takes_over=over)
     batch = allocation.batch
     if batch.absorbed_by_ms is not None:
-        raise NothingToRun(f"batch {time_text(batch.absorbed_by_ms)} has taken over {time_text(run.batch_time_ms)}")
+        raise NothingToRun(f"batch {time_text(batch.absorbed_by_ms)} has taken {time_text(run.batch_time_ms)} over")
     log.info(
         "Batch %s %s: %d records in %d blocks of %d partitions, %d bytes; manifest %s",
         time_text(run.batch_time_ms), "is allocated" if allocation.fresh else "was allocated before",

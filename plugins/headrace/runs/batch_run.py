@@ -222,7 +222,8 @@ def _outputs(value: Any, stream: Stream) -> tuple[str, ...] | None:
     unknown = sorted(str(name) for name in value if name not in list(known)) if isinstance(value, list) else [value]
     if unknown:
         raise RunRequestError(
-            f"Stream {stream.name!r} has no output {', '.join(map(repr, unknown))}. It has {', '.join(known)}.",
+            f"Stream {stream.name!r} has no output {', '.join(map(repr, unknown))}. "
+            f"Its outputs are {', '.join(known)}.",
             remedy='Name outputs by their ids, in a list: {"outputs": ["elasticsearch"]}.',
         )
     return tuple(known[name] for name in value)

@@ -105,7 +105,7 @@ def test_a_preview_by_another_transform_changes_only_the_output_that_is_named(
     assert (one.output_id, one.transform, [row["total"] for row in one.rows]) == ("b", "order_code:dear", [500])
     with pytest.raises(PreviewError, match="module:function"):
         with_transform(batch.stream, "no reference", None)
-    with pytest.raises(PreviewError, match="no output 'c', but a, b"):
+    with pytest.raises(PreviewError, match=r"no output 'c'\. Its outputs are a, b"):
         preview(batch, spark, output_id="c")
 
 

@@ -203,7 +203,7 @@ def test_each_output_gets_its_frame_and_each_input_its_records(spark: SparkSessi
     assert run_transform(stream, {"left": ["l"]}, spark=spark).rows("b") == []
     with pytest.raises(TransformTestError, match="by input id: left, right"):
         run_transform(stream, ["l"], spark=spark)
-    with pytest.raises(TransformTestError, match="no input middle, but left, right"):
+    with pytest.raises(TransformTestError, match=r"no input middle\. Its inputs are left, right"):
         run_transform(stream, {"middle": []}, spark=spark)
     with pytest.raises(TransformTestError, match="Name one of its outputs"):
         run.rows()

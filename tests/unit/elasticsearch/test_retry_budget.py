@@ -35,7 +35,7 @@ def test_a_long_wait_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) ->
             retry_budget.wait("connection refused")
     reported = [record.getMessage() for record in caplog.records]
     assert 5 <= len(reported) <= 11
-    assert all("index 'orders' makes no progress" in line and "connection refused" in line for line in reported)
+    assert all("index 'orders' has made no progress" in line and "connection refused" in line for line in reported)
 
 
 def test_a_short_wait_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -407,7 +407,7 @@ def test_a_batch_whose_only_output_is_given_up_needs_what_the_stream_has(build: 
 
 
 def test_an_unknown_output_is_named(two: Batches) -> None:
-    with pytest.raises(BatchStateError, match="no output 'topic', but index, files"):
+    with pytest.raises(BatchStateError, match=r"no output 'topic'\. Its outputs are index, files"):
         two.begin("topic")
     with pytest.raises(BatchStateError, match="at least one output"):
         two.attempts.begin("flights", T1, **RUN, outputs=[])

@@ -120,7 +120,7 @@ def test_a_failed_run_of_the_newest_definition_still_needs_its_removed_output(wo
 def test_an_output_is_asked_of_the_attempts_definition_and_no_other(world: World, batch_ms: int) -> None:
     ledger = world.ledger
     old, new = register(ledger, "old", **ONE), register(ledger, "new", **BOTH)
-    with pytest.raises(BatchStateError, match="no output 'files', but index"):
+    with pytest.raises(BatchStateError, match=r"no output 'files'\. Its outputs are index"):
         ledger.attempts.begin(STREAM, batch_ms, outputs=["files"], revision=old, **RUN)
     begun = ledger.attempts.begin(STREAM, batch_ms, outputs=["files"], revision=new, **RUN)
     assert begun.revision == new

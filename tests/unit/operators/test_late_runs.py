@@ -124,7 +124,7 @@ def test_the_runs_of_a_backfill_repeat_the_batch_that_took_their_times_over_once
                 done.append(run.run_id)
                 assert [event["batch_time_ms"] for event in run.events] == [taken_over.batch_time_ms]
             except SKIPPED:
-                assert f"run backfill__{times[0]} repeats that batch" in run.xcoms["nothing_to_run"]
+                assert f"run backfill__{times[0]} already repeats that batch" in run.xcoms["nothing_to_run"]
                 assert run.events == []
         return done
 

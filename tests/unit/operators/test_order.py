@@ -85,7 +85,7 @@ def test_a_run_whose_turn_does_not_come_is_skipped_and_says_why(after, first_tas
         getattr(first_task, waiting.value.method_name)(task.context, event)
     why = task.xcoms["nothing_to_run"]
     assert f"batch {time_text(missed)} comes first, and is allocated" in why
-    assert "flights_repair tries it again" in why
+    assert "flights_repair runs the earlier batch again" in why
     assert state(ledger, at_ms) is None, "the next run takes it"
 
 

@@ -101,7 +101,7 @@ def test_a_renamed_output_is_asked_for_by_its_present_id(stream):
     renamed = ConsoleOutput(id="screen", renamed_from="one")
     stream = stream.model_copy(update={"outputs": (renamed, stream.outputs[1])})
     assert ask(stream, {"outputs": ["screen"]}).outputs == ("one",)
-    with pytest.raises(AirflowFailException, match="no output 'one', but state, screen, two"):
+    with pytest.raises(AirflowFailException, match=r"no output 'one'\. Its outputs are state, screen, two"):
         ask(stream, {"outputs": ["one"]})
 
 
@@ -119,10 +119,10 @@ def test_state_is_updated_whatever_outputs_are_asked_for_but_not_again(stream):
 @pytest.mark.parametrize(
     ("conf", "why"),
     [
-        ({"outputs": ["three"]}, "no output 'three', but state, one, two"),
-        ({"outputs": "one"}, "no output 'one', but"),
+        ({"outputs": ["three"]}, "no output 'three'. Its outputs are state, one, two"),
+        ({"outputs": "one"}, "no output 'one'. Its outputs"),
         ({"outputs": [["one"]]}, "no output"),
-        ({"parameters": {"other": 1}}, "no parameter other, but limit"),
+        ({"parameters": {"other": 1}}, "no parameter other. Its parameters are limit"),
         ({"parameters": [1]}, "must be an object"),
         ({"reprocess": "false"}, "reprocess must be true or false"),
         ({"from_kafka": 1}, "from_kafka must be true or false"),

@@ -27,7 +27,7 @@ def test_what_a_run_gives_takes_the_place_of_the_streams(tmp_path: Path) -> None
 
 
 def test_a_name_that_the_stream_does_not_declare_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=r"no parameter limit, but country, threshold\."):
+    with pytest.raises(ParameterError, match=r"no parameter limit. Its parameters are country, threshold\."):
         merged_parameters(stream(tmp_path), {"limit": 1})
 
 

@@ -55,7 +55,7 @@ def test_the_command_refuses_parameters_before_it_takes_the_batch(
     time_ms = batch.allocate()
     for given in ('{"limit": 1}', "[]", "{"):
         assert command(batch, time_ms, "--parameters", given) == 1
-    assert "has no parameter limit, but threshold" in capsys.readouterr().err
+    assert "has no parameter limit. Its parameters are threshold" in capsys.readouterr().err
     assert not batch.ledger.attempts.of_batch("clicks", time_ms)
     assert command(batch, time_ms, "--parameters", '{"threshold": 1}') == 0
     (attempt,) = batch.ledger.attempts.of_batch("clicks", time_ms)
