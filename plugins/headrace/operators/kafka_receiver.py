@@ -455,8 +455,6 @@ class KafkaReceiverOperator(BaseOperator):
             )
 
 
-
-
 def attachment(context: Context) -> dict[str, Any]:
     """The attributes that this task sets on the job while it waits for it."""
     ti = context["ti"]
