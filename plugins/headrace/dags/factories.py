@@ -119,7 +119,8 @@ def batch_dag(
 
     :param dag_id: by default ``<stream>_batches``.
     :param start_date: the first interval to run. By default it is the one in which the scheduler first sees the DAG:
-        only the ledger knows when the stream began, and runs for the years before would all be empty.
+        only the ledger knows when the stream began, and runs for the years before would all be empty. A run that is
+        triggered for an earlier date has no tasks, and Airflow lets it succeed; a backfill's has.
     :param catch_up: how to treat intervals that are missed later on, see ``MicroBatchTimetable``. By default the next
         run takes them over if the stream coalesces; otherwise each gets a run. It has no effect if ``start_date`` is
         given (every interval since then gets a run), or if the stream has a ``trigger``.

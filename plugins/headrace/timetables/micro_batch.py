@@ -140,7 +140,12 @@ class MicroBatchTimetable(Timetable):
         return DataInterval(from_ms(start_ms), from_ms(start_ms + self._interval_ms))
 
     def infer_manual_data_interval(self, *, run_after: DateTime) -> DataInterval:
-        return self.containing(run_after)
+        """The interval that contains the date. Raises ValueError, which Airflow's API answers with 400."""
+        interval = self.containing(run_after)
+        if interval.start < _EPOCH:
+            # Airflow would make no tasks for the run, and let it succeed.
+            raise ValueError("Batch times are counted from the start of 1970, UTC: give a later logical date.")
+        return interval
 
     def next_dagrun_info(
         self, *, last_automated_data_interval: DataInterval | None, restriction: TimeRestriction

@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import TimeRestriction
 from airflow.timetables.simple import AssetTriggeredTimetable
+from pendulum import DateTime
 
 from headrace.airflow_versions import RetryAction, policy_of
 from headrace.batch.build_from_kafka import BatchBuildError
@@ -68,6 +69,13 @@ class TestBatchDag:
         for before, after in pairwise(stages):
             for task_id in before:
                 assert dag.get_task(task_id).downstream_task_ids == set(after)
+
+    def test_a_run_has_its_tasks_whatever_its_date(self, stream):
+        """Airflow leaves out tasks that start after a triggered run's date, and a run without tasks succeeds."""
+        dag = served(batch_dag(stream))
+        assert {task.start_date for task in dag.tasks} == {datetime(1970, 1, 1, tzinfo=UTC)}
+        with pytest.raises(ValueError, match="Batch times are counted from the start of 1970"):
+            dag.timetable.infer_manual_data_interval(run_after=DateTime(1969, 12, 31, 23, 59, 59, tzinfo=UTC))
 
     def test_each_output_is_a_task_of_its_own(self, stream):
         dag = batch_dag(stream)
