@@ -42,19 +42,21 @@ from headrace.blocks import OffsetRange, TopicPartition
 Json = dict[str, Any]
 
 _REPLACEMENT = "\ufffd"
+_SURROGATES = re.compile("[\ud800-\udfff]")
 # In JSON: after an even number of backslashes, which stand for half as many, the next one begins an escape.
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
-def without_nul(text: str) -> str:
-    """Return the text with each NUL character replaced: Postgres refuses them, and texts of errors may quote any
-    data."""
-    return text.replace("\0", _REPLACEMENT)
+def storable(text: str) -> str:
+    """Return the text with each NUL character and each lone surrogate replaced. Postgres refuses the former, UTF-8 has
+    no form of the latter, and texts of errors may quote any data: a value of JSON, the name of a file."""
+    text = text.replace("\0", _REPLACEMENT)
+    return text if text.isascii() else _SURROGATES.sub(_REPLACEMENT, text)
 
 
 def dump_json(value: Any) -> str:
-    """Return JSON without spaces, and without NUL characters (`without_nul`)."""
-    dumped = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    """Return JSON without spaces, whose texts are `storable`."""
+    dumped = storable(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
     return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", dumped) if r"\u0000" in dumped else dumped
 
 
@@ -91,13 +93,13 @@ def partition_key(partition: TopicPartition) -> dict[str, Any]:
 
 
 class StorableText(TypeDecorator[str]):
-    """Text. NUL characters in bound values are replaced, so that a text that quotes one is stored on Postgres too."""
+    """Text. Bound values are made `storable`."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
-        return None if value is None else without_nul(value)
+        return None if value is None else storable(value)
 
 
 class Document(TypeDecorator[Any]):

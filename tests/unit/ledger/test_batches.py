@@ -382,6 +382,20 @@ def test_nul_characters_in_errors_and_counts_are_replaced(filled: Any) -> None:
     assert "a\ufffdbyte" in {event.payload.get("error") for event in ledger.events.page("flights")}
 
 
+def test_lone_surrogates_in_errors_and_counts_are_replaced(filled: Any) -> None:
+    """A value of JSON may have one, and the name of a file: str(path) has them for bytes that are no UTF-8."""
+    ledger = filled.ledger
+    filled.allocate(T1)
+    attempt = ledger.attempts.begin("flights", T1, **RUN)
+    failed = ledger.attempts.fail(attempt, "a\ud83d name", {"index": "no\udce9"}, {"index": {"a\ud83d": "\udce9 é"}})
+    (output,) = ledger.attempts.outputs("flights", T1)
+    assert (failed.error, output.error, output.counts) == ("a\ufffd name", "no\ufffd", {"a\ufffd": "\ufffd é"})
+    ledger.receivers.report_error(filled.receiver, "caf\udce9", "in caf\udce9")
+    (row,) = ledger.receivers.all("flights")
+    assert (row.last_error, row.last_error_stack) == ("caf\ufffd", "in caf\ufffd")
+    assert "caf\ufffd" in {event.payload.get("error") for event in ledger.events.page("flights")}
+
+
 def test_a_completed_batch_is_not_abandoned(filled: Any) -> None:
     filled.allocate(T1)
     filled.complete(T1)
