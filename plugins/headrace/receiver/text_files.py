@@ -77,7 +77,7 @@ class TextFiles(Receiver):
     def _own_files(self) -> list[Path]:
         """The files that this receiver reads, by name."""
         files = sorted(file for file in self._directory.glob(self._pattern) if file.is_file())
-        return [file for file in files if zlib.crc32(self._name(file).encode()) % self.receivers == self.index]
+        return [file for file in files if zlib.crc32(os.fsencode(self._name(file))) % self.receivers == self.index]
 
     def _name(self, file: Path) -> str:
         """Files in two folders may have the same name."""
@@ -108,7 +108,7 @@ class TextFiles(Receiver):
             while len(records) < _LINES_AT_ONCE and (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
                 if records and byte + len(line) > last:
                     break
-                records.append(Record(line[:-1], key=name, headers=[("byte", str(byte).encode())]))
+                records.append(Record(line[:-1], key=os.fsencode(name), headers=[("byte", str(byte).encode())]))
                 byte += len(line)
         if not records:
             if len(line) == _MAX_LINE_BYTES:

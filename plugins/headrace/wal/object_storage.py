@@ -79,7 +79,11 @@ class ObjectStorage:
             full = self._full(path)
             if self._client.size(full) is None:
                 return False
-            self._client.delete(full)
+            try:
+                self._client.delete(full)
+            except FileNotFoundError:
+                # Another cleanup has deleted it meanwhile.
+                return False
             return True
 
     def remove_partial_writes(self, older_than_s: float) -> int:  # noqa: ARG002

@@ -100,6 +100,20 @@ def test_what_is_missing_is_named(storage: LogStorage) -> None:
             act("no/such")
 
 
+def test_two_cleanups_that_delete_the_same_object_at_once_do_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = open_storage(f"memory://bucket/{secrets.token_hex(8)}")
+    storage.write_atomically("a/b", b"one")
+    looked = FsspecClient.size
+
+    def look_and_be_late(client: FsspecClient, path: str) -> int | None:
+        size = looked(client, path)
+        client.delete(path)
+        return size
+
+    monkeypatch.setattr(FsspecClient, "size", look_and_be_late)
+    assert not storage.delete("a/b")
+
+
 def test_delete_says_whether_there_was_one(storage: LogStorage) -> None:
     storage.write_atomically("a/b", b"1")
     assert storage.delete("a/b")

@@ -145,6 +145,18 @@ def test_a_file_that_is_moved_away_while_the_directory_is_read_is_no_error(
     assert (running.values, running.errors) == ([b"here"], [])
 
 
+def test_a_file_whose_name_is_no_utf_8_is_read(lines: Callable[[], Receiver], tmp_path: Path) -> None:
+    name = b"caf\xe9.log"
+    (tmp_path / os.fsdecode(name)).write_text("one\n")
+    with run_receiver(lines) as running:
+        running.wait_for(1)
+    with run_receiver(lines, position=running.stored_position) as again:
+        (tmp_path / "other.log").write_text("two\n")
+        again.wait_for(1)
+    assert ([record.key for record in running.records], running.errors) == ([name], [])
+    assert (again.values, again.errors) == ([b"two"], [])
+
+
 def test_a_wildcard_reads_files_in_folders_also_those_of_one_name(tmp_path: Path) -> None:
     """Spark's "file input stream - wildcard", and its "Modified files are correctly detected."."""
     (tmp_path / "above.log").write_text("not in a folder\n")
