@@ -59,12 +59,13 @@ def swap(
                 remedy="Backfill the replay's DAG over them. Or give --until with a time before "
                 f"{time_text(too_many[0])}, and run the batches after it again when the alias has moved.",
             )
-        # It is not known into which index these are written now.
-        running = [row.batch_time_ms for row in opened_ledger.batches.page(name, _NO_END_MS, [BatchState.RUNNING])]
         with Administration.of(
             Cluster.of(declared), timeout_seconds=declared.request_timeout_seconds, max_retry_seconds=0
         ) as administration:
             old = administration.move_alias(declared.index, to)
+        # It is not known into which index these are written. Read before the batches that are written, so that one that
+        # began before the alias moved, and ends now, is among either.
+        running = [row.batch_time_ms for row in opened_ledger.batches.page(name, _NO_END_MS, [BatchState.RUNNING])]
         missing, abandoned = _lacking(opened_ledger, name, declared.step, replay, to)
     batches = {
         "not_replayed": [time_ms for time_ms in missing if time_ms < first_ms],

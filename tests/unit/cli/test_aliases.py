@@ -153,3 +153,18 @@ def test_nothing_is_moved_while_batches_are_missing(shop: Shop) -> None:
 
 def test_a_replay_that_nobody_ran_is_refused(shop: Shop) -> None:
     assert "no replay 'v2'" in shop.swap()
+
+
+def test_a_batch_that_begins_while_the_alias_is_being_moved_is_to_be_run_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have written all of its documents by the old alias, and be recorded later."""
+    shop.write(T1)
+    shop.replay(T1)
+
+    def move(_: Moves, _name: str, _new: str) -> str:
+        shop.begin(T2)
+        return "old"
+
+    monkeypatch.setattr(Moves, "move_alias", move)
+    assert shop.swap()["run_again"] == [T2]
