@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -70,13 +70,12 @@ def list_letters(
     """Count dead letters by reason, and list the newest."""
     from headrace.views.dead_letters import elasticsearch_outputs
 
-    stream = _stream(ledger, name)
-    wanted = _filter(
-        stream, batch, since, until, offset, reason=reason, topic=topic, partition=partition, replayed=replayed
-    )
+    stream, outputs = _outputs(ledger, name, index, lambda stream: elasticsearch_outputs(stream, output))
+    narrowing: dict[str, Any] = {"reason": reason, "topic": topic, "partition": partition, "index": index}
+    wanted = _filter(stream, batch, since, until, offset, replayed=replayed, **narrowing)
     reported: list[dict[str, Any]] = []
-    for declared in elasticsearch_outputs(stream, output):
-        letters_of = _letters_of(stream, declared, index)
+    for declared in outputs:
+        letters_of = _letters_of(stream, declared)
         with letters_of.opened() as kept:
             newest, reasons = list(kept.find(wanted, limit, contents=False)), kept.reasons(wanted)
         if as_json:
@@ -104,8 +103,8 @@ def show(
     """Show all fields of a dead letter."""
     from headrace.views.dead_letters import elasticsearch_output
 
-    stream = _stream(ledger, name)
-    with _letters_of(stream, elasticsearch_output(stream, output), index).opened() as kept:
+    stream, (declared,) = _outputs(ledger, name, index, lambda stream: [elasticsearch_output(stream, output)])
+    with _letters_of(stream, declared).opened() as kept:
         letter = kept.get(letter_id)
     if value:
         if letter.record is None:
@@ -150,11 +149,10 @@ def replay(
     """
     from headrace.views.dead_letters import elasticsearch_output
 
-    stream = _stream(ledger, name)
-    wanted = _filter(
-        stream, batch, since, until, offset, reason=reason, topic=topic, partition=partition, ids=tuple(letter_id or ())
-    )
-    letters = _letters_of(stream, elasticsearch_output(stream, output), index)
+    stream, (declared,) = _outputs(ledger, name, index, lambda stream: [elasticsearch_output(stream, output)])
+    narrowing: dict[str, Any] = {"reason": reason, "topic": topic, "partition": partition, "index": index}
+    wanted = _filter(stream, batch, since, until, offset, ids=tuple(letter_id or ()), **narrowing)
+    letters = _letters_of(stream, declared)
     if not yes:
         plan = letters.plan(wanted)
         planned = {"to_replay": plan.replayable, "left": plan.left, "left_because": plan.left_because}
@@ -166,17 +164,27 @@ def replay(
         raise typer.Exit(1)
 
 
-def _stream(ledger: str, name: str) -> Stream:
+def _outputs(
+    ledger: str, name: str, index: str | None, chosen: Callable[[Stream], list[ElasticsearchOutput]]
+) -> tuple[Stream, list[ElasticsearchOutput]]:
+    """The stream, and its ``chosen`` outputs; with an index as they write, or a replay wrote, into that."""
+    from headrace.views.dead_letters import output_of_index
+
     with opened(ledger) as opened_ledger:
-        return registered(opened_ledger, name)
+        stream = registered(opened_ledger, name)
+        outputs = chosen(stream)
+        if index is not None:
+            outputs = [
+                output if output.index == index else output_of_index(opened_ledger, stream, output, index)
+                for output in outputs
+            ]
+        return stream, outputs
 
 
-def _letters_of(stream: Stream, output: ElasticsearchOutput, index: str | None) -> DeadLettersOf:
-    """The letters of the output, or of a replay's copy of it, which differs only in its index."""
+def _letters_of(stream: Stream, output: ElasticsearchOutput) -> DeadLettersOf:
     from headrace.views.dead_letters import DeadLettersOf
 
-    declared = output if index is None else output.model_copy(update={"index": index})
-    return DeadLettersOf(stream.name, declared, max_retry_seconds=_MAX_RETRY_SECONDS)
+    return DeadLettersOf(stream.name, output, max_retry_seconds=_MAX_RETRY_SECONDS)
 
 
 def _filter(

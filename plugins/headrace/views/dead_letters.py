@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -23,6 +24,9 @@ from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.errors import HeadraceError
 from headrace.stream import ElasticsearchOutput, Stream
 from headrace.views.base import View
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
 
 _VALUE_CHARACTERS = 500
 
@@ -58,6 +62,19 @@ def elasticsearch_output(stream: Stream, output_id: str | None) -> Elasticsearch
             remedy=f"Name the output: {', '.join(output.id for output in outputs)}.",
         )
     return outputs[0]
+
+
+def output_of_index(ledger: Ledger, stream: Stream, output: ElasticsearchOutput, index: str) -> ElasticsearchOutput:
+    """The output as the stream's replay declared it that writes into this index, newest revision first.
+
+    A replay may have another dead-letter index and another cluster. If no replay has this index, it is the output with
+    another index.
+    """
+    for row in reversed(ledger.results.replay_definitions(stream.name)):
+        for declared in Stream.from_json(row.definition).elasticsearch_outputs:
+            if (declared.step, declared.index) == (output.step, index):
+                return declared
+    return output.model_copy(update={"index": index})
 
 
 class DeadLetter(View):

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
+from headrace.clock import ManualClock
+from headrace.elasticsearch.dead_letter_index import LetterFilter
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+from headrace.stream.stream import replayed
+from headrace.views.dead_letters import DeadLettersOf
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +60,56 @@ def test_a_mistaken_option_is_refused_by_its_name(
     text = " ".join(result.output.replace("│", "").split())
     assert f"Invalid value for {option}" in text
     assert says in text
+
+
+class Kept:
+    """Stands in for an index of dead letters."""
+
+    def __init__(self) -> None:
+        self.asked: list[LetterFilter] = []
+
+    def find(self, wanted: LetterFilter, *_: Any, **__: Any) -> list[Any]:
+        self.asked.append(wanted)
+        return []
+
+    def reasons(self, _: LetterFilter) -> dict[str, int]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("index", "letters"), [("shop", "letters"), ("shop-v2", "letters-of-v2"), ("shop-v3", "letters")]
+)
+def test_letters_of_a_replay_are_looked_up_where_the_replay_wrote_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str, letters: str
+) -> None:
+    """A replay of an output with a dead-letter index of its own must name another."""
+    stream = Stream(
+        name="shop",
+        inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks"),
+        outputs=ElasticsearchOutput(hosts="http://127.0.0.1:1", index="shop", dead_letter_index="letters"),
+        batch_interval="10 s",
+        storage=tmp_path / "storage",
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    clock = ManualClock(1_700_000_000_000)
+    again = replayed(stream, {"elasticsearch": {"index": "shop-v2", "dead_letter_index": "letters-of-v2"}})
+    with Ledger.open(stream.ledger, clock=clock) as ledger:
+        register(ledger, stream)
+        at_ms = clock.now_ms() + 10_000
+        clock.advance(15_000)
+        ledger.allocations.allocate("shop", at_ms, manifest_uri="m", manifest_sha256="0")
+        ledger.replays.begin(
+            "shop", at_ms, target="v2", definition=again.to_json(), outputs=["elasticsearch"],
+            holder="test", way="submit", lease_ms=60_000,
+        )  # fmt: skip
+    kept = Kept()
+
+    @contextlib.contextmanager
+    def opened(_: DeadLettersOf) -> Iterator[Kept]:
+        yield kept
+
+    monkeypatch.setattr(DeadLettersOf, "opened", opened)
+    arguments = ["dead-letters", "list", "shop", "--index", index, "--json", "--ledger", stream.ledger]
+    (reported,) = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert reported["index"] == letters
+    assert [wanted.index for wanted in kept.asked] == [index], "an index of letters may have those of several replays"
