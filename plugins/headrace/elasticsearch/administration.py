@@ -161,6 +161,7 @@ class Administration:
         index = output.index
         purpose = f"Asking about index {index!r}"
         self.concrete_index(index)
+        self.concrete_index(output.dead_letters)
         settings = self.ask(
             purpose,
             index,

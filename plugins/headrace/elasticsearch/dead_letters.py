@@ -25,9 +25,10 @@ import pyarrow.compute as pc
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.bulk_bodies import REJECTED_BEFORE, TOMBSTONE, PreparedRows, document_column
 from headrace.elasticsearch.bulk_sender import DOCUMENT_TOO_LARGE, BulkSender
+from headrace.elasticsearch.concrete_index import describe_indices, single_index
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.document_ids import MAX_ID_BYTES, identify, record_ids, row_parts
-from headrace.elasticsearch.errors import DeadLettersRefusedError
+from headrace.elasticsearch.errors import DeadLettersRefusedError, ElasticsearchRefusedError, UnsuitableTargetError
 from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
 from headrace.elasticsearch.retry_budget import request_with_retries
 from headrace.elasticsearch.transport import Transport
@@ -249,6 +250,8 @@ def _text(value: bytes | None) -> str | None:
         return None
 
 
+# Of an index whose name an index template reserves.
+_DATA_STREAMS_ONLY = "creates data streams only"
 # Elasticsearch's reason may quote the document.
 _EXAMPLE_CHARACTERS = 500
 
@@ -355,16 +358,35 @@ class DeadLetterWriter:
         return letter if original is None else replace(letter, original=original)
 
     def _ensure_index(self) -> None:
+        """Create the index if it is missing. Raises DeadLettersRefusedError if ids would not be unique in it."""
         if self._index_ensured:
             return
-        path = f"/{quote(self._options.dead_letter_index, safe='')}"
+        name = self._options.dead_letter_index
         retry_budget = self._sender.retry_budget()
-        if request_with_retries(self._transport, retry_budget, "HEAD", path).status != 200:
-            # The answer is ignored: another task may have created the index, or the user may index but not create.
+        try:
+            there = single_index(name, describe_indices(self._transport, retry_budget, name))
+        except UnsuitableTargetError as error:
+            raise self._not_unique(error.what) from error
+        except ElasticsearchRefusedError:
             # Writing the letters shows whether the index can be used.
+            there = None
+        if there is None:
             body = json.dumps({"mappings": MAPPINGS}).encode()
-            request_with_retries(self._transport, retry_budget, "PUT", path, body)
+            path = f"/{quote(name, safe='')}"
+            reason = request_with_retries(self._transport, retry_budget, "PUT", path, body).error()[1]
+            # Other errors are ignored: another task may have created it, or the user may index but not create.
+            if _DATA_STREAMS_ONLY in reason:
+                raise self._not_unique(
+                    f"{name!r} would be a data stream, by an index template of the server: {reason}."
+                )
         self._index_ensured = True
+
+    def _not_unique(self, why: str) -> DeadLettersRefusedError:
+        return DeadLettersRefusedError(
+            f"Dead letters cannot be written: {why}",
+            remedy="Name another dead_letter_index in the output: one index, or an alias of one that does not roll "
+            "over. A letter that is written again replaces the one before it, which is found in one index only.",
+        )
 
 
 def _prepared(letters: Sequence[DeadLetter], options: IndexingOptions) -> PreparedRows:

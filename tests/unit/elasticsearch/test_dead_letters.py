@@ -10,7 +10,9 @@ import pytest
 from tests.support.fake_elasticsearch import Action, FakeElasticsearch
 
 from headrace.elasticsearch.dead_letters import dead_letter
+from headrace.elasticsearch.errors import DeadLettersRefusedError
 from headrace.elasticsearch.indexer import Indexer
+from headrace.elasticsearch.transport import Response
 from headrace.elasticsearch.verdicts import Reason
 
 SHARED = "letters"
@@ -106,3 +108,40 @@ def test_an_id_that_would_be_too_long_for_elasticsearch_is_a_digest_of_it(make_o
     ids = [dead_letter(rows, row, Reason("r", ""), options).id for row in (0, 1)]
     assert len(set(ids)) == 2
     assert all(len(id_.encode()) <= 512 and id_.startswith(f"{'s' * 63}/{'o' * 63}/") for id_ in ids)
+
+
+ROLLS_OVER = {"letters-000002": {"aliases": {SHARED: {"is_write_index": True}}, "settings": {"index": {}}}}
+DATA_STREAM = {"letters-000001": {"aliases": {}, "settings": {"index": {}}, "data_stream": SHARED}}
+
+
+@pytest.mark.parametrize("described", [ROLLS_OVER, DATA_STREAM], ids=["rolls over", "data stream"])
+def test_letters_are_not_written_where_a_letter_could_be_there_twice(
+    elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any, described: Any
+) -> None:
+    """After a rollover a batch that is run again would add its letters, and could not withdraw those before."""
+    elasticsearch.descriptions[SHARED] = described
+    indexer = Indexer(elasticsearch, make_options(dead_letter_index=SHARED), clock=clock)
+    with pytest.raises(DeadLettersRefusedError, match="'letters' is ") as refused:
+        indexer.index([make_rows([b"junk"])])
+    assert "dead_letter_index" in (refused.value.remedy or "")
+    assert not elasticsearch.documents(SHARED)
+
+
+def test_letters_are_not_written_where_a_template_makes_a_data_stream(
+    elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for ``logs-orders-dead-letters``, by Elasticsearch's own template for ``logs-*-*``."""
+    reason = (
+        "cannot create index with name [letters], because it matches with template [logs] that creates data streams "
+        "only, use create data stream api instead"
+    )
+    refusal = Response(400, b'{"error":{"type":"illegal_argument_exception","reason":"%b"}}' % reason.encode())
+    answer = elasticsearch.request
+
+    def request(method: str, path: str, body: bytes | None = None) -> Response:
+        return refusal if method == "PUT" else answer(method, path, body)
+
+    monkeypatch.setattr(elasticsearch, "request", request)
+    indexer = Indexer(elasticsearch, make_options(dead_letter_index=SHARED), clock=clock)
+    with pytest.raises(DeadLettersRefusedError, match=r"'letters' would be a data stream, .* template \[logs\]"):
+        indexer.index([make_rows([b"junk"])])
