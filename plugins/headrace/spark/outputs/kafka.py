@@ -8,6 +8,7 @@ that plans the write. Its secrets are sent inside the pickled writer, and are in
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,12 +28,14 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from headrace.batch.manifest import Manifest
 from headrace.elasticsearch.columns import COORDINATES, HEADERS, KEY, PARTITION, TOPIC, VALUE
 from headrace.spark.documents import json_text
 from headrace.spark.outputs.kafka_transaction import (
     END,
     BatchTransaction,
     KafkaOutputError,
+    OwnInputError,
     Sent,
     SentRecords,
     client_config,
@@ -147,7 +150,10 @@ class KafkaDataSource(DataSource):
         return FORMAT
 
     def writer(self, schema: StructType, overwrite: bool) -> KafkaSink:  # noqa: ARG002 - neither matters
-        """Check that the topic exists. Raises KafkaOutputError, OutputOptionsError, or a connection's errors."""
+        """Check that the topic exists, and that the batch has no records of it.
+
+        Raises KafkaOutputError, OutputOptionsError, or a connection's errors.
+        """
         options = self.options
         try:
             transaction = BatchTransaction(
@@ -159,11 +165,17 @@ class KafkaDataSource(DataSource):
                 records=SentRecords(options["sent_folder"], options["sent_name"]),
             )
             report = options["report"]
+            read_topics = json.loads(options["read_topics"])
         except (KeyError, ValueError) as error:
             raise OutputOptionsError(
                 f"An option of the {FORMAT} data source is missing or invalid: {error!r}."
             ) from None
-        topic_id(transaction.config, transaction.topic)
+        if topic_id(transaction.config, transaction.topic) in read_topics:
+            raise OwnInputError(
+                f"The batch has records of topic {transaction.topic!r} of this cluster, to which it is to be sent: the "
+                "stream would receive what it sends, without end.",
+                remedy="Send to another topic. (The input names the cluster by other servers or another connection.)",
+            )
         return KafkaSink(transaction, report)
 
 
@@ -249,5 +261,16 @@ class KafkaWriter:
             "transaction_timeout_seconds": str(output.transaction_timeout_seconds),
             "sent_folder": f"{batch.stream.folder_url}/sent/{quote(place, safe='')}/{output.topic}",
             "sent_name": f"{batch.batch_time_ms}.json",
+            "read_topics": json.dumps(self._read_topics(batch)),
         }
         return {name: value for name, value in options.items() if value is not None}
+
+    def _read_topics(self, batch: WrittenBatch) -> list[str]:
+        """The ids of the topics of the output's name of which the batch has records: a definition may name the input's
+        cluster by another connection."""
+        inputs = [source for source in batch.stream.kafka_inputs if source.matches(self._output.topic)]
+        if not inputs:
+            return []
+        manifest = Manifest.load(batch.manifest_uri)
+        partitions = [recorded.partition for source in inputs for recorded in manifest.ranges(source.id)]
+        return sorted({where.topic_id for where in partitions if where.topic == self._output.topic})

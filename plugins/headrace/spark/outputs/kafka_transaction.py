@@ -45,6 +45,12 @@ class TopicMissingError(KafkaOutputError):
     """The output's topic does not exist, or may not be described."""
 
 
+class OwnInputError(KafkaOutputError):
+    """The output's topic is one of which the batch has records."""
+
+    failure = Failure.CODE
+
+
 class KafkaRefusedError(KafkaOutputError):
     """Kafka refuses the output's producer: credentials, permissions, or a setting."""
 

@@ -5,6 +5,7 @@ Where it is kept what was sent: apart for each topic, and for each replay.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -13,14 +14,19 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from pyspark.sql.types import StructType
 
+from headrace.batch.manifest import Manifest, ManifestBlock
+from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.kafka.errors import ClientSettingError
+from headrace.spark.outputs import kafka
 from headrace.spark.outputs.kafka import KafkaWriter
 from headrace.spark.outputs.kafka_transaction import (
     BatchTransaction,
     KafkaOutputError,
     KafkaRefusedError,
     MessageRefusedError,
+    OwnInputError,
     Sent,
     SentRecords,
     TopicMissingError,
@@ -30,6 +36,7 @@ from headrace.spark.outputs.kafka_transaction import (
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.transforms import BatchContext
 from headrace.stream import KafkaInput, KafkaOutput, Stream
+from headrace.wal.storage import open_storage
 
 CONNECTION = {
     "conn_type": "kafka",
@@ -153,3 +160,41 @@ def test_transactions_of_different_outputs_and_replays_have_different_names(opti
     for one, other in itertools.combinations(wanted, 2):
         assert one["transaction"] != other["transaction"]
         assert (one["sent_folder"], one["sent_name"]) != (other["sent_folder"], other["sent_name"])
+
+
+@pytest.mark.parametrize(("sent_to", "refused"), [("id-read", True), ("id-elsewhere", False)])
+def test_a_topic_that_the_batch_was_read_from_by_another_connection_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent_to: str, *, refused: bool
+) -> None:
+    """The stream would receive what it sends. A topic of the same name in another cluster has another id."""
+    output = KafkaOutput(bootstrap_servers="kafka.internal:9092", topic="clicks")
+    stream = Stream(
+        name="clicks",
+        inputs=KafkaInput(bootstrap_servers="localhost:9092", topics=["clicks", "views"]),
+        outputs=output,
+        batch_interval="10 s",
+        storage=str(tmp_path / "storage"),
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    taken = [
+        OffsetRange(TopicPartition(topic, f"id-{of}", 0), 0, 5, 5)
+        for topic, of in (("clicks", "read"), ("views", "elsewhere"))
+    ]
+    block = ManifestBlock(BlockHandle("a.seg", 0, 10), 10, 100, tuple(taken))
+    manifest = Manifest("clicks", T, 10_000, {stream.inputs[0].id: (block,)}, stream.folder_url)
+    manifest.write(open_storage(stream.folder_url))
+    batch = WrittenBatch(
+        stream=stream,
+        context=BatchContext.of("clicks", T, 10_000, 1),
+        batch_time_ms=T,
+        attempt=1,
+        manifest_uri=manifest.uri,
+        from_kafka=False,
+        target="",
+        out=io.StringIO(),
+        progress=lambda _: None,
+    )
+    monkeypatch.setattr(kafka, "topic_id", lambda *_: sent_to)
+    source = kafka.KafkaDataSource({**KafkaWriter(output)._options(batch), "report": "r"})
+    with pytest.raises(OwnInputError, match="records of topic 'clicks'") if refused else contextlib.nullcontext():
+        source.writer(StructType(), overwrite=False)
