@@ -138,8 +138,8 @@ def test_a_file_that_is_moved_away_while_the_directory_is_read_is_no_error(
     lines: Callable[[], Receiver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here.log").write_text("here\n")
-    listed = TextFiles._mine
-    monkeypatch.setattr(TextFiles, "_mine", lambda receiver: [tmp_path / "gone.log", *listed(receiver)])
+    listed = TextFiles._own_files
+    monkeypatch.setattr(TextFiles, "_own_files", lambda receiver: [tmp_path / "gone.log", *listed(receiver)])
     with run_receiver(lines) as running:
         running.wait_for(1)
     assert (running.values, running.errors) == ([b"here"], [])
