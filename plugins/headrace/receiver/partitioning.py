@@ -106,6 +106,21 @@ def _moved(topics: Collection[TopicRow]) -> list[str]:
     return grown + [f"topic {topic} was created again" for topic, times in seen.items() if times > 1]
 
 
+def end_removed_inputs(context: StreamContext, job_lease: JobLease) -> None:
+    """End the partitions of inputs that the stream no longer declares: nobody reads them, nothing waits for them, and
+    their failures are over. If the input is declared again, they go on at their positions."""
+    ledger, declared = context.ledger, {source.id for source in context.stream.inputs}
+    removed: dict[str, list[TopicPartition]] = {}
+    for row in ledger.positions.all(context.name, live=True):
+        if row.input_id not in declared:
+            removed.setdefault(row.input_id, []).append(row.partition)
+    for input_id, partitions in removed.items():
+        logger.warning("input %s was removed from the definition: %s end", input_id, partitions)
+        error = "the input was removed from the definition"
+        ledger.positions.set_state(job_lease, input_id, partitions, PartitionState.ENDED, error)
+        ledger.positions.request_release(job_lease, input_id, partitions)
+
+
 _ANSWER_SECONDS = 10.0
 
 PartitionKey = tuple[str, str, int]
@@ -414,7 +429,8 @@ class Partitioning:
         gone = {topic for topic, polls in self._absent_polls.items() if polls >= _POLLS_UNTIL_DELETED}
         for row in self._live() if gone else ():
             if (row.partition.topic, row.partition.topic_id) in gone:
-                ended.setdefault("deleted", []).append(row.partition)
+                how = "deleted" if self._source.matches(row.partition.topic) else "removed from the definition"
+                ended.setdefault(how, []).append(row.partition)
         for how, partitions in ended.items():
             logger.warning("input %s: the topic was %s: %s end", self._source.id, how, partitions)
             error = f"the topic was {how}"

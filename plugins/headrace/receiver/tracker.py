@@ -29,7 +29,7 @@ from headrace.ledger.states import EventKind
 from headrace.ledger.tables import JobLease, JobStatus, SampleRow
 from headrace.receiver.health import INPUTS, InputHealth, numbers
 from headrace.receiver.heartbeat import LEASE_MS
-from headrace.receiver.partitioning import Discoverer, Discovery, Partitioning, discoverer_of
+from headrace.receiver.partitioning import Discoverer, Discovery, Partitioning, discoverer_of, end_removed_inputs
 from headrace.receiver.rates import RateController
 from headrace.receiver.tracked_receiver import HANG_SECONDS, RESTART_SECONDS, ReceiverLauncher, TrackedReceiver
 from headrace.stream.inputs import Input, KafkaInput
@@ -341,6 +341,7 @@ class ReceiverTracker:
             if before.epoch != self._lease.epoch:
                 self._health.inherit(before.attributes)
         self._correct_clock()
+        end_removed_inputs(self._context, self._lease)
         for partitioning in self._partitioning.values():
             partitioning.begin()
         self._rates.begin()

@@ -111,6 +111,46 @@ def test_a_failed_partition_is_tried_again_by_the_next_job(setting: Setting, mak
     third.end()
 
 
+def test_the_partitions_of_a_removed_input_end_and_come_back_with_it(setting: Setting, make_stream: MakeStream) -> None:
+    setting.kafka.produce("flights", 0, b"a", b"b", b"c")
+    setting.kafka.expire("flights", 0, 2)
+    setting.begin()
+    eventually(lambda: PartitionState.FAILED in {row.state for row in setting.ledger.positions.all("air")})
+    setting.end()
+    renamed = setting.again(make_stream(receivers=2, id="renamed", on_lost_offsets="reset"))
+    renamed.begin()
+    eventually(lambda: len(setting.ledger.positions.all("air", "renamed")) == 4)
+    before = setting.ledger.positions.all("air", "records")
+    assert {(row.state, row.error) for row in before} == {
+        (PartitionState.ENDED, "the input was removed from the definition")
+    }
+    assert {row.input_id for row in setting.ledger.positions.unpassed("air", 2**62)} == {"renamed"}
+    renamed.end()
+    back = renamed.again(make_stream(receivers=2, on_lost_offsets="reset"))
+    back.begin()
+    eventually(lambda: sum(row.next_offset for row in setting.ledger.positions.all("air", "records")) == 3)
+    assert {row.state for row in setting.ledger.positions.all("air", "records")} == {PartitionState.ACTIVE}
+    back.end()
+
+
+def test_a_topic_that_was_removed_from_the_definition_is_not_called_deleted(
+    setting: Setting, make_stream: MakeStream
+) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.end()
+    after = setting.again(make_stream(topics=("weather",)))
+    partitioning = Partitioning(
+        StreamContext(after.stream, after.ledger), after.stream.inputs[0], after.job, grace_ms=10_000
+    )
+    for _ in range(3):
+        partitioning.apply(Discovery((SeenTopic("weather", "id-weather", 1),)))
+    ended = [row for row in after.ledger.positions.all("air") if row.partition.topic == "flights"]
+    assert {(row.state, row.error) for row in ended} == {
+        (PartitionState.ENDED, "the topic was removed from the definition")
+    }
+
+
 @pytest.mark.parametrize("change", ["has grown from 4 to 6", "was created again"])
 def test_a_stream_of_key_ids_stops_for_good_when_keys_may_have_moved(setting: Setting, change: str) -> None:
     setting.stream = setting.stream.model_copy(update={"outputs": (KEYED,)})
