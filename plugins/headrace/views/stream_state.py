@@ -373,6 +373,13 @@ def _stalled_batches(evidence: Evidence) -> Iterator[Finding]:
             "Correct the file. Airflow's list of DAGs shows the whole import error.",
             since_ms,
         )
+    elif dag is not None and dag.stale:
+        yield Finding(
+            State.STALLED,
+            f"Airflow finds the DAG {dag.dag_id} in no file any more, and starts no more runs.",
+            _restore(dag),
+            since_ms,
+        )
     if oldest is not None and is_standing_still(evidence):
         completed_ms = None if overview.last_completed is None else overview.last_completed.completed_at_ms
         yield _nothing_completes(evidence, dag, oldest, completed_ms)
@@ -417,7 +424,7 @@ def _nothing_completes(
     elif dag.queued:
         remedy = f"Runs of {dag.dag_id} are queued, and none runs: look whether Airflow's scheduler has free slots."
     else:
-        remedy = f"No run of {dag.dag_id} is running: look whether Airflow's scheduler is alive."
+        remedy = f"No run of {dag.dag_id} is running: look at its last run, and whether Airflow's scheduler is alive."
     return Finding(State.STALLED, reason, remedy, completed_ms or oldest.due_ms)
 
 
@@ -426,6 +433,10 @@ def _look_at(what: str, dag_id: str) -> str:
     return (
         f"Look at the stream's {what} in Airflow ({dag_id}, unless it has another id): is it unpaused, and does it run?"
     )
+
+
+def _restore(dag: DagFacts) -> str:
+    return f"Restore the file of the DAG {dag.dag_id}, which Airflow does not find any more."
 
 
 def _last_activity(evidence: Evidence) -> int | None:
@@ -511,7 +522,8 @@ def _restart(evidence: Evidence, dag: DagFacts | None, problem: InputProblem, *,
         return f"The DAG {dag.dag_id} is paused in Airflow. Unpause it: its run starts the receiver job."
     if dag.running:
         return f"A run of {dag.dag_id} is running and starts the job again; its task's log says what prevents it."
-    return f"No run of {dag.dag_id} is running: look at its last run, and whether Airflow's scheduler is alive."
+    look = f"No run of {dag.dag_id} is running: look at its last run, and whether Airflow's scheduler is alive."
+    return _restore(dag) if dag.stale and not dag.import_error else look
 
 
 # -- less severe -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from headrace.clock import ManualClock, time_text
 from headrace.errors import FAILURE, WARNING, Failure
 from headrace.ledger import Ledger
 from headrace.receiver.health import INPUTS, InputHealth
-from headrace.views.stream_state import DagFacts, headline
+from headrace.views.stream_state import DagFacts, Finding, headline, judge
 from headrace.views.streams import Placed, StreamSummary, summarize
 
 from .conftest import INTERVAL_MS, Shop, T
@@ -62,6 +62,17 @@ def test_a_receiver_without_a_job_and_with_a_paused_dag_says_so(ledger: Ledger) 
     texts = " ".join([summary.reason, summary.remedy or "", *summary.also])
     assert summary.state.value == "stalled"
     assert "lease of the receiver job" in texts
+
+
+@pytest.mark.parametrize("dag_id", ["b", "r"])
+def test_a_dag_that_is_in_no_file_any_more_is_named_in_a_remedy(
+    ledger: Ledger, dag_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings: list[Finding] = []
+    monkeypatch.setattr("headrace.views.streams.judge", lambda evidence: findings.extend(judge(evidence)) or findings)
+    _summary(ledger, "stalled", DagFacts(dag_id, stale=True))
+    remedy = f"Restore the file of the DAG {dag_id}, which Airflow does not find any more."
+    assert remedy in [finding.remedy for finding in findings]
 
 
 def test_a_paused_receiver_dag_of_a_live_job_is_a_warning_only(ledger: Ledger) -> None:
