@@ -137,24 +137,34 @@ class _JobTasks:
         """Yields the results of each batch as an Arrow stream, or its error."""
         batches = [batch for numbers in rows for row in numbers.column(0).to_pylist() for batch in self.parts[row]]
         left = iter(batches)
-        done: Queue[pa.RecordBatch] = Queue()
+        done: Queue[pa.RecordBatch | BaseException] = Queue()
         for _ in range(min(_BATCHES_A_TASK, len(batches))):
             threading.Thread(target=_run_batches, args=(left, done.put), daemon=True).start()
         for _ in batches:
-            yield done.get()
+            result = done.get()
+            if isinstance(result, BaseException):
+                raise result
+            yield result
 
 
-def _run_batches(left: Iterator[tuple[int, BlockTask, int]], done: Callable[[pa.RecordBatch], None]) -> None:
-    """Run batches until none is left. What they use is closed at the end."""
-    with _sharing():
-        # A list's iterator gives each of its items to one thread.
-        for place, task, numbers in left:
-            results, error = None, None
-            try:
-                results = _stream(task, numbers)
-            except BaseException:
-                error = traceback.format_exc()
-            done(pa.RecordBatch.from_pylist([{"place": place, "error": error, "results": results}], _RESULTS))
+def _run_batches(
+    left: Iterator[tuple[int, BlockTask, int]], done: Callable[[pa.RecordBatch | BaseException], None]
+) -> None:
+    """Run batches until none is left. What they use is closed at the end. An error that is no batch's is given too:
+    whoever waits for results would wait for ever."""
+    try:
+        with _sharing():
+            # A list's iterator gives each of its items to one thread.
+            for place, task, numbers in left:
+                results, error = None, None
+                try:
+                    results = _stream(task, numbers)
+                except BaseException:
+                    # Arrow's texts have no halves of characters, and a text that a server has cut may have one.
+                    error = traceback.format_exc().encode(errors="backslashreplace").decode()
+                done(pa.RecordBatch.from_pylist([{"place": place, "error": error, "results": results}], _RESULTS))
+    except BaseException as error:
+        done(error)
 
 
 def _stream(task: BlockTask, numbers: int) -> bytes:

@@ -19,7 +19,13 @@ from tests.unit.receiver.waiting import eventually
 from headrace.spark import shared_jobs
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.failures import failure_of, first_cause
-from headrace.spark.shared_jobs import BatchTaskFailedError, JobInterruptedError, SharedSparkJobs, used_by_task
+from headrace.spark.shared_jobs import (
+    BatchTaskFailedError,
+    JobInterruptedError,
+    SharedSparkJobs,
+    _JobTasks,
+    used_by_task,
+)
 from headrace.spark.wal_source import DamagedBlockError
 
 SLOTS = 2
@@ -33,8 +39,8 @@ class Count:
 
     def run(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         records = sum(batch.num_rows for batch in numbers)
-        if self.name == "damaged":
-            raise DamagedBlockError("the block at 17 is damaged")
+        if self.name.startswith("damaged"):
+            raise DamagedBlockError(f"the block of {self.name} is damaged")
         yield pa.record_batch([[self.name], [records]], ["name", "records"])
         yield pa.record_batch([[self.name], [0]], ["name", "records"])
 
@@ -165,8 +171,23 @@ def test_a_batch_whose_task_fails_leaves_the_others_their_results(jobs: SharedSp
     error = found["damaged"]
     assert isinstance(error, BatchTaskFailedError)
     # As an error that comes through Spark, it is known by its traceback.
-    assert first_cause(error).startswith("headrace.spark.wal_source.DamagedBlockError: the block at 17 is damaged")
+    assert first_cause(error).startswith("headrace.spark.wal_source.DamagedBlockError: the block of damaged is damaged")
     assert failure_of(error) is DamagedBlockError.failure
+
+
+def test_an_error_of_any_text_leaves_the_others_their_results() -> None:
+    # Half of a character, as where a server cuts a text that it quotes.
+    tasks = _JobTasks((((0, Count("damaged \ud83d"), 1), (1, Count("good"), 1)),))
+    part = pa.record_batch([pa.array([0])], ["id"])
+    found: list[dict[str, Any]] = []
+    running = threading.Thread(
+        target=lambda: found.extend(row for batch in tasks.run(iter([part])) for row in batch.to_pylist()), daemon=True
+    )
+    running.start()
+    running.join(20)
+    damaged, good = sorted(found, key=lambda row: row["place"])
+    assert "the block of damaged \\ud83d is damaged" in damaged["error"]
+    assert good["error"] is None
 
 
 def test_a_job_that_fails_as_a_whole_interrupts_each_of_its_batches(session: Session, jobs: SharedSparkJobs) -> None:
