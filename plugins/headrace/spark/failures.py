@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from headrace.errors import Failure, HeadraceError
+from headrace.spark.sessions import first_line
 
 # Spark's errors about what the transform made: its plan, or the data in it.
 _VERDICTS = frozenset(
@@ -151,7 +152,7 @@ def first_cause(error: BaseException) -> str:
         java = [line[2:] for line in text.splitlines()[1:2] if line.startswith(": ")]
     if java:
         return java[-1]
-    first = next((line for line in text.splitlines() if line.strip()), "")
+    first = first_line(text)
     place = "" if isinstance(error, HeadraceError) else _place(_frames_of(error))
     return (f"{type(error).__name__}: {first}" if first else type(error).__name__) + place
 

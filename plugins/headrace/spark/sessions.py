@@ -185,7 +185,7 @@ def remote_session(url: str, token: str, *, session_id: str | None = None) -> Sp
     except PySparkException as error:
         session.client.close()
         raise ConnectRefusedError(
-            f"The Spark Connect server at {url} refused the session: {_first_line(error)}.",
+            f"The Spark Connect server at {url} refused the session: {first_line(str(error)) or type(error).__name__}.",
             remedy="Check that the receiver job is alive and that both sides have the same HEADRACE_SECRET_KEY.",
         ) from error
     return cast("SparkSession", session)
@@ -336,13 +336,14 @@ def collect(frame: DataFrame) -> list[Row]:
     return ArrowTableToRowsConversion.convert(frame.toArrow(), frame.schema)
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error)
-    for line in text.splitlines():
-        # A gRPC error's first line is a class name; its details have the reason.
-        if line.strip().startswith("details = "):
-            return line.strip().removeprefix("details = ").strip('"')
-    return text.splitlines()[0] if text else type(error).__name__
+def first_line(text: str) -> str:
+    """The first line of an error's text that says something: of a gRPC error its details, since its first lines name a
+    class and a number. "" if there is none."""
+    lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
+    is_grpc = bool(lines) and lines[0].startswith("<_")
+    details = (line for line in lines if is_grpc and line.startswith("details = "))
+    of_grpc = next(details, "").removeprefix("details = ").strip('"')
+    return of_grpc or next(iter(lines), "")
 
 
 def own_folder() -> Path:

@@ -66,6 +66,14 @@ def test_other_errors_are_their_first_line() -> None:
     assert first_cause(RuntimeError()) == "RuntimeError"
 
 
+def test_the_first_cause_of_a_connect_server_that_is_gone_is_what_grpc_says_of_it() -> None:
+    text = (
+        "<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n"
+        '\tdetails = "failed to connect to all addresses"\n\tdebug_error_string = "UNKNOWN"\n>'
+    )
+    assert first_cause(RuntimeError(text)) == "RuntimeError: failed to connect to all addresses"
+
+
 def test_the_account_has_the_python_of_both_sides_and_none_of_java() -> None:
     remote = (
         "An exception was thrown from the Python worker.\n"
