@@ -30,7 +30,7 @@ from headrace.clock import readable_seconds, time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerError, StreamNotFoundError
-from headrace.ledger.states import BatchState, EventKind
+from headrace.ledger.states import BatchState, EventKind, PartitionState
 from headrace.ledger.tables import StreamRow
 from headrace.stream import Input, ReceiverInput, Stream
 from headrace.stream_context import StreamContext
@@ -420,7 +420,9 @@ def _refuse_another_stream(contents: FolderContents, stream: Stream) -> None:
             if source is not None and _origin(source) != _origin(recorded):
                 raise _of_another(stream, f"input {recorded.id!r} was received from {_origin(recorded)}")
     in_log = (key for frame in contents.frames for key, _ in spans_of(frame.info))
-    received = {*contents.positions, *contents.saved.positions, *in_log}
+    # Partitions of an input or a topic that was removed from the definition since have ended.
+    live = (place for place, row in contents.saved.positions.items() if row.state is not PartitionState.ENDED)
+    received = {*contents.positions, *live, *in_log}
     for input_id, topic in sorted({(input_id, partition.topic) for input_id, partition in received}):
         source = inputs.get(input_id)
         if source is None or not source.matches(topic):

@@ -17,8 +17,9 @@ from headrace.batch.recover import (
     recover_if_lost,
     refuse_if_lost,
 )
+from headrace.blocks import TopicPartition
 from headrace.errors import Failure
-from headrace.ledger import EventKind, Ledger
+from headrace.ledger import EventKind, Ledger, PartitionState
 from headrace.receiver.tracker import PATH, write_sign
 from headrace.stream import KafkaInput
 from headrace.stream_context import StreamContext
@@ -205,6 +206,26 @@ def test_a_folder_that_tells_of_another_stream_is_refused(
         with pytest.raises(RecoveryRefusedError, match=why):
             recover_if_lost(life.context_in(ledger), wait=Waits(life))
         assert ledger.streams.all() == []
+
+
+@pytest.mark.parametrize("state", [PartitionState.ENDED, PartitionState.ACTIVE])
+def test_an_input_that_was_removed_long_ago_prevents_no_recovery(
+    live: Callable[..., Life], new_url: str, state: PartitionState
+) -> None:
+    life = live(8, steps=30, recover="automatic")
+    (topic,) = life.ledger.topics.observe(life.job, "removed", [("past", "past-1", 1)])
+    past = TopicPartition("past", "past-1", 0, topic.incarnation)
+    life.ledger.positions.ensure_all(life.job, "removed", {past: 7})
+    life.ledger.positions.set_state(life.job, "removed", [past], state)
+    life.checkpoint()
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        if state is PartitionState.ACTIVE:
+            with pytest.raises(RecoveryRefusedError, match="received for input 'removed'"):
+                recover_if_lost(life.context_in(ledger), wait=Waits(life))
+            return
+        recover_if_lost(life.context_in(ledger), wait=Waits(life))
+        (row,) = ledger.positions.all(NAME, "removed")
+        assert (row.next_offset, row.state) == (7, PartitionState.ENDED)
 
 
 def test_the_checkpoint_of_another_stream_is_refused(automatic: Callable[..., Life], new_url: str) -> None:
