@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import attr
 from airflow.providers.openlineage.extractors import OperatorLineage
@@ -167,8 +167,7 @@ def topic_datasets(output: KafkaOutput, counts: Mapping[str, Any], _: object) ->
 
 def folder_datasets(output: ParquetOutput, counts: Mapping[str, Any], _: object) -> dict[Dataset, int]:
     """The folder of all batches."""
-    parts = urlsplit(output.path)
-    return {Dataset("file", unquote(parts.path) if parts.scheme else output.path): _written(counts)}
+    return {Dataset("file", output.folder): _written(counts)}
 
 
 def index_name(output: ElasticsearchOutput, index: str) -> Dataset:

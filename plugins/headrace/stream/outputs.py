@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -533,7 +533,7 @@ class ParquetOutput(OutputDefinition):
 
     @property
     def places(self) -> tuple[OutputPlace, ...]:
-        return (OutputPlace(None, "folder", self.path),)
+        return (OutputPlace(None, "folder", self.folder),)
 
     @property
     def description(self) -> tuple[str, str]:
@@ -544,15 +544,17 @@ class ParquetOutput(OutputDefinition):
 
     def problems(self, stream: StreamFields) -> Iterator[str]:
         for earlier in stream.outputs[: stream.outputs.index(self)]:
-            if isinstance(earlier, ParquetOutput) and earlier._folder == self._folder:
+            if isinstance(earlier, ParquetOutput) and earlier.folder == self.folder:
                 yield (
                     f"outputs.{self.id}.path: {self.path} is also the folder of output {earlier.id}, and each replaces "
                     "a batch's files there; give each a folder of its own"
                 )
 
     @property
-    def _folder(self) -> str:
-        return posixpath.normpath(urlsplit(self.path).path if self.path.startswith("file:") else self.path)
+    def folder(self) -> str:
+        """The path of the folder, in one spelling of those that ``path`` may have."""
+        parts = urlsplit(self.path)
+        return posixpath.normpath(unquote(parts.path) if parts.scheme == "file" else self.path)
 
 
 class KafkaOutput(OutputDefinition):

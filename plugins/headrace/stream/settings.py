@@ -172,6 +172,8 @@ def check_storage_url(value: str) -> str:
         )
     if url_holds_secret(value):
         raise ValueError("holds a secret; give the store's credentials through its own environment or profile")
+    if parts.scheme == "file" and (parts.query or parts.fragment):
+        raise ValueError("is a URL whose path ends at ? or #; write them %3F and %23, or give the path without file:")
     return value.rstrip("/") or "/"
 
 

@@ -174,6 +174,7 @@ def test_the_states_update_is_the_first_step() -> None:
     "make",
     [
         lambda: ParquetOutput(path="relative/folder"),
+        lambda: ParquetOutput(path="file:///data/words#1"),
         lambda: KafkaOutput(topic="words"),
         lambda: KafkaOutput(topic="words", connection="kafka", bootstrap_servers="127.0.0.1:9092"),
         lambda: KafkaOutput(topic="no topic", connection="kafka"),

@@ -75,6 +75,7 @@ def test_what_a_replay_does_not_change_stays_of_its_kind() -> None:
             "index 'flights-dead-letters'",
         ),
         ({"parquet": {}}, "folder '/data/flights'"),
+        ({"parquet": {"path": "file:///data/./flight%73/"}}, "folder '/data/flights'"),
         ({"kafka": {}}, "topic 'flights.seen'"),
         ({"csv": {}}, "names csv"),
         ({}, "names no output"),

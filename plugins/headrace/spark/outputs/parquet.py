@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -285,9 +285,8 @@ class ParquetWriter:
         return counted(save, batch, self._output.id)
 
     def _claim(self, batch: WrittenBatch) -> Claim:
-        parts = urlsplit(self._output.path)
         return Claim(
-            path=unquote(parts.path) if parts.scheme == "file" else self._output.path,
+            path=self._output.folder,
             stream=batch.stream.name,
             output=self._output.step,
             target=batch.target,
@@ -420,6 +419,12 @@ class Claim:
             raise OutputFolderError(
                 f"{self.published} belongs to output {record['output']!r} of stream {record['stream']!r}.",
                 remedy="Give each output its own path.",
+            )
+        if self.target and not record["target"]:
+            raise OutputFolderError(
+                f"{self.published} has the files of stream {self.stream!r} itself, which the replay {self.target!r} "
+                "would replace.",
+                remedy="Give the replay's output its own path.",
             )
         if record["target"] == self.target and record["attempt"] > self.attempt:
             raise self._replaced(record["attempt"])

@@ -205,6 +205,25 @@ def test_replays_number_their_attempts_by_themselves(claim: Claim) -> None:
     assert published(claim) == {"b.parquet": "rows"}
 
 
+def test_a_replay_does_not_replace_the_streams_own_files(claim: Claim) -> None:
+    """Its definition may name the folder otherwise, for example by a symbolic link."""
+    claim.take()
+    claim.publish([put(claim, "a.parquet")])
+    with pytest.raises(OutputFolderError, match="files of stream 'clicks' itself, which the replay 'v2'"):
+        replace(claim, target="v2").take()
+    assert published(claim) == {"a.parquet": "rows"}
+    assert hidden(claim) == []
+
+
+def test_the_stream_replaces_the_files_of_a_replay_when_it_moves_into_their_folder(claim: Claim) -> None:
+    replay = replace(claim, target="v2", attempt=7)
+    replay.take()
+    replay.publish([put(replay, "a.parquet")])
+    claim.take()
+    claim.publish([put(claim, "b.parquet")])
+    assert published(claim) == {"b.parquet": "rows"}
+
+
 def test_what_a_task_did_not_write_to_its_end_is_not_published(claim: Claim) -> None:
     claim.take()
     file = put(claim, "a.parquet")
