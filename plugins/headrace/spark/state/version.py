@@ -324,6 +324,14 @@ class StateStore:
             raise self._pruned(f"The state from before batch {time_text(batch_time_ms)}", names[0])
         return None
 
+    def drop_unused_initial(self, base: Version) -> bool:
+        """Delete the version of the initial table, if ``base`` is it and no batch has written a version since.
+
+        Then the first batch has failed, perhaps because of what the initial table was.
+        """
+        is_initial = base.based_on is None and base.first_ms > base.batch_time_ms
+        return is_initial and not self.later_than(base.batch_time_ms) and self.storage.delete(base.name.path)
+
     def version_of(self, batch_time_ms: int) -> Version:
         """The version that a batch wrote.
 

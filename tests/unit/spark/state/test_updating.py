@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyspark.sql.types import (
@@ -25,8 +27,19 @@ from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import Attempt
 from headrace.spark.batch_plan import evicted_batches
-from headrace.spark.state.updating import check_returned, check_stored, has_map
-from headrace.spark.state.version import StateDefinitionError, StateRowsError, StateStore
+from headrace.spark.state import updating
+from headrace.spark.state.updating import check_returned, check_stored, has_map, update_state
+from headrace.spark.state.version import (
+    DATA,
+    Outcome,
+    StateDefinitionError,
+    StateRowsError,
+    StateStore,
+    StoredFile,
+    Version,
+    WriteReport,
+    stem,
+)
 from headrace.spark.transforms import TransformError, check_transform
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, State, Stream
 from headrace.stream.model import StreamDefinitionError
@@ -270,3 +283,48 @@ PAGE = Path(__file__).parents[4] / "docs" / "state.md"
 def test_every_field_of_a_state_is_documented() -> None:
     text = PAGE.read_text()
     assert [name for name in State.model_fields if f"| `{name}` |" not in text] == []
+
+
+def test_a_corrected_initial_table_is_used_when_the_first_batch_has_failed_with_the_one_before(
+    make_stream: Callable[..., Stream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = make_stream("update", initial="functions:other")
+    store = StateStore.of(stream)
+    rows = iter((1, 2, 3, 9))
+    ran: list[Version | None] = []
+
+    def save(self: Any, _rows: Any, batch_time_ms: int, attempt: int) -> WriteReport:
+        added = next(rows)
+        file = StoredFile(f"{DATA}/{stem(batch_time_ms, attempt)}-{added}.parquet", added, 1)
+        return WriteReport([file], Counter({Outcome.ADDED: added}))
+
+    def run(self: Any, base: Version | None, *_: Any) -> Any:
+        ran.append(base)
+        if len(ran) == 1:
+            raise StateRowsError("the first table is wrong")
+        return self._write(base, None, self.batch.batch_time_ms, self.batch.attempt)
+
+    columns = StructType([StructField("word", StringType())])
+    for name, stub in {
+        "register_source": lambda *_: None,
+        "declared_columns": lambda *_: columns,
+        "load_function": lambda *_: lambda _: SimpleNamespace(schema=columns),
+        "_check_frame": lambda *_: None,
+        "changed_rows": lambda *_, **__: None,
+    }.items():
+        monkeypatch.setattr(updating, name, stub)
+    for name, stub in {"_table": lambda *_: None, "_save": save, "run": run}.items():
+        monkeypatch.setattr(updating._Update, name, stub)
+
+    def attempt(number: int, batch: int = 0) -> None:
+        written: Any = SimpleNamespace(
+            target="", batch_time_ms=FIRST_MS + batch * INTERVAL_MS, attempt=number, progress=lambda _: None
+        )
+        update_state(cast("Any", None), stream, {}, written)
+
+    with pytest.raises(StateRowsError):
+        attempt(1)
+    attempt(2)
+    attempt(3, batch=1)
+    assert [base.rows for base in ran if base is not None] == [1, 2, 5]
+    assert [name.batch_time_ms for name in store.names()] == [FIRST_MS + n * INTERVAL_MS for n in (-1, 0, 1)]
