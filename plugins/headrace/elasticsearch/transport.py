@@ -286,9 +286,20 @@ class Response:
 def error_of(parsed: Any, text: str) -> tuple[str, str]:
     """The type and the reason of an error, from the parsed answer; ("unknown", ``text``) if it has no such form."""
     error = parsed.get("error") if isinstance(parsed, dict) else None
-    if isinstance(error, dict):
-        return str(error.get("type", "unknown")), str(error.get("reason", ""))
-    return "unknown", error if isinstance(error, str) else text
+    if not isinstance(error, dict):
+        return "unknown", encodable(error if isinstance(error, str) else text)
+    reason = str(error.get("reason", ""))
+    # That of a search says only "all shards failed".
+    causes = error.get("root_cause")
+    root = causes[0] if isinstance(causes, list) and causes and isinstance(causes[0], dict) else {}
+    deeper = str(root.get("reason", ""))
+    return str(error.get("type", "unknown")), encodable(reason if deeper in reason else f"{reason}: {deeper}")
+
+
+def encodable(text: str) -> str:
+    """The text with lone surrogates replaced: a reason may quote a document's, and UTF-8 has no form of them. Spark's
+    worker could not report an error with one."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 class NoAnswerError(Exception):

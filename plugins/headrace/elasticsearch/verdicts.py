@@ -18,7 +18,7 @@ from enum import Enum, auto
 from typing import Any
 
 from headrace.elasticsearch.errors import ElasticsearchRefusedError
-from headrace.elasticsearch.transport import Response
+from headrace.elasticsearch.transport import Response, encodable
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +209,12 @@ def item_reason(item: dict[str, Any]) -> Reason:
     """Why an item failed, with the deeper cause that Elasticsearch gives."""
     error = item.get("error")
     if not isinstance(error, dict):
-        return Reason("unknown", str(error))
+        return Reason("unknown", encodable(str(error)))
     text = str(error.get("reason", ""))
     cause = error.get("caused_by")
     deeper = str(cause.get("reason", "")) if isinstance(cause, dict) else ""
-    return Reason(str(error.get("type", "unknown")), f"{text}: {deeper}" if deeper and deeper not in text else text)
+    reason = f"{text}: {deeper}" if deeper and deeper not in text else text
+    return Reason(str(error.get("type", "unknown")), encodable(reason))
 
 
 def current_version(reason: Reason) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from tests.support.fake_elasticsearch import error_response
 
+from headrace.elasticsearch.transport import Response, error_of
 from headrace.elasticsearch.verdicts import (
     Item,
     Reason,
@@ -124,3 +126,22 @@ def test_a_conflicts_text_ends_with_the_current_version() -> None:
 def test_a_reason_includes_the_deeper_cause() -> None:
     item = {"error": {"type": "t", "reason": "failed to parse", "caused_by": {"reason": 'For input string: "x"'}}}
     assert item_reason(item).text == 'failed to parse: For input string: "x"'
+
+
+def test_a_reason_that_quotes_a_lone_surrogate_can_be_written() -> None:
+    """As of ``{"a": "\\ud800"}``, whose ``a`` is no date. Spark's worker could not report such an error."""
+    quoting = json.loads('{"error": {"type": "document_parsing_exception", "reason": "no date: \\ud800 x"}}')
+    for reason in (item_reason(quoting), Reason(*error_of(quoting, ""))):
+        assert str(reason).encode() == b"document_parsing_exception: no date: ? x"
+
+
+def test_the_reason_of_a_refused_search_is_that_of_its_shards() -> None:
+    response = Response(
+        400,
+        b'{"error":{"root_cause":[{"type":"illegal_argument_exception","reason":"Fielddata is disabled on [topic]"}],'
+        b'"type":"search_phase_execution_exception","reason":"all shards failed"},"status":400}',
+    )
+    assert response.error() == (
+        "search_phase_execution_exception",
+        "all shards failed: Fielddata is disabled on [topic]",
+    )
