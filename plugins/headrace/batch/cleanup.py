@@ -211,6 +211,10 @@ SEGMENTS_AT_ONCE = 20_000
 SENT_FOLDER = "sent"
 """Below the stream's folder: what Kafka outputs store of their batches, one file a batch, named by its time."""
 
+REPORTS_FOLDER = "reports"
+"""Below the stream's folder: what writes report to their attempts, which delete it; that of killed ones is left. Its
+name begins with the batch time."""
+
 # Removal begins when the oldest batch exceeds the history by this many intervals, or by this time if that is less:
 # searching for the files costs more than removing a few more batches at once.
 _SLACK_BATCHES = 500
@@ -278,6 +282,7 @@ def _remove_files(row: StreamRow, ledger: Ledger, folder: LogStorage) -> int:
     # The results last: without a checkpoint, a manifest without a result would be that of a batch that was never run.
     gone = [path for path in folder.paths(FOLDER) if _is_within(from_ms, manifest_time(path), until_ms)]
     gone += [path for path in folder.paths(SENT_FOLDER) if _is_within(from_ms, _sent_time(path), until_ms)]
+    gone += [path for path in folder.paths(REPORTS_FOLDER) if _is_within(from_ms, _report_time(path), until_ms)]
     gone += [path for path in folder.paths(RESULTS) if _is_within(from_ms, _result_time(path), until_ms)]
     for path in gone:
         folder.delete(path)
@@ -296,4 +301,9 @@ def _result_time(path: str) -> int | None:
 
 def _sent_time(path: str) -> int | None:
     digits = path.rpartition("/")[2].removesuffix(".json")
+    return int(digits) if digits.isdigit() else None
+
+
+def _report_time(path: str) -> int | None:
+    digits, _, _ = path.rpartition("/")[2].partition("-")
     return int(digits) if digits.isdigit() else None

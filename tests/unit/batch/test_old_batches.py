@@ -137,6 +137,8 @@ def test_what_is_older_than_the_history_is_removed_with_its_files(receiving: Rec
     folder = receiving.storage.below("shop")
     for number in (1, 2, 30):
         folder.write_atomically(f"sent/kafka/orders/an-id/{START_MS + number * INTERVAL_MS}.json", b"{}")
+        # Of attempts that were killed.
+        folder.write_atomically(f"reports/{START_MS + number * INTERVAL_MS}-v2-1-elasticsearch.json.warning-7-8-1", b"")
     run(receiving, range(1, 31))
     kept = times(receiving.ledger)
     oldest_ms = receiving.clock.now_ms() - HISTORY // timedelta(milliseconds=1)
@@ -148,6 +150,8 @@ def test_what_is_older_than_the_history_is_removed_with_its_files(receiving: Rec
     assert len(kept) <= len(folder.paths("manifests")) <= len(kept) + KEEP + 1
     assert len(kept) <= len(folder.paths("results")) <= len(kept) + KEEP + 1
     assert [path.rpartition("/")[2] for path in folder.paths("sent")] == [f"{START_MS + 30 * INTERVAL_MS}.json"]
+    (report,) = folder.paths("reports")
+    assert report.startswith(f"reports/{START_MS + 30 * INTERVAL_MS}-")
     assert len(receiving.ledger.segments.page("shop", limit=1_000)) < 10
     row = receiving.ledger.streams.get("shop")
     assert (row.removed_from_ms, row.removed_until_ms) == (START_MS + INTERVAL_MS, kept[0] - INTERVAL_MS)

@@ -2,8 +2,9 @@
 
 A batch's transaction commits, together with its messages, an offset in the batch's own consumer group: the *marker*.
 So Kafka itself shows whether a batch was sent, even if the sender died before it could report it. After that the *sent
-record* is written to the stream's folder, where it stays forever, and the group is deleted. The record is needed
-because a broker deletes offsets after some time (offsets.retention.minutes, a week), and a batch may run again later.
+record* is written to the stream's folder, where it stays as long as the batch can run again, and the group is deleted.
+The record is needed because a broker deletes offsets after some time (offsets.retention.minutes, a week), and a batch
+may run again later.
 """
 
 from __future__ import annotations
