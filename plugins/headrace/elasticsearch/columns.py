@@ -6,7 +6,8 @@ column         type                        meaning
 topic          string                      the record's topic; record ids need it, dead letters show it
 partition      int                         its partition
 offset         long                        its offset; the external version of key ids
-incarnation    int, optional               the topic's incarnation, counted from 1; 1 if the column is missing
+incarnation    int, optional               the topic's incarnation, counted from 1; 1 if the column is missing; 0 if it
+                                            is not known which, where no id depends on it
 key            binary | string, optional   the record's key; key ids need it
 value          binary | string             the record's value, which *is* the document (for untransformed rows)
 document       string | binary             the JSON document that a transform made of the value; null is a tombstone
@@ -36,6 +37,8 @@ DOCUMENT = "document"
 HEADERS = "headers"
 TIMESTAMP = "timestamp"
 REJECTED_BECAUSE = "rejected_because"
+
+UNKNOWN_INCARNATION = 0
 
 COORDINATES = (TOPIC, PARTITION, OFFSET)
 

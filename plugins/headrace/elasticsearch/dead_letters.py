@@ -135,7 +135,7 @@ class DeadLetter:
             "topic": self.topic,
             "partition": self.partition,
             "offset": self.offset,
-            "incarnation": self.incarnation if self.topic is not None else None,
+            "incarnation": (self.incarnation or None) if self.topic is not None else None,
             "reason": {"type": self.reason.type, "text": self.reason.text},
             "value_bytes": None if value is None else len(value),
             "document_id": self.document_id,
@@ -168,6 +168,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         document = None
     rejected_before = reason.type == REJECTED_BEFORE
     document_id, version = _identity(batch, row, options)
+    incarnation = cell(columns.INCARNATION)
     # No two rows of a batch have the same id (`DuplicateIdCheck`), except rows of one key with different versions.
     has_own_id = (
         document_id is not None
@@ -178,7 +179,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         cell(columns.TOPIC),
         cell(columns.PARTITION),
         cell(columns.OFFSET),
-        cell(columns.INCARNATION) or 1,
+        1 if incarnation is None else incarnation,
         reason,
         original,
         document,
@@ -352,7 +353,7 @@ class DeadLetterWriter:
     def _with_original(self, letter: DeadLetter) -> DeadLetter:
         if letter.original is not None or self._originals is None or letter.topic is None:
             return letter
-        if letter.partition is None or letter.offset is None:
+        if letter.partition is None or letter.offset is None or letter.incarnation == columns.UNKNOWN_INCARNATION:
             return letter
         original = self._originals.fetch(letter.topic, letter.partition, letter.offset, letter.incarnation)
         return letter if original is None else replace(letter, original=original)

@@ -192,9 +192,12 @@ def _named_columns(output: ElasticsearchOutput) -> list[str]:
 
 
 def _incarnation(incarnations: BatchIncarnations, output: ElasticsearchOutput) -> str:
-    if not output.needs_incarnation:
-        return f"COALESCE({incarnations.expression()}, 1)"
     ambiguous = incarnations.ambiguous
+    if not output.needs_incarnation:
+        known = f"COALESCE({incarnations.expression()}, 1)"
+        # A dead letter would get the record of another topic of the name.
+        either = f"WHEN topic IN ({', '.join(map(_text, ambiguous))}) THEN {columns.UNKNOWN_INCARNATION}"
+        return f"CASE {either} ELSE {known} END" if ambiguous else known
     if ambiguous:
         raise UnsuitableRowsError(
             f"The rows for output {output.id!r} have no column 'incarnation', and the batch has records of several "

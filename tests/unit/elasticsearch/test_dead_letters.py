@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.support.fake_elasticsearch import Action, FakeElasticsearch
 
-from headrace.elasticsearch.dead_letters import dead_letter
+from headrace.elasticsearch.dead_letters import OriginalRecord, dead_letter
 from headrace.elasticsearch.errors import DeadLettersRefusedError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.transport import Response
@@ -145,3 +145,19 @@ def test_letters_are_not_written_where_a_template_makes_a_data_stream(
     indexer = Indexer(elasticsearch, make_options(dead_letter_index=SHARED), clock=clock)
     with pytest.raises(DeadLettersRefusedError, match=r"'letters' would be a data stream, .* template \[logs\]"):
         indexer.index([make_rows([b"junk"])])
+
+
+def test_a_letter_gets_no_record_if_it_may_be_that_of_another_topic_of_the_name(
+    elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any
+) -> None:
+    class Records:
+        def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord:
+            assert incarnation == 2
+            return OriginalRecord(b"key", b"value")
+
+    rows = make_rows([b"junk", b"junk"], incarnations=[0, 2], n=["a", "b"]).rename_columns({"value": "document"})
+    options = make_options(dead_letter_index=SHARED, document_id="columns", id_columns=["n"], batch_time_ms=1)
+    counts = Indexer(elasticsearch, options, originals=Records(), clock=clock).index([rows])
+    assert counts.dead_lettered == 2
+    letters = sorted(elasticsearch.documents(SHARED).values(), key=lambda letter: letter["offset"])
+    assert [(letter.get("incarnation"), letter.get("value")) for letter in letters] == [(None, None), (2, "dmFsdWU=")]

@@ -6,6 +6,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.kafka.ranges import RecordedRange
+from headrace.spark import documents
 from headrace.spark.documents import (
     FOUND_INCARNATION,
     BatchIncarnations,
@@ -39,6 +40,15 @@ def test_of_two_incarnations_the_offsets_decide() -> None:
 @pytest.mark.parametrize("again", [(0, 4), (4, 5), (0, 9), (1, 2)])
 def test_offsets_that_stand_for_two_records_are_ambiguous(again: tuple[int, int]) -> None:
     assert BatchIncarnations([of("a", 1, 0, 5), of("b", 1, 0, 5), of("a", 2, *again)]).ambiguous == ["a"]
+
+
+def test_where_no_id_depends_on_it_an_ambiguous_incarnation_is_unknown() -> None:
+    """Such as of two clusters' topics of one name: a dead letter would get the other cluster's record."""
+    known = BatchIncarnations([of("a", 1, 0, 5), of("a", 2, 0, 5), of("b", 1, 0, 5)])
+    by_column = ElasticsearchOutput(hosts="http://h:1", index="i", document_ids=ColumnIds(columns=("n",)))
+    assert documents._incarnation(known, by_column) == (
+        f"CASE WHEN topic IN ('a') THEN 0 ELSE COALESCE({known.expression()}, 1) END"
+    )
 
 
 def test_a_batch_without_ranges_knows_no_row() -> None:
