@@ -122,11 +122,19 @@ class State(Part):
                 f"keys {', '.join(missing)} are none of the fields {', '.join(columns)}; name them as the fields are "
                 "written"
             )
-        reserved = [name for name in columns if name == REMOVED_FLAG or name.startswith(OWN_COLUMNS)]
+        # Spark compares names without their case.
+        lower = [name.lower() for name in columns]
+        reserved = [name for name in columns if name.lower() == REMOVED_FLAG or name.lower().startswith(OWN_COLUMNS)]
         if reserved:
             raise ValueError(
                 f"fields cannot hold a column {', '.join(reserved)}, which an update and the outputs need; give it "
                 "another name"
+            )
+        if twice := [name for name in columns if lower.count(name.lower()) > 1]:
+            raise ValueError(f"fields has {', '.join(twice)}, which are one name to Spark; give each its own")
+        if parted := [name for name in columns if not {".", "`"}.isdisjoint(name)]:
+            raise ValueError(
+                f"fields has {', '.join(parted)}: Spark takes a . for a field within a column; write _ in its place"
             )
         for name, kind in columns.items():
             within = {field.name for field in kind.all()}
