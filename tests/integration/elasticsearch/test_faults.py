@@ -255,10 +255,12 @@ def test_credentials_that_end_in_the_middle_of_a_batch_lose_nothing(server: Serv
 
 
 def test_a_batch_fails_if_its_dead_letters_may_not_be_written(server: Server, rows: Any) -> None:
-    def created(handler: Handler) -> None:
-        handler.answer(200, b"{}")
+    def there(handler: Handler) -> None:
+        handler.answer(
+            200, b'{"clicks-dead-letters": {"settings": {"index": {"provided_name": "clicks-dead-letters"}}}}'
+        )
 
-    server.script = [created, items_refused]
+    server.script = [there, items_refused]
     with pytest.raises(ElasticsearchRefusedError, match=r"clicks-dead-letters.*privileges"):
         index(rows([b"junk"]), server.node)
     assert index(rows([b"junk"]), server.node).dead_lettered == 1
