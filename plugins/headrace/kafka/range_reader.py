@@ -115,8 +115,9 @@ class _Reading:
 
     ``leader_epochs`` are those recorded for its ranges, the highest possible number where none is.
 
-    ``is_anew``: the run is fetched again after an error and has no result yet, so the client may still report its old
-    position. ``end`` is the partition's end as the client last reported it.
+    ``is_anew``: the client has fetched the partition before, for another run or before an error, and has no result of
+    this run yet, so it may still report its old position. ``end`` is the partition's end as the client last reported
+    it.
     """
 
     run: RangeRun
@@ -183,6 +184,7 @@ class KafkaRangeReader:
         self._records_at_once = FIRST_RECORDS
         self._last_error: str | None = None
         self._is_refused = False
+        self._fetched: set[tuple[str, int]] = set()
         self._consumer = consumer_factory({**clients.consumer, "error_cb": self._on_error})
 
     def close(self) -> None:
@@ -238,6 +240,9 @@ class KafkaRangeReader:
 
     def _read(self, readings: Sequence[_Reading]) -> Iterator[pa.RecordBatch]:
         open_runs = {reading.run.key: reading for reading in readings}
+        for key, reading in open_runs.items():
+            reading.is_anew = key in self._fetched
+        self._fetched.update(open_runs)
         self._last_error = None
         self._consumer.incremental_assign(
             [KafkaPartition(*key, reading.next_offset) for key, reading in open_runs.items()]
