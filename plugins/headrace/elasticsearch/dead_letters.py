@@ -371,6 +371,11 @@ class DeadLetterWriter:
         except ElasticsearchRefusedError:
             # Writing the letters shows whether the index can be used.
             there = None
+        if there is not None and there.name == self._options.index:
+            raise DeadLettersRefusedError(
+                f"Dead letters cannot be written: {name!r} is an alias of {there.name!r}, the output's own index.",
+                remedy="Name another dead_letter_index in the output.",
+            )
         if there is None:
             body = json.dumps({"mappings": MAPPINGS}).encode()
             path = f"/{quote(name, safe='')}"

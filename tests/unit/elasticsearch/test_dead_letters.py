@@ -127,6 +127,15 @@ def test_letters_are_not_written_where_a_letter_could_be_there_twice(
     assert not elasticsearch.documents(SHARED)
 
 
+def test_letters_are_not_written_among_the_outputs_own_documents(
+    elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any
+) -> None:
+    elasticsearch.descriptions[SHARED] = {"clicks": {"aliases": {SHARED: {}}, "settings": {"index": {}}}}
+    indexer = Indexer(elasticsearch, make_options(dead_letter_index=SHARED), clock=clock)
+    with pytest.raises(DeadLettersRefusedError, match="'letters' is an alias of 'clicks', the output's own index"):
+        indexer.index([make_rows([b"junk"])])
+
+
 def test_letters_are_not_written_where_a_template_makes_a_data_stream(
     elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
