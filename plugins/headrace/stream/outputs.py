@@ -480,7 +480,17 @@ class ElasticsearchOutput(OutputDefinition):
             return bool(mine.rows) == bool(theirs.rows)
         if isinstance(mine, ColumnIds) and isinstance(theirs, ColumnIds):
             return mine == theirs
-        return mine.kind == theirs.kind
+        columns = _as_columns(mine)
+        return mine.kind == theirs.kind or (columns is not None and columns == _as_columns(theirs))
+
+
+def _as_columns(ids: RecordIds | KeyIds | ColumnIds) -> tuple[str, ...] | None:
+    """The columns whose values, joined, are these ids; None if they are no columns of the record alone."""
+    if isinstance(ids, ColumnIds):
+        return None if ids.with_batch_time else ids.columns
+    if isinstance(ids, KeyIds):
+        return ("key",)
+    return None if ids.rows else ("topic", "partition", "offset")
 
 
 def _host(text: str) -> str:

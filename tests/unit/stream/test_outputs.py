@@ -35,6 +35,8 @@ def two_into_one_index(first: Any, second: Any, **more: Any) -> dict[str, Any]:
         (RecordIds(rows="line"), RecordIds(rows=("leg",))),
         (KeyIds(version_from="at"), KeyIds(version_from="seen")),
         (ColumnIds(columns=("carrier",)), ColumnIds(columns=("carrier",))),
+        (KeyIds(), ColumnIds(columns=("key",), with_batch_time=False)),
+        (ColumnIds(columns=("topic", "partition", "offset"), with_batch_time=False), RecordIds()),
     ],
 )
 def test_two_outputs_do_not_give_documents_of_one_index_the_same_ids(first: Any, second: Any) -> None:
