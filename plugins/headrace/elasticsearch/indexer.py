@@ -9,6 +9,7 @@ The next attempt uses other digests, so it succeeds.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -240,8 +241,20 @@ def _distinguishing(batch: pa.RecordBatch, identities: Identities, options: Inde
     numbers = [identities.versions]
     if options.version_from is not None and all(name in batch.schema.names for name in columns.COORDINATES):
         # Two records may have the same version; two rows of one record may not have the same key.
-        numbers += [batch.column(columns.PARTITION), batch.column(columns.OFFSET)]
+        numbers += [batch.column(columns.PARTITION), batch.column(columns.OFFSET), _topic_numbers(batch)]
+        if columns.INCARNATION in batch.schema.names:
+            numbers.append(batch.column(columns.INCARNATION))
     return [pc.fill_null(pc.cast(column, pa.int64()), -1) for column in numbers]
+
+
+def _topic_numbers(batch: pa.RecordBatch) -> Any:
+    """A number (int64) for each row's topic, equal in all tasks: mirrored topics have equal keys, versions and
+    offsets."""
+    topics = batch.column(columns.TOPIC)
+    encoded = topics if pa.types.is_dictionary(topics.type) else topics.dictionary_encode()
+    digests = [hashlib.sha256(str(name).encode()).digest()[:8] for name in encoded.dictionary.to_pylist()]
+    numbers = [int.from_bytes(digest, signed=True) for digest in digests]
+    return pa.array(numbers, pa.int64()).take(encoded.indices)
 
 
 def repeated_digests(parts: Sequence[np.ndarray[Any, Any]]) -> int:

@@ -389,6 +389,15 @@ def test_rows_with_one_id_are_refused_before_they_are_sent(
         # Later values of a key, and records of one time.
         ({"document_id": "key"}, {"offsets": [3, 4], "keys": [b"k", b"k"]}),
         ({"document_id": "key", "version_from": "v"}, {"offsets": [3, 4], "keys": [b"k", b"k"], "v": pa.array([5, 5])}),
+        # The records of mirrored topics, and of topics of one name in two clusters.
+        (
+            {"document_id": "key", "version_from": "v"},
+            {"offsets": [3, 3], "keys": [b"k", b"k"], "v": pa.array([5, 5]), "topic": pa.array(["east.t", "west.t"])},
+        ),
+        (
+            {"document_id": "key", "version_from": "v"},
+            {"offsets": [3, 3], "keys": [b"k", b"k"], "v": pa.array([5, 5]), "incarnations": [1, 2]},
+        ),
         # Dead letters without an id.
         ({"document_id": "key"}, {"offsets": [3, 4], "keys": [None, None]}),
     ],
