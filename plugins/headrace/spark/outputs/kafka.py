@@ -35,7 +35,7 @@ from headrace.spark.outputs.kafka_transaction import (
     END,
     BatchTransaction,
     KafkaOutputError,
-    OwnInputError,
+    OwnTopicError,
     Sent,
     SentRecords,
     client_config,
@@ -150,7 +150,7 @@ class KafkaDataSource(DataSource):
         return FORMAT
 
     def writer(self, schema: StructType, overwrite: bool) -> KafkaSink:  # noqa: ARG002 - neither matters
-        """Check that the topic exists, and that the batch has no records of it.
+        """Check that the topic exists, that the batch has no records of it, and that no replay sends it there again.
 
         Raises KafkaOutputError, OutputOptionsError, or a connection's errors.
         """
@@ -170,11 +170,20 @@ class KafkaDataSource(DataSource):
             raise OutputOptionsError(
                 f"An option of the {FORMAT} data source is missing or invalid: {error!r}."
             ) from None
-        if topic_id(transaction.config, transaction.topic) in read_topics:
-            raise OwnInputError(
+        sent_to = topic_id(transaction.config, transaction.topic)
+        if sent_to in read_topics:
+            raise OwnTopicError(
                 f"The batch has records of topic {transaction.topic!r} of this cluster, to which it is to be sent: the "
                 "stream would receive what it sends, without end.",
                 remedy="Send to another topic. (The input names the cluster by other servers or another connection.)",
+            )
+        live_folder = options.get("live_sent_folder")
+        if live_folder and SentRecords(live_folder, options["sent_name"]).find(sent_to) is not None:
+            raise OwnTopicError(
+                f"The stream itself has sent the batch to topic {transaction.topic!r}, and the replay would send it "
+                "there again.",
+                remedy="Send the replay to another topic. (It names the cluster by other servers or another "
+                "connection.)",
             )
         return KafkaSink(transaction, report)
 
@@ -259,11 +268,15 @@ class KafkaWriter:
             "transaction": f"headrace-{batch.stream.name}.{place}-{batch.batch_time_ms}",
             "attempt": str(batch.attempt),
             "transaction_timeout_seconds": str(output.transaction_timeout_seconds),
-            "sent_folder": f"{batch.stream.folder_url}/sent/{quote(place, safe='')}/{output.topic}",
+            "sent_folder": self._sent_folder(batch, place),
+            "live_sent_folder": self._sent_folder(batch, output.step) if batch.target else None,
             "sent_name": f"{batch.batch_time_ms}.json",
             "read_topics": json.dumps(self._read_topics(batch)),
         }
         return {name: value for name, value in options.items() if value is not None}
+
+    def _sent_folder(self, batch: WrittenBatch, place: str) -> str:
+        return f"{batch.stream.folder_url}/sent/{quote(place, safe='')}/{self._output.topic}"
 
     def _read_topics(self, batch: WrittenBatch) -> list[str]:
         """The ids of the topics of the output's name of which the batch has records: a definition may name the input's

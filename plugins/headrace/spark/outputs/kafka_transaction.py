@@ -46,8 +46,8 @@ class TopicMissingError(KafkaOutputError):
     """The output's topic does not exist, or may not be described."""
 
 
-class OwnInputError(KafkaOutputError):
-    """The output's topic is one of which the batch has records."""
+class OwnTopicError(KafkaOutputError):
+    """The output's topic is one of which the batch has records, or a replay's is the one of the stream's own output."""
 
     failure = Failure.CODE
 

@@ -26,7 +26,7 @@ from headrace.spark.outputs.kafka_transaction import (
     KafkaOutputError,
     KafkaRefusedError,
     MessageRefusedError,
-    OwnInputError,
+    OwnTopicError,
     Sent,
     SentRecords,
     TopicMissingError,
@@ -196,5 +196,17 @@ def test_a_topic_that_the_batch_was_read_from_by_another_connection_is_refused(
     )
     monkeypatch.setattr(kafka, "topic_id", lambda *_: sent_to)
     source = kafka.KafkaDataSource({**KafkaWriter(output)._options(batch), "report": "r"})
-    with pytest.raises(OwnInputError, match="records of topic 'clicks'") if refused else contextlib.nullcontext():
+    with pytest.raises(OwnTopicError, match="records of topic 'clicks'") if refused else contextlib.nullcontext():
         source.writer(StructType(), overwrite=False)
+
+
+@pytest.mark.parametrize(("sent_to", "refused"), [("id", True), ("id-of-staging", False)])
+def test_a_replay_does_not_send_a_batch_again_to_the_streams_own_topic(
+    options: Any, monkeypatch: pytest.MonkeyPatch, sent_to: str, *, refused: bool
+) -> None:
+    """Its definition may name the cluster otherwise than the stream's."""
+    records(options()).write(Sent("id", 1, 5, 50))
+    monkeypatch.setattr(kafka, "topic_id", lambda *_: sent_to)
+    with pytest.raises(OwnTopicError, match="itself has sent the batch") if refused else contextlib.nullcontext():
+        kafka.KafkaDataSource({**options(target="v2"), "report": "r"}).writer(StructType(), overwrite=False)
+    kafka.KafkaDataSource({**options(), "report": "r"}).writer(StructType(), overwrite=False)
