@@ -34,7 +34,7 @@ from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_frames import sends_records
 from headrace.spark.failures import python_account
 from headrace.spark.packaging import connections_conf, send_code, send_connections
-from headrace.spark.range_run import POOL, RangeResult, RangeRunner, RangeSettings
+from headrace.spark.range_run import POOL, RangeIncompleteError, RangeResult, RangeRunner, RangeSettings
 from headrace.spark.sessions import (
     attempt_session_id,
     attempt_tag,
@@ -107,6 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Terminated as terminated:
         report(str(terminated))
         return EXIT_TERMINATED
+    except RangeIncompleteError as incomplete:
+        with contextlib.suppress(TaskGoneError):
+            # Not with the name of the batch at which the range was begun: it may have completed.
+            _reporter(options.stream, "range")(f"failed: {incomplete}")
+        return EXIT_FAILED
     except HeadraceError as error:
         with contextlib.suppress(TaskGoneError):
             if error.__cause__ is not None:

@@ -194,3 +194,17 @@ def test_a_range_in_an_application_of_its_own_goes_on_when_its_first_batch_needs
     assert sorted(done) == times
     # Views of one batch's transform are not another's.
     assert sessions[0] is not sessions[1]
+
+
+def test_a_range_that_is_incomplete_does_not_blame_the_batch_at_which_it_was_begun(
+    stream: Stream, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(*_: Any) -> None:
+        raise range_run.RangeIncompleteError("1 of 30 batches of the day are left, 1 failed in this try.")
+
+    monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
+    monkeypatch.setattr(batch_command, "_run", run)
+    with Ledger.open(stream.ledger):
+        command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", "1700000000000"]
+        assert batch_command.main(command) == 1
+    assert "headrace: shop, range: failed: 1 of 30 batches of the day are left" in capfd.readouterr().err
