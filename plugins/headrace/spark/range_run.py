@@ -16,7 +16,6 @@ ends with the first failure.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from headrace.ledger.batch_tables import Attempt, AttemptRow, BatchRow
     from headrace.spark.shared_jobs import SharedSparkJobs
     from headrace.stream_context import StreamContext
-
-logger = logging.getLogger(__name__)
 
 POOL = "again"
 """The pool of Spark's scheduler for the jobs of ranges."""
@@ -247,9 +244,10 @@ class RangeRunner:
                 is_first = False
                 self._run_batch(number, batch)
         except BaseException as error:
-            # For example the reader of this process's output is gone.
-            logger.debug("thread %d ends: %s", number, error)
             self._stop.set()
+            # If the reader of this process's output is gone, nobody reads why.
+            with contextlib.suppress(Exception):
+                self._report(f"no more batches are begun: {reason_of(error)[:_ERROR_CHARACTERS]}")
         finally:
             with contextlib.suppress(Exception):
                 self._sessions.give_up(number)

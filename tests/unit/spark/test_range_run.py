@@ -22,7 +22,7 @@ from headrace.errors import TRY_NUMBER, HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, BatchState, Ledger
 from headrace.ledger.batch_tables import Attempt, batches
-from headrace.ledger.errors import AttemptFencedError
+from headrace.ledger.errors import AttemptFencedError, LedgerError
 from headrace.ledger.receiving_tables import unclaimed_times
 from headrace.spark import range_run
 from headrace.spark.batch_attempt import BatchAttempt
@@ -401,6 +401,17 @@ def test_a_reader_that_is_gone_ends_the_run(rig: Rig) -> None:
     with pytest.raises(RangeIncompleteError):
         rig.run(threads=1)
     assert rig.ran == rig.times[:1]
+
+
+def test_an_error_between_two_batches_is_reported(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise LedgerError("the ledger refused a statement")
+
+    monkeypatch.setattr(range_run, "processors_are_short", lambda _: True)
+    monkeypatch.setattr(type(rig.ledger.batches), "page", refuse)
+    with pytest.raises(RangeIncompleteError, match="7 of 8 batches"):
+        rig.run(threads=1)
+    assert any("no more batches are begun: LedgerError: the ledger refused" in line for line in rig.reported)
 
 
 def test_the_results_of_a_range_are_written_while_it_runs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
