@@ -318,14 +318,19 @@ class PartitionOrders:
 
     def _release(self, partitions: Sequence[TopicPartition]) -> None:
         """Release partitions in the ledger. Everything read from them is stored by now."""
-        self._ledger.positions.release(self._lease, partitions)
-        # The orders are older than the release and would repeat it.
-        self._heartbeat.forget_orders()
+        try:
+            self._ledger.positions.release(self._lease, partitions)
+        except LedgerUnavailableError as error:
+            # The next orders revoke them again, if the ledger did not release them.
+            logger.warning("the ledger does not answer, and is asked again to release %s: %s", partitions, error)
+        else:
+            # The orders are older than the release and would repeat it.
+            self._heartbeat.forget_orders()
+            logger.info("receiver %s has released %s", self._lease.receiver_id, ", ".join(map(str, partitions)))
         for partition in partitions:
             self._source.commits.forget(partition.topic, partition.partition)
             self._next_offsets.pop(partition, None)
             self._releasing.discard(partition)
-            logger.info("receiver %s has released %s", self._lease.receiver_id, partition)
 
 
 class ReceiverStats:

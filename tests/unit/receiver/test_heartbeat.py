@@ -13,7 +13,7 @@ from headrace.clock import ManualClock
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.receiving_tables import ReceiverLease, ReceiverOrders
 from headrace.receiver.block_store import StoreCounts
-from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat, Lag, LagWatch, ReceiverStats
+from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat, Lag, LagWatch, PartitionOrders, ReceiverStats
 from headrace.receiver.kafka_source import KafkaReceiver
 from headrace.receiver.record_source import FetchState, PartitionStatus, SourceError
 from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka
@@ -255,3 +255,29 @@ def test_a_partition_that_cannot_be_read_is_one_as_long_as_there_is_something_to
     assert watched.unreadable_topics(0, error="no access")[0]["asked_ms"] == T + 4_000
     assert watched.unreadable_topics(1) == []
     assert watched.unreadable_topics(0, FetchState.FAILED, "gone") == [], "that is its state in the ledger"
+
+
+def test_a_partition_is_released_by_the_next_orders_if_the_ledger_did_not_answer() -> None:
+    """Otherwise the receiver would end, and with it what was read of its other partitions."""
+    answers = iter([LedgerUnavailableError("away"), None])
+    released: list[TopicPartition] = []
+
+    def release(_lease: ReceiverLease, partitions: list[TopicPartition]) -> None:
+        if (error := next(answers)) is not None:
+            raise error
+        released.extend(partitions)
+
+    fakes: Any = {
+        "source": SimpleNamespace(partitions={}, commits=SimpleNamespace(forget=lambda *_: None)),
+        "generator": SimpleNamespace(after_push=lambda action: action()),
+        "heartbeat": SimpleNamespace(forget_orders=lambda: None),
+        "limiter": SimpleNamespace(update=lambda _: None),
+    }
+    context: Any = SimpleNamespace(ledger=SimpleNamespace(positions=SimpleNamespace(release=release)))
+    lease = ReceiverLease(ReceiverId("air", "records", 0), 1, 1, 10_000, 10_000)
+    orders = PartitionOrders(context, lease, **fakes, event_times=None, next_offsets={PARTITION: 7})
+    revoking = ReceiverOrders({}, frozenset({PARTITION}), stop=False, lease_until_ms=10_000, now_ms=0)
+    orders.follow(revoking, frozenset())
+    assert released == []
+    orders.follow(revoking, frozenset())
+    assert released == [PARTITION]
