@@ -193,12 +193,16 @@ class BlockStore:
         self._retried(step)
         self._next_offsets[partition] = until_offset
 
-    def report_reused(self, gap: Gap) -> None:
-        """Report offsets that Kafka took back. (Not if the topic was created again: the tracker reports that.)"""
+    def record_gap(self, gap: Gap) -> None:
+        """Record lost offsets, or report offsets that Kafka took back. (Not if the topic was created again: the tracker
+        reports that.)"""
         if self._not_to_store([gap.partition]):
             return
         try:
-            self._retried(lambda: report_reused(gap, self._lease, self._ledger))
+            if gap.taken_back:
+                self._retried(lambda: report_reused(gap, self._lease, self._ledger))
+            else:
+                self.advance(gap.partition, gap.from_offset, gap.until_offset, gap.reason)
         except PartitionNotAssignedError as error:
             # The partition was taken away by force; its new receiver finds the same.
             logger.warning("%s", error)

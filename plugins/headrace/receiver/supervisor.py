@@ -204,7 +204,7 @@ class ReceiverSupervisor:
                 for chunk in (event,) if self._event_times is None else self._event_times.split(event):
                     self._generator.add_data(chunk, chunk.nbytes, waiting=self._while_full)
             else:
-                self._generator.after_push(partial(self._store_gap, event))
+                self._generator.after_push(partial(self._store.record_gap, event))
 
     def _while_full(self) -> None:
         """Called while records wait because nothing can be stored, which may last: the disk is full, for example."""
@@ -242,12 +242,6 @@ class ReceiverSupervisor:
 
     def _push(self, block: GeneratedBlock[RecordChunk]) -> None:
         self._store.store(block.items, block.cut_time_ms)
-
-    def _store_gap(self, gap: Gap) -> None:
-        if gap.taken_back:
-            self._store.report_reused(gap)
-        else:
-            self._store.advance(gap.partition, gap.from_offset, gap.until_offset, gap.reason)
 
     # -- draining and ending ---------------------------------------------------------------------------------------
 

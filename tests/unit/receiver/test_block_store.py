@@ -165,6 +165,45 @@ def test_a_topic_that_was_created_again_had_nothing_taken_back(
     assert setting.events(EventKind.OFFSETS_REUSED) == []
 
 
+def lost(setting: Any) -> bool:
+    (row,) = setting.ledger.receivers.all("air")
+    return bool(row.stats.get("lost_offsets") == 10)
+
+
+def test_a_gap_of_a_partition_that_is_taken_by_force_meanwhile_is_its_next_owners(
+    begin: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = begin("reset")
+    setting.kafka.produce("flights", 0, *[b"new"] * 20)
+    setting.kafka.expire("flights", 0, 20)
+    asked: list[Any] = []
+
+    def advance(lease: Any, partition: Any, *_: object, **__: object) -> None:
+        asked.append(partition)
+        raise PartitionNotAssignedError(lease.receiver_id, partition, 1)
+
+    monkeypatch.setattr(setting.ledger.positions, "advance", advance)
+    monkeypatch.setattr(setting.ledger.blocks, "add", lambda lease, info, _: advance(lease, info.ranges[0].partition))
+    with setting.running() as running:
+        eventually(lambda: lost(setting) and bool(asked))
+    assert running.report.state is ReceiverState.STOPPED
+
+
+def test_offsets_that_a_topic_created_again_does_not_have_are_no_gap_of_the_one_before(
+    begin: Callable[[str], Any],
+) -> None:
+    """It may begin with later offsets: a copy of a topic keeps them, and its first records may be too old."""
+    setting = begin("reset")
+    with setting.kafka.lock:
+        setting.kafka.create("flights", 1)
+        setting.kafka.produce("flights", 0, *[b"new"] * 30)
+        setting.kafka.expire("flights", 0, 20)
+    with setting.running():
+        eventually(lambda: lost(setting))
+    assert setting.ledger.gaps.page("air") == []
+    assert [row.next_offset for row in setting.ledger.positions.all("air")] == [10]
+
+
 @pytest.fixture
 def setting(make_stream: Callable[..., Stream], make_setting: Callable[[Stream], Setting], tmp_path: Path) -> Setting:
     """A receiver whose log is in an object store, with copies below ``tmp_path``."""
