@@ -92,7 +92,12 @@ def postgres_engine(url: URL) -> Engine:
         pool_pre_ping=True,
         hide_parameters=True,
         json_serializer=dump_json,
-        connect_args={name: value for name, value in _LIBPQ.items() if name not in url.query},
+        connect_args={
+            **{name: value for name, value in _LIBPQ.items() if name not in url.query},
+            # No prepared statements: psycopg numbers them, and behind a pooler in transaction mode another client's of
+            # the same number would run.
+            "prepare_threshold": None,
+        },
     )
 
     @event.listens_for(engine, "do_connect")

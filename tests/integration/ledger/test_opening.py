@@ -34,3 +34,13 @@ def test_a_commit_is_durable_even_where_the_server_says_otherwise(ledger: Any) -
             connection.exec_driver_sql(f"SHOW {setting}").scalar() for setting in ("synchronous_commit", "lock_timeout")
         ]
     assert shown == ["on", "20s"]
+
+
+def test_no_statement_is_prepared_so_that_a_pooler_in_transaction_mode_can_be_between(world: Any) -> None:
+    """psycopg numbers prepared statements: on a connection that clients share, one would run another's."""
+    for number in range(10):
+        world.add({0: (number, number + 1)})
+        world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=number)
+    with world.ledger.streams._database.read() as connection:
+        prepared = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements").scalars().all()
+    assert prepared == []
