@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import socket
 import stat
 import sys
 import tempfile
@@ -44,9 +45,10 @@ if TYPE_CHECKING:
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 USER_ID = "headrace"
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+_DEFAULT_PORT = 15002
 _SESSIONS = uuid.UUID("6f1c3d0a-7e0f-5d0b-9a55-0f6f9d6f2c11")
-# 0.2 s doubled eight times gives 50 s of retries with a server that is busy or gone. pyspark's default is ten minutes,
-# but the lease shows much earlier that a receiver job has died.
+# 0.2 s doubled eight times gives 50 s of retries with a server that is busy. pyspark's default is ten minutes, but the
+# lease shows much earlier that a receiver job has died.
 _RETRIES: dict[str, Any] = {"max_retries": 8, "initial_backoff": 200, "backoff_multiplier": 2.0, "max_backoff": 30_000}
 
 
@@ -178,8 +180,14 @@ def remote_session(url: str, token: str, *, session_id: str | None = None) -> Sp
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
+    class UntilGone(DefaultPolicy):
+        """Retries no call to a server whose process has ended: each call of a range would be retried for 50 s."""
+
+        def can_retry(self, error: BaseException) -> bool:
+            return super().can_retry(error) and not is_gone(url)
+
     session = RemoteSession.builder.channelBuilder(_channel(url, token, session_id)).create()
-    session.client.set_retry_policies([DefaultPolicy(**_RETRIES)])
+    session.client.set_retry_policies([UntilGone(**_RETRIES)])
     try:
         _ = session.version
     except PySparkException as error:
@@ -189,6 +197,22 @@ def remote_session(url: str, token: str, *, session_id: str | None = None) -> Sp
             remedy="Check that the receiver job is alive and that both sides have the same HEADRACE_SECRET_KEY.",
         ) from error
     return cast("SparkSession", session)
+
+
+def is_gone(url: str) -> bool:
+    """Whether the Connect server at this URL was on this machine and has ended: nothing listens at its port.
+
+    No other server comes to that port, since Spark chooses one when it starts. A busy server's port takes connections.
+    """
+    parts = urlsplit(url)
+    if parts.hostname not in _LOOPBACK_HOSTS:
+        return False
+    address = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    try:
+        socket.create_connection((address, parts.port or _DEFAULT_PORT), timeout=1).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def protected_url(url: str) -> str:
@@ -203,7 +227,7 @@ def protected_url(url: str) -> str:
             "A Spark Connect URL must not contain a token.", remedy="Remove it: headrace derives the token."
         )
     if host in _LOOPBACK_HOSTS:
-        return f"sc://localhost:{parts.port or 15002}/" + "".join(f";{parameter}" for parameter in parameters)
+        return f"sc://localhost:{parts.port or _DEFAULT_PORT}/" + "".join(f";{parameter}" for parameter in parameters)
     if "use_ssl=true" not in parameters:
         raise ConnectUrlError(
             f"The Spark Connect server at {host} is not on this machine, and its URL does not ask for TLS.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from headrace.spark.batch_command import replaces
 from headrace.spark.sessions import (
     APPLICATION,
     SECRET_VARIABLE,
+    ConnectRefusedError,
     ConnectUrlError,
     SecretKeyMissingError,
     VersionMismatchError,
@@ -24,7 +26,9 @@ from headrace.spark.sessions import (
     check_versions,
     current_versions,
     derive_token,
+    is_gone,
     protected_url,
+    remote_session,
     secret_fingerprint,
     token_from_environment,
     token_of_job,
@@ -52,6 +56,26 @@ def test_a_token_in_the_url_is_refused_and_not_repeated() -> None:
     with pytest.raises(ConnectUrlError) as refused:
         protected_url("sc://localhost:1/;token=abc123")
     assert "abc123" not in str(refused.value)
+
+
+def test_a_server_of_this_machine_is_gone_when_nothing_listens_at_its_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        # It is busy, and accepts nothing.
+        assert not is_gone(f"sc://localhost:{port}")
+    assert is_gone(f"sc://localhost:{port}")
+    assert not is_gone("sc://spark.example:443/;use_ssl=true"), "a proxy may be restarting"
+
+
+def test_a_call_to_a_server_that_is_gone_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    pauses: list[float] = []
+    # pyspark pauses by it between two tries.
+    monkeypatch.setattr("pyspark.sql.connect.client.retries.Retrying.__init__.__defaults__", (pauses.append,))
+    with pytest.raises(ConnectRefusedError):
+        remote_session(f"sc://localhost:{port}", "token")
+    assert not pauses
 
 
 @dataclass(frozen=True)
