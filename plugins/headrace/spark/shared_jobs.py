@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -25,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from headrace.errors import HeadraceError
+from headrace.spark.failures import task_cause
 from headrace.spark.sessions import cancel_tag, name_jobs
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ _WAIT_SECONDS = 0.5
 _ENOUGH_A_SLOT = 8
 # A task runs so many batches at a time: one reads while another waits for its output's server.
 _BATCHES_A_TASK = 2
+# After so long without a success a task tries no more batches.
+_HOPELESS_SECONDS = 60.0
 
 _RESULTS_DDL = "place INT, error STRING, results BINARY"
 _RESULTS = pa.schema([("place", pa.int32()), ("error", pa.string()), ("results", pa.binary())])
@@ -50,6 +55,11 @@ class JobInterruptedError(Exception):
 
 class BatchTaskFailedError(Exception):
     """The batch's own task has failed in a shared job. Its text is the Python traceback of the task."""
+
+
+class BatchNotTriedError(HeadraceError):
+    """The batch was not tried, because no other batch of its Spark task has succeeded for a minute: a server is away.
+    Each batch would wait for it as long as the ones before, and a job has its results when all of them have ended."""
 
 
 class BlockTask(Protocol):
@@ -136,10 +146,10 @@ class _JobTasks:
     def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the results of each batch as an Arrow stream, or its error."""
         batches = [batch for numbers in rows for row in numbers.column(0).to_pylist() for batch in self.parts[row]]
-        left = iter(batches)
+        left, hope = iter(batches), _Hope()
         done: Queue[pa.RecordBatch | BaseException] = Queue()
         for _ in range(min(_BATCHES_A_TASK, len(batches))):
-            threading.Thread(target=_run_batches, args=(left, done.put), daemon=True).start()
+            threading.Thread(target=_run_batches, args=(left, hope, done.put), daemon=True).start()
         for _ in batches:
             result = done.get()
             if isinstance(result, BaseException):
@@ -147,8 +157,31 @@ class _JobTasks:
             yield result
 
 
+@dataclass(slots=True)
+class _Hope:
+    """Whether another batch of a task may succeed. One that fails by itself does not end it for the others."""
+
+    succeeded_at: float = field(default_factory=time.monotonic)
+    errors: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise BatchNotTriedError if it may not."""
+        errors, seconds = self.errors, time.monotonic() - self.succeeded_at
+        if len(errors) >= _BATCHES_A_TASK and seconds > _HOPELESS_SECONDS:
+            raise BatchNotTriedError(
+                f"Not tried: {len(errors)} batches before it in its Spark task failed, and none succeeded for "
+                f"{seconds:.0f} s. The last one's error: {task_cause(errors[-1])}"
+            )
+
+    def failed(self, error: str) -> None:
+        self.errors += (error,)
+
+    def succeeded(self) -> None:
+        self.succeeded_at, self.errors = time.monotonic(), ()
+
+
 def _run_batches(
-    left: Iterator[tuple[int, BlockTask, int]], done: Callable[[pa.RecordBatch | BaseException], None]
+    left: Iterator[tuple[int, BlockTask, int]], hope: _Hope, done: Callable[[pa.RecordBatch | BaseException], None]
 ) -> None:
     """Run batches until none is left. What they use is closed at the end. An error that is no batch's is given too:
     whoever waits for results would wait for ever."""
@@ -158,10 +191,14 @@ def _run_batches(
             for place, task, numbers in left:
                 results, error = None, None
                 try:
+                    hope.check()
                     results = _stream(task, numbers)
-                except BaseException:
+                    hope.succeeded()
+                except BaseException as failure:
                     # Arrow's texts have no halves of characters, and a text that a server has cut may have one.
                     error = traceback.format_exc().encode(errors="backslashreplace").decode()
+                    if not isinstance(failure, BatchNotTriedError):
+                        hope.failed(error)
                 done(pa.RecordBatch.from_pylist([{"place": place, "error": error, "results": results}], _RESULTS))
     except BaseException as error:
         done(error)

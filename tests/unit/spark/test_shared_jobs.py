@@ -16,6 +16,8 @@ import pyarrow as pa
 import pytest
 from tests.unit.receiver.waiting import eventually
 
+from headrace.errors import Failure
+from headrace.kafka.errors import RangesUnreadableError
 from headrace.spark import shared_jobs
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.failures import failure_of, first_cause
@@ -188,6 +190,52 @@ def test_an_error_of_any_text_leaves_the_others_their_results() -> None:
     damaged, good = sorted(found, key=lambda row: row["place"])
     assert "the block of damaged \\ud83d is damaged" in damaged["error"]
     assert good["error"] is None
+
+
+@dataclass(frozen=True)
+class Away(Count):
+    """Waits in vain for a server, but for that of one batch. It takes a minute each time."""
+
+    tried: list[str]
+
+    def run(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        self.tried.append(self.name)
+        if self.name == "good":
+            return super().run(numbers)
+        raise RangesUnreadableError("Kafka brought nothing")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "names", "tried"),
+    [
+        (61, "a b c d", "a b"),
+        (61, "a good c d e", "a good c d"),
+        (20, "a b c d e", "a b c d"),
+        (0, "a b c d e", "a b c d e"),
+    ],
+)
+def test_a_task_tries_no_more_batches_when_none_has_succeeded_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, names: str, tried: str
+) -> None:
+    now = [0.0]
+    log: list[str] = []
+    hope = shared_jobs._Hope(0.0)
+    monkeypatch.setattr(shared_jobs.time, "monotonic", lambda: now[0])
+    found: list[str | None] = []
+
+    def done(result: Any) -> None:
+        found.append(result.to_pylist()[0]["error"])
+        now[0] += seconds
+
+    batches = [(place, Away(name, log), 1) for place, name in enumerate(names.split())]
+    shared_jobs._run_batches(iter(batches), hope, done)
+    assert log == tried.split()
+    assert len(found) == len(batches)
+    for name, error in zip(names.split()[len(log) :], found[len(log) :], strict=True):
+        cause = first_cause(BatchTaskFailedError(error))
+        assert cause.startswith("headrace.spark.shared_jobs.BatchNotTriedError: Not tried: "), name
+        assert "RangesUnreadableError: Kafka brought nothing" in cause
+        assert failure_of(BatchTaskFailedError(error)) is Failure.PASSING
 
 
 def test_a_job_that_fails_as_a_whole_interrupts_each_of_its_batches(session: Session, jobs: SharedSparkJobs) -> None:
