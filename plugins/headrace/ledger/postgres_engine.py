@@ -92,12 +92,7 @@ def postgres_engine(url: URL) -> Engine:
         pool_pre_ping=True,
         hide_parameters=True,
         json_serializer=dump_json,
-        connect_args={
-            **{name: value for name, value in _LIBPQ.items() if name not in url.query},
-            # No prepared statements: psycopg numbers them, and behind a pooler in transaction mode another client's of
-            # the same number would run.
-            "prepare_threshold": None,
-        },
+        connect_args={name: value for name, value in _LIBPQ.items() if name not in url.query},
     )
 
     @event.listens_for(engine, "do_connect")
@@ -129,6 +124,11 @@ def postgres_engine(url: URL) -> Engine:
 def _set_up(connection: BoundedConnection) -> float:
     """Set the session's bounds. Returns the seconds that the client waits for a statement."""
     with connection.cursor() as cursor:
+        server = cursor.execute("SELECT pg_backend_pid()").fetchone()
+        if server != (connection.info.backend_pid,):
+            # A pooler is between, which gives a client numbers of its own. In transaction mode clients share a server's
+            # session. psycopg numbers prepared statements, so that one would run another's.
+            connection.prepare_threshold = None
         # The ledger promises durability, so a server or role that acknowledges before it syncs is overruled.
         cursor.execute(
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"

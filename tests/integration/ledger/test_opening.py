@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from psycopg import ConnectionInfo
 from tests.unit.ledger.test_opening import (
     test_a_forked_child_has_connections_of_its_own,
     test_a_ledger_pickles_as_its_url,
@@ -14,6 +16,9 @@ from tests.unit.ledger.test_opening import (
     test_the_migrations_make_the_tables,
     test_threads_and_event_loops_share_a_ledger,
 )
+
+from headrace.ledger.database import Database, engine_url
+from headrace.ledger.postgres_engine import postgres_engine
 
 __all__ = [
     "test_a_forked_child_has_connections_of_its_own",
@@ -36,11 +41,18 @@ def test_a_commit_is_durable_even_where_the_server_says_otherwise(ledger: Any) -
     assert shown == ["on", "20s"]
 
 
-def test_no_statement_is_prepared_so_that_a_pooler_in_transaction_mode_can_be_between(world: Any) -> None:
+@pytest.mark.parametrize("pooler", [True, False])
+def test_statements_are_prepared_only_where_no_pooler_is_between(
+    ledger_url: str, monkeypatch: pytest.MonkeyPatch, pooler: bool
+) -> None:
     """psycopg numbers prepared statements: on a connection that clients share, one would run another's."""
-    for number in range(10):
-        world.add({0: (number, number + 1)})
-        world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=number)
-    with world.ledger.streams._database.read() as connection:
-        prepared = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements").scalars().all()
-    assert prepared == []
+    if pooler:
+        # PgBouncer gives each client a process id of its own.
+        monkeypatch.setattr(ConnectionInfo, "backend_pid", 1)
+    database = Database(postgres_engine(engine_url(ledger_url)))
+    for _ in range(10):
+        database.now_ms()
+    with database.read() as connection:
+        prepared = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements").all()
+    database.dispose()
+    assert (prepared == []) is pooler
