@@ -243,7 +243,7 @@ def test_a_conf_that_the_stream_does_not_know_is_refused_at_once(installation, t
 
 
 def test_a_logical_date_whose_interval_never_ends_is_refused_at_once(installation):
-    with pytest.raises(AirflowApiError, match="give another logical date") as refused:
+    with pytest.raises(AirflowApiError, match="Give another logical date") as refused:
         installation.api.trigger(BATCHES, logical_date=datetime.fromisoformat("9999-12-31T23:59:59+00:00"))
     assert refused.value.status == http.client.BAD_REQUEST
 

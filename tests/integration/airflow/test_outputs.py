@@ -199,7 +199,7 @@ def test_runs_for_the_times_that_a_batch_took_over_name_it_and_repeat_it_once_if
     (repeating,) = [run_id for run_id, tasks in asking.items() if tasks != skipped]
     assert set(asking.pop(repeating).values()) == {"success"}
     for run_id in asking:
-        assert f"and run {repeating} repeats that batch" in why(run_id)
+        assert f"and run {repeating} already repeats that batch" in why(run_id)
     with installation.ledger() as ledger:
         # One attempt for each of the two outputs.
         assert ledger.batches.get("flights", late.batch_time_ms).attempt == before + 2
