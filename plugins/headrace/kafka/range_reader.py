@@ -206,7 +206,8 @@ class KafkaRangeReader:
             RecordsDifferError: a counted range holds more or fewer records than its count.
             RecordsReplacedError: Kafka has other records in a range than the received ones. Raised before it returns
                 any of them.
-            RangesGoneError: Kafka no longer has an offset, or the topic was created again meanwhile.
+            RangesGoneError: Kafka no longer has an offset, or the topic was created again meanwhile, of which no record
+                is returned.
             RangesUnreadableError: there was no progress for ``stall_seconds``, or a record cannot be read.
         """
         differences: list[tuple[RecordedRange, int]] = []
@@ -216,7 +217,8 @@ class KafkaRangeReader:
             for reading in readings:
                 differences += reading.differences()
         if runs:
-            self.check_topics(runs)
+            # Also where no record was read.
+            self._check_topics(runs)
         if differences:
             raise self._differ(differences)
 
@@ -225,18 +227,30 @@ class KafkaRangeReader:
         if runs:
             check_available(self._ask(), runs)
 
-    def check_topics(self, runs: Sequence[RangeRun]) -> None:
-        """Check that the records read are of the topics with the ids in ``runs``: librdkafka reads by name.
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _check_topics(self, runs: Sequence[RangeRun]) -> None:
+        """Check that the records read are of the topics with the ids in ``runs``: librdkafka reads by name. A topic
+        that still has its id had it when they were read.
 
         Raises RangesGoneError or RangesUnreadableError.
         """
-        ids = self._ask().topic_ids({run.partition.topic for run in runs})
+        ids = self._topic_ids({run.partition.topic for run in runs})
         # A topic that was deleted since (None) has no other id, so the records read are its own.
         other = [run for run in runs if ids[run.partition.topic] not in (None, run.partition.topic_id)]
         if other:
             raise gone([f"{run}: while it was read the topic was deleted and created again" for run in other])
 
-    # -- reading ---------------------------------------------------------------------------------------------------
+    def _topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
+        """The topics' ids. A broker that is away meanwhile may take as long as one that brings no records."""
+        until = time.monotonic() + self._stall_seconds
+        while True:
+            try:
+                return self._ask().topic_ids(topics)
+            except RangesUnreadableError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_AGAIN_SECONDS)
 
     def _read(self, readings: Sequence[_Reading]) -> Iterator[pa.RecordBatch]:
         open_runs = {reading.run.key: reading for reading in readings}
@@ -252,6 +266,8 @@ class KafkaRangeReader:
             while open_runs:
                 batch, progressed = self._some(open_runs)
                 if batch is not None:
+                    # First, since the caller may write it anywhere.
+                    self._check_topics([reading.run for reading in readings])
                     yield batch
                 silent_seconds = time.monotonic() - progressed_at
                 if progressed:

@@ -512,7 +512,6 @@ class KafkaOriginalRecords:
         # Only the first batch, which is bounded in bytes; the rest of the run is not read.
         records = next(reading, None)
         reading.close()
-        reader.check_topics([run])
         if records is not None:
             until = records.column("offset")[-1].as_py() + 1
         return RecordedRange(taken.partition, offset, until, None), records

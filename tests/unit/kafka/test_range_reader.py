@@ -243,8 +243,28 @@ def test_a_topic_of_the_same_name_is_not_taken_for_it(clicks: Clicks) -> None:
     run = clicks.run(0, 0, (1, 1))
     clicks.kafka.create("clicks", 2)
     clicks.kafka.produce("clicks", 0, b"another")
-    with pytest.raises(RangesGoneError, match="while it was read"):
-        clicks.read(run)
+    returned: list[Any] = []
+    with pytest.raises(RangesGoneError, match="while it was read"), clicks.reader() as reader:
+        returned.extend(reader.read([run]))
+    assert not returned
+
+
+def test_a_broker_that_is_away_when_the_topics_are_checked_may_come_back(
+    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clicks.kafka.produce("clicks", 0, b"a")
+    silent = [RangesUnreadableError("Kafka does not describe clicks")]
+
+    class OnceAway(Questions):
+        def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
+            if silent:
+                raise silent.pop()
+            return super().topic_ids(topics)
+
+    with clicks.reader() as reader:
+        monkeypatch.setattr(reader, "_questions", OnceAway(clicks.kafka))
+        assert sum(batch.num_rows for batch in reader.read([clicks.run(0, 0, (1, 1))])) == 1
+    assert not silent
 
 
 def test_a_stall_is_reported_with_the_clients_last_error(clicks: Clicks) -> None:

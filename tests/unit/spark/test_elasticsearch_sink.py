@@ -159,9 +159,6 @@ class Compacted:
         for offset in kept[:1]:
             yield make_block([b"%d" % offset], from_offset=offset)[0]
 
-    def check_topics(self, runs: list[RangeRun]) -> None:
-        pass
-
     def close(self) -> None:
         pass
 
