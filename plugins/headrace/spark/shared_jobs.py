@@ -42,7 +42,7 @@ _ENOUGH_A_SLOT = 8
 # A task runs so many batches at a time: one reads while another waits for its output's server.
 _BATCHES_A_TASK = 2
 # After so long without a success a task tries no more batches.
-_HOPELESS_SECONDS = 60.0
+_GIVE_UP_SECONDS = 60.0
 
 _RESULTS_DDL = "place INT, error STRING, results BINARY"
 _RESULTS = pa.schema([("place", pa.int32()), ("error", pa.string()), ("results", pa.binary())])
@@ -146,10 +146,10 @@ class _JobTasks:
     def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the results of each batch as an Arrow stream, or its error."""
         batches = [batch for numbers in rows for row in numbers.column(0).to_pylist() for batch in self.parts[row]]
-        left, hope = iter(batches), _Hope()
+        left, outcomes = iter(batches), _Outcomes()
         done: Queue[pa.RecordBatch | BaseException] = Queue()
         for _ in range(min(_BATCHES_A_TASK, len(batches))):
-            threading.Thread(target=_run_batches, args=(left, hope, done.put), daemon=True).start()
+            threading.Thread(target=_run_batches, args=(left, outcomes, done.put), daemon=True).start()
         for _ in batches:
             result = done.get()
             if isinstance(result, BaseException):
@@ -158,16 +158,16 @@ class _JobTasks:
 
 
 @dataclass(slots=True)
-class _Hope:
-    """Whether another batch of a task may succeed. One that fails by itself does not end it for the others."""
+class _Outcomes:
+    """When a batch of a task last succeeded, and the errors since. One that fails by itself does not end the others."""
 
     succeeded_at: float = field(default_factory=time.monotonic)
     errors: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise BatchNotTriedError if it may not."""
+        """Raise BatchNotTriedError if no other batch is to be tried."""
         errors, seconds = self.errors, time.monotonic() - self.succeeded_at
-        if len(errors) >= _BATCHES_A_TASK and seconds > _HOPELESS_SECONDS:
+        if len(errors) >= _BATCHES_A_TASK and seconds > _GIVE_UP_SECONDS:
             raise BatchNotTriedError(
                 f"Not tried: {len(errors)} batches before it in its Spark task failed, and none succeeded for "
                 f"{seconds:.0f} s. The last one's error: {task_cause(errors[-1])}"
@@ -181,7 +181,9 @@ class _Hope:
 
 
 def _run_batches(
-    left: Iterator[tuple[int, BlockTask, int]], hope: _Hope, done: Callable[[pa.RecordBatch | BaseException], None]
+    left: Iterator[tuple[int, BlockTask, int]],
+    outcomes: _Outcomes,
+    done: Callable[[pa.RecordBatch | BaseException], None],
 ) -> None:
     """Run batches until none is left. What they use is closed at the end. An error that is no batch's is given too:
     whoever waits for results would wait for ever."""
@@ -191,14 +193,14 @@ def _run_batches(
             for place, task, numbers in left:
                 results, error = None, None
                 try:
-                    hope.check()
+                    outcomes.check()
                     results = _stream(task, numbers)
-                    hope.succeeded()
+                    outcomes.succeeded()
                 except BaseException as failure:
                     # Arrow's texts have no halves of characters, and a text that a server has cut may have one.
                     error = traceback.format_exc().encode(errors="backslashreplace").decode()
                     if not isinstance(failure, BatchNotTriedError):
-                        hope.failed(error)
+                        outcomes.failed(error)
                 done(pa.RecordBatch.from_pylist([{"place": place, "error": error, "results": results}], _RESULTS))
     except BaseException as error:
         done(error)

@@ -137,7 +137,7 @@ def test_a_batch_that_fails_while_it_is_read_leaves_its_task_no_consumer_that_st
     gc.disable()
     try:
         batches = iter([(place, task, 1) for place, task in enumerate(tasks)])
-        shared_jobs._run_batches(batches, shared_jobs._Hope(), done.append)
+        shared_jobs._run_batches(batches, shared_jobs._Outcomes(), done.append)
     finally:
         gc.enable()
     first, second = (batch.to_pylist()[0]["error"] for batch in done)

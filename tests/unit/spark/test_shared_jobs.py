@@ -219,7 +219,7 @@ def test_a_task_tries_no_more_batches_when_none_has_succeeded_for_a_minute(
 ) -> None:
     now = [0.0]
     log: list[str] = []
-    hope = shared_jobs._Hope(0.0)
+    outcomes = shared_jobs._Outcomes(0.0)
     monkeypatch.setattr(shared_jobs.time, "monotonic", lambda: now[0])
     found: list[str | None] = []
 
@@ -228,7 +228,7 @@ def test_a_task_tries_no_more_batches_when_none_has_succeeded_for_a_minute(
         now[0] += seconds
 
     batches = [(place, Away(name, log), 1) for place, name in enumerate(names.split())]
-    shared_jobs._run_batches(iter(batches), hope, done)
+    shared_jobs._run_batches(iter(batches), outcomes, done)
     assert log == tried.split()
     assert len(found) == len(batches)
     for name, error in zip(names.split()[len(log) :], found[len(log) :], strict=True):
