@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -470,6 +471,14 @@ class ReceiverJobTrigger(LedgerTrigger):
         triggers over. Then the task is still deferred, and the job goes on. So does a job that a task of another run
         has attached to: the DAG was renamed, and a person deletes the old one.
         """
+        stopping = asyncio.create_task(self._stop_unless_deferred())
+        while not stopping.done():
+            # Airflow cancels a trigger again, about each second, until it has ended. The ledger may take longer.
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([stopping])
+        stopping.result()
+
+    async def _stop_unless_deferred(self) -> None:
         if await self._is_deferred():
             self.log.info("The task is still deferred: another triggerer has taken it over. The job goes on.")
             return

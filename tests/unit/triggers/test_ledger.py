@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -137,6 +138,32 @@ def test_deleting_the_dag_under_its_former_id_stops_no_job_of_the_new_one(
     asyncio.run(trigger.on_kill())
     assert (ledger.jobs.current("flights").stop_requested_at_ms is not None) is stops
     assert (f"airflow:{attached}/run/receive/1 has attached to it" in capsys.readouterr().out) is not stops
+
+
+def test_a_stop_that_takes_longer_than_a_second_is_requested_all_the_same(stream, ledger, monkeypatch):
+    """Airflow cancels the trigger again, about each second, until it has ended."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def states(**_):
+        asked.set()
+        assert answer.wait(60)
+        return {}
+
+    async def cancelled_twice():
+        killing = asyncio.ensure_future(trigger.on_kill())
+        await asyncio.to_thread(asked.wait, 60)
+        for _ in range(2):
+            killing.cancel("__airflow_user_action__")
+            await asyncio.sleep(0)
+        answer.set()
+        await asyncio.wait([killing])
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
+    ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
+    trigger = triggers(stream)[0]
+    trigger._task_instance = SimpleNamespace(dag_id="flights_receiver", task_id="receive", run_id="run")
+    asyncio.run(cancelled_twice())
+    assert ledger.jobs.current("flights").stop_requested_at_ms is not None
 
 
 def test_a_triggerer_that_goes_down_stops_nothing(stream, ledger):
