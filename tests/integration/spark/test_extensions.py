@@ -164,5 +164,5 @@ def test_a_run_in_a_test_gives_the_writer_what_an_attempt_gives_it(
     assert (first["attempts"], first["targets"], first["written_before"]) == ((1, 1), ("v2", "v2"), False)
     assert capsys.readouterr().out.splitlines() == ["attempt 3", "attempt 1"]
     assert run_transform(stream, [], spark=spark).write()["rows"] is None
-    with pytest.raises(TransformTestError, match="Name one of the outputs"):
+    with pytest.raises(TransformTestError, match="Name one of its outputs"):
         run.write("another")
