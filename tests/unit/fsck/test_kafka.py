@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -11,7 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from headrace.fsck.coverage import Hole, check_coverage
 from headrace.fsck.findings import Problem
 from headrace.fsck.kafka import observe_kafka
-from headrace.kafka.range_reader import OffsetsByTime
+from headrace.kafka.offsets import OffsetQuestions
 from headrace.stream import KafkaInput
 
 from .conftest import INPUT, STREAM, Shop
@@ -40,13 +39,6 @@ class Broker:
         consumer.close()
 
 
-class WithIds(OffsetsByTime):
-    """Knows the topic's id, which the mock broker does not tell."""
-
-    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
-        return dict.fromkeys(topics, "id-1")
-
-
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
     yield Broker()
@@ -55,7 +47,8 @@ def broker() -> Iterator[Broker]:
 @pytest.fixture
 def read(make_shop: Callable[..., Shop], broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """A stream that reads the broker's topic, and has received nothing of it yet."""
-    monkeypatch.setitem(observe_kafka.__kwdefaults__, "offsets_of", partial(WithIds, quiet=True))
+    # The mock broker reports no ids of topics.
+    monkeypatch.setattr(OffsetQuestions, "topic_ids", lambda _, topics: dict.fromkeys(topics, "id-1"))
     source = KafkaInput(id=INPUT, bootstrap_servers=broker.servers, topics="clicks", group=f"group-{id(make_shop)}")
     return make_shop(inputs=source)
 
