@@ -186,7 +186,7 @@ def _run_batches(
     done: Callable[[pa.RecordBatch | BaseException], None],
 ) -> None:
     """Run batches until none is left. What they use is closed at the end. An error that is no batch's is given too:
-    whoever waits for results would wait for ever."""
+    without it, the task would wait for results for ever."""
     try:
         with _sharing():
             # A list's iterator gives each of its items to one thread.
