@@ -1,8 +1,10 @@
-"""Runs pytest, and then each test that failed once more, by itself: `python -m tests.support.second_try ARGUMENTS`.
+"""Runs pytest, and then each file with a failed test once more, by itself:
+`python -m tests.support.second_try ARGUMENTS`.
 
-For tests with servers in CI, where one flaky test would cost the whole run. A test that passes at its second try is
-reported as flaky, with what both tries printed, and added to `tests/flaky.txt`. A test that fails twice fails the run,
-and so do more than `MOST` failures. Without `CI` in the environment nothing is tried twice.
+For tests with servers in CI, where one flaky test would cost the whole run. The whole file, since the tests of a story
+need those before them. If it passes, its failed tests are reported as flaky, with what both tries printed, and added to
+`tests/flaky.txt`. A file that fails again fails the run, and so do more than `MOST` failed tests. Without `CI` in the
+environment nothing is tried twice.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -50,23 +52,26 @@ def main(arguments: Sequence[str], *, flaky_list: Path = LIST) -> int:
     if not 0 < len(failures.outputs) <= MOST:
         print(f"{len(failures.outputs)} tests failed: at most {MOST} get a second try, so none does.", flush=True)
         return code
-    passed = [node_id for node_id, output in failures.outputs.items() if _passes(node_id, output)]
+    files = {node_id.partition("::")[0] for node_id in failures.outputs}
+    passed = [node_id for file in sorted(files) for node_id in _second_try(file, failures.outputs)]
     _add(flaky_list, passed)
     print(f"Second try: {len(passed)} of {len(failures.outputs)} failed tests passed.", flush=True)
     return 0 if len(passed) == len(failures.outputs) else code
 
 
-def _passes(node_id: str, first_output: str) -> bool:
-    """Run one test in a pytest of its own, and print both outputs if it passes, the second one if it fails."""
-    print(f"\nSecond try of {node_id}", flush=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "no:xdist", node_id]
+def _second_try(file: str, first_outputs: Mapping[str, str]) -> list[str]:
+    """Run the file in a pytest of its own, and print what both tries printed. Its failed tests, if it passes now."""
+    print(f"\nSecond try of {file}", flush=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "no:xdist", file]
     second = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     passes = second.returncode == pytest.ExitCode.OK
-    print(f"{'FLAKY' if passes else 'FAILED TWICE'}: {node_id}")
-    if passes:
-        print(f"== What its first try printed ==\n{first_output}")
-    print(f"== What its second try printed ==\n{second.stdout}", flush=True)
-    return passes
+    failed = [node_id for node_id in first_outputs if node_id.partition("::")[0] == file]
+    for node_id in failed:
+        print(f"{'FLAKY' if passes else 'FAILED TWICE'}: {node_id}")
+        if passes:
+            print(f"== What its first try printed ==\n{first_outputs[node_id]}")
+    print(f"== What the second try printed ==\n{second.stdout}", flush=True)
+    return failed if passes else []
 
 
 def _add(flaky_list: Path, node_ids: Sequence[str]) -> None:

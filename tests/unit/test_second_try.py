@@ -47,7 +47,7 @@ def test_a_test_that_passes_at_its_second_try_is_flaky_and_listed(tmp_path: Path
     assert code == 0, printed
     _, flaky, both = printed.partition("FLAKY: test_it.py::test_flaky")
     assert flaky
-    first, second = both.split("== What its second try printed ==")
+    first, second = both.split("== What the second try printed ==")
     assert "\nfirst try" in first
     assert "the server was late" in first
     assert "\nsecond try" in second
@@ -65,6 +65,14 @@ def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
     assert code == 1
     assert "FAILED TWICE: test_broken.py::test_broken[0]" in printed
     assert "FLAKY: test_flaky.py::test_flaky" in printed
+
+
+def test_the_tests_of_a_story_are_tried_again_in_order(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        f"known = []\n{FLAKY}\n    assert known\n".replace("pass\n", "known.append(1)\n", 1)
+    )
+    code, printed = run(tmp_path)
+    assert code == 0, printed
 
 
 def test_more_failures_than_five_get_no_second_try(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 
 import pytest
 from playwright.sync_api import expect
@@ -87,15 +88,17 @@ def failed_in_spark(installation) -> dict | None:
 def test_a_batch_emits_another_event_only_when_it_was_run_again(installation, until):
     installation.stop_receiving("clicks")
     installation.end_schedule("clicks", datetime.now(UTC))
-    at_ms = max(at_ms for at_ms, batch in completed(installation, "clicks").items() if batch.records)
-    until(lambda: reported_times(installation)[at_ms] == 1, what="the report")
+    # Of two events at once Airflow takes one up with the next event only (apache/airflow#54659): no other run may end.
+    until(lambda: not unfinished(installation, "clicks_batches"), what="the end of the scheduled runs")
+    first = max((event for event in reported(installation) if event["records"]), key=itemgetter("batch_time_ms"))
+    at_ms = first["batch_time_ms"]
     for seconds, conf in ((1, {}), (2, {"reprocess": True})):
         date = datetime.fromtimestamp((at_ms - INTERVAL_MS) / 1000).astimezone() + timedelta(seconds=seconds)
         run_id = installation.api.trigger("clicks_batches", conf=conf, logical_date=date)
         installation.api.wait_for_run("clicks_batches", run_id)
     until(lambda: reported_times(installation)[at_ms] == 2, what="the second report")
     again = [event["attempts"] for event in reported(installation) if event["batch_time_ms"] == at_ms]
-    assert again == [1, 2]
+    assert again == [first["attempts"], first["attempts"] + 1]
 
 
 def test_an_operator_runs_a_batch_again_and_replays_it_on_the_page(installation, until):
@@ -141,7 +144,7 @@ def test_batches_are_started_by_what_was_received_each_with_records_of_its_own(i
     # What is left is less than a batch needs: its oldest record has to wait for its time.
     with installation.ledger() as ledger:
         until(lambda: not ledger.blocks.unclaimed("orders"), what="the last batch")
-    until(lambda: not unfinished(installation), what="the runs' ends")
+    until(lambda: not unfinished(installation, "orders_batches"), what="the runs' ends")
 
     runs = installation.api.runs("orders_batches")
     assert {(run["run_type"], run["logical_date"], run["state"]) for run in runs} == {
@@ -185,8 +188,8 @@ def test_a_person_finds_the_stream_a_batch_and_its_run_on_the_page(installation)
     assert failed == []
 
 
-def unfinished(installation) -> list:
-    return [run for run in installation.api.runs("orders_batches") if run["state"] in ("queued", "running")]
+def unfinished(installation, dag_id: str) -> list:
+    return [run for run in installation.api.runs(dag_id) if run["state"] in ("queued", "running")]
 
 
 def batch_time(run) -> int:
