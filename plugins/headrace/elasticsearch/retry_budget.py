@@ -44,12 +44,12 @@ class RetryBudget:
         self._jitter = jitter or random.Random()  # noqa: S311  # spreads retries, guards nothing
         self._failures = 0
         self._failing_since: float | None = None
-        self._reported_at: float | None = None
+        self._report_at = REPORTED_AFTER_SECONDS
 
     def progressed(self) -> None:
         self._failures = 0
         self._failing_since = None
-        self._reported_at = None
+        self._report_at = REPORTED_AFTER_SECONDS
 
     def wait(self, reason: str) -> None:
         """Wait before the next try. ``reason`` is the last failure, for warnings and the error.
@@ -71,18 +71,25 @@ class RetryBudget:
                 remedy="Nothing was dropped. Check the cluster. The next run of the batch DAG tries the batch again. "
                 "'max_retry_seconds' sets how long to wait.",
             )
-        self._report(now - self._failing_since, left, reason)
+        failing = now - self._failing_since
         ceiling = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(self._failures, 20))
         self._failures += 1
-        if self._clock.wait(self._cancelled, min(self._jitter.uniform(0, ceiling), left)):
+        delay = min(self._jitter.uniform(0, ceiling), left)
+        # Within the wait where it is due: one wait can last until the end.
+        before_report = max(0.0, self._report_at - failing)
+        if before_report < delay:
+            self._wait(before_report)
+            self._report(failing + before_report, left - before_report, reason)
+            delay -= before_report
+        self._wait(delay)
+
+    def _wait(self, seconds: float) -> None:
+        if self._clock.wait(self._cancelled, seconds):
             raise IndexingCancelledError(f"{self._what} was given up, since another request failed.")
 
     def _report(self, failing_seconds: float, left: float, reason: str) -> None:
-        """Log a warning when the wait gets long: a batch that waits without a message looks as if it hangs."""
-        since = failing_seconds if self._reported_at is None else failing_seconds - self._reported_at
-        if since < (REPORTED_AFTER_SECONDS if self._reported_at is None else REPORTED_AGAIN_AFTER_SECONDS):
-            return
-        self._reported_at = failing_seconds
+        """A batch that waits without a message looks as if it hangs."""
+        self._report_at = failing_seconds + REPORTED_AGAIN_AFTER_SECONDS
         log.warning(
             "%s has made no progress for %.0f s. Requests go on for another %.0f s: %s",
             self._what, failing_seconds, left, reason,

@@ -38,6 +38,20 @@ def test_a_long_wait_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) ->
     assert all("index 'orders' has made no progress" in line and "connection refused" in line for line in reported)
 
 
+def test_the_first_warning_comes_after_two_seconds_however_long_the_waits_are(caplog: pytest.LogCaptureFixture) -> None:
+    for seed in range(1000):
+        clock = JumpingClock()
+        retry_budget = RetryBudget(
+            "index 'orders'", max_seconds=12, clock=clock, cancelled=threading.Event(), jitter=random.Random(seed)
+        )
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), pytest.raises(ElasticsearchUnavailableError):
+            while True:
+                retry_budget.wait("connection refused")
+        (reported,) = caplog.records
+        assert "has made no progress for 2 s. Requests go on for another 10 s" in reported.getMessage()
+
+
 def test_a_short_wait_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     retry_budget = RetryBudget("index 'orders'", max_seconds=300, clock=JumpingClock(), cancelled=threading.Event())
     with caplog.at_level(logging.WARNING):

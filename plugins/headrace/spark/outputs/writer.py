@@ -162,21 +162,19 @@ def leave_counts(uri: str, counts: Counts) -> None:
 
 def _listen(uri: str, name: str, progress: Callable[[str], None], over: threading.Event) -> None:
     """Report the first warning at once; later ones at most every ``_REPORT_SECONDS``, with their number."""
-    held = 0
+    held: list[str] = []
     reported_at = -_REPORT_SECONDS
     while True:
         ended = over.wait(_POLL_SECONDS)
         try:
-            warnings = take_warnings(uri)
+            held += take_warnings(uri)
         except Exception as error:
             # Not an error: the write itself reports its result.
             logger.debug("the warnings of %s cannot be read: %s", uri, error)
-            warnings = []
-        held += len(warnings)
-        if warnings and (ended or time.monotonic() >= reported_at + _REPORT_SECONDS):
-            more = f" (and {held - 1} more like it)" if held > 1 else ""
-            progress(f"{WARNING}output {name}: {warnings[-1]}{more}")
-            held, reported_at = 0, time.monotonic()
+        if held and (ended or time.monotonic() >= reported_at + _REPORT_SECONDS):
+            more = f" (and {len(held) - 1} more like it)" if len(held) > 1 else ""
+            progress(f"{WARNING}output {name}: {held[-1]}{more}")
+            held, reported_at = [], time.monotonic()
         if ended:
             return
 
