@@ -267,6 +267,25 @@ def test_a_broker_that_is_away_when_the_topics_are_checked_may_come_back(
     assert not silent
 
 
+def test_a_counted_range_whose_records_come_at_once_costs_one_query(
+    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clicks.kafka.produce("clicks", 0, b"a", b"b")
+    asked: list[Collection[str]] = []
+
+    class Listening(Questions):
+        def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
+            asked.append(topics)
+            return super().topic_ids(topics)
+
+    with clicks.reader() as reader:
+        monkeypatch.setattr(reader, "_questions", Listening(clicks.kafka))
+        assert sum(batch.num_rows for batch in reader.read([clicks.run(0, 0, (2, 2))])) == 2
+        assert len(asked) == 1
+        list(reader.read([clicks.run(0, 0, (2, None))]))
+        assert len(asked) == 3, "not counted: records may be missing at its end"
+
+
 def test_a_stall_is_reported_with_the_clients_last_error(clicks: Clicks) -> None:
     with clicks.reader(stall_seconds=0.05) as reader:
         clicks.consumers[-1].events = [Message(error=KafkaError(KafkaError._ALL_BROKERS_DOWN, "all down"))]
