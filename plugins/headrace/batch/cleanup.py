@@ -110,7 +110,8 @@ def clean_up(context: StreamContext) -> Cleaned:
     marked, manifests = _mark_cleaned(context, before_ms)
     leftovers = manifests + _delete_orphans(context, log)
     # A run may leave old batches to the next run: they do not slow down new batches.
-    removed = remove_old_batches(context, needed_ms=before_ms)
+    needed_ms = ledger.cleanup.needed_from(stream.name, in_log=False) - stream.remember_ms if windows else before_ms
+    removed = remove_old_batches(context, needed_ms=needed_ms)
     partial = 0
     if _begins_an_hour(context):
         partial = context.storage.remove_partial_writes(PARTIAL_WRITE_SECONDS)

@@ -277,14 +277,16 @@ def resolve(
     partitions: Collection[Partition],
     *,
     appeared: Collection[Partition] = (),
+    came_later: Collection[Partition] = (),
     began_ms: int | None = None,
 ) -> Resolved:
     """Resolve an offset for each of ``partitions``, by the input's ``starting_offsets``.
 
-    "latest" means the latest when the stream began, and given offsets are those of the topics that existed then. So
-    partitions that ``appeared`` later (a topic has grown, was created again, or matches the pattern) start at their
-    earliest offset: nothing in them is older than the stream. ``began_ms``: the stream began then, and these partitions
-    did not answer; with "latest" they start at the first record with a later timestamp.
+    "latest" means the latest when the stream began. So partitions that ``appeared`` later (a topic has grown, was
+    created again, or matches the pattern) start at their earliest offset: nothing in them is older than the stream.
+    ``began_ms``: the stream began then, and these partitions did not answer; with "latest" they start at the first
+    record with a later timestamp. Given offsets hold for a topic that is seen for the first time, however late; not for
+    partitions that ``came_later`` (a topic has grown or was created again), which start at their earliest offset.
 
     A partition for which Kafka reports no offset, for example without a leader, does not stop the others.
 
@@ -296,7 +298,7 @@ def resolve(
     if isinstance(wish, StartingTimestamp):
         offsets = _at_timestamp(asking, partitions, wish.timestamp_ms)
     elif isinstance(wish, StartingOffsets):
-        offsets = _as_given(asking, partitions, wish.offsets, appeared)
+        offsets = _as_given(asking, partitions, wish.offsets, came_later)
     else:
         latest = {partition for partition in partitions if wish == "latest" and partition not in appeared}
         offsets = asking.ask(
@@ -354,12 +356,12 @@ def _as_given(
     asking: _Asking,
     partitions: Collection[Partition],
     offsets: Mapping[str, Mapping[int, int]],
-    appeared: Collection[Partition],
+    came_later: Collection[Partition],
 ) -> dict[Partition, int]:
     given = {
         (topic, number): offsets[topic][number]
         for topic, number in partitions
-        if (topic, number) not in appeared and number in offsets.get(topic, {})
+        if (topic, number) not in came_later and number in offsets.get(topic, {})
     }
     ends = asking.ask(dict.fromkeys(given, LATEST))
     for (topic, partition), end in ends.items():

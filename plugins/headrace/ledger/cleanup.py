@@ -40,14 +40,14 @@ FOLD_CHUNK = 2_000
 class Cleanup(Repository):
     """Finds segments and batches that are no longer needed, and deletes their rows."""
 
-    def needed_from(self, stream: str) -> int:
+    def needed_from(self, stream: str, *, in_log: bool = True) -> int:
         """Return the oldest batch time that is still to run, or is running. The log that its windows need must stay.
 
         This is the earliest of: the oldest unclaimed time, the oldest batch that has never completed, the oldest batch
         with a live attempt that reads the log, the time after the newest batch, and now. A batch that completed once
         and failed when it was run again does not count unless it is running: otherwise one such batch would keep the
         whole log after it. Nor does one that is read again from Kafka: what is older has left the log before it, and a
-        range of such batches takes hours.
+        range of such batches takes hours. With ``in_log=False`` it counts: the batches of its windows must stay.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -56,7 +56,8 @@ class Cleanup(Repository):
             row = connection.execute(select(streams).where(streams.c.name == stream)).one_or_none()
             if row is None:
                 raise StreamNotFoundError(stream)
-            return _needed_from(connection, stream, row.batch_interval_ms, self._database.now_ms(connection))
+            now_ms = self._database.now_ms(connection)
+            return _needed_from(connection, stream, row.batch_interval_ms, now_ms, in_log=in_log)
 
     def removable_segments(self, stream: str, before_ms: int, limit: int = 100) -> list[SegmentRow]:
         """Return the oldest closed segments without needed blocks, and those whose removal was interrupted.
@@ -179,7 +180,7 @@ class Cleanup(Repository):
             return len(times)
 
 
-def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: int) -> int:
+def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: int, *, in_log: bool = True) -> int:
     """`Cleanup.needed_from` within a transaction."""
     newest = select(batches.c.batch_time_ms).where(batches.c.stream == stream).order_by(batches.c.batch_time_ms.desc())
     unclaimed = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream)
@@ -190,8 +191,9 @@ def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: 
         .order_by(batches.c.batch_time_ms)
         for state in UNFINISHED
     ]
-    in_log = (row.batch_time_ms for row in live_attempts(connection, stream, now_ms) if row.source != "kafka")
-    times = [now_ms, *islice(in_log, 1)]
+    live = live_attempts(connection, stream, now_ms)
+    reading = (row.batch_time_ms for row in live if not in_log or row.source != "kafka")
+    times = [now_ms, *islice(reading, 1)]
     last_ms = connection.execute(newest.limit(1)).scalar_one_or_none()
     if last_ms is not None:
         times.append(last_ms + interval_ms)

@@ -33,7 +33,7 @@ from headrace.blocks import TopicPartition
 from headrace.clock import Clock, LedgerClock
 from headrace.kafka.records import RecordChunk
 from headrace.kafka.topics import error_text
-from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.errors import LedgerUnavailableError, PartitionNotAssignedError
 from headrace.ledger.receiving_tables import AssignedPartition, ReceiverLease, ReceiverOrders
 from headrace.ledger.states import EventKind, PartitionState, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
@@ -239,8 +239,13 @@ class Heartbeat:
                 # Not if its topic was deleted: the tracker detects that, ends the partition, and begins the new topic.
                 and self._recreated(status.partition) is False
             ):
-                self._ledger.positions.fail(self._lease, status.partition, status.error or "failed")
-                self._reported_failed.add(status.partition)
+                try:
+                    self._ledger.positions.fail(self._lease, status.partition, status.error or "failed")
+                except PartitionNotAssignedError as error:
+                    # The partition was taken away by force; its new receiver finds the same.
+                    logger.warning("%s", error)
+                else:
+                    self._reported_failed.add(status.partition)
 
     def _report_errors(self) -> None:
         # Kept until the ledger has them: it may go away between two of its transactions.

@@ -159,6 +159,13 @@ class Known:
         at_start = self.topics[topic, topic_id]
         return at_start is None or partition >= at_start.partitions
 
+    def came_later(self, topic: str, topic_id: str, partition: int) -> bool:
+        """Return whether the topic was created again, or has grown by the partition, since it was first seen."""
+        at_start = self.topics.get((topic, topic_id))
+        if at_start is not None:
+            return partition >= at_start.partitions
+        return any(name == topic and known_id != topic_id for name, known_id in self.topics)
+
     def began_ms(self, topic: str, topic_id: str) -> int | None:
         """When the input began, if the topic existed then; None if it did not, or if the input has not begun."""
         at_start = self.topics.get((topic, topic_id))
@@ -223,9 +230,12 @@ class KafkaDiscoverer:
             new = [(seen.topic, number) for number in range(seen.partitions)]
             new = [added for added in new if (seen.topic, seen.topic_id, added[1]) not in known.partitions]
             appeared = {added for added in new if known.appeared(seen.topic, seen.topic_id, added[1])}
+            later = {added for added in new if known.came_later(seen.topic, seen.topic_id, added[1])}
             began_ms = known.began_ms(seen.topic, seen.topic_id)
             try:
-                resolved = resolve(asking.admin, self._source, new, appeared=appeared, began_ms=began_ms)
+                resolved = resolve(
+                    asking.admin, self._source, new, appeared=appeared, came_later=later, began_ms=began_ms
+                )
             except (KafkaException, HeadraceError) as error:
                 problems.append(f"where to begin in {seen.topic} is not known: {error}")
                 continue

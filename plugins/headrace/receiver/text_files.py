@@ -33,6 +33,8 @@ from headrace.receiver.receiver import Receiver, Record
 _LINES_AT_ONCE = 1_000
 _BYTES_AT_ONCE = 256 << 10
 _MAX_LINE_BYTES = 1 << 20
+# In place of the bytes of a file that was truncated.
+_CUT = -1
 # Below headrace's 64 KiB.
 _MAX_POSITION_BYTES = 60 << 10
 
@@ -50,7 +52,6 @@ class TextFiles(Receiver):
         self._directory = Path(directory)
         self._pattern = pattern
         self._look_seconds = look_seconds
-        self._cut: set[str] = set()
 
     def on_start(self) -> None:
         if not self._directory.is_dir():
@@ -88,7 +89,7 @@ class TextFiles(Receiver):
         name = self._name(path)
         byte = read.get(name, 0)
         records: list[Record] = []
-        if name in self._cut:
+        if byte < 0:
             return False
         try:
             file = path.open("rb")
@@ -98,7 +99,8 @@ class TextFiles(Receiver):
         with file:
             size = file.seek(0, os.SEEK_END)
             if size < byte:
-                self._cut.add(name)
+                # In the position, so that a restart does not read the middle of what is new once it is longer.
+                read[name] = _CUT
                 self.report_error(
                     f"{path} has {size} bytes, and {byte} were read: it was truncated or replaced. It is not read any "
                     "more; write what is new into a file of another name"

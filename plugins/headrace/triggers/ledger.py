@@ -493,7 +493,8 @@ class ReceiverJobTrigger(LedgerTrigger):
         if job is not None and self.task_instance is not None and is_of_another_run(job, self.task_instance):
             self.log.info("The receiver job goes on: %s has attached to it.", job.attributes[ATTACHED])
             return
-        ledger.jobs.request_stop(self.stream, "its Airflow task was ended by a person")
+        # Of a later job, a later task decides.
+        ledger.jobs.request_stop(self.stream, "its Airflow task was ended by a person", epoch=self._watch.epoch)
 
     async def _is_deferred(self) -> bool:
         """Whether the trigger's task is deferred. False if Airflow does not answer: a stop loses nothing."""

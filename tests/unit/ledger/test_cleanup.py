@@ -165,6 +165,7 @@ def test_a_batch_that_is_read_again_from_kafka_does_not_keep_the_log_after_it(lo
     attempt = logged.ledger.attempts.begin("flights", T1, **RUN, force=True)
     assert attempt.source == "kafka"
     assert logged.ledger.cleanup.needed_from("flights") == T2 + 1000
+    assert logged.ledger.cleanup.needed_from("flights", in_log=False) == T1, "its window's batches stay in the ledger"
 
 
 def test_what_began_to_run_since_keeps_what_its_window_reaches_back_to(logged: Any) -> None:

@@ -153,6 +153,14 @@ def test_what_is_sealed_stays_sealed_and_stats_stay_until_replaced(world: Any) -
     assert (row.sealed_through_ms, row.stats, row.last_error) == (NOW_MS, {"rate": 5}, "a hiccup")
 
 
+def test_an_error_with_a_text_that_cannot_be_stored_as_it_is_keeps_its_stack(world: Any) -> None:
+    receivers, error = world.ledger.receivers, "caf\udce9.log has a line of more than 1 MiB"
+    receivers.report_error(world.receiver, error, "Traceback")
+    receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS, error=error)
+    (row,) = receivers.all("flights")
+    assert (row.last_error, row.last_error_stack) == (error.replace("\udce9", "\ufffd"), "Traceback")
+
+
 def test_the_receivers_that_keep_a_batch_open(world: Any) -> None:
     receivers = world.ledger.receivers
     other = world.lease(1)

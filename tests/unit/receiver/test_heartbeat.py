@@ -10,7 +10,7 @@ import pytest
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import ManualClock
-from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.errors import LedgerUnavailableError, PartitionNotAssignedError
 from headrace.ledger.receiving_tables import ReceiverLease, ReceiverOrders
 from headrace.receiver.block_store import StoreCounts
 from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat, Lag, LagWatch, PartitionOrders, ReceiverStats
@@ -35,9 +35,10 @@ class Setting:
         self.errors: list[SourceError] = []
         self.reported: list[str] = []
         self.takes_errors = True
+        self.owner = 0
         ledger = SimpleNamespace(
             receivers=SimpleNamespace(heartbeat=self._beat, report_error=self._report),
-            positions=SimpleNamespace(fail=lambda _lease, _partition, error: self.failed.append(error)),
+            positions=SimpleNamespace(fail=self._fail),
         )
         commits = SimpleNamespace(last_error=None, open=0, allow_until=lambda _: None)
         source: Any = SimpleNamespace(
@@ -67,6 +68,11 @@ class Setting:
             raise LedgerUnavailableError("no answer")
         self.reported_sealed_ms.append(sealed_through_ms)
         return ReceiverOrders({}, frozenset(), False, 0, 0)
+
+    def _fail(self, lease: ReceiverLease, partition: TopicPartition, error: str) -> None:
+        if self.owner != lease.receiver_id.index:
+            raise PartitionNotAssignedError(lease.receiver_id, partition, self.owner)
+        self.failed.append(error)
 
     def _take_errors(self) -> list[SourceError]:
         errors, self.errors = self.errors, []
@@ -128,6 +134,17 @@ def test_a_stopped_partition_fails_in_the_ledger_once_its_topic_is_known_not_to_
         return len(setting.failed)
 
     assert [failures_after_a_beat() for _ in range(4)] == [0, 0, 1, 1]
+
+
+def test_a_stopped_partition_that_was_taken_away_by_force_ends_no_receiver(setting: Setting) -> None:
+    setting.statuses = [PartitionStatus(PARTITION, 5, FetchState.FAILED, "offsets [5, 9) are gone")]
+    setting.answers = iter([False, False])
+    setting.owner = 1
+    assert setting.heartbeat.tick()
+    setting.owner = 0
+    setting.clock.advance(int(HEARTBEAT_SECONDS * 1000))
+    assert setting.heartbeat.tick()
+    assert len(setting.failed) == 1, "it came back"
 
 
 def test_errors_of_a_source_are_kept_until_the_ledger_has_them(setting: Setting) -> None:

@@ -126,3 +126,17 @@ def test_given_offsets_are_not_those_of_a_topic_that_is_created_again(offsets: d
     discovery = KafkaDiscoverer(source, "group", admin).discover(known)
     assert (discovery.starting, discovery.problems) == ({("a", "id-a", 0): 0}, ())
     assert admin.asked["a", 0] is EARLIEST
+
+
+def test_given_offsets_hold_for_a_topic_that_is_seen_later_but_not_for_partitions_added_since() -> None:
+    """The topic was added to the input, or the client may describe it since a moment ago."""
+    offsets = {"b": {0: 40, 1: 50}}
+    source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a", "b"), starting_offsets={"offsets": offsets})
+    admin = Admin({"a": topic("a", 1), "b": topic("b", 2)}, {("a", 0): at(0), ("b", 0): at(90), ("b", 1): at(90)})
+    seen = {("a", "id-a"): AtStart(1, 1)}
+    known = Known(frozenset({("a", "id-a", 0)}), seen, began=True)
+    discovery = KafkaDiscoverer(source, "group", admin).discover(known)
+    assert discovery.starting == {("b", "id-b", 0): 40, ("b", "id-b", 1): 50}
+    known = Known(frozenset({("a", "id-a", 0), ("b", "id-b", 0)}), {**seen, ("b", "id-b"): AtStart(1, 1)}, began=True)
+    KafkaDiscoverer(source, "group", admin).discover(known)
+    assert admin.asked["b", 1] is EARLIEST, "the topic has grown"

@@ -108,6 +108,16 @@ def test_a_person_who_ends_the_deferred_task_stops_the_job(stream, ledger):
     assert "by a person" in ledger.jobs.current("flights").stop_reason
 
 
+def test_a_trigger_that_is_behind_stops_no_later_job(stream, ledger):
+    """Its triggerer hung while another one saw the job's end, and the task has started the next job."""
+    first = ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
+    trigger = triggers(stream)[0]
+    ledger.jobs.release(first, "stopped")
+    ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
+    asyncio.run(trigger.on_kill())
+    assert ledger.jobs.current("flights").stop_requested_at_ms is None
+
+
 @pytest.mark.parametrize(("state", "stops"), [("deferred", False), ("success", True), (None, True)])
 def test_a_triggerer_whose_triggers_another_one_took_over_stops_nothing(stream, ledger, monkeypatch, state, stops):
     """Airflow cancels the trigger there as if a person had ended the task."""

@@ -132,6 +132,10 @@ def test_a_file_that_became_shorter_is_an_error_and_keeps_no_other_from_being_re
     assert running.values == [b"one", b"two", b"three"]
     (error,) = running.errors
     assert "cut.log has 4 bytes, and 8 were read" in error
+    with run_receiver(lines, position=running.stored_position) as again:
+        (tmp_path / "last.log").write_text("four\n")
+        again.wait_for(1)
+    assert (again.values, again.errors) == ([b"four"], [])
 
 
 def test_a_file_that_is_moved_away_while_the_directory_is_read_is_no_error(
