@@ -105,7 +105,7 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
         BatchNotReadableError: the batch is abandoned, or another one absorbed it.
         ManifestError: a manifest is missing or damaged, or is not the recorded one.
         UndeclaredInputError: no output would read some of the batch's own records, and none has read them before.
-        WindowRemovedError: a window reaches back to a batch that was removed.
+        WindowRemovedError: the batch was completed before, or is replayed, and a window reaches back to a removed one.
     """
     time_ms = batch.batch_time_ms
     own = origins_of(context, [time_ms]).get(time_ms)
@@ -119,13 +119,15 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
         replace(plan, written_before=plan.output.step in written, tried_before=plan.output.step in tried)
         for plan in plan_outputs(context, time_ms, attempt.outputs, own=(own, batch.records))
     )
+    # A first run replaces nothing, so its window has the batches that there are.
+    is_repeat = bool(attempt.target) or batch.steps is not None
     for plan in plans:
-        if plan.skipped is None:
+        if is_repeat and plan.skipped is None:
             _check_not_removed(context, plan.output, time_ms)
     for manifest in load_manifests([own, *leaving, *(origin for plan in plans for origin in plan.read)]):
         # Not those of a window's earlier batches: their inputs may have been removed since.
         if manifest.batch_time_ms == time_ms:
-            _check_inputs(context.stream, manifest, is_repeat=bool(attempt.target) or batch.steps is not None)
+            _check_inputs(context.stream, manifest, is_repeat=is_repeat)
     return AttemptPlan(own, leaving, plans)
 
 
