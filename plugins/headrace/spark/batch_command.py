@@ -192,15 +192,15 @@ def _run_range(
     return RangeRunner(context, batches, first, sessions, settings).run()
 
 
-def _session(context: StreamContext, claim: Attempt, way: str) -> SparkSession:
+def _session(context: StreamContext, claim: Attempt, way: str, *, of_range: bool = False) -> SparkSession:
     if way == "connect":
         return open_connect_session(context, claim)
     spark = open_own_session(context.stream, claim)
     application = spark.sparkContext
     if not under_spark_submit():
         ProcessWatch(jvm_gone(application._gateway)).start()
-    # The first batch of a range may have ended without Spark. A single attempt finds out by its next renewal.
-    with contextlib.suppress(AttemptFencedError):
+    # The first batch of a range may have ended without Spark.
+    with contextlib.suppress(AttemptFencedError) if of_range else contextlib.nullcontext():
         context.ledger.attempts.renew(
             claim, attributes={"application_id": str(application.applicationId), "ui_url": application.uiWebUrl}
         )
@@ -516,7 +516,7 @@ class OwnSession:
     def _session(self) -> SparkSession:
         with self._lock:
             if self._spark is None:
-                self._spark = _session(self._context, self._first, "submit")
+                self._spark = _session(self._context, self._first, "submit", of_range=True)
             return self._spark
 
 

@@ -16,6 +16,7 @@ from headrace.ledger import AttemptState, Ledger
 from headrace.spark import batch_command, range_run
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.sessions import attempt_session_id
+from headrace.spark.termination import EXIT_NOT_OURS
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 
@@ -194,6 +195,30 @@ def test_a_range_in_an_application_of_its_own_goes_on_when_its_first_batch_needs
     assert sorted(done) == times
     # Views of one batch's transform are not another's.
     assert sessions[0] is not sessions[1]
+
+
+def test_an_attempt_that_is_fenced_while_its_application_starts_writes_nothing(
+    stream: Stream, monkeypatch: Any
+) -> None:
+    application = SimpleNamespace(applicationId="local-1", uiWebUrl=None, _gateway=None)
+
+    def start(*_: Any) -> SimpleNamespace:
+        ledger.attempts.begin("shop", at_ms, holder="newer", way="submit", lease_ms=60_000, force=True)
+        return SimpleNamespace(sparkContext=application, stop=lambda: None)
+
+    wrote = []
+    monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
+    monkeypatch.setattr(batch_command, "open_own_session", start)
+    monkeypatch.setattr(batch_command, "ProcessWatch", lambda *_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(batch_command, "jvm_gone", lambda _: None)
+    monkeypatch.setattr(batch_command, "run_attempt", lambda attempt: wrote.append(attempt.spark))
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, stream)
+        at_ms = ledger.now_ms() // 10_000 * 10_000
+        allocate(StreamContext(stream, ledger), at_ms)
+        command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(at_ms), "--way", "submit"]
+        assert batch_command.main(command) == EXIT_NOT_OURS
+    assert wrote == []
 
 
 def test_a_range_that_is_incomplete_does_not_blame_the_batch_at_which_it_was_begun(
