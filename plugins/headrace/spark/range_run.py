@@ -418,13 +418,18 @@ class RangeRunner:
         now_ms, stream = self._ledger.now_ms(), self._stream
         since_ms = now_ms - max(60_000, _LIVE_INTERVALS * stream.batch_interval_ms)
         batches, newest = self._ledger.batches, self._ledger.batches.page(stream.name, 1)
+        catches_up = False
         if stream.is_ordered:
             # The others wait for the first one, which may wait for a person.
             unfinished = batches.earlier_unfinished(stream.name, now_ms, limit=1)
+            for batch in unfinished:
+                # However old it is, it is due while the stream works through a backlog.
+                before = batches.page(stream.name, 1, before_ms=batch.batch_time_ms)
+                catches_up = batch.alive or any((row.completed_at_ms or 0) >= since_ms for row in before)
         else:
             unfinished = batches.earlier_unfinished(stream.name, now_ms, after_ms=since_ms)
         return _Live(
-            is_due=any(batch.batch_time_ms > since_ms and batch.state in _DUE for batch in unfinished),
+            is_due=any((catches_up or batch.batch_time_ms > since_ms) and batch.state in _DUE for batch in unfinished),
             has_batches=any(batch.batch_time_ms > since_ms for batch in newest),
         )
 

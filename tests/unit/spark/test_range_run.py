@@ -347,6 +347,40 @@ def test_a_range_does_not_wait_for_batches_of_an_ordered_stream_that_wait_for_on
     assert rig.run(threads=1).batches == 8
 
 
+@pytest.mark.parametrize("first", ["runs", "has completed"])
+def test_a_range_gives_way_to_an_ordered_stream_that_works_through_a_backlog(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    monkeypatch.setattr(range_run, "_GIVE_WAY_SECONDS", 600)
+    # All its batches are older than those that would be due.
+    now_ms = rig.times[-1] + 10 * INTERVAL_MS
+    monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
+    rig.stream = rig.stream.model_copy(update={"ordered": True})
+    register(rig.ledger, rig.stream)
+    begun: dict[str, Any] = {"holder": "own run", "way": "connect", "lease_ms": 600_000}
+    own = rig.ledger.attempts.begin("shop", rig.times[0], **begun)
+    rig.ledger.attempts.record_output(own, "elasticsearch", {})
+    if first == "has completed":
+        rig.ledger.attempts.complete(own)
+    asked, before = 0, list[int]()
+
+    def short(_: float) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 5:
+            before.extend(rig.ran)
+            if first == "runs":
+                rig.ledger.attempts.complete(own)
+            for time_ms in rig.times[1:]:
+                rig.complete(time_ms)
+        return True
+
+    monkeypatch.setattr(range_run, "processors_are_short", short)
+    assert rig.run(threads=1).batches == 8
+    # The task has begun the first one before.
+    assert asked >= 5 and before in ([], rig.times[:1])
+
+
 def test_an_attempt_that_a_killed_try_has_left_is_fenced_at_once(rig: Rig) -> None:
     left = rig.begin(rig.times[4])
     assert rig.run(try_number=2).batches == 8
