@@ -113,7 +113,9 @@ def update_state(
     columns = declared_columns(spark, stream.state)
     update = _Update(spark, stream, stream.state, store, columns, batch)
     base = store.base_of(batch.batch_time_ms)
-    if stream.state.initial is not None and (base is None or store.drop_unused_initial(base)):
+    if base is not None and store.drop_unused_initial(base):
+        base = None
+    if base is None and stream.state.initial is not None:
         base = update.begin_with_initial(stream.state.initial)
     if base is not None:
         check_stored(base, columns, stream.state.keys)

@@ -325,12 +325,17 @@ class StateStore:
         return None
 
     def drop_unused_initial(self, base: Version) -> bool:
-        """Delete the version of the initial table, if ``base`` is it and no batch has written a version since.
+        """Delete the version of the initial table with its files, if ``base`` is it and no batch has written a version
+        since. Returns whether it is deleted.
 
         Then the first batch has failed, perhaps because of what the initial table was.
         """
         is_initial = base.based_on is None and base.first_ms > base.batch_time_ms
-        return is_initial and not self.later_than(base.batch_time_ms) and self.storage.delete(base.name.path)
+        if not is_initial or self.later_than(base.batch_time_ms) or not self.storage.delete(base.name.path):
+            return False
+        for file in {*base.table, *base.changes}:
+            self.storage.delete(file.path)
+        return True
 
     def version_of(self, batch_time_ms: int) -> Version:
         """The version that a batch wrote.

@@ -285,8 +285,9 @@ def test_every_field_of_a_state_is_documented() -> None:
     assert [name for name in State.model_fields if f"| `{name}` |" not in text] == []
 
 
+@pytest.mark.parametrize("corrected", ["other rows", "no initial table"])
 def test_a_corrected_initial_table_is_used_when_the_first_batch_has_failed_with_the_one_before(
-    make_stream: Callable[..., Stream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_stream: Callable[..., Stream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corrected: str
 ) -> None:
     stream = make_stream("update", initial="functions:other")
     store = StateStore.of(stream)
@@ -296,6 +297,7 @@ def test_a_corrected_initial_table_is_used_when_the_first_batch_has_failed_with_
     def save(self: Any, _rows: Any, batch_time_ms: int, attempt: int) -> WriteReport:
         added = next(rows)
         file = StoredFile(f"{DATA}/{stem(batch_time_ms, attempt)}-{added}.parquet", added, 1)
+        store.storage.write_atomically(file.path, b"rows")
         return WriteReport([file], Counter({Outcome.ADDED: added}))
 
     def run(self: Any, base: Version | None, *_: Any) -> Any:
@@ -324,7 +326,13 @@ def test_a_corrected_initial_table_is_used_when_the_first_batch_has_failed_with_
 
     with pytest.raises(StateRowsError):
         attempt(1)
+    has_initial = corrected == "other rows"
+    if not has_initial:
+        stream = make_stream("update")
     attempt(2)
     attempt(3, batch=1)
-    assert [base.rows for base in ran if base is not None] == [1, 2, 5]
-    assert [name.batch_time_ms for name in store.names()] == [FIRST_MS + n * INTERVAL_MS for n in (-1, 0, 1)]
+    assert [base and base.rows for base in ran] == ([1, 2, 5] if has_initial else [1, None, 2])
+    times = [FIRST_MS + n * INTERVAL_MS for n in ((-1, 0, 1) if has_initial else (0, 1))]
+    assert [name.batch_time_ms for name in store.names()] == times
+    # The rows of the first table are gone.
+    assert len(store.storage.paths(DATA)) == len(times)
