@@ -420,9 +420,10 @@ def _refuse_another_stream(contents: FolderContents, stream: Stream) -> None:
             if source is not None and _origin(source) != _origin(recorded):
                 raise _of_another(stream, f"input {recorded.id!r} was received from {_origin(recorded)}")
     in_log = (key for frame in contents.frames for key, _ in spans_of(frame.info))
-    # Partitions of an input or a topic that was removed from the definition since have ended.
-    live = (place for place, row in contents.saved.positions.items() if row.state is not PartitionState.ENDED)
-    received = {*contents.positions, *live, *in_log}
+    positions = contents.saved.positions
+    # Partitions of an input or a topic that was removed from the definition since. Their segments may still be there.
+    ended = {place for place, row in positions.items() if row.state is PartitionState.ENDED}
+    received = {*contents.positions, *positions, *in_log} - ended
     for input_id, topic in sorted({(input_id, partition.topic) for input_id, partition in received}):
         source = inputs.get(input_id)
         if source is None or not source.matches(topic):

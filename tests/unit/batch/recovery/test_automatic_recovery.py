@@ -228,6 +228,28 @@ def test_an_input_that_was_removed_long_ago_prevents_no_recovery(
         assert (row.next_offset, row.state) == (7, PartitionState.ENDED)
 
 
+@pytest.mark.parametrize("state", [PartitionState.ENDED, PartitionState.ACTIVE])
+def test_segments_of_an_input_that_was_removed_prevent_no_recovery(
+    live: Callable[..., Life], new_url: str, state: PartitionState
+) -> None:
+    life = live(8, steps=0, recover="automatic")
+    for _ in range(40):
+        life.store()
+    removed = life.ledger.positions.all(NAME, "orders")
+    life.ledger.positions.set_state(life.job, "orders", [row.partition for row in removed], state)
+    life.checkpoint()
+    kept = tuple(source for source in life.stream.inputs if source.id != "orders")
+    life.stream = life.stream.model_copy(update={"inputs": kept})
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        if state is PartitionState.ACTIVE:
+            with pytest.raises(RecoveryRefusedError, match="received for input 'orders'"):
+                recover_if_lost(life.context_in(ledger), wait=Waits(life))
+            return
+        assert recover_if_lost(life.context_in(ledger), wait=Waits(life)) is not None
+        there = {row.partition: row.next_offset for row in ledger.positions.all(NAME, "orders")}
+        assert there == {row.partition: row.next_offset for row in removed}
+
+
 def test_the_checkpoint_of_another_stream_is_refused(automatic: Callable[..., Life], new_url: str) -> None:
     life = automatic(9)
     other = life.stream.model_copy(update={"name": "another"})
