@@ -121,7 +121,8 @@ class ElasticsearchOutputWriter:
 def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str) -> IndexingOptions:
     """The options for writing the batch's rows to the output."""
     # The manifests of a window's other batches come newest first.
-    manifests = [(KAFKA if batch.from_kafka else LOG, batch.manifest_uri)]
+    # In a test of the transform there is none.
+    manifests = [(KAFKA if batch.from_kafka else LOG, batch.manifest_uri)] if batch.manifest_uri else []
     manifests += [(origin.source, origin.manifest_uri) for origin in reversed(batch.earlier)]
     return IndexingOptions.of(
         output,

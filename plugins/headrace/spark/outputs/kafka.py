@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 
 from headrace.batch.manifest import Manifest
 from headrace.elasticsearch.columns import COORDINATES, HEADERS, KEY, PARTITION, TOPIC, VALUE
+from headrace.spark.batch_plan import load_manifests
 from headrace.spark.documents import json_text
 from headrace.spark.outputs.kafka_transaction import (
     END,
@@ -279,11 +280,13 @@ class KafkaWriter:
         return f"{batch.stream.folder_url}/sent/{quote(place, safe='')}/{self._output.topic}"
 
     def _read_topics(self, batch: WrittenBatch) -> list[str]:
-        """The ids of the topics of the output's name of which the batch has records: a definition may name the input's
-        cluster by another connection."""
+        """The ids of the topics of the output's name of which the batch, or its window, has records: a definition may
+        name the input's cluster by another connection. None in a test of the transform, whose batch has no manifest."""
         inputs = [source for source in batch.stream.kafka_inputs if source.matches(self._output.topic)]
-        if not inputs:
+        if not inputs or not batch.manifest_uri:
             return []
-        manifest = Manifest.load(batch.manifest_uri)
-        partitions = [recorded.partition for source in inputs for recorded in manifest.ranges(source.id)]
+        manifests = [Manifest.load(batch.manifest_uri), *load_manifests(batch.earlier)]
+        partitions = [
+            recorded.partition for manifest in manifests for source in inputs for recorded in manifest.ranges(source.id)
+        ]
         return sorted({where.topic_id for where in partitions if where.topic == self._output.topic})

@@ -14,7 +14,7 @@ from headrace.elasticsearch.options import IndexingOptions
 from headrace.errors import Failure
 from headrace.spark import elasticsearch_sink
 from headrace.spark.outputs import elasticsearch
-from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
+from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter, options_of
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.transforms import BatchContext
 from headrace.stream import DeadLetterLimit, ElasticsearchOutput, KafkaInput, Stream
@@ -93,3 +93,18 @@ def test_the_limit_is_over_both_writes(write: Any) -> None:
 
 def test_records_without_a_value_do_not_count(write: Any) -> None:
     write(DeadLetterLimit(number=1), 10, {"tombstone": 9, "missing_id": 1})
+
+
+def test_the_batch_of_a_transforms_test_has_no_manifest() -> None:
+    output = ElasticsearchOutput(hosts="http://h:1", index="clicks")
+    batch: Any = SimpleNamespace(
+        manifest_uri="",
+        from_kafka=False,
+        earlier=(),
+        stream=SimpleNamespace(name="shop", kafka_inputs=()),
+        batch_time_ms=10_000,
+        attempt=1,
+        written_before=False,
+        tried_before=False,
+    )
+    assert options_of(output, batch, report="r").manifests == ()

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.kafka.errors import ClientSettingError
+from headrace.ledger.batch_tables import BatchOrigin
 from headrace.spark.outputs import kafka
 from headrace.spark.outputs.kafka import KafkaWriter
 from headrace.spark.outputs.kafka_transaction import (
@@ -100,8 +101,15 @@ T = 1_700_000_010_000
 def options(tmp_path: Path) -> Any:
     """The options of a write, by the output's id and the replay's name."""
 
-    def options(output_id: str = "out", target: str = "", *, stream: str = "clicks") -> dict[str, str]:
-        output = KafkaOutput(id=output_id, bootstrap_servers="prod:9092", topic="counts")
+    def options(
+        output_id: str = "out",
+        target: str = "",
+        *,
+        stream: str = "clicks",
+        servers: str = "prod:9092",
+        topic: str = "counts",
+    ) -> dict[str, str]:
+        output = KafkaOutput(id=output_id, bootstrap_servers=servers, topic=topic)
         declared = Stream(
             name=stream,
             inputs=KafkaInput(bootstrap_servers="prod:9092", topics="clicks"),
@@ -162,9 +170,10 @@ def test_transactions_of_different_outputs_and_replays_have_different_names(opti
         assert (one["sent_folder"], one["sent_name"]) != (other["sent_folder"], other["sent_name"])
 
 
+@pytest.mark.parametrize("read_by", ["the batch", "its window"])
 @pytest.mark.parametrize(("sent_to", "refused"), [("id-read", True), ("id-elsewhere", False)])
 def test_a_topic_that_the_batch_was_read_from_by_another_connection_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent_to: str, *, refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent_to: str, read_by: str, *, refused: bool
 ) -> None:
     """The stream would receive what it sends. A topic of the same name in another cluster has another id."""
     output = KafkaOutput(bootstrap_servers="kafka.internal:9092", topic="clicks")
@@ -182,22 +191,32 @@ def test_a_topic_that_the_batch_was_read_from_by_another_connection_is_refused(
     ]
     block = ManifestBlock(BlockHandle("a.seg", 0, 10), 10, 100, tuple(taken))
     manifest = Manifest("clicks", T, 10_000, {stream.inputs[0].id: (block,)}, stream.folder_url)
-    manifest.write(open_storage(stream.folder_url))
+    written = manifest.write(open_storage(stream.folder_url))
+    own, earlier = manifest, tuple[BatchOrigin, ...]()
+    if read_by == "its window":
+        own = Manifest("clicks", T + 10_000, 10_000, {}, stream.folder_url)
+        own.write(open_storage(stream.folder_url))
+        earlier = (BatchOrigin(T, manifest.uri, written, "log"),)
     batch = WrittenBatch(
         stream=stream,
         context=BatchContext.of("clicks", T, 10_000, 1),
         batch_time_ms=T,
         attempt=1,
-        manifest_uri=manifest.uri,
+        manifest_uri=own.uri,
         from_kafka=False,
         target="",
         out=io.StringIO(),
         progress=lambda _: None,
+        earlier=earlier,
     )
     monkeypatch.setattr(kafka, "topic_id", lambda *_: sent_to)
     source = kafka.KafkaDataSource({**KafkaWriter(output)._options(batch), "report": "r"})
     with pytest.raises(OwnTopicError, match="records of topic 'clicks'") if refused else contextlib.nullcontext():
         source.writer(StructType(), overwrite=False)
+
+
+def test_the_batch_of_a_transforms_test_has_no_manifest(options: Any) -> None:
+    assert options(servers="staging:9092", topic="clicks")["read_topics"] == "[]"
 
 
 @pytest.mark.parametrize(("sent_to", "refused"), [("id", True), ("id-of-staging", False)])
