@@ -248,8 +248,10 @@ class KafkaRangeReader:
         while True:
             try:
                 return self._ask().topic_ids(topics)
-            except RangesUnreadableError:
-                if time.monotonic() >= until:
+            except RangesUnreadableError as error:
+                cause = error.__cause__
+                is_final = isinstance(cause, KafkaException) and cause.args[0].code() in _FINAL
+                if is_final or time.monotonic() >= until:
                     raise
                 time.sleep(_AGAIN_SECONDS)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from headrace.blocks import TopicPartition
 from headrace.kafka import range_reader as kafka_ranges
@@ -284,6 +286,27 @@ def test_a_counted_range_whose_records_come_at_once_costs_one_query(
         assert len(asked) == 1
         list(reader.read([clicks.run(0, 0, (2, None))]))
         assert len(asked) == 3, "not counted: records may be missing at its end"
+
+
+def test_a_user_who_may_not_describe_the_topics_is_refused_at_once(
+    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clicks.kafka.produce("clicks", 0, b"a")
+    asked = 0
+
+    def describe_topics(*_: Any, **__: Any) -> dict[str, Future[Any]]:
+        nonlocal asked
+        asked += 1
+        future: Future[Any] = Future()
+        future.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+        return {"clicks": future}
+
+    admin = SimpleNamespace(describe_topics=describe_topics)
+    with clicks.reader(stall_seconds=3) as reader:
+        monkeypatch.setattr(reader, "_questions", OffsetQuestions(admin))
+        with pytest.raises(RangesUnreadableError, match="does not describe clicks"):
+            list(reader.read([clicks.run(0, 0, (1, 1))]))
+    assert asked == 1
 
 
 def test_a_stall_is_reported_with_the_clients_last_error(clicks: Clicks) -> None:
