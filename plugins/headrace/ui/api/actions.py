@@ -203,9 +203,15 @@ class _BatchNow:
 
     @property
     def run_to_clear(self) -> Run | None:
-        """The run that runs the batch again if it is cleared: one repeats only what it has completed itself."""
-        is_complete = self.batch is not None and self.batch.state is BatchState.COMPLETED
-        return self.run if self.run and (not is_complete or self.run.run_id in self.completed_by) else None
+        """The run that runs the whole batch again if it is cleared: one repeats only what it has completed itself, and
+        leaves outputs alone that it was not asked for. Parameters of its own belong to it until the batch is complete.
+        """
+        if self.run is None or self.run.conf.get("outputs"):
+            return None
+        if self.batch is None or self.batch.state is not BatchState.COMPLETED:
+            return self.run
+        repeats = self.run.run_id in self.completed_by and not self.run.conf.get("parameters")
+        return self.run if repeats else None
 
 
 def _batch_now(stream: KnownStream, batch_time_ms: int) -> _BatchNow:
@@ -264,8 +270,8 @@ def preview_run(
 
 @writes.post("/streams/{name}/batches/{batch_time}/run", summary="Run a batch again")
 async def run(request: Request, stream: OperableDep, batch_time: BatchTime, body: RunBody) -> Done:
-    """Clears its Airflow run. Triggers one if it has none, or none that completed it, or if only some outputs are to be
-    written again."""
+    """Clears its Airflow run. Triggers one if it has none, or none that would run all of it again, or if only some
+    outputs are to be written again."""
     batch_time_ms = time_ms(batch_time, "batch_time")
     at, dag_id, outputs = time_text(batch_time_ms), stream.place.batch_dag_id, body.outputs
     now = await run_in_threadpool(_batch_now, stream, batch_time_ms)

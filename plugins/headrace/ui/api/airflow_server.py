@@ -187,10 +187,10 @@ def _exists(dag_id: str) -> bool:
 
 
 def _run(dag_id: str, *conditions: Any) -> Run | None:
-    query = select(DagRun.run_id, DagRun.state).where(DagRun.dag_id == dag_id, *conditions)
+    query = select(DagRun.run_id, DagRun.state, DagRun.conf).where(DagRun.dag_id == dag_id, *conditions)
     with create_session() as session:
         row = session.execute(query.order_by(DagRun.logical_date.desc()).limit(1)).first()
-    return None if row is None else Run(dag_id, row.run_id, str(row.state))
+    return None if row is None else Run(dag_id, row.run_id, str(row.state), row.conf or {})
 
 
 def _reference(named: str) -> str:

@@ -7,7 +7,7 @@ have their own, so that the rest of the API can be tried without Airflow.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -26,11 +26,12 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A DAG run."""
+    """A DAG run. ``conf`` is what it was asked for when it was triggered."""
 
     dag_id: str
     run_id: str
     state: str
+    conf: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

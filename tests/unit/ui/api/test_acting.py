@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.batch.batch_range import TimeRange
+from headrace.errors import REPAIR
 from headrace.ledger.states import DesiredState, EventKind
 from headrace.ui.api.airflow_side import Run
 from headrace.ui.api.requests import time_ms
@@ -93,6 +94,39 @@ def test_a_run_that_did_not_complete_the_batch_is_not_cleared_to_repeat_it(own_a
     assert "Run other of orders-3_batches is cleared" in own_api.get(preview_path)["will"]
 
 
+@pytest.mark.parametrize(
+    ("conf", "completes", "cleared"),
+    [
+        ({"reprocess": True, "outputs": ["elasticsearch"]}, False, False),
+        ({"reprocess": True, "outputs": ["elasticsearch"]}, True, False),
+        # A batch that is not complete keeps the parameters that were asked for; the repair keeps them too.
+        ({"parameters": {"rate": 2}}, False, True),
+        ({"parameters": {"rate": 2}}, True, False),
+        # As Airflow's trigger form sends options that were not chosen.
+        ({"reprocess": True, "outputs": [], "parameters": {}}, True, True),
+    ],
+)
+def test_a_run_that_would_not_run_all_of_the_batch_as_it_is_is_not_cleared(
+    own_api: Api, conf: dict[str, Any], completes: bool, cleared: bool
+) -> None:
+    time = _failed(own_api)
+    at_ms, how = time_ms(time, "t"), {"holder": "h", "way": "connect", "lease_ms": 1_000}
+    own_api.airflow.runs["orders-3_batches", at_ms] = Run("orders-3_batches", "asked", "success", conf)
+    with own_api.ledger() as ledger:
+        attempt = ledger.attempts.begin("orders-3", at_ms, **how, attributes={"run_id": "asked"})
+        if completes:
+            for output in attempt.outputs:
+                ledger.attempts.record_output(attempt, output, {})
+            ledger.attempts.complete(attempt)
+        else:
+            ledger.attempts.fail(attempt, "no answer")
+    says = "Run asked of orders-3_batches is cleared" if cleared else "A run of orders-3_batches starts"
+    assert says in own_api.get(f"/streams/orders-3/batches/{time}/run/preview")["will"]
+    own_api.post(f"/streams/orders-3/batches/{time}/run")
+    done = ("clear", "asked", None) if cleared else ("trigger", "orders-3_batches", {"reprocess": True})
+    assert own_api.airflow.done == [done]
+
+
 def test_a_batch_whose_run_is_running_is_not_run_again(own_api: Api) -> None:
     time = _failed(own_api)
     own_api.airflow.runs["orders-3_batches", time_ms(time, "t")] = Run("orders-3_batches", "r", "running")
@@ -136,6 +170,19 @@ def test_an_attempt_of_a_range_links_to_its_task_and_its_run_is_not_the_batchs_o
     links = batch["all_attempts"][-1]["links"]
     assert (links["run"], links["logs"]) == (task, f"{task}/tasks/run_again")
     assert "tuesday" not in str(batch["links"]["run"])
+
+
+def test_the_logs_of_a_batch_are_those_of_the_task_of_its_newest_attempt(own_api: Api) -> None:
+    time = _failed(own_api)
+    at_ms = time_ms(time, "t")
+    own_api.airflow.runs["orders-3_batches", at_ms] = Run("orders-3_batches", "scheduled__1", "failed")
+    holder = "airflow:orders-3_repair/scheduled__2/repair_batches/1"
+    with own_api.ledger() as ledger:
+        attributes = {"run_id": "scheduled__2", REPAIR: True}
+        ledger.attempts.begin("orders-3", at_ms, holder=holder, way="connect", lease_ms=1, attributes=attributes)
+    links = own_api.get(f"/streams/orders-3/batches/{time}")["links"]
+    assert links["run"] == "/dags/orders-3_batches/runs/scheduled__1"
+    assert links["logs"] == "/dags/orders-3_repair/runs/scheduled__2/tasks/repair_batches"
 
 
 def test_abandoning_needs_a_reason_and_makes_a_gap(own_api: Api) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -27,7 +28,7 @@ from headrace.connections import ConnectionNotFoundError
 from headrace.ledger import Ledger
 from headrace.ui.api import airflow_server
 from headrace.ui.api.airflow_server import AirflowServer, Declaration, DeclaredStreams, LedgerNotAllowedError, combined
-from headrace.ui.api.airflow_side import Caller
+from headrace.ui.api.airflow_side import Caller, Run
 from headrace.ui.api.catalogue import OpenLedgers
 from headrace.views.stream_state import DagFacts
 from headrace.views.streams import Placed
@@ -116,6 +117,16 @@ def test_a_stream_whose_file_cannot_be_imported_stays_and_has_the_error(database
     facts = AirflowServer().facts(["orders_batches", "mine"])
     assert facts["orders_batches"].import_error == "NameError: name 'x' is not defined"
     assert facts["mine"].import_error is None
+
+
+@pytest.mark.parametrize("conf", [None, {"outputs": ["a"]}])
+def test_a_run_has_the_conf_that_it_was_triggered_with(database: Engine, conf: dict[str, Any] | None) -> None:
+    row = {"dag_id": "mine", "run_id": "r", "run_type": "manual", "state": "success", "conf": conf}
+    # There is no table of log templates.
+    row |= {"run_after": datetime(2026, 11, 23, tzinfo=UTC), "log_template_id": None}
+    with database.begin() as connection:
+        connection.execute(insert(DagRun.__table__).values(row))
+    assert AirflowServer().run("mine", "r") == Run("mine", "r", "success", conf or {})
 
 
 def test_the_server_of_a_ledger_that_only_a_dag_names_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
