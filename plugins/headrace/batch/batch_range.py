@@ -90,11 +90,13 @@ class RangeProgress:
             # They may be removed while the run goes on.
             _check_not_removed(ledger, stream, batches)
         began_ms = min((row.started_at_ms for row in of_range), default=None)
-        first_completed = {} if target else _first_completed(attempts, batches)
+        completed_since = set() if target or began_ms is None else _completed_since(began_ms, attempts, batches)
         left, failed, completed, left_out = [], {}, [], Counter[str]()
         for batch in rows:
             last = own.get(batch.batch_time_ms)
-            came_ms = max(batch.allocated_at_ms, first_completed.get(batch.batch_time_ms, 0))
+            came_ms = batch.allocated_at_ms
+            if batch.batch_time_ms in completed_since:
+                came_ms = max(came_ms, _first_completed_ms(ledger, batch))
             reason = _left_out(batch, batches, is_replay=bool(target), began_ms=began_ms, came_ms=came_ms)
             if reason is not None:
                 left_out[reason] += 1
@@ -142,14 +144,25 @@ class RangeProgress:
             yield f"and {len(self.failed) - most:,} more"
 
 
-def _first_completed(attempts: Iterable[AttemptRow], batches: TimeRange) -> dict[int, int]:
-    """When a run that is not the range's first completed an attempt at each batch, in milliseconds since the epoch."""
-    ended: dict[int, int] = {}
-    for row in attempts:
-        if row.state is AttemptState.COMPLETED and TimeRange.of(row.attributes) != batches:
-            ended_ms = row.ended_at_ms or 0
-            ended[row.batch_time_ms] = min(ended.get(row.batch_time_ms, ended_ms), ended_ms)
-    return ended
+def _completed_since(began_ms: int, attempts: Iterable[AttemptRow], batches: TimeRange) -> set[int]:
+    """The batches at which other runs have completed an attempt since the range began: perhaps their first."""
+    return {
+        row.batch_time_ms
+        for row in attempts
+        if row.state is AttemptState.COMPLETED
+        and TimeRange.of(row.attributes) != batches
+        and (row.ended_at_ms or 0) > began_ms
+    }
+
+
+def _first_completed_ms(ledger: Ledger, batch: BatchRow) -> int:
+    """When the last of the batch's outputs was first written, in milliseconds since the epoch."""
+    first: dict[str, int] = {}
+    # The oldest attempt comes first. One that failed may have written some of them.
+    for row in ledger.attempts.output_history(batch.stream, batch.batch_time_ms):
+        if row.state is AttemptState.COMPLETED and row.recorded_at_ms is not None:
+            first.setdefault(row.output_id, row.recorded_at_ms)
+    return max((first.get(step, 0) for step in batch.steps or ()), default=0)
 
 
 def _left_out(

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from datetime import UTC, datetime
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout, TaskDeferred
+from airflow.sdk.execution_time.timeout import timeout
 
 from headrace.errors import Failure
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import ReplayOrderError
 from headrace.operators.replay_batch import RepeatBatchesOperator, ReplayBatchOperator
 from headrace.operators.wal_spark_submit import BatchTaskError
+from headrace.spark.termination import EXIT_TERMINATED
 from headrace.stream import KeyIds, RecordIds
 from headrace.stream.stream import replayed
 from headrace.timetables.micro_batch import from_ms
@@ -272,6 +277,60 @@ def test_batches_that_come_while_a_range_runs_are_not_in_it(stream, day, allocat
     assert run_it(stream, task.again(run_id="another"))["completed"] == 4
 
 
+def test_a_batch_whose_last_output_is_written_while_a_range_runs_is_not_in_it(
+    stream, day, toy_batch, connectable, ledger
+):
+    both = with_copy(stream)
+    times, task = day(3)
+    register(ledger, both)
+    complete(ledger, *times[:2], outputs=("elasticsearch", "copy"))
+    complete(ledger, times[2])
+    toy_batch(f"fail@{times[0]}")
+    with pytest.raises(BatchTaskError):
+        run_again(both, task)
+    toy_batch("ok")
+    complete(ledger, times[2], outputs=("copy",))
+    numbers = run_again(both, task.again(run_id="day", try_number=2))
+    assert (numbers["completed"], numbers["left"], numbers["left_out"]) == (2, 0, 1)
+
+
+def test_a_batch_that_another_run_repeats_while_a_range_runs_stays_in_it(stream, day, toy_batch, connectable, ledger):
+    """Also if a failed attempt had written one of its outputs first."""
+    both = with_copy(stream)
+    times, task = day(2)
+    register(ledger, both)
+    complete(ledger, times[0], outputs=("elasticsearch", "copy"))
+    attempt = ledger.attempts.begin("flights", times[1], holder="own run", way="connect", lease_ms=30_000)
+    ledger.attempts.record_output(attempt, "elasticsearch", {"indexed": 3})
+    ledger.attempts.fail(attempt, "copy said no")
+    complete(ledger, times[1], outputs=("copy",))
+    toy_batch(f"fail@{times[0]}")
+    with pytest.raises(BatchTaskError):
+        run_again(both, task)
+    toy_batch("ok")
+    complete(ledger, times[1], outputs=("elasticsearch", "copy"), force=True)
+    assert run_again(both, task.again(run_id="day", try_number=2))["completed"] == 2
+
+
+def test_the_execution_timeout_ends_the_process_of_a_range(stream, day, toy_process, connectable, ledger, until):
+    times, task = day(2)
+    complete(ledger, *times)
+    toy_process("hang")
+    operator = RepeatBatchesOperator(task_id="run_again", stream=stream)
+    processes = []
+
+    def expire():
+        processes.append(until(lambda: operator._process)._process)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    threading.Thread(target=expire).start()
+    # Without `expire` it would be 10 minutes; the toy hangs for one.
+    with timeout(600), pytest.raises(AirflowTaskTimeout):
+        operator.execute(task.context)
+    assert processes[0].returncode in (-signal.SIGTERM, EXIT_TERMINATED)
+    assert not ledger.attempts.running("flights")
+
+
 def test_a_range_does_not_begin_with_a_batch_that_another_run_is_running(stream, day, toy_batch, connectable, ledger):
     times, task = day(2)
     fields = {"target": "v2", "definition": stream.to_json(), "outputs": ["elasticsearch"], "way": "connect"}
@@ -339,10 +398,13 @@ def run_again(stream, task):
     return RepeatBatchesOperator(task_id="run_again", stream=stream).execute(task.context)
 
 
-def complete(ledger, *times):
+def complete(ledger, *times, outputs=("elasticsearch",), force=False):
     for at_ms in times:
-        attempt = ledger.attempts.begin("flights", at_ms, holder="own run", way="connect", lease_ms=30_000)
-        ledger.attempts.record_output(attempt, "elasticsearch", {"indexed": 3})
+        attempt = ledger.attempts.begin(
+            "flights", at_ms, holder="own run", way="connect", lease_ms=30_000, outputs=outputs, force=force
+        )
+        for output in outputs:
+            ledger.attempts.record_output(attempt, output, {"indexed": 3})
         ledger.attempts.complete(attempt)
 
 

@@ -46,6 +46,9 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     parser.add_argument("--way", required=True)
     given = parser.parse_args(arguments)
     behaviour = environment.get("TOY_BATCH", "ok")
+    if behaviour == "hang":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        time.sleep(60)
     if _is_range(given):
         _run_range(given, behaviour)
     else:
@@ -64,9 +67,6 @@ def _run_attempt(given: argparse.Namespace, behaviour: str) -> None:
         if behaviour in ("fail", "code", "final"):
             ledger.attempts.fail(attempt, "the transform said no")
             sys.exit(1)
-        if behaviour == "hang":
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-            time.sleep(60)
         if behaviour == "warn":
             print("headrace: flights, batch of now: warning: output elasticsearch: 429", flush=True)
         if behaviour in ("ok", "die", "warn", "late") or behaviour.startswith("fail:"):
