@@ -37,6 +37,11 @@ class DagFacts:
     import_error: str | None = None
     stale: bool = False
 
+    @property
+    def gone(self) -> bool:
+        """Whether it is in no file any more, so that unpausing it has no effect."""
+        return self.stale and not self.import_error
+
 
 class State(StrEnum):
     """What a stream is, judged by what is known; the first that applies, in this order."""
@@ -353,7 +358,7 @@ def _stalled_batches(evidence: Evidence) -> Iterator[Finding]:
     dag = evidence.facts.get(evidence.batch_dag_id)
     since_ms = _last_activity(evidence)
     oldest = evidence.oldest
-    if dag is not None and dag.paused:
+    if dag is not None and dag.paused and not dag.gone:
         if not evidence.stopped or oldest is not None:
             waiting = [batch.batch_time_ms for batch in evidence.unfinished if not batch.completed_before]
             left = f"; records wait since batch time {time_text(min(waiting))}" if waiting else ""
@@ -373,7 +378,7 @@ def _stalled_batches(evidence: Evidence) -> Iterator[Finding]:
             "Correct the file. Airflow's list of DAGs shows the whole import error.",
             since_ms,
         )
-    elif dag is not None and dag.stale:
+    elif dag is not None and dag.stale and (not evidence.stopped or oldest is not None):
         yield Finding(
             State.STALLED,
             f"Airflow finds the DAG {dag.dag_id} in no file any more, and starts no more runs.",
@@ -518,12 +523,12 @@ def _restart(evidence: Evidence, dag: DagFacts | None, problem: InputProblem, *,
     if dag is None:
         look = _look_at("receiver DAG", evidence.receiver_dag_id)
         return f"A run of the receiver DAG starts the receiver job. {look}"
-    if dag.paused:
+    if dag.paused and not dag.gone:
         return f"The DAG {dag.dag_id} is paused in Airflow. Unpause it: its run starts the receiver job."
     if dag.running:
         return f"A run of {dag.dag_id} is running and starts the job again; its task's log says what prevents it."
     look = f"No run of {dag.dag_id} is running: look at its last run, and whether Airflow's scheduler is alive."
-    return _restore(dag) if dag.stale and not dag.import_error else look
+    return _restore(dag) if dag.gone else look
 
 
 # -- less severe -------------------------------------------------------------------------------------------------------

@@ -64,15 +64,29 @@ def test_a_receiver_without_a_job_and_with_a_paused_dag_says_so(ledger: Ledger) 
     assert "lease of the receiver job" in texts
 
 
+@pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("dag_id", ["b", "r"])
 def test_a_dag_that_is_in_no_file_any_more_is_named_in_a_remedy(
-    ledger: Ledger, dag_id: str, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, dag_id: str, paused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     findings: list[Finding] = []
     monkeypatch.setattr("headrace.views.streams.judge", lambda evidence: findings.extend(judge(evidence)) or findings)
-    _summary(ledger, "stalled", DagFacts(dag_id, stale=True))
+    _summary(ledger, "stalled", DagFacts(dag_id, stale=True, paused=paused))
     remedy = f"Restore the file of the DAG {dag_id}, which Airflow does not find any more."
-    assert remedy in [finding.remedy for finding in findings]
+    remedies = [finding.remedy for finding in findings]
+    assert remedy in remedies
+    assert not any("npause it" in (text or "") or f"Unpause {dag_id}" in (text or "") for text in remedies)
+
+
+def test_a_stopped_stream_without_its_dag_file_is_stopped_unless_batches_are_left(ledger: Ledger, shop: Shop) -> None:
+    gone = DagFacts("b", stale=True)
+    assert _summary(ledger, "stopped", gone).state.value == "stopped"
+    shop.store()
+    shop.clock.advance(15_000)
+    shop.ledger.streams.set_desired_state("shop", "stopped")
+    place = Placed("shop", "ledger", "b", "r")
+    summary = summarize(shop.ledger, shop.ledger.streams.get("shop"), place, {"b": gone})
+    assert (summary.state.value, "in no file any more" in summary.reason) == ("stalled", True)
 
 
 def test_a_paused_receiver_dag_of_a_live_job_is_a_warning_only(ledger: Ledger) -> None:
