@@ -23,6 +23,7 @@ from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport
 from headrace.errors import HeadraceError
 from headrace.stream import ElasticsearchOutput, Stream
+from headrace.stream.model import StreamDefinitionError
 from headrace.views.base import View
 
 if TYPE_CHECKING:
@@ -65,13 +66,19 @@ def elasticsearch_output(stream: Stream, output_id: str | None) -> Elasticsearch
 
 
 def output_of_index(ledger: Ledger, stream: Stream, output: ElasticsearchOutput, index: str) -> ElasticsearchOutput:
-    """The output as the stream's replay declared it that writes into this index, newest revision first.
+    """The output as the stream's replay declared it that writes into this index, the newest definition first.
 
     A replay may have another dead-letter index and another cluster. If no replay has this index, it is the output with
     another index.
     """
-    for row in reversed(ledger.results.replay_definitions(stream.name)):
-        for declared in Stream.from_json(row.definition).elasticsearch_outputs:
+    rows = ledger.results.replay_definitions(stream.name)
+    for row in sorted(rows, key=lambda row: (row.created_at_ms, row.revision), reverse=True):
+        try:
+            replay = Stream.from_json(row.definition)
+        except StreamDefinitionError:
+            # A definition of another version of headrace.
+            continue
+        for declared in replay.elasticsearch_outputs:
             if (declared.step, declared.index) == (output.step, index):
                 return declared
     return output.model_copy(update={"index": index})

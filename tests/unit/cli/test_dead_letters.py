@@ -92,16 +92,24 @@ def test_letters_of_a_replay_are_looked_up_where_the_replay_wrote_them(
         ledger=f"sqlite:///{tmp_path}/ledger.db",
     )
     clock = ManualClock(1_700_000_000_000)
-    again = replayed(stream, {"elasticsearch": {"index": "shop-v2", "dead_letter_index": "letters-of-v2"}})
+    # The older replay is the last one by its name; the definition of the newest does not load.
+    replays = {
+        target: replayed(stream, {"elasticsearch": {"index": "shop-v2", "dead_letter_index": f"letters-of-{target}"}})
+        for target in ("v9", "v2")
+    }
+    definitions = {target: replay.to_json() for target, replay in replays.items()}
+    definitions["w"] = '{"outputs": [{"id": "elasticsearch"}]}'
     with Ledger.open(stream.ledger, clock=clock) as ledger:
         register(ledger, stream)
         at_ms = clock.now_ms() + 10_000
         clock.advance(15_000)
         ledger.allocations.allocate("shop", at_ms, manifest_uri="m", manifest_sha256="0")
-        ledger.replays.begin(
-            "shop", at_ms, target="v2", definition=again.to_json(), outputs=["elasticsearch"],
-            holder="test", way="submit", lease_ms=60_000,
-        )  # fmt: skip
+        for target, definition in definitions.items():
+            clock.advance(1_000)
+            ledger.replays.begin(
+                "shop", at_ms, target=target, definition=definition, outputs=["elasticsearch"],
+                holder="test", way="submit", lease_ms=60_000,
+            )  # fmt: skip
     kept = Kept()
 
     @contextlib.contextmanager
