@@ -93,9 +93,9 @@ _BATCH_DOC = """\
 A run for each batch time, which is the end of its data interval. {late} A batch's blocks are allocated once: however
 often its run is repeated, it processes the same records and writes the same documents.
 
-To run a completed batch again: clear its run, or backfill its interval, or trigger a run with `reprocess` and any
-logical date inside its interval (its start has a run: Airflow gives a date only one). What failed of a batch is run
-alone when its task, or its run, is cleared.
+To run a completed batch again: clear the run of this DAG that completed it, or backfill its interval, or trigger a run
+with `reprocess` and any logical date inside its interval (its start has a run: Airflow gives a date only one). What
+failed of a batch is run alone when its task, or its run, is cleared.
 
 {stream}
 """

@@ -277,7 +277,8 @@ def clean_up_after(run: BatchRun, log: Any) -> None:
     if batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
         raise BatchNotCheckpointedError(
             f"Batch {at} of stream {run.stream.name!r} has completed, but it has no result file. Its log is kept.",
-            remedy="The log of the task 'checkpoint' shows the error. Clear that task once its cause is removed.",
+            remedy="The log of the task 'checkpoint' or 'micro_batch' shows the error. Clear that task once its cause "
+            "is removed.",
         )
 
 

@@ -501,7 +501,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             self.log.info("This run does not ask for %s, so there is nothing to run.", steps)
             return
         self.log.info(
-            "Batch %s: %s is done already. To repeat it, trigger a run with `reprocess`, or clear the run that did it.",
+            "Batch %s: %s is done already. To repeat it, trigger a run with `reprocess`, or clear the run of this DAG "
+            "that did it.",
             time_text(run.batch_time_ms), steps,
         )  # fmt: skip
 
@@ -510,7 +511,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         if batch is None:
             raise BatchTaskError(
                 f"Batch {time_text(run.batch_time_ms)} of stream {self.stream.name!r} has no blocks allocated.",
-                remedy="Clear the task 'allocate_blocks' of this run, and those after it.",
+                remedy="Clear the task 'allocate_blocks' or 'micro_batch' of this run, and those after it.",
             )
         return batch
 
