@@ -160,8 +160,13 @@ class Administration:
         """Raise UnsuitableTargetError or IndexNotWritableError if the output could not write to its indices."""
         index = output.index
         purpose = f"Asking about index {index!r}"
-        self.concrete_index(index)
-        self.concrete_index(output.dead_letters)
+        own, letters = self.concrete_index(index), self.concrete_index(output.dead_letters)
+        if own is not None and letters is not None and own.name == letters.name:
+            raise UnsuitableTargetError(
+                f"{index!r} and {output.dead_letters!r} are names of one index, {own.name!r}: the output's dead "
+                "letters would be among its documents.",
+                remedy="Name another dead_letter_index.",
+            )
         settings = self.ask(
             purpose,
             index,

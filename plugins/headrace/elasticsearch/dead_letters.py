@@ -364,14 +364,18 @@ class DeadLetterWriter:
             return
         name = self._options.dead_letter_index
         retry_budget = self._sender.retry_budget()
+        own = {self._options.index}
         try:
             there = single_index(name, describe_indices(self._transport, retry_budget, name))
+            if there is not None and there.name != name:
+                # The output's index may be an alias, too.
+                own.update(describe_indices(self._transport, retry_budget, self._options.index) or ())
         except UnsuitableTargetError as error:
             raise self._not_unique(error.what) from error
         except ElasticsearchRefusedError:
             # Writing the letters shows whether the index can be used.
             there = None
-        if there is not None and there.name == self._options.index:
+        if there is not None and there.name in own:
             raise DeadLettersRefusedError(
                 f"Dead letters cannot be written: {name!r} is an alias of {there.name!r}, the output's own index.",
                 remedy="Name another dead_letter_index in the output.",

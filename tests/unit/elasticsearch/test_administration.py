@@ -21,6 +21,7 @@ from headrace.elasticsearch.errors import (
 from headrace.elasticsearch.retry_budget import RetryBudget
 from headrace.elasticsearch.search_server import ask_server
 from headrace.elasticsearch.transport import NoAnswerError, Response
+from headrace.stream import ElasticsearchOutput
 
 
 class Answers:
@@ -218,6 +219,15 @@ def alias_of(index: str) -> Response:
 
 
 NEW = answer(200, {"new": {"aliases": {}, "settings": {"index": {"uuid": "v"}}}})
+
+
+def test_an_output_whose_two_names_are_of_one_index_cannot_write(administer: Any) -> None:
+    output = ElasticsearchOutput(hosts="http://h:1", index="live", dead_letter_index="letters")
+    answers = Answers(alias_of("new"), alias_of("new"))
+    with pytest.raises(UnsuitableTargetError, match="'live' and 'letters' are names of one index, 'new'"):
+        administer(answers).check_writable(output)
+    answers = Answers(alias_of("new"), alias_of("other"), answer(200, {}), answer(200, {"has_all_requested": True}))
+    administer(answers).check_writable(output)
 
 
 def test_an_alias_moves_in_one_request_with_its_properties(administer: Any) -> None:

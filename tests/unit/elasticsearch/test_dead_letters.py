@@ -127,12 +127,15 @@ def test_letters_are_not_written_where_a_letter_could_be_there_twice(
     assert not elasticsearch.documents(SHARED)
 
 
+@pytest.mark.parametrize("concrete", ["clicks", "clicks-1"])
 def test_letters_are_not_written_among_the_outputs_own_documents(
-    elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any
+    elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any, concrete: str
 ) -> None:
-    elasticsearch.descriptions[SHARED] = {"clicks": {"aliases": {SHARED: {}}, "settings": {"index": {}}}}
+    described = {concrete: {"aliases": {SHARED: {}, "clicks": {}}, "settings": {"index": {}}}}
+    elasticsearch.descriptions = {SHARED: described, "clicks": described}
     indexer = Indexer(elasticsearch, make_options(dead_letter_index=SHARED), clock=clock)
-    with pytest.raises(DeadLettersRefusedError, match="'letters' is an alias of 'clicks', the output's own index"):
+    match = f"'letters' is an alias of '{concrete}', the output's own index"
+    with pytest.raises(DeadLettersRefusedError, match=match):
         indexer.index([make_rows([b"junk"])])
 
 
