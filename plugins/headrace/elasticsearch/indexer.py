@@ -280,7 +280,8 @@ _REMEDIES = {
     "one row of each record.",
     DocumentIdKind.KEY: "A key has one document. Where the transform makes several rows of one record, give each row a "
     "key of its own, or use ColumnIds. Where records of one key are in several partitions, name a column that grows "
-    "with every change of a key: KeyIds(version_from=…).",
+    "with every change of a key: KeyIds(version_from=…). Where two inputs read topics of one name, let it keep the "
+    "column incarnation beside topic, partition and offset.",
     DocumentIdKind.COLUMNS: "Name columns that together are different in each row of a batch, or let the transform "
     "keep one row of each: dropDuplicates, or groupBy.",
 }

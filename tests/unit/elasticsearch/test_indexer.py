@@ -368,6 +368,12 @@ def check(options: Any, *batches: Any, seed: int = SEED) -> np.ndarray[Any, Any]
         ({"write_method": "index"}, {"offsets": [3, 3]}, r"'t\+0\+3'.*RecordIds\(rows="),
         ({"id_columns": ["line"]}, {"offsets": [3, 3], "line": pa.array([7, 7])}, r"'t\+0\+3~7'"),
         ({"document_id": "key"}, {"offsets": [3, 3], "keys": [b"k", b"k"]}, r"'k'.*version_from"),
+        # Of topics of one name in two clusters, or two of one record: without the column it is not known which.
+        (
+            {"document_id": "key", "version_from": "v"},
+            {"offsets": [3, 3], "keys": [b"k", b"k"], "v": pa.array([5, 5]), "incarnations": [0, 0]},
+            r"'k'.*keep the column incarnation",
+        ),
         ({"document_id": "columns", "id_columns": ["g"]}, {"g": ["x", "x"]}, r"'x'.*dropDuplicates"),
     ],
 )
