@@ -30,7 +30,6 @@ from pyspark.sql.types import (
 
 from headrace.batch.manifest import Manifest
 from headrace.elasticsearch.columns import COORDINATES, HEADERS, KEY, PARTITION, TOPIC, VALUE
-from headrace.spark.batch_plan import load_manifests
 from headrace.spark.documents import json_text
 from headrace.spark.outputs.kafka_transaction import (
     END,
@@ -285,6 +284,9 @@ class KafkaWriter:
         inputs = [source for source in batch.stream.kafka_inputs if source.matches(self._output.topic)]
         if not inputs or not batch.manifest_uri:
             return []
+        # Not at the top: Spark's workers import this module, and need no ledger.
+        from headrace.spark.batch_plan import load_manifests
+
         manifests = [Manifest.load(batch.manifest_uri), *load_manifests(batch.earlier)]
         partitions = [
             recorded.partition for manifest in manifests for source in inputs for recorded in manifest.ranges(source.id)
