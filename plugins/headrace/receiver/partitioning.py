@@ -133,43 +133,45 @@ _FIRST_DISCOVERY_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class AtStart:
-    """A topic that existed when the input began: its ``partitions`` then, and the time of the ledger's clock."""
+class FirstSeen:
+    """A topic when it was first seen: its ``partitions`` then, and the time of the ledger's clock. ``at_start``:
+    it existed when the input began."""
 
     partitions: int
     seen_ms: int
+    at_start: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """What the ledger knows about an input before Kafka is queried.
 
-    ``partitions`` have a position. ``topics`` are the topics seen (name and id), None for those that appeared after the
-    input began. ``began`` is true once the input has been discovered for the first time.
+    ``partitions`` have a position. ``topics`` are the topics seen, by name and id. ``began`` is true once the input has
+    been discovered for the first time.
     """
 
     partitions: frozenset[PartitionKey] = frozenset()
-    topics: Mapping[tuple[str, str], AtStart | None] = field(default_factory=dict)
+    topics: Mapping[tuple[str, str], FirstSeen] = field(default_factory=dict)
     began: bool = False
 
     def appeared(self, topic: str, topic_id: str, partition: int) -> bool:
         """Return whether the partition appeared after the input began."""
-        if (topic, topic_id) not in self.topics:
+        seen = self.topics.get((topic, topic_id))
+        if seen is None:
             return self.began
-        at_start = self.topics[topic, topic_id]
-        return at_start is None or partition >= at_start.partitions
+        return not seen.at_start or partition >= seen.partitions
 
     def came_later(self, topic: str, topic_id: str, partition: int) -> bool:
         """Return whether the topic was created again, or has grown by the partition, since it was first seen."""
-        at_start = self.topics.get((topic, topic_id))
-        if at_start is not None:
-            return partition >= at_start.partitions
+        seen = self.topics.get((topic, topic_id))
+        if seen is not None:
+            return partition >= seen.partitions
         return any(name == topic and known_id != topic_id for name, known_id in self.topics)
 
     def began_ms(self, topic: str, topic_id: str) -> int | None:
         """When the input began, if the topic existed then; None if it did not, or if the input has not begun."""
-        at_start = self.topics.get((topic, topic_id))
-        return None if at_start is None else at_start.seen_ms - _FIRST_DISCOVERY_MS
+        seen = self.topics.get((topic, topic_id))
+        return seen.seen_ms - _FIRST_DISCOVERY_MS if seen is not None and seen.at_start else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +342,7 @@ class Partitioning:
     def known(self) -> Known:
         """Return what the ledger knows, for a discoverer."""
         topics = {
-            (row.topic, row.topic_id): AtStart(row.first_partitions, row.first_seen_ms) if row.at_start else None
+            (row.topic, row.topic_id): FirstSeen(row.first_partitions, row.first_seen_ms, row.at_start)
             for row in self._topics()
         }
         partitions = frozenset(_key(row.partition) for row in self._rows())

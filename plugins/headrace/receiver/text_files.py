@@ -8,9 +8,9 @@ every line is in the log exactly once, also after a kill -9.
 
 Its position holds the number of stored bytes of each file. It is stored together with the lines, all or nothing, and a
 restarted receiver continues there. So files may grow and new ones may come. Lines that were read must not change, and a
-file that is replaced needs another name. A file that has become shorter than what was read of it is an error in the
-ledger, and is not read any more. With several receivers, each reads its part of the files; their number cannot change
-later.
+file that is replaced needs another name. A file that is shorter than what was read of it, or in which no line ends
+where reading ended, is an error in the ledger, and is not read any more. With several receivers, each reads its part of
+the files; their number cannot change later.
 
 ``pattern`` may name folders in the directory, such as ``*/*.log``; ``**/*`` reads all of them.
 
@@ -26,6 +26,7 @@ import os
 import time
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 from headrace.receiver.receiver import Receiver, Record
 
@@ -98,12 +99,12 @@ class TextFiles(Receiver):
             return False
         with file:
             size = file.seek(0, os.SEEK_END)
-            if size < byte:
-                # In the position, so that a restart does not read the middle of what is new once it is longer.
+            if size < byte or (byte and not _ends_line(file, byte)):
+                # In the position, which is stored with the next records of another file.
                 read[name] = _CUT
                 self.report_error(
-                    f"{path} has {size} bytes, and {byte} were read: it was truncated or replaced. It is not read any "
-                    "more; write what is new into a file of another name"
+                    f"{path} has {size} bytes, and is not what it was when {byte} were read: it was truncated or "
+                    "replaced. It is not read any more; write what is new into a file of another name"
                 )
                 return False
             last = file.seek(byte) + _BYTES_AT_ONCE
@@ -119,3 +120,9 @@ class TextFiles(Receiver):
         read[name] = byte
         self.store(records, position=read)
         return True
+
+
+def _ends_line(file: BinaryIO, byte: int) -> bool:
+    """Whether a line ends before ``byte``, as where reading ended."""
+    file.seek(byte - 1)
+    return file.read(1) == b"\n"

@@ -199,11 +199,15 @@ def _session(context: StreamContext, claim: Attempt, way: str, *, of_range: bool
     application = spark.sparkContext
     if not under_spark_submit():
         ProcessWatch(jvm_gone(application._gateway)).start()
-    # The first batch of a range may have ended without Spark.
-    with contextlib.suppress(AttemptFencedError) if of_range else contextlib.nullcontext():
+    try:
         context.ledger.attempts.renew(
             claim, attributes={"application_id": str(application.applicationId), "ui_url": application.uiWebUrl}
         )
+    except AttemptFencedError:
+        # The first batch of a range may have ended without Spark.
+        if not of_range:
+            spark.stop()
+            raise
     return spark
 
 

@@ -424,7 +424,7 @@ class RangeRunner:
             unfinished = batches.earlier_unfinished(stream.name, now_ms, limit=1)
             for batch in unfinished:
                 # However old it is, it is due while the stream works through a backlog.
-                before = batches.page(stream.name, 1, before_ms=batch.batch_time_ms)
+                before = batches.page(stream.name, 1, [BatchState.COMPLETED], before_ms=batch.batch_time_ms)
                 catches_up = batch.alive or any((row.completed_at_ms or 0) >= since_ms for row in before)
         else:
             unfinished = batches.earlier_unfinished(stream.name, now_ms, after_ms=since_ms)

@@ -466,11 +466,12 @@ def _receiving(evidence: Evidence) -> Iterator[Finding]:
         else:
             remedy = _NO_RECEIVER if _overdue(evidence, problem) else _restart(evidence, dag, problem, alive=alive)
             yield Finding(State.STALLED, _not_received(problem), remedy, problem.asked_ms or None)
-    if alive and dag is not None and dag.paused:
+    if alive and dag is not None and (dag.paused or dag.gone):
+        what = "in no file any more" if dag.gone else "paused"
         yield Finding(
             State.WELL,
-            f"The DAG {dag.dag_id} is paused: if the receiver job ends, no other is started.",
-            f"Unpause {dag.dag_id}.",
+            f"The DAG {dag.dag_id} is {what}: if the receiver job ends, no other is started.",
+            _restore(dag) if dag.gone else f"Unpause {dag.dag_id}.",
         )
     if alive and overview.job is not None:
         for text in overview.job.attributes.get("troubles") or ():

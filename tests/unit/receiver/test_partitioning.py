@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.kafka.offsets import EARLIEST
-from headrace.receiver.partitioning import AtStart, KafkaDiscoverer, Known, assign
+from headrace.receiver.partitioning import FirstSeen, KafkaDiscoverer, Known, assign
 from headrace.stream import KafkaInput
 
 
@@ -111,7 +111,7 @@ def test_latest_is_that_of_the_streams_beginning_for_a_partition_that_answers_la
     source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a",), starting_offsets="latest")
     admin = Admin({"a": topic("a", 3)}, {("a", 1): at(70), ("a", 2): at(0)})
     began_ms = 1_700_000_000_000
-    known = Known(frozenset({("a", "id-a", 0)}), {("a", "id-a"): AtStart(2, began_ms)}, began=True)
+    known = Known(frozenset({("a", "id-a", 0)}), {("a", "id-a"): FirstSeen(2, began_ms)}, began=True)
     discovery = KafkaDiscoverer(source, "group", admin).discover(known)
     assert discovery.starting == {("a", "id-a", 1): 70, ("a", "id-a", 2): 0}
     assert began_ms - 60_000 <= admin.asked["a", 1]._value < began_ms
@@ -122,7 +122,7 @@ def test_latest_is_that_of_the_streams_beginning_for_a_partition_that_answers_la
 def test_given_offsets_are_not_those_of_a_topic_that_is_created_again(offsets: dict[str, dict[int, int]]) -> None:
     source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a",), starting_offsets={"offsets": offsets})
     admin = Admin({"a": topic("a", 1)}, {("a", 0): at(0)})
-    known = Known(frozenset({("a", "id-before", 0)}), {("a", "id-before"): AtStart(1, 1)}, began=True)
+    known = Known(frozenset({("a", "id-before", 0)}), {("a", "id-before"): FirstSeen(1, 1)}, began=True)
     discovery = KafkaDiscoverer(source, "group", admin).discover(known)
     assert (discovery.starting, discovery.problems) == ({("a", "id-a", 0): 0}, ())
     assert admin.asked["a", 0] is EARLIEST
@@ -133,10 +133,11 @@ def test_given_offsets_hold_for_a_topic_that_is_seen_later_but_not_for_partition
     offsets = {"b": {0: 40, 1: 50}}
     source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a", "b"), starting_offsets={"offsets": offsets})
     admin = Admin({"a": topic("a", 1), "b": topic("b", 2)}, {("a", 0): at(0), ("b", 0): at(90), ("b", 1): at(90)})
-    seen = {("a", "id-a"): AtStart(1, 1)}
+    seen = {("a", "id-a"): FirstSeen(1, 1)}
     known = Known(frozenset({("a", "id-a", 0)}), seen, began=True)
     discovery = KafkaDiscoverer(source, "group", admin).discover(known)
     assert discovery.starting == {("b", "id-b", 0): 40, ("b", "id-b", 1): 50}
-    known = Known(frozenset({("a", "id-a", 0), ("b", "id-b", 0)}), {**seen, ("b", "id-b"): AtStart(1, 1)}, began=True)
+    seen["b", "id-b"] = FirstSeen(1, 1, at_start=False)
+    known = Known(frozenset({("a", "id-a", 0), ("b", "id-b", 0)}), seen, began=True)
     KafkaDiscoverer(source, "group", admin).discover(known)
     assert admin.asked["b", 1] is EARLIEST, "the topic has grown"

@@ -204,9 +204,9 @@ def test_an_attempt_that_is_fenced_while_its_application_starts_writes_nothing(
 
     def start(*_: Any) -> SimpleNamespace:
         ledger.attempts.begin("shop", at_ms, holder="newer", way="submit", lease_ms=60_000, force=True)
-        return SimpleNamespace(sparkContext=application, stop=lambda: None)
+        return SimpleNamespace(sparkContext=application, stop=lambda: stopped.append(True))
 
-    wrote = []
+    wrote, stopped = [], []
     monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
     monkeypatch.setattr(batch_command, "open_own_session", start)
     monkeypatch.setattr(batch_command, "ProcessWatch", lambda *_: SimpleNamespace(start=lambda: None))
@@ -218,7 +218,7 @@ def test_an_attempt_that_is_fenced_while_its_application_starts_writes_nothing(
         allocate(StreamContext(stream, ledger), at_ms)
         command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(at_ms), "--way", "submit"]
         assert batch_command.main(command) == EXIT_NOT_OURS
-    assert wrote == []
+    assert (wrote, stopped) == ([], [True])
 
 
 def test_a_range_that_is_incomplete_does_not_blame_the_batch_at_which_it_was_begun(

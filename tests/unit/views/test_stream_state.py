@@ -95,6 +95,18 @@ def test_a_paused_receiver_dag_of_a_live_job_is_a_warning_only(ledger: Ledger) -
     assert any("if the receiver job ends, no other is started" in text for text in summary.also)
 
 
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_receiver_dag_of_a_live_job_that_is_in_no_file_is_a_warning_too(
+    ledger: Ledger, paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings: list[Finding] = []
+    monkeypatch.setattr("headrace.views.streams.judge", lambda evidence: findings.extend(judge(evidence)) or findings)
+    _summary(ledger, "paused", DagFacts("b", running=1), DagFacts("r", stale=True, paused=paused))
+    (found,) = [finding for finding in findings if "no other is started" in finding.reason]
+    assert found.reason == "The DAG r is in no file any more: if the receiver job ends, no other is started."
+    assert (found.remedy or "").startswith("Restore the file of the DAG r")
+
+
 def test_a_failing_batch_has_its_error_and_number_of_tries(ledger: Ledger) -> None:
     summary = _summary(ledger, "failing", *BUSY)
     assert "3 times" in summary.reason

@@ -325,16 +325,19 @@ class StateStore:
         return None
 
     def drop_unused_initial(self, base: Version) -> bool:
-        """Delete the version of the initial table with its files, if ``base`` is it and no batch has written a version
-        since. Returns whether it is deleted.
+        """Delete the version of the initial table, if ``base`` is it and no batch has written a version since. Returns
+        whether it is deleted.
 
-        Then the first batch has failed, perhaps because of what the initial table was.
+        Then the first batch has failed, perhaps because of what the initial table was. The table's files stay, since a
+        newer attempt than this one may be reading them; those of tables that were dropped before are deleted.
         """
         is_initial = base.based_on is None and base.first_ms > base.batch_time_ms
         if not is_initial or self.later_than(base.batch_time_ms) or not self.storage.delete(base.name.path):
             return False
-        for file in {*base.table, *base.changes}:
-            self.storage.delete(file.path)
+        listed = {file.path for file in (*base.table, *base.changes)}
+        for path in self.storage.paths(DATA):
+            if batch_time_of(path) == base.batch_time_ms and path not in listed:
+                self.storage.delete(path)
         return True
 
     def version_of(self, batch_time_ms: int) -> Version:

@@ -215,13 +215,13 @@ def own_run(stream: KnownStream, batch_time_ms: int, run_ids: Sequence[str]) -> 
 
 
 def _links(request: Request, stream: KnownStream, batch: BatchDetail) -> Links:
-    """Of the newest attempt; without one, of the run whose interval ends at the batch time."""
+    """To the batch's own run, and to the log and Spark's page of its newest attempt."""
     run = own_run(stream, batch.batch_time_ms, batch.run_ids)
     own = [attempt for attempt in batch.all_attempts if attempt.target is None]
     newest = _attempt_links(request, own[-1]) if own else Links()
     grid = f"{_root(request)}/dags/{quote(stream.place.batch_dag_id)}"
     if run is None:
-        return Links(grid=grid, spark_ui=newest.spark_ui)
+        return Links(grid=grid, logs=newest.logs, spark_ui=newest.spark_ui)
     address = f"{grid}/runs/{quote(run.run_id, safe='')}"
     return Links(run=address, logs=newest.logs or _logs(address, own), spark_ui=newest.spark_ui, grid=grid)
 

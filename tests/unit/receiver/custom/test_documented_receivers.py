@@ -131,11 +131,25 @@ def test_a_file_that_became_shorter_is_an_error_and_keeps_no_other_from_being_re
         running.wait_for(3)
     assert running.values == [b"one", b"two", b"three"]
     (error,) = running.errors
-    assert "cut.log has 4 bytes, and 8 were read" in error
+    assert "cut.log has 4 bytes, and is not what it was when 8 were read" in error
     with run_receiver(lines, position=running.stored_position) as again:
         (tmp_path / "last.log").write_text("four\n")
         again.wait_for(1)
     assert (again.values, again.errors) == ([b"four"], [])
+
+
+def test_a_file_that_was_replaced_by_a_longer_one_between_two_looks_is_an_error(
+    lines: Callable[[], Receiver], tmp_path: Path
+) -> None:
+    replaced = tmp_path / "app.log"
+    replaced.write_text("one\ntwo\n")
+    with run_receiver(lines) as running:
+        running.wait_for(2)
+    replaced.write_text("another line\nand another\n")
+    with run_receiver(lines, position=running.stored_position) as again:
+        eventually(lambda: again.errors != [])
+    assert again.values == []
+    assert "app.log has 25 bytes, and is not what it was when 8 were read" in again.errors[0]
 
 
 def test_a_file_that_is_moved_away_while_the_directory_is_read_is_no_error(

@@ -183,6 +183,10 @@ def test_the_logs_of_a_batch_are_those_of_the_task_of_its_newest_attempt(own_api
     links = own_api.get(f"/streams/orders-3/batches/{time}")["links"]
     assert links["run"] == "/dags/orders-3_batches/runs/scheduled__1"
     assert links["logs"] == "/dags/orders-3_repair/runs/scheduled__2/tasks/repair_batches"
+    del own_api.airflow.runs["orders-3_batches", at_ms]
+    links = own_api.get(f"/streams/orders-3/batches/{time}")["links"]
+    assert links.get("run") is None
+    assert links["logs"] == "/dags/orders-3_repair/runs/scheduled__2/tasks/repair_batches"
 
 
 def test_abandoning_needs_a_reason_and_makes_a_gap(own_api: Api) -> None:
