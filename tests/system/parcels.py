@@ -135,10 +135,14 @@ class Parcels:
         self.api.unpause(f"{STREAM}_batches")
         wait_until(self._found, seconds=SECONDS)
         self.api.pause(f"{STREAM}_batches")
-        running = ("queued", "running")
-        wait_until(
-            lambda: all(run["state"] not in running for run in self.api.runs(f"{STREAM}_batches")), seconds=SECONDS
-        )
+        wait_until(lambda: not self._running_batches(), seconds=SECONDS)
+
+    def _running_batches(self) -> list[str | None]:
+        """The states of the tasks that go on though the DAG is paused. Its runs do not end before it is unpaused."""
+        dag_id = f"{STREAM}_batches"
+        runs = [run["dag_run_id"] for run in self.api.runs(dag_id) if run["state"] == "running"]
+        states = [state for run_id in runs for state in self.api.task_states(dag_id, run_id).values()]
+        return [state for state in states if state in ("queued", "running", "deferred")]
 
     def _found(self) -> bool:
         try:
