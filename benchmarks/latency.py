@@ -296,8 +296,8 @@ def open_ledger(folder: Path, postgres: PostgresServer | None = None) -> Ledger:
     return opened[0]
 
 
-def begin(stack: Stack) -> tuple[KafkaServer, ElasticsearchServer, AirflowApi]:
-    """Start the stack and the receiver of its stream."""
+def begin(stack: Stack, *, batches: bool = True) -> tuple[KafkaServer, ElasticsearchServer, AirflowApi]:
+    """Start the stack and the receiver of its stream, and its batches if ``batches``."""
     stack.start()
     assert stack.kafka and stack.elasticsearch and stack.airflow
     create_topic(stack.kafka.bootstrap_servers, STREAM, 2)
@@ -305,6 +305,8 @@ def begin(stack: Stack) -> tuple[KafkaServer, ElasticsearchServer, AirflowApi]:
     for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
         api.wait_for_dag(dag_id)
     api.unpause(f"{STREAM}_receiver")
+    if batches:
+        api.unpause(f"{STREAM}_batches")
     return stack.kafka, stack.elasticsearch, api
 
 
@@ -316,7 +318,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     (folder / "dags" / "empty.py").write_text(empty)
     busy: list[subprocess.Popen[bytes]] = []
     try:
-        kafka, elasticsearch, api = begin(stack)
+        kafka, elasticsearch, api = begin(stack, batches=False)
         postgres = stack.postgres if options.postgres else None
         with open_ledger(folder, postgres) as ledger:
             past = past_batches(kafka.bootstrap_servers, ledger, options.again) if options.again else None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from benchmarks.latency import STREAM, dag_file
+from benchmarks import __main__ as benchmarks
+from benchmarks.latency import STREAM, begin, dag_file
 from benchmarks.measures import Measure, Speed, Unit, print_measures
 from benchmarks.report import BEGIN, END, Row, write_page
 
@@ -24,6 +28,37 @@ def test_the_dag_file_of_the_benchmarks_defines_their_stream(options: dict[str, 
     assert found["batches"].dag_id == f"{STREAM}_batches"
     assert found["again"].dag_id == f"{STREAM}_replay_again"
     assert found["stream"].batch_by == options.get("batch_by", "arrival")
+
+
+def test_a_part_that_fails_costs_no_figures_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(part: str, rounds: int) -> list[Measure]:
+        if part == "scan":
+            raise subprocess.CalledProcessError(1, part)
+        return [Measure(part, "s", (1.0,), "limit", (2.0,))]
+
+    monkeypatch.setattr(benchmarks, "run", run)
+    with pytest.raises(SystemExit, match=r"Failed: scan\. Missed bounds: none\."):
+        benchmarks.main(["idle", "scan", "restart"], rounds=1, as_json=True, write=False)
+    printed = json.loads(capsys.readouterr().out)
+    assert [figure["name"] for figure in printed["figures"]] == ["idle", "restart"]
+    assert printed["failed"] == ["scan"]
+
+
+@pytest.mark.parametrize("batches", [True, False])
+def test_a_benchmarks_batches_run_unless_it_lets_them_run_later(batches: bool) -> None:
+    unpaused: list[str] = []
+    api = SimpleNamespace(wait_for_dag=lambda _: None, unpause=unpaused.append)
+    stack: Any = SimpleNamespace(
+        start=lambda: None,
+        kafka=SimpleNamespace(bootstrap_servers="nowhere:9"),
+        elasticsearch=SimpleNamespace(),
+        airflow=SimpleNamespace(api=lambda: api),
+    )
+    with patch("benchmarks.latency.create_topic"):
+        begin(stack, batches=batches)
+    assert unpaused == [f"{STREAM}_receiver", *([f"{STREAM}_batches"] if batches else [])]
 
 
 def row(unit: Unit, figures: tuple[float, ...], others: tuple[float, ...], bound: float | None) -> Row:
