@@ -165,10 +165,8 @@ class RangeOperator(SparkAttemptOperator):
             ended = cause_of(error)
             raise
         finally:
-            if self._process is not None:
-                # It lives on only if the task was interrupted, and would begin more batches.
-                self._process.terminate()
-            self._process = None
+            # First, since it would begin more batches.
+            self._end_process()
             for row in ledger.attempts.running(self.stream.name):
                 if row.holder == first.holder:
                     with contextlib.suppress(LedgerError):

@@ -358,10 +358,13 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                     raise failed from error
             raise
         finally:
-            if self._process is not None:
-                # It lives on only if the task was interrupted, by its execution timeout for instance.
-                self._process.terminate()
-            self._process = None
+            self._end_process()
+
+    def _end_process(self) -> None:
+        """End the process, which lives on only if the task was interrupted, by its execution timeout for instance."""
+        if self._process is not None:
+            self._process.terminate()
+        self._process = None
 
     def _run_application(self, attempt: Attempt, context: Context, *, spark: bool) -> None:
         """Run the command of the attempt (``headrace.spark.batch_command``). Raises if it does not end well."""

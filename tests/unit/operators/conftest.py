@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
+import threading
 import time
 from collections import defaultdict
 from datetime import UTC, datetime
@@ -10,6 +13,8 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.execution_time.timeout import timeout
 from tests.support.records import TOPIC_ID, make_block
 from tests.unit.operators import toy_micro_batch
 
@@ -19,6 +24,7 @@ from headrace.hooks.ledger import register
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.ledger import Ledger
 from headrace.operators.batch_steps import AllocateBlocksOperator
+from headrace.spark.termination import EXIT_TERMINATED
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 from headrace.timetables.micro_batch import from_ms
 from headrace.wal.storage import open_storage
@@ -157,6 +163,26 @@ def until(condition, seconds=15.0):
 @pytest.fixture(name="until")
 def _until():
     return until
+
+
+@pytest.fixture
+def expire():
+    """Executes an operator whose process hangs, lets its execution timeout expire, and checks that it ends."""
+
+    def run(operator, task):
+        processes = []
+
+        def expires():
+            processes.append(until(lambda: operator._process)._process)
+            os.kill(os.getpid(), signal.SIGALRM)
+
+        threading.Thread(target=expires).start()
+        # Without `expires` it would be 10 minutes; the toy hangs for one.
+        with timeout(600), pytest.raises(AirflowTaskTimeout):
+            operator.execute(task.context)
+        assert processes[0].returncode in (-signal.SIGTERM, EXIT_TERMINATED)
+
+    return run
 
 
 @pytest.fixture

@@ -9,16 +9,13 @@ Waits for other batches of the stream that take up its slots.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 from datetime import timedelta
 from subprocess import CalledProcessError
 
 import pytest
-from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
-from airflow.sdk.execution_time.timeout import timeout
+from airflow.sdk.exceptions import TaskDeferred
 from tests.unit.operators.toy_micro_batch import InThisProcess
 
 from headrace.airflow_versions import RetryAction
@@ -29,7 +26,6 @@ from headrace.runs.processes import secret_key
 from headrace.runs.retries import BatchRetryPolicy
 from headrace.spark.batch_command import definition_of
 from headrace.spark.sessions import MixedSparkError, current_versions, secret_fingerprint
-from headrace.spark.termination import EXIT_TERMINATED
 from headrace.stream import ConsoleOutput
 
 
@@ -362,22 +358,11 @@ def test_killing_the_task_ends_its_process(stream, allocated, toy_process, conne
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
 
 
-def test_the_execution_timeout_ends_a_process_that_hangs(stream, allocated, toy_process, connectable, ledger, until):
+def test_the_execution_timeout_ends_a_process_that_hangs(stream, allocated, toy_process, connectable, ledger, expire):
     at_ms, task = allocated()
     toy_process("hang")
     operator = make(stream)
-
-    processes = []
-
-    def expire():
-        processes.append(until(lambda: operator._process)._process)
-        os.kill(os.getpid(), signal.SIGALRM)
-
-    threading.Thread(target=expire).start()
-    # Without `expire` it would be 10 minutes; the toy hangs for one.
-    with timeout(600), pytest.raises(AirflowTaskTimeout):
-        operator.execute(task.context)
-    assert processes[0].returncode in (-signal.SIGTERM, EXIT_TERMINATED)
+    expire(operator, task)
     (row,) = ledger.attempts.of_batch("flights", at_ms)
     assert (row.state.value, row.error) == ("failed", "The Airflow task ran for longer than its execution_timeout.")
 
