@@ -130,12 +130,12 @@ clean: ## Remove the environment and what the demo left
 java:
 	@command -v java >/dev/null 2>&1 || { \
 	  echo "headrace needs Java 17 or newer for Spark, Kafka and Elasticsearch, and finds no 'java' on the PATH."; \
-	  echo "Install it with 'apt-get install openjdk-17-jre-headless', 'dnf install java-17-openjdk-headless' or 'brew install openjdk@17'."; \
+	  echo "Install it with 'apt-get install default-jre-headless', 'dnf install java-21-openjdk-headless' or 'brew install openjdk@17'."; \
 	  exit 1; }
 	@version=$$(java -version 2>&1 | sed -nE 's/.*version "([0-9]+).*/\1/p' | head -n 1); \
 	  [ "$${version:-0}" -ge 17 ] || { \
 	  echo "headrace needs Java 17 or newer, and 'java' on the PATH is version $${version:-unknown}."; \
-	  echo "Install one with 'apt-get install openjdk-17-jre-headless' or 'brew install openjdk@17' and put it first on the PATH."; \
+	  echo "Install one with 'apt-get install default-jre-headless' or 'brew install openjdk@17' and put it first on the PATH."; \
 	  exit 1; }
 
 # Before the tests start, since a missing browser would be noticed only after an hour.

@@ -44,8 +44,9 @@ def how_to_get_java(platform: str = sys.platform) -> str:
     if platform == "darwin":
         return f"Install it with `brew install openjdk@{OLDEST_JAVA}` and set JAVA_HOME as brew prints."
     return (
-        f"Install it with `apt-get install openjdk-{OLDEST_JAVA}-jre-headless` (Debian, Ubuntu), "
-        f"`dnf install java-{OLDEST_JAVA}-openjdk-headless` (Fedora) or `apk add openjdk{OLDEST_JAVA}-jre` (Alpine), "
+        # Debian 13 and newer Fedoras no longer have Java 17.
+        "Install it with `apt-get install default-jre-headless` (Debian, Ubuntu), "
+        f"`dnf install java-21-openjdk-headless` (Fedora) or `apk add openjdk{OLDEST_JAVA}-jre` (Alpine), "
         "or set JAVA_HOME to one that is already there."
     )
 

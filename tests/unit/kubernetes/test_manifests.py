@@ -20,7 +20,7 @@ EXAMPLE = ROOT / "examples" / "kubernetes"
 VALUES: dict[str, Any] = yaml.safe_load((EXAMPLE / "airflow-values.yaml").read_text())
 MANIFESTS: list[dict[str, Any]] = [
     manifest
-    for name in ("headrace", "spark-executors")
+    for name in ("headrace", "spark-executors", "network-policy")
     for manifest in yaml.safe_load_all((EXAMPLE / f"{name}.yaml").read_text())
 ]
 (WORKER,) = VALUES["workers"]["celery"]["sets"]
@@ -48,10 +48,12 @@ def test_the_manifests_are_kubernetes_own(manifest: dict[str, Any]) -> None:
 def test_the_workers_values_make_a_stateful_set() -> None:
     """As the chart makes it: each value is the field of this name."""
     container = {"name": "worker", "image": "airflow", "volumeMounts": WORKER["extraVolumeMounts"]}
+    container["securityContext"] = WORKER["securityContexts"]["container"]
     pod = {
         "containers": [container | {"resources": WORKER["resources"]}],
         "volumes": WORKER["extraVolumes"],
         "terminationGracePeriodSeconds": WORKER["terminationGracePeriodSeconds"],
+        "securityContext": WORKER["securityContexts"]["pod"],
     }
     labels = {"worker-set": WORKER["name"]}
     spec = {
@@ -61,6 +63,33 @@ def test_the_workers_values_make_a_stateful_set() -> None:
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
     validate({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "worker"}, "spec": spec})
+
+
+def test_the_workers_values_make_a_disruption_budget() -> None:
+    labels = {"worker-set": WORKER["name"]}
+    spec = {"selector": {"matchLabels": labels}, **WORKER["podDisruptionBudget"]["config"]}
+    validate({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "worker"}, "spec": spec})
+
+
+def test_the_network_policy_is_for_the_workers_of_the_set() -> None:
+    policy = named("NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"]["worker-set"] == WORKER["name"]
+    egress = {port["port"] for rule in policy["egress"] for port in rule.get("ports", ())}
+    secret = named("Secret")["stringData"]
+    urls = [from_text(name, secret[name]) for name in ("ledger", "elasticsearch")]
+    assert {connection.port for connection in urls} <= egress
+    (servers,) = re.findall(r'"bootstrap.servers": "[^":]+:(\d+)"', secret["kafka"])
+    assert int(servers) in egress
+
+
+def test_the_service_monitor_scrapes_the_metrics_with_the_token_that_airflow_has() -> None:
+    """The Prometheus operator's own schema is in no package registry."""
+    monitor = yaml.safe_load((EXAMPLE / "service-monitor.yaml").read_text())
+    (endpoint,) = monitor["spec"]["endpoints"]
+    token = endpoint["authorization"]["credentials"]
+    (given,) = [each for each in VALUES["secret"] if each["envName"] == "AIRFLOW__HEADRACE__METRICS_TOKEN"]
+    assert (token["name"], token["key"]) == (given["secretName"], given["secretKey"])
+    assert f"`GET {endpoint['path']}`" in (ROOT / "docs" / "metrics.md").read_text()
 
 
 def test_the_volume_of_one_node_is_mounted_in_one_pod() -> None:
