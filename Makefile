@@ -31,7 +31,7 @@ SERVERS ?= 3
 IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help dev quick demo wordcount faults bench test unit integration system system-and-integration floors airflow lint style docs format lock audit java chromium jars clean
+.PHONY: help dev quick demo wordcount faults bench test unit integration system system-and-integration floors airflow lint style docs format lock audit sbom java chromium jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -115,6 +115,11 @@ format: $(VENV)/.installed-dev ## Put the code into form
 
 audit: $(VENV)/.uv ## Published vulnerabilities of the pinned requirements; needs an advisory database
 	$(BIN)/uv tool run pip-audit --requirement requirements.txt --require-hashes --disable-pip
+
+# What the wheel itself contains has its own, inside the wheel.
+sbom: $(VENV)/.uv ## A bill of materials of the pinned requirements, in CycloneDX: build/sbom.json
+	@mkdir -p build
+	$(BIN)/uv tool run -q --from cyclonedx-bom cyclonedx-py requirements --output-reproducible -o build/sbom.json requirements.txt
 
 lock: $(VENV)/.uv ## Pin the requirements anew
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements.in -o requirements.txt

@@ -1,8 +1,9 @@
-"""Sets the package's long description and its project URLs, when hatchling builds it.
+"""Sets the package's long description, its project URLs and its authors, when hatchling builds it.
 
-``HEADRACE_REPOSITORY`` is the web address of the repository, in which ``<address>/blob/v<version>/README.md`` shows a
-file of a release. With it, the description is README.md with absolute links, and the package has project URLs. Without
-it, the package names no address: the relative links of README.md become text.
+``HEADRACE_REPOSITORY`` says who releases it: ``Name <mail> (address)``, as npm writes a person, or the address alone.
+This is the web address of the repository, in which ``<address>/blob/v<version>/README.md`` shows a file of a release.
+With it, the description is README.md with absolute links, and the package has project URLs and an author. Without it,
+the package names neither, and the relative links of README.md become text.
 """
 
 from __future__ import annotations
@@ -16,19 +17,25 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 VARIABLE = "HEADRACE_REPOSITORY"
 
+_RELEASED_BY = re.compile(r"(?P<name>[^<>()]*?)\s*(?:<(?P<email>[^<>\s]+)>)?\s*\(?(?P<address>https?://[^\s()]+?)/*\)?")
+
 # A link or an image in Markdown, without brackets in its text.
 _LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
-class ReadmeAndUrls(MetadataHookInterface):
-    """hatchling's hook for the fields ``readme`` and ``urls``."""
+class ReleaseMetadata(MetadataHookInterface):
+    """hatchling's hook for the fields ``readme``, ``urls`` and ``authors``."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Set both fields. A wheel built from a source distribution keeps those of the source distribution."""
+        """Set the fields. A wheel built from a source distribution keeps those of the source distribution.
+
+        Raises ValueError if the variable has another form.
+        """
         if "readme" in metadata:
             metadata.setdefault("urls", {})
+            metadata.setdefault("authors", [])
             return
-        repository = os.environ.get(VARIABLE, "").rstrip("/")
+        author, repository = released_by(os.environ.get(VARIABLE, ""))
         release = f"v{metadata['version']}"
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {
@@ -36,6 +43,17 @@ class ReadmeAndUrls(MetadataHookInterface):
             "text": links_for_readers_elsewhere(text, f"{repository}/blob/{release}" if repository else None),
         }
         metadata["urls"] = project_urls(repository, release) if repository else {}
+        metadata["authors"] = [author] if author else []
+
+
+def released_by(text: str) -> tuple[dict[str, str], str]:
+    """The author's ``name`` and ``email``, as far as they are given, and the address of the repository."""
+    if not text:
+        return {}, ""
+    found = _RELEASED_BY.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{VARIABLE} is {text!r}. Its form is 'Name <mail> (https://address)', or the address alone.")
+    return {field: found[field] for field in ("name", "email") if found[field]}, found["address"]
 
 
 def project_urls(repository: str, release: str) -> dict[str, str]:

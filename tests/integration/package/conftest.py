@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 UV = Path(sys.executable).with_name("uv")
+AUTHOR = "The headrace team <team@code.example>"
 ADDRESS = "https://code.example/team/headrace"
 # Nothing of the repository: neither its folders on the path, nor the virtual environment of the tests.
 NOT_PASSED_ON = {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", "HEADRACE_LEDGER"}
@@ -82,7 +83,16 @@ def link_distribution(name: str, environment: Path) -> None:
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     """The source distribution of this tree, as a release builds it, and the wheel that is built from it."""
     sdists, wheels = tmp_path_factory.mktemp("sdist"), tmp_path_factory.mktemp("wheel")
-    uv("build", "-q", "--sdist", "--no-build-isolation", "-o", sdists, ROOT, HEADRACE_REPOSITORY=ADDRESS)
+    uv(
+        "build",
+        "-q",
+        "--sdist",
+        "--no-build-isolation",
+        "-o",
+        sdists,
+        ROOT,
+        HEADRACE_REPOSITORY=f"{AUTHOR} ({ADDRESS})",
+    )
     (sdist,) = sdists.glob("*.tar.gz")
     # From the source distribution alone, without the address of the repository.
     uv("build", "-q", "--wheel", "--no-build-isolation", "-o", wheels, sdist)

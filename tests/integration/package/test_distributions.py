@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import json
 import re
 import shutil
 import subprocess
@@ -44,12 +45,29 @@ def test_the_wheel_holds_the_package_and_nothing_else(distributions: Distributio
     } <= names
 
 
+def test_the_wheel_names_what_it_bundles_and_has_the_licences(distributions: Distributions) -> None:
+    """By PEP 639 and PEP 770. Every library of the page, by the version of its table."""
+    vendor = PACKAGE / "ui" / "page" / "static" / "vendor"
+    table = re.findall(r"^\| \[(\w+)\]\([^)]+\) \| ([\d.]+) \| (\S+) \|", (vendor / "README.md").read_text(), re.M)
+    assert {name.lower() for name, _, _ in table} == {folder.parent.name for folder in vendor.glob("*/LICENSE")}
+    with zipfile.ZipFile(distributions.wheel) as wheel:
+        beside = {name.partition(".dist-info/")[2]: name for name in wheel.namelist() if ".dist-info/" in name}
+        bill = json.loads(wheel.read(beside["sboms/bundled.cdx.json"]))
+        notice = wheel.read(beside["licenses/NOTICE"]).decode()
+    assert "licenses/LICENSE" in beside
+    listed = {(each["name"], each["version"], each["licenses"][0]["license"]["id"]) for each in bill["components"]}
+    assert listed == {(name.lower(), version, licence) for name, version, licence in table}
+    for name, version, _ in table:
+        assert f"licenses/plugins/headrace/ui/page/static/vendor/{name.lower()}/LICENSE" in beside
+        assert f"{name} {version}" in notice
+
+
 def test_the_source_distribution_holds_what_builds_the_wheel_and_the_documentation(
     distributions: Distributions,
 ) -> None:
     with tarfile.open(distributions.sdist) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"}
+    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "NOTICE"}
     beside = pages | {"pyproject.toml", "hatch_build.py", ".gitignore", "PKG-INFO"}
     folders = ("plugins/headrace", "spark_jobs", "docs")
     assert names == beside | {name for folder in folders for name in sources(ROOT / folder)}
@@ -85,6 +103,7 @@ def test_both_have_the_metadata_of_the_release(distributions: Distributions) -> 
     assert (fields, description) == metadata(of_sdist)
     assert f"Documentation, {ADDRESS}/tree/v{fields['Version'][0]}/docs" in fields["Project-URL"]
     assert "Framework :: Apache Airflow :: Provider" in fields["Classifier"]
-    assert fields["License-Expression"] == ["Apache-2.0"]
+    assert fields["License-Expression"] == ["Apache-2.0 AND MIT"]
+    assert fields["Author-email"] == ["The headrace team <team@code.example>"]
     assert not re.findall(r"\]\((?!https?://|#)", description)
     assert f"({ADDRESS}/blob/" in description

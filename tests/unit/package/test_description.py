@@ -24,7 +24,7 @@ def build() -> ModuleType:
 
 def metadata_of(build: ModuleType, **given: object) -> dict:
     metadata = {"version": "1.2.3", **given}
-    build.ReadmeAndUrls(str(ROOT), {}).update(metadata)
+    build.ReleaseMetadata(str(ROOT), {}).update(metadata)
     return metadata
 
 
@@ -75,9 +75,36 @@ def test_the_urls_are_those_of_the_release(build: ModuleType, monkeypatch: pytes
 def test_a_package_without_an_address_names_none(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(build.VARIABLE, raising=False)
     assert metadata_of(build)["urls"] == {}
+    assert metadata_of(build)["authors"] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "authors"),
+    [
+        (ADDRESS, []),
+        (f"Ada Lovelace ({ADDRESS}/)", [{"name": "Ada Lovelace"}]),
+        (
+            f"The headrace team <team@code.example> ({ADDRESS})",
+            [{"name": "The headrace team", "email": "team@code.example"}],
+        ),
+    ],
+)
+def test_one_setting_gives_the_author_and_the_links(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, given: str, authors: list[dict[str, str]]
+) -> None:
+    monkeypatch.setenv(build.VARIABLE, given)
+    metadata = metadata_of(build)
+    assert metadata["authors"] == authors
+    assert metadata["urls"]["Homepage"] == ADDRESS
+
+
+def test_a_setting_of_another_form_is_refused(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.VARIABLE, "Ada Lovelace, code.example")
+    with pytest.raises(ValueError, match="Its form is 'Name <mail>"):
+        metadata_of(build)
 
 
 def test_a_wheel_keeps_what_its_source_distribution_says(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(build.VARIABLE, raising=False)
-    given = {"readme": {"text": "as released"}, "urls": {"Source": ADDRESS}}
+    given = {"readme": {"text": "as released"}, "urls": {"Source": ADDRESS}, "authors": [{"name": "Ada"}]}
     assert metadata_of(build, **given) == {"version": "1.2.3", **given}
