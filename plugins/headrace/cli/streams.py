@@ -337,7 +337,8 @@ def check(
     stream = Stream.load(definition)
     check_spark_packages()
     check_place(stream, task_place(executor), lambda text: echo(f"Warning: {text}", err=True))
-    check_client_settings(stream)
+    for note in check_client_settings(stream):
+        echo(note, err=True)
     add_py_files(stream)
     check_extensions(stream)
     check_transform(stream)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import difflib
 import functools
 import logging
 import math
@@ -36,8 +37,7 @@ logger = logging.getLogger(__name__)
 
 ClientConfig = dict[str, Any]
 
-# Only a connection may set these. Settings that name files to be loaded as code (plugin.library.paths,
-# ssl.engine.location, ssl.providers) are on no list: a connection is data.
+# Only a connection may set these.
 SECURITY_SETTINGS = frozenset(
     {
         "bootstrap.servers",
@@ -96,21 +96,9 @@ SECURITY_SETTINGS = frozenset(
     }
 )
 
-# Connections made for other consumers may hold these. headrace sets its own, so they are ignored, with a log line.
-_LEFT_ASIDE = frozenset(
-    {
-        "group.id",
-        "auto.offset.reset",
-        "group.instance.id",
-        "session.timeout.ms",
-        "max.poll.interval.ms",
-        # Airflow's provider resolves these to functions; headrace's clients have their own.
-        "error_cb",
-        "log_cb",
-        "on_commit",
-        "stats_cb",
-        "throttle_cb",
-    }
+# What librdkafka loads as code, or gives to a shell. A connection is data.
+_CODE_SETTINGS = frozenset(
+    {"plugin.library.paths", "ssl.engine.location", "ssl.engine.id", "ssl.providers", "sasl.kerberos.kinit.cmd"}
 )
 
 # The prefetch is bounded in bytes, but librdkafka counts only a message's own bytes and keeps about 330 more with each
@@ -172,17 +160,22 @@ def consumer_config(
     return config
 
 
-def check_client_settings(stream: Stream) -> None:
+def check_client_settings(stream: Stream) -> list[str]:
     """Check that librdkafka accepts the values in the ``client`` of the stream's inputs, and the settings of the Kafka
-    connections that this process knows. No server is contacted.
+    connections that this process knows. No server is contacted. Returns a sentence for each connection with settings
+    that are left aside.
 
     Raises ClientSettingError, ConnectionFormatError or ConnectionTypeError.
     """
+    notes: list[str] = []
     named = [source.connection for source in stream.kafka_inputs] + [to.connection for to in stream.kafka_outputs]
     for conn_id in dict.fromkeys(conn_id for conn_id in named if conn_id is not None):
         # Airflow may have the connection where this command cannot see it.
         with contextlib.suppress(ConnectionNotFoundError):
-            connection_config(resolve(conn_id))
+            connection = resolve(conn_id)
+            connection_config(connection)
+            if names := left_aside(connection):
+                notes.append(f"Connection {conn_id!r}: {', '.join(names)} is left aside; it does not concern reading.")
     for source in stream.kafka_inputs:
         alone = source.model_copy(update={"connection": None, "bootstrap_servers": ""})
         config = consumer_config(alone, group=stream.group_of(source), limits=stream.limits)
@@ -193,6 +186,7 @@ def check_client_settings(stream: Stream) -> None:
                 f"client of input {source.id!r} is refused by librdkafka: {error.args[0].str().strip()}.",
                 remedy="Correct the value; librdkafka's CONFIGURATION.md has what each setting takes.",
             ) from error
+    return notes
 
 
 def isolation_level(source: KafkaInput) -> IsolationLevel:
@@ -248,7 +242,8 @@ def _connection_config(source: KafkaInput, environ: Mapping[str, str] | None = N
 
 def connection_config(connection: Connection, environ: Mapping[str, str] | None = None) -> ClientConfig:
     """The client settings in a connection of type ``kafka``. ``extra`` uses librdkafka's names, as in Airflow's
-    provider; host, port, login and password are used for what ``extra`` does not set. ``oauth_cb`` is a `TokenSource`;
+    provider; host, port, login and password are used for what ``extra`` does not set. What else librdkafka knows is
+    left aside, such as the settings of producers and groups. ``oauth_cb`` is a `TokenSource`;
     ``environ`` has the functions that it may name. Raises ClientSettingError, and ConnectionTypeError if it is of
     another type."""
     connection.check_type("kafka")
@@ -259,23 +254,63 @@ def connection_config(connection: Connection, environ: Mapping[str, str] | None 
             "since offsets are committed after their block is stored and not before",
             connection.id,
         )
-    aside = sorted(set(extra) & _LEFT_ASIDE)
-    if aside:
-        logger.info("%s of connection %r are headrace's own and left aside", ", ".join(aside), connection.id)
-    config = {name: value for name, value in extra.items() if name not in _LEFT_ASIDE}
-    refused = sorted(set(config) - SECURITY_SETTINGS - CLIENT_SETTINGS)
-    if refused:
-        raise ClientSettingError(
-            f"The {connection.id!r} connection sets {', '.join(refused)}, which headrace does not pass to its Kafka "
-            "client.",
-            remedy=f"Remove them; security settings and {', '.join(sorted(CLIENT_SETTINGS))} are taken.",
-        )
+    config = {name: value for name, value in extra.items() if name in _TAKEN}
+    if others := frozenset(extra) - _TAKEN:
+        _leave_aside(connection.id, others)
     config["bootstrap.servers"] = bootstrap_servers(connection)
     if connection.login is not None and "sasl.username" not in config:
         config["sasl.username"] = connection.login
         if connection.password is not None:
             config.setdefault("sasl.password", connection.password)
     return _with_mechanism(connection, config, environ)
+
+
+_TAKEN = SECURITY_SETTINGS | CLIENT_SETTINGS
+
+
+# Once in a process: a connection is read for each client.
+@functools.lru_cache(maxsize=256)
+def _leave_aside(conn_id: str, names: frozenset[str]) -> None:
+    """Log which settings are not passed on: they are of producers or groups, or headrace has its own. Raises
+    ClientSettingError for what would load code, and for what librdkafka does not know."""
+    if code := sorted(names & _CODE_SETTINGS):
+        raise ClientSettingError(
+            f"The {conn_id!r} connection sets {', '.join(code)}, by which Kafka's client would run code of the "
+            "connection.",
+            remedy="Remove it: a connection is data.",
+        )
+    if unknown := sorted(name for name in names if not _is_known(name)):
+        near = {name: difflib.get_close_matches(name, _TAKEN, n=1, cutoff=0.75) for name in unknown}
+        meant = [f"{found[0]} in place of {name}" for name, found in near.items() if found]
+        raise ClientSettingError(
+            f"The {conn_id!r} connection sets {', '.join(unknown)}, which librdkafka does not know.",
+            remedy=(f"Did you mean {', '.join(meant)}? " if meant else "")
+            + "The names are those of librdkafka's CONFIGURATION.md; Kafka's Java client has others.",
+        )
+    logger.info(
+        "%s of connection %r is left aside: it does not concern reading, or headrace sets its own",
+        ", ".join(sorted(names)),
+        conn_id,
+    )
+
+
+def _is_known(name: str) -> bool:
+    """Whether librdkafka has a setting of this name, or confluent-kafka a callback. No client is made: at the latest,
+    the second name is refused."""
+    try:
+        Consumer({"group.id": "headrace", name: "", "headrace": ""})
+    except KafkaException as error:
+        text = error.args[0].str()
+        return text != f'No such configuration property: "{name}"' and not text.startswith("Java JAAS configuration")
+    except (TypeError, ValueError, AttributeError):
+        # A callback or a dict, which confluent-kafka checks itself.
+        return True
+    return True
+
+
+def left_aside(connection: Connection) -> tuple[str, ...]:
+    """The names of the settings in a connection's extra that headrace does not pass to Kafka's client."""
+    return tuple(sorted(name for name, value in connection.extra.items() if value is not None and name not in _TAKEN))
 
 
 def _with_mechanism(connection: Connection, config: ClientConfig, environ: Mapping[str, str] | None) -> ClientConfig:

@@ -107,11 +107,98 @@ def test_a_connection_of_another_type_is_noticed(monkeypatch: pytest.MonkeyPatch
         config(monkeypatch, {"bootstrap.servers": "b:1"}, conn_type="elasticsearch")
 
 
-@pytest.mark.parametrize("name", ["plugin.library.paths", "transactional.id", "debug"])
-def test_a_connection_brings_nothing_else(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    with pytest.raises(ClientSettingError, match=name) as raised:
+ORDINARY = {
+    "acks": "all",
+    "allow.auto.create.topics": True,
+    "auto.commit.interval.ms": 1000,
+    "batch.num.messages": 100,
+    "client.dns.lookup": "use_all_dns_ips",
+    "compression.type": "zstd",
+    "connections.max.idle.ms": 1000,
+    "debug": "all",
+    "enable.auto.offset.store": True,
+    "enable.idempotence": True,
+    "group.id": "theirs",
+    "group.instance.id": "theirs",
+    # It would accept any token; it concerns the log-in, and is not passed on.
+    "enable.sasl.oauthbearer.unsecure.jwt": True,
+    "group.protocol": "consumer",
+    "heartbeat.interval.ms": 3000,
+    "linger.ms": 5,
+    "log_level": 7,
+    "max.in.flight": 5,
+    "message.max.bytes": 1000,
+    "partition.assignment.strategy": "cooperative-sticky",
+    "queue.buffering.max.messages": 1000,
+    "request.timeout.ms": 1000,
+    "retries": 5,
+    "session.timeout.ms": 45000,
+    "throttle_cb": "os.system",
+    "transactional.id": "theirs",
+}
+
+
+def test_what_does_not_concern_reading_is_left_aside_and_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client._leave_aside.cache_clear()
+    alone = config(monkeypatch, {"bootstrap.servers": "b:1"})
+    with caplog.at_level(logging.INFO):
+        assert config(monkeypatch, {"bootstrap.servers": "b:1", **ORDINARY}) == alone
+        config(monkeypatch, {"bootstrap.servers": "b:1", **ORDINARY})
+    (line,) = [record.getMessage() for record in caplog.records if "left aside" in record.getMessage()]
+    assert "'brokers'" in line
+    assert all(name in line for name in ORDINARY)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plugin.library.paths",
+        "sasl.kerberos.kinit.cmd",
+        "ssl.engine.id",
+        "ssl.engine.location",
+        "ssl.providers",
+    ],
+)
+def test_a_connection_brings_no_code(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(ClientSettingError, match=f"{name}, by which Kafka's client would run code") as raised:
+        config(monkeypatch, {"bootstrap.servers": "b:1", "debug": "all", name: "secret-value"})
+    assert "secret-value" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("security.protocl", "Did you mean security.protocol in place of security.protocl?"),
+        ("sasl.user.name", "Did you mean sasl.username in place of sasl.user.name?"),
+        ("key.deserializer", "Kafka's Java client has others"),
+        ("sasl.jaas.config", "Kafka's Java client has others"),
+        ("schema.registry.url", "The names are those of librdkafka"),
+    ],
+)
+def test_a_name_that_librdkafka_does_not_know_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, remedy: str
+) -> None:
+    with pytest.raises(ClientSettingError, match=f"sets {name}, which librdkafka does not know") as raised:
         config(monkeypatch, {"bootstrap.servers": "b:1", name: "secret-value"})
     assert "secret-value" not in str(raised.value)
+    assert remedy in str(raised.value.remedy)
+
+
+def test_the_check_of_a_stream_names_what_is_left_aside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stream = Stream(
+        name="shop",
+        inputs=KafkaInput(connection="brokers", topics="clicks"),
+        outputs=KafkaOutput(connection="brokers", topic="paid"),
+        batch_interval="10 s",
+        storage=tmp_path,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    extra = {"bootstrap.servers": "b:1", "linger.ms": 5, "acks": "all"}
+    monkeypatch.setenv("AIRFLOW_CONN_BROKERS", json.dumps({"conn_type": "kafka", "extra": extra}))
+    (note,) = check_client_settings(stream)
+    assert note.startswith("Connection 'brokers': acks, linger.ms is left aside")
 
 
 def test_a_connection_without_servers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,6 @@ def stream(tmp_path: Path) -> Stream:
         "ssl.engine.location",
         "ssl.providers",
         "sasl.kerberos.kinit.cmd",
-        "enable.sasl.oauthbearer.unsecure.jwt",
         "group.instance.idx",
         "default_topic_config",
     ],
