@@ -143,6 +143,8 @@ INPUTS = "inputs"
 """The attribute of a receiver job that holds the tracker's view, by input id."""
 UNREADABLE_TOPICS = "unasked"
 """The entry of a receiver's stats that lists the topics that it cannot read or query."""
+OPEN_TRANSACTIONS = "open_transactions"
+"""The entry of a receiver's stats that lists the partitions whose records wait for a transaction to end."""
 
 
 _NO_ANSWER_YET = "Kafka has not answered yet"
@@ -303,6 +305,13 @@ def _of_topics(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputProbl
         if row.alive(now_ms):
             for entry in row.stats.get(UNREADABLE_TOPICS) or ():
                 yield InputProblem(row.receiver_id.input_id, entry["topic"], entry["error"], entry["asked_ms"])
+
+
+def open_transactions(receivers: Iterable[ReceiverRow], now_ms: int) -> list[dict[str, Any]]:
+    """The partitions, as live receivers report them, whose records wait for a transaction to end; the longest first.
+    Each has ``topic``, ``partition``, the ``offset`` of the transaction, ``since_ms`` and the offsets ``behind`` it."""
+    found = [entry for row in receivers if row.alive(now_ms) for entry in row.stats.get(OPEN_TRANSACTIONS) or ()]
+    return sorted(found, key=lambda entry: int(entry["since_ms"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from headrace.ledger.states import EventKind, PartitionState, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import StoreCounts
 from headrace.receiver.event_times import EndOffsets, EndOffsetTracker, Ends, EventTimes, Key
-from headrace.receiver.health import UNREADABLE_TOPICS
+from headrace.receiver.health import OPEN_TRANSACTIONS, UNREADABLE_TOPICS
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.rates import RateLimiter
 from headrace.receiver.receiver import ReceivingError
@@ -54,6 +54,9 @@ LEASE_MS = 10_000
 _COMMIT_REPEAT_SECONDS = 5.0
 # The window of the rate: long enough to be steady, short enough to show a stall.
 _RATE_SECONDS = 10.0
+# Flink's sinks, for example, keep a transaction open from one checkpoint to the next.
+_OPEN_TRANSACTION_MS = 60_000
+_MAX_TRANSACTIONS = 20
 # The lag is listed for at most this many partitions, the largest first.
 _MAX_LISTED = 500
 ASK_SECONDS = 2.0
@@ -407,6 +410,7 @@ class ReceiverStats:
             UNREADABLE_TOPICS: self._lag_watch.unreadable_topics(
                 lag_of, statuses, None if source.connected else source.client_error
             ),
+            OPEN_TRANSACTIONS: self._lag_watch.open_transactions(),
             "troubled": partition_errors,
             "commit_failures": source.commits.failures,
             "commit_error": source.commits.last_error,
@@ -469,8 +473,9 @@ class ReceiverStats:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """``records`` is the number of offsets between the stored position and Kafka's end. Everything that Kafka had at
-    ``drained_ms`` of the ledger's clock is stored. None means unknown."""
+    """``records`` is the number of offsets between the stored position and the end of Kafka's log, which is beyond what
+    open transactions let a consumer read. Everything that Kafka had at ``drained_ms`` of the ledger's clock is stored.
+    None means unknown."""
 
     records: int | None
     drained_ms: int | None
@@ -485,18 +490,25 @@ class LagWatch:
         partitions: Callable[[], Collection[TopicPartition]],
         now_ms: Callable[[], int],
         clock: Clock,
+        *,
+        readable_ends: EndOffsets | None = None,
     ) -> None:
+        """``ends`` are those of the log, ``readable_ends`` those of the input's consumers if they may be others: before
+        the first open transaction."""
         self._ends = ends
+        self._readable_ends = readable_ends
         self._partitions = partitions
         self._now_ms = now_ms
         self._clock = clock
         self._next_question = 0.0
-        self._question: tuple[int, Collection[TopicPartition], Callable[[], Ends | None]] | None = None
+        self._question: tuple[int, Collection[TopicPartition], Callable[[], tuple[Ends, Ends] | None]] | None = None
         # Replaced as a whole, so that both threads may read it.
         self._asked: Mapping[TopicPartition, _Asked] = {}
         self._to_reach: dict[TopicPartition, tuple[int, int]] = {}
         self._drained: dict[TopicPartition, int] = {}
         self._unread_since: dict[TopicPartition, int] = {}
+        # Where the readable end is before the log's end: this end, and since when it is there.
+        self._held_back: dict[TopicPartition, tuple[int, int]] = {}
 
     def poll(self) -> None:
         """Send a query when it is due, and take its answer, without waiting."""
@@ -506,6 +518,7 @@ class LagWatch:
             if ends is not None:
                 self._question = None
                 self._asked = {partition: self._heard(partition, ends, asked_ms) for partition in partitions}
+                self._watch_transactions(asked_ms)
             return
         now = self._clock.monotonic()
         mine = self._partitions()
@@ -517,24 +530,57 @@ class LagWatch:
             self._question = (
                 asked_ms,
                 mine,
-                self._ends.ask([(partition.topic, partition.partition) for partition in mine]),
+                self._ask([(partition.topic, partition.partition) for partition in mine]),
             )
         except KafkaException as error:
             logger.warning("Kafka did not return the end offsets of the partitions: %s", error)
             failed = Ends({}, {(partition.topic, partition.partition): error for partition in mine})
-            self._asked = {partition: self._heard(partition, failed, asked_ms) for partition in mine}
+            self._asked = {partition: self._heard(partition, (failed, failed), asked_ms) for partition in mine}
 
-    def _heard(self, partition: TopicPartition, ends: Ends, asked_ms: int) -> _Asked:
+    def _ask(self, keys: Collection[Key]) -> Callable[[], tuple[Ends, Ends] | None]:
+        log = self._ends.ask(keys)
+        readable = log if self._readable_ends is None else self._readable_ends.ask(keys)
+
+        def answer() -> tuple[Ends, Ends] | None:
+            first, second = log(), readable()
+            return None if first is None or second is None else (first, second)
+
+        return answer
+
+    def _heard(self, partition: TopicPartition, ends: tuple[Ends, Ends], asked_ms: int) -> _Asked:
         key: Key = (partition.topic, partition.partition)
-        end = ends.offsets.get(key)
-        if end is not None:
-            return _Asked(end, asked_ms)
+        end, readable = (each.offsets.get(key) for each in ends)
+        if end is not None and readable is not None:
+            return _Asked(end, asked_ms, readable_end=readable)
         before = self._asked.get(partition)
-        failure = ends.failures.get(key)
+        failure = next((each.failures[key] for each in ends if key in each.failures), None)
         # The last known end stays true for a topic that is gone; otherwise the end may have moved since.
         kept = before.end if before is not None and _code(failure) in _GONE else None
         why = "no answer" if failure is None else error_text(failure)
         return _Asked(kept, asked_ms if before is None else before.asked_ms, why)
+
+    def _watch_transactions(self, asked_ms: int) -> None:
+        held_back: dict[TopicPartition, tuple[int, int]] = {}
+        for partition, asked in self._asked.items():
+            if asked.end is not None and asked.readable_end is not None and asked.readable_end < asked.end:
+                before = self._held_back.get(partition)
+                if before is not None and before[0] == asked.readable_end:
+                    held_back[partition] = before
+                else:
+                    held_back[partition] = (asked.readable_end, asked_ms)
+        self._held_back = held_back
+
+    def open_transactions(self) -> list[dict[str, Any]]:
+        """The partitions of which nothing more can be read for a minute or longer, since a transaction is open at
+        ``offset``: with ``since_ms`` of the ledger's clock, when that was first seen, and the offsets ``behind`` it."""
+        now_ms, asked = self._now_ms(), self._asked
+        found = []
+        for partition, (offset, since_ms) in sorted(self._held_back.items(), key=lambda item: item[1][1]):
+            end = known.end if (known := asked.get(partition)) is not None else None
+            if now_ms - since_ms >= _OPEN_TRANSACTION_MS and end is not None:
+                where = {"topic": partition.topic, "partition": partition.partition, "offset": offset}
+                found.append({**where, "since_ms": since_ms, "behind": end - offset})
+        return found[:_MAX_TRANSACTIONS]
 
     def lags(self, stored: Mapping[TopicPartition, int]) -> dict[TopicPartition, Lag]:
         """Return the lag of each partition, given its position in the ledger."""
@@ -599,6 +645,7 @@ class _Asked:
     end: int | None
     asked_ms: int
     error: str | None = None
+    readable_end: int | None = None
 
 
 def _reported(topic: str, problems: list[tuple[int, int, str]]) -> dict[str, Any]:

@@ -280,11 +280,15 @@ _CLOCK_SAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class ReceiverClients:
-    """What a receiver reads: its source, which is closed with the receiver, and the queries about its topics."""
+    """What a receiver reads: its source, which is closed with the receiver, and the queries about its topics.
+
+    ``log_ends`` are the ends of the logs if ``end_offsets`` may be before them: at the first open transaction.
+    """
 
     consumer: RecordSource
     topic_ids: TopicIds
     end_offsets: EndOffsets
+    log_ends: EndOffsets | None = None
 
 
 OpenClients = Callable[[StreamContext, Input], ReceiverClients]
@@ -317,7 +321,10 @@ def _open_kafka(context: StreamContext, source: KafkaInput) -> ReceiverClients:
         max_rate_per_partition=limits.max_rate_per_partition,
         clock=context.clock,
     )
-    return ReceiverClients(consumer, AdminTopicIds(admin), AdminEndOffsets(admin, isolation))
+    log_ends = AdminEndOffsets(admin, IsolationLevel.READ_UNCOMMITTED)
+    if isolation is IsolationLevel.READ_UNCOMMITTED:
+        return ReceiverClients(consumer, AdminTopicIds(admin), log_ends)
+    return ReceiverClients(consumer, AdminTopicIds(admin), AdminEndOffsets(admin, isolation), log_ends)
 
 
 class ReceiverFactory:
@@ -367,7 +374,13 @@ class ReceiverFactory:
     def _assemble(self, clients: ReceiverClients, writer: WriteAheadLogWriter) -> ReceiverSupervisor:
         context, lease, source, next_offsets = self._context, self._lease, clients.consumer, self._next_offsets
         now_ms, stored_positions = self._ledger_clock.now_ms, partial(_stored_positions, source, next_offsets)
-        lag_watch = LagWatch(clients.end_offsets, lambda: list(source.partitions), now_ms, context.clock)
+        lag_watch = LagWatch(
+            clients.log_ends or clients.end_offsets,
+            lambda: list(source.partitions),
+            now_ms,
+            context.clock,
+            readable_ends=clients.end_offsets if clients.log_ends is not None else None,
+        )
         copies = self._copies()
         counts = StoreCounts(copies=CopyCounts() if copies is None else copies.counts)
         pausing = Pausing(context, lease)

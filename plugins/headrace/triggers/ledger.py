@@ -525,30 +525,44 @@ class StreamWantedTrigger(LedgerTrigger):
 
 
 class ReceiversReceivingTrigger(LedgerTrigger):
-    """Fires once all of the stream is received. Until then the task's log shows why it is not."""
+    """Fires once all of the stream is received. Until then the task's log shows why it is not.
+
+    The number of its receivers is that of the definition in the ledger at each poll. It does not create the ledger.
+    """
+
+    CREATE = False
 
     def __init__(
-        self, *, ledger: str, stream: str, receivers: int, max_silence_ms: int, poll_interval: float | None = None
+        self,
+        *,
+        ledger: str,
+        stream: str,
+        max_silence_ms: int,
+        poll_interval: float | None = None,
     ) -> None:
-        super().__init__(
-            ledger=ledger,
-            stream=stream,
-            poll_interval=poll_interval,
-            receivers=receivers,
-            max_silence_ms=max_silence_ms,
-        )
+        super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval, max_silence_ms=max_silence_ms)
         self._reported = ""
         self._warned = ""
 
     def poll(self, ledger: Ledger) -> dict[str, Any] | None:
+        from headrace.ledger.errors import StreamNotFoundError
         from headrace.receiver.health import outdated_definition
+        from headrace.stream import Stream
 
+        try:
+            receivers = Stream.from_json(ledger.streams.get(self.stream).definition).receivers
+        except StreamNotFoundError as error:
+            self._report(str(error))
+            return None
         outdated = outdated_definition(ledger, self.stream)
         if outdated is not None and str(outdated) != self._warned:
             self._warned = str(outdated)
             self.log.warning("%s", self._warned)
-        receiving_now = receiving(ledger, self.stream, **self.parameters)
-        if receiving_now.reason != self._reported:
-            self._reported = receiving_now.reason
-            self.log.info("%s", receiving_now.reason)
+        receiving_now = receiving(ledger, self.stream, receivers=receivers, **self.parameters)
+        self._report(receiving_now.reason)
         return {"reason": receiving_now.reason} if receiving_now.ok else None
+
+    def _report(self, reason: str) -> None:
+        if reason != self._reported:
+            self._reported = reason
+            self.log.info("%s", reason)

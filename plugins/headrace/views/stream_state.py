@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import FAILURE, Failure
@@ -14,7 +15,7 @@ from headrace.ledger.batch_tables import AttemptRow
 from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.states import BatchState, DesiredState
 from headrace.ledger.tables import JobRow
-from headrace.receiver.health import InputProblem, Part, input_problems, slow_runs_of
+from headrace.receiver.health import InputProblem, Part, input_problems, open_transactions, slow_runs_of
 from headrace.views.batches import Unfinished
 
 # A stream is late beyond the larger of this time and this many batch intervals.
@@ -546,7 +547,10 @@ def _behind(evidence: Evidence) -> Iterator[Finding]:
             "Give the stream a longer batch_interval, or its batch DAG single_task=True.",
             overview.now_ms - slow.late_ms,
         )
-    lag = evidence.lag_seconds
+    transactions = [] if evidence.stopped else open_transactions(overview.receivers, overview.now_ms)
+    if transactions:
+        yield _open_transaction(transactions, overview.now_ms)
+    lag = None if transactions else evidence.lag_seconds
     if lag is not None and lag > evidence.limit_seconds and not evidence.has_paused_receivers:
         yield Finding(
             State.FALLING_BEHIND,
@@ -569,6 +573,22 @@ def _behind(evidence: Evidence) -> Iterator[Finding]:
             "Other batches complete. Its page, and `headrace batches show`, say what it waits for.",
             oldest.due_ms,
         )
+
+
+def _open_transaction(transactions: Sequence[Mapping[str, Any]], now_ms: int) -> Finding:
+    first = transactions[0]
+    topic, partition, since_ms = first["topic"], first["partition"], int(first["since_ms"])
+    others = f", and {len(transactions) - 1} more partitions wait for one" if len(transactions) > 1 else ""
+    return Finding(
+        State.FALLING_BEHIND,
+        f"Topic {topic}, partition {partition}: a producer's transaction has been open at offset {first['offset']} for "
+        f"at least {readable_seconds((now_ms - since_ms) / 1000)}. "
+        f"The {first['behind']:,} offsets from there on cannot be read until it ends{others}.",
+        f"`kafka-transactions.sh --bootstrap-server SERVER describe-producers --topic {topic} --partition {partition}` "
+        "names the producer. It commits, or Kafka aborts it after its transaction.timeout.ms; "
+        "`kafka-transactions.sh abort` does so at once.",
+        since_ms,
+    )
 
 
 def _paused(evidence: Evidence) -> Iterator[Finding]:

@@ -168,6 +168,8 @@ def test_an_open_transaction_holds_back_what_others_wrote_behind_it(timed: Timed
         timed.begin()
         timed.rig.eventually(lambda: len(timed.drained()) == 3 and min(timed.drained()) > 0)
         assert timed.batches() == {}
+        # The lag counts to the log's end: nobody could see otherwise that three offsets wait.
+        timed.rig.eventually(lambda: timed.rig.stats().get("total_lag") == 3)
         timed.rig.ledger.allocations.seal("air", timed.zero + 4 * SECOND)
     # With the marker of its end.
     timed.await_positions(4, 0, 0)

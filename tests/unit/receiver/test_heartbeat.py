@@ -182,7 +182,7 @@ def test_the_lag_is_not_0_unless_kafka_has_reported_it(
 ) -> None:
     receiver.connected = connected
     lag_of = {TopicPartition("t", "id", number): Lag(records, None) for number, records in enumerate(lags)}
-    watch: Any = SimpleNamespace(lags=lambda _: lag_of, unreadable_topics=lambda *_: [])
+    watch: Any = SimpleNamespace(lags=lambda _: lag_of, unreadable_topics=lambda *_: [], open_transactions=list)
     pausing: Any = SimpleNamespace(disk=None, pauses=0, paused_seconds=0.0)
     recovery: Any = SimpleNamespace(torn_tails=[], damage=[])
     stats = ReceiverStats(
@@ -272,6 +272,54 @@ def test_a_partition_that_cannot_be_read_is_one_as_long_as_there_is_something_to
     assert watched.unreadable_topics(0, error="no access")[0]["asked_ms"] == T + 4_000
     assert watched.unreadable_topics(1) == []
     assert watched.unreadable_topics(0, FetchState.FAILED, "gone") == [], "that is its state in the ledger"
+
+
+def test_the_lag_counts_what_waits_for_an_open_transaction_which_is_reported_after_a_minute() -> None:
+    log, readable = FakeKafka(), FakeKafka()
+    clock = ManualClock(T)
+    for kafka in (log, readable):
+        kafka.create("flights", 1)
+        kafka.produce("flights", 0, b"a")
+    ends = (FakeEndOffsets(log), FakeEndOffsets(readable))
+    watch = LagWatch(ends[0], lambda: [P], clock.now_ms, clock, readable_ends=ends[1])
+
+    def ask(seconds: int) -> None:
+        watch.poll()
+        watch.poll()
+        clock.advance(seconds * 1_000)
+
+    ask(2)
+    assert watch.lags({P: 1})[P] == Lag(0, T)
+    log.produce("flights", 0, b"open", b"b", b"c")
+    ask(59)
+    assert watch.lags({P: 1})[P] == Lag(3, T)
+    assert watch.open_transactions() == [], "an ordinary transaction"
+    ask(2)
+    assert watch.open_transactions() == [
+        {"topic": "flights", "partition": 0, "offset": 1, "since_ms": T + 2_000, "behind": 3}
+    ]
+    readable.produce("flights", 0, b"committed", b"b", b"c")
+    ask(2)
+    assert watch.open_transactions() == []
+    assert watch.lags({P: 4})[P].records == 0
+
+
+def test_a_transaction_that_ends_and_the_next_one_are_two(watched: Watched) -> None:
+    """As Flink's sinks write: one is always open."""
+    log = FakeKafka()
+    log.create("flights", 1)
+    watched.watch = LagWatch(
+        FakeEndOffsets(log), lambda: [P], watched.clock.now_ms, watched.clock, readable_ends=watched.ends
+    )
+    for _ in range(5):
+        log.produce("flights", 0, b"a")
+        watched.ask()
+        watched.clock.advance(50_000)
+        watched.kafka.produce("flights", 0, b"a")
+        log.produce("flights", 0, b"b")
+        watched.ask()
+        assert watched.watch.open_transactions() == []
+        watched.kafka.produce("flights", 0, b"b")
 
 
 def test_a_partition_is_released_by_the_next_orders_if_the_ledger_did_not_answer() -> None:

@@ -5,7 +5,6 @@ from airflow.sdk.exceptions import TaskDeferred
 from tests.unit.runs.readiness.conftest import Job, fail
 from tests.unit.sensors.conftest import context
 
-from headrace.ledger.errors import StreamNotFoundError
 from headrace.sensors.kafka_receiver import KafkaReceiverSensor
 
 
@@ -35,13 +34,45 @@ class TestKafkaReceiverSensor:
         with pytest.raises(TaskDeferred) as deferred:
             sensor.execute(context())
         _, arguments = deferred.value.trigger.serialize()
-        named = {"stream": stream.name, "ledger": stream.ledger, "receivers": stream.receivers}
+        named = {"stream": stream.name, "ledger": stream.ledger}
         assert named.items() <= arguments.items()
 
-    def test_a_name_that_the_ledger_does_not_know_is_named(self, stream, ledger):
+    def test_a_stream_that_is_not_there_yet_is_waited_for(self, stream, ledger, capsys):
         sensor = KafkaReceiverSensor(task_id="receiving", stream="flihgts", ledger=stream.ledger)
-        with pytest.raises(StreamNotFoundError, match="flihgts"):
+        with pytest.raises(TaskDeferred) as deferred:
             sensor.execute(context())
+        assert "knows no stream 'flihgts'" in capsys.readouterr().out
+        assert deferred.value.trigger.poll(ledger) is None
+        assert (
+            KafkaReceiverSensor(task_id="receiving", stream="flihgts", ledger=stream.ledger, deferrable=False).poke(
+                context()
+            )
+            is False
+        )
+
+    def test_a_stream_that_appears_while_it_waits_is_found(self, stream, ledger):
+        named = KafkaReceiverSensor(task_id="receiving", stream="later", ledger=stream.ledger)
+        with pytest.raises(TaskDeferred) as deferred:
+            named.execute(context())
+        trigger = deferred.value.trigger
+        assert trigger.poll(ledger) is None
+        trigger.stream = stream.name
+        Job(ledger, 2).run()
+        assert trigger.poll(ledger) is not None
+
+    @pytest.mark.parametrize("deferrable", [True, False])
+    def test_a_ledger_that_is_not_there_yet_is_waited_for_and_not_made(self, tmp_path, deferrable):
+        file = tmp_path / "later" / "ledger.db"
+        sensor = KafkaReceiverSensor(
+            task_id="receiving", stream="flights", ledger=f"sqlite:///{file}", deferrable=deferrable
+        )
+        if deferrable:
+            with pytest.raises(TaskDeferred) as deferred:
+                sensor.execute(context())
+            assert deferred.value.trigger.CREATE is False
+        else:
+            assert sensor.poke(context()) is False
+        assert not file.parent.exists()
 
     def test_a_name_needs_a_ledger_and_a_stream_has_its_own(self, stream):
         for given in ({"stream": "flights"}, {"stream": stream, "ledger": stream.ledger}):

@@ -53,7 +53,7 @@ def triggers(stream) -> list:
     return [
         ReceiverJobTrigger(**common, epoch=1),
         StreamWantedTrigger(**common),
-        ReceiversReceivingTrigger(**common, receivers=1, max_silence_ms=1000),
+        ReceiversReceivingTrigger(**common, max_silence_ms=1000),
         BlocksReadyTrigger(**common, batch_time_ms=10_000, grace_ms=0),
     ]
 

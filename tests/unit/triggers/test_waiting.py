@@ -35,7 +35,7 @@ TRIGGERS = {
     BlocksReadyTrigger: ({"batch_time_ms": 0, "grace_ms": 0}, 0.2),
     FirstReceiverTrigger: ({"interval_ms": 1, "until_ms": 0}, 1.0),
     ReceiverJobTrigger: ({"epoch": 1}, 1.0),
-    ReceiversReceivingTrigger: ({"receivers": 1, "max_silence_ms": 1}, 1.0),
+    ReceiversReceivingTrigger: ({"max_silence_ms": 1}, 1.0),
     RecordsReceivedTrigger: ({"min_records": 1, "max_delay_ms": 1, "interval_ms": 1}, 1.0),
     RepairDueTrigger: ({"retry_for_ms": 1}, 5.0),
     StreamWantedTrigger: ({}, 1.0),

@@ -133,6 +133,23 @@ def test_a_pause_is_named_before_batches_that_fall_behind(shop: Shop) -> None:
     assert any("is late" in text for text in summary.also)
 
 
+def test_an_open_transaction_is_named_and_not_too_few_receivers(shop: Shop) -> None:
+    waiting = {
+        "topic": "clicks",
+        "partition": 3,
+        "offset": 120,
+        "since_ms": shop.clock.now_ms() - 90_000,
+        "behind": 200,
+    }
+    shop.beat(total_lag=200, lag_seconds=90.0, open_transactions=[waiting])
+    summary = shop.summary()
+    assert summary.state == "falling_behind"
+    assert "partition 3: a producer's transaction has been open at offset 120 for at least 1 min 30 s" in summary.reason
+    assert "The 200 offsets from there on cannot be read" in summary.reason
+    assert "describe-producers --topic clicks --partition 3" in (summary.remedy or "")
+    assert summary.also == ()
+
+
 def test_before_the_first_batch_with_records_has_completed_the_stream_does_not_wait_for_records(shop: Shop) -> None:
     assert "waits for its first records" in shop.summary().reason
     shop.store()
