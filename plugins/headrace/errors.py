@@ -1,6 +1,8 @@
 """The base class of every error that headrace raises on purpose; the attributes and the failures of an attempt."""
 
+import sys
 from enum import StrEnum
+from typing import Any
 
 FAILURE = "failure"
 """The attribute of a failed attempt that holds its `Failure`."""
@@ -50,6 +52,17 @@ class HeadraceError(Exception):
 
     failure: Failure = Failure.PASSING
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a ``failure`` that is none, when the class is defined. Raises TypeError."""
+        super().__init_subclass__(**options)
+        declared = cls.__dict__.get("failure", Failure.PASSING)
+        # A property decides for each error.
+        if not isinstance(declared, Failure | property):
+            raise TypeError(
+                f"The error {cls.__module__}.{cls.__qualname__} has the failure {declared!r}, which is no "
+                "headrace.errors.Failure. Give it Failure.PASSING, Failure.CODE or Failure.FINAL."
+            )
+
     def __init__(self, what: str, *, remedy: str | None = None) -> None:
         super().__init__(what if remedy is None else f"{what} {remedy}")
         self.what = what
@@ -63,3 +76,26 @@ class HeadraceError(Exception):
         # A text of several lines ends with those of a log or a traceback.
         separator = "\n" if "\n" in text else " "
         return f"{text}{separator}({_PAGE}#{own.__name__})"
+
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        """The notes that a traceback ends with; in a Spark task also the failure.
+
+        Of a task's error only the traceback reaches the process of the batch, which may not have the error's class.
+        """
+        notes: list[str] = list(self.__dict__.get("_notes", ()))
+        return [*notes, f"{FAILURE_NOTE}{self.failure}"] if _is_in_spark_task() else notes
+
+    def add_note(self, note: str) -> None:
+        """Add a note, as to every exception."""
+        self.__dict__.setdefault("_notes", []).append(note)
+
+
+FAILURE_NOTE = "failure: "
+"""The beginning of the line of a traceback that names the failure of an error in a Spark task."""
+
+
+def _is_in_spark_task() -> bool:
+    """Whether this is one of Spark's Python workers: Spark starts them as modules of pyspark."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name.startswith("pyspark.")

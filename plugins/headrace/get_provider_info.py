@@ -128,8 +128,9 @@ def _options() -> dict[str, Any]:
         "ledgers": {
             "description": (
                 "Ledgers that the page and the API show beside those of the streams that Airflow's DAGs declare: URLs "
-                "or connection ids, separated by commas. Connections of the type headrace_ledger are shown anyway. The "
-                "URL of a Postgres server that a DAG names is opened only if it is listed here."
+                "or connection ids, separated by commas. Connections of the type headrace_ledger are shown anyway. If "
+                "a DAG names its ledger by the URL of a Postgres server, or by a connection of another type, the API "
+                "server opens it only if it is listed here."
             ),
             "version_added": "0.1.0",
             "type": "string",

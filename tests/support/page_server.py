@@ -55,6 +55,9 @@ class NoAirflow:
     def environ(self, reference: str) -> Mapping[str, str] | None:
         return None
 
+    def connection(self, conn_id: str) -> Mapping[str, str]:
+        return {}
+
     def facts(self, dag_ids: Collection[str]) -> Mapping[str, DagFacts]:
         known = {dag_id: DagFacts(dag_id, running=1) for dag_id in dag_ids}
         return known | {dag_id: facts for dag_id, facts in self.dags.items() if dag_id in known}

@@ -8,10 +8,12 @@ from __future__ import annotations
 import builtins
 import importlib
 import re
+import sys
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from headrace.errors import Failure, HeadraceError
+from headrace.errors import FAILURE_NOTE, Failure, HeadraceError
 from headrace.spark.sessions import first_line
 
 # Spark's errors about what the transform made: its plan, or the data in it.
@@ -37,6 +39,12 @@ _KAFKA_AWAY = re.compile(r"code=_(TRANSPORT|ALL_BROKERS_DOWN|RESOLVE|\w*TIMED_OU
 # Spark goes on with advice about its settings.
 _WORKER_GONE = "Python worker exited unexpectedly"
 _WORKER_GONE_TEXT = "the task's Python process was killed or has crashed (if it was killed: for want of memory?)"
+_OF_WORKER = "An exception was thrown from the Python worker"
+# Between the tracebacks of a cause and of what it caused; and the beginnings of lines about the members of a group.
+_JOINTS = ("The above exception was the direct cause of the following", "During handling of the above exception,")
+_GROUP = re.compile(r"^ +[|+] ?")
+_MEMBER = re.compile(r"[+-]+ \d+ -+$")
+_NOTE = re.compile(rf"{FAILURE_NOTE}({'|'.join(Failure)})$")
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+), in \S+')
 # Files that are not the user's: Python's, Spark's, headrace's, and those of installed packages.
 _LIBRARY = re.compile(
@@ -82,17 +90,51 @@ def reason_of(error: BaseException) -> str:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The kind of failure, by the error's class, or by the class of the executor's Python error in its text."""
-    if isinstance(error, HeadraceError):
-        return error.failure
-    remote = _python_cause(str(error))
-    if remote is not None:
-        return _failure_by_name(remote.partition(":")[0].strip())
+    """The kind of failure of an error, here or in the Spark task whose Python traceback is in its text.
+
+    Of the error and its causes, the outermost that is headrace's, an extension's or Spark's decides. Without one, a
+    cause in the environment makes it a passing failure.
+    """
     if not isinstance(error, Exception):
         return Failure.PASSING
-    if type(error).__module__.partition(".")[0] in _SPARKS:
-        return Failure.CODE if type(error).__name__ in _VERDICTS else Failure.PASSING
-    return Failure.PASSING if any(_is_of_surroundings(cause) for cause in _chain(error)) else Failure.CODE
+    links = list(_links(error))
+    declared = next((link.declared for link in links if link.declared is not None), None)
+    if declared is not None:
+        return declared
+    return Failure.PASSING if any(link.is_of_surroundings for link in links) else Failure.CODE
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """One error of a chain of causes. ``declared``: the failure that its class stands for, if it is headrace's, an
+    extension's or Spark's."""
+
+    declared: Failure | None = None
+    is_of_surroundings: bool = False
+
+
+def _links(error: BaseException) -> Iterator[_Link]:
+    """Yield the errors of the chain, the outermost first; those of a task in the place of Spark's error about it."""
+    for cause in _chain(error):
+        if isinstance(cause, HeadraceError):
+            yield _Link(_failure_in(cause))
+            continue
+        remote = _remote_chain(str(cause))
+        if remote:
+            yield from (_remote_link(each) for each in remote)
+        elif type(cause).__module__.partition(".")[0] in _SPARKS:
+            yield _Link(_of_spark(type(cause).__name__))
+        else:
+            yield _Link(is_of_surroundings=_is_of_surroundings(cause))
+
+
+def _of_spark(kind: str) -> Failure:
+    return Failure.CODE if kind in _VERDICTS else Failure.PASSING
+
+
+def _failure_in(error: HeadraceError) -> Failure:
+    # A property of an extension's class may return anything.
+    return error.failure if isinstance(error.failure, Failure) else Failure.PASSING
 
 
 def _is_of_surroundings(error: BaseException) -> bool:
@@ -104,36 +146,59 @@ def _is_of_surroundings(error: BaseException) -> bool:
     return any(_SERVER_AWAY.search(kind) for kind in kinds)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes: explicit ones, or errors that were being handled when it was raised."""
-    seen: set[int] = set()
+def _chain(error: BaseException, seen: set[int] | None = None) -> Iterator[BaseException]:
+    """Yield the error and its causes: explicit ones, or errors that were being handled when it was raised; of a group,
+    each of its errors with theirs."""
+    seen = set() if seen is None else seen
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
         seen.add(id(following))
         yield following
+        for member in getattr(following, "exceptions", ()) if isinstance(following, BaseExceptionGroup) else ():
+            yield from _chain(member, seen)
         following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
 
 
-def _failure_by_name(name: str) -> Failure:
-    """The kind of failure of an error that is only known by its class name."""
+@dataclass(slots=True)
+class _RemoteError:
+    """An error in a task: the line of its traceback that names it, and the failure that its class declared there."""
+
+    line: str
+    declared: Failure | None = None
+
+
+def _remote_link(error: _RemoteError) -> _Link:
+    if error.declared is not None:
+        return _Link(error.declared)
+    name = error.line.partition(":")[0].strip()
     module, _, kind = name.rpartition(".")
+    error_class = _class_of(module, kind)
+    if error_class is not None and issubclass(error_class, HeadraceError):
+        declared = error_class.failure
+        return _Link(declared if isinstance(declared, Failure) else Failure.PASSING)
+    top = module.partition(".")[0]
+    if top == "headrace" or top in _SPARKS:
+        # A class of headrace's that is not known is of another version.
+        return _Link(Failure.PASSING if top == "headrace" else _of_spark(kind))
+    if kind == "KafkaException":
+        return _Link(is_of_surroundings=_KAFKA_AWAY.search(error.line) is not None)
+    known = error_class or getattr(builtins, kind, None)
+    is_known = isinstance(known, type) and issubclass(known, _SURROUNDINGS)
+    return _Link(is_of_surroundings=is_known or bool(module and _SERVER_AWAY.search(kind)))
+
+
+def _class_of(module: str, kind: str) -> type | None:
+    """The class of this name, if its module is headrace's or this process has it already.
+
+    No other module is imported: the text of an error may hold a record's, and so name any module.
+    """
     if module.partition(".")[0] == "headrace":
         try:
-            error_class = getattr(importlib.import_module(module), kind, None)
+            importlib.import_module(module)
         except ImportError:
-            error_class = None
-        return (
-            error_class.failure
-            if isinstance(error_class, type) and issubclass(error_class, HeadraceError)
-            else Failure.PASSING
-        )
-    if module.partition(".")[0] in _SPARKS:
-        return Failure.CODE if kind in _VERDICTS else Failure.PASSING
-    if module and _SERVER_AWAY.search(kind):
-        return Failure.PASSING
-    known = getattr(builtins, kind, None)
-    passing = isinstance(known, type) and issubclass(known, _SURROUNDINGS)
-    return Failure.PASSING if passing else Failure.CODE
+            return None
+    found = getattr(sys.modules.get(module), kind, None)
+    return found if isinstance(found, type) else None
 
 
 def first_cause(error: BaseException) -> str:
@@ -164,25 +229,40 @@ def task_cause(text: str) -> str:
 
 def _remote_cause(text: str) -> str | None:
     """The Python error in a task, with its place in the user's code, or that the task's process is gone."""
-    remote = _python_cause(text)
-    if remote is None:
+    chain = _remote_chain(text)
+    if not chain:
         return _WORKER_GONE_TEXT if _WORKER_GONE in text else None
-    if remote.startswith("headrace."):
-        return remote
-    return remote + _place(_frames_in(text))
+    error = chain[0]
+    if error.declared is not None or error.line.startswith("headrace."):
+        return error.line
+    return error.line + _place(_frames_in(text))
 
 
 def _python_cause(text: str) -> str | None:
     """The last Python error with a traceback in the text."""
-    last = None
-    inside = False
-    for line in text.splitlines():
-        # If a data source cannot be made, Spark puts its own words before "Traceback".
-        if line.rstrip().endswith("Traceback (most recent call last):"):
+    chain = _remote_chain(text)
+    return chain[0].line if chain else None
+
+
+def _remote_chain(text: str) -> list[_RemoteError]:
+    """The last Python error with a traceback in the text, and then its causes, as the traceback has them."""
+    chain: list[_RemoteError] = []
+    inside = joined = False
+    for raw in text.splitlines():
+        line = _GROUP.sub("", raw)
+        # If a data source cannot be made, Spark puts its own words before "Traceback". With
+        # spark.sql.execution.pyspark.udf.hideTraceback.enabled there are only these words.
+        if line.rstrip().endswith("Traceback (most recent call last):") or line.startswith(_OF_WORKER):
             inside = True
         elif inside and line and not line[0].isspace():
-            last, inside = line, False
-    return last
+            # Causes come before the error that they caused.
+            chain = [_RemoteError(line), *(chain if joined else ())]
+            inside = joined = False
+        elif line.startswith(_JOINTS) or _MEMBER.match(line):
+            joined = True
+        elif chain and not inside and (note := _NOTE.match(line)):
+            chain[0].declared = Failure(note[1])
+    return chain
 
 
 def _frames_in(text: str) -> list[tuple[str, str]]:
@@ -211,5 +291,22 @@ def python_account(error: BaseException) -> str:
     if not starts:
         return account + first_cause(error)
     ends = (row for row in range(starts[-1] + 1, len(lines)) if lines[row] and not lines[row][0].isspace())
-    remote = lines[starts[-1] + 1 : next(ends, len(lines))]
+    end = next(ends, len(lines))
+    first = starts.pop()
+    # The causes of an error come before it.
+    while starts and lines[first - 2].startswith(_JOINTS):
+        first = starts.pop()
+    remote = _without_frames_of_spark(lines[first + 1 : end])
     return account + "In the executor:\n" + "\n".join([*remote, _python_cause(str(error)) or first_cause(error)])
+
+
+def _without_frames_of_spark(lines: Sequence[str]) -> list[str]:
+    kept, of_spark = [], False
+    for line in lines:
+        if frame := _FRAME.match(line):
+            of_spark = re.search(r"\bpyspark\b", frame[1]) is not None
+        elif not line.startswith("    "):
+            of_spark = False
+        if not of_spark:
+            kept.append(line)
+    return kept

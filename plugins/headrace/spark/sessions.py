@@ -119,6 +119,11 @@ def default_conf(master: str | None) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         # Spark's pages accept such a request from any page that is open in the browser.
         "spark.ui.killEnabled": "false",
+        # They list the classes of all objects in memory, and the stacks of all threads, to who reaches the pages.
+        "spark.ui.heapHistogramEnabled": "false",
+        "spark.ui.threadDumpsEnabled": "false",
+        # Spark's simplified tracebacks lose the causes of an error, which decide whether to try again (failures.py).
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     }
     if master is None or not is_local_master(master):
         return conf

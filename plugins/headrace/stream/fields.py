@@ -276,8 +276,10 @@ class StreamFields(Part):
 
     @property
     def connection_ids(self) -> tuple[str, ...]:
-        """The ids of the Airflow connections of inputs, outputs, listeners and ledger, each once."""
+        """The ids of the Airflow connections of inputs, decoders, outputs, listeners and ledger, each once."""
         named = [source.connection for source in self.inputs]
+        for source in self.inputs:
+            named += [connection for decoder in source.decoders for connection in decoder.connection_ids]
         named += [connection for output in self.outputs for connection in output.connection_ids]
         named += [listener.connection for listener in self.listeners]
         if self.ledger.startswith(CONNECTION_PREFIX):

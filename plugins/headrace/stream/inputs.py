@@ -89,6 +89,11 @@ class DecoderDefinition(Part):
         """The keyword arguments with which tasks call the class ``decodes``."""
         return {}
 
+    @property
+    def connection_ids(self) -> tuple[str, ...]:
+        """The ids of the Airflow connections that the class ``decodes`` looks up, such as a schema registry's."""
+        return ()
+
 
 class BytesDecoder(DecoderDefinition):
     """Keep the bytes as they are."""
@@ -181,6 +186,11 @@ class _ReceivedInput(Part):
     )
     key_decoder: Decoder = BytesDecoder()
     value_decoder: Decoder = BytesDecoder()
+
+    @property
+    def decoders(self) -> tuple[DecoderDefinition, DecoderDefinition]:
+        """The decoders of keys and of values."""
+        return self.key_decoder, self.value_decoder
 
     @model_validator(mode="after")
     def _hosts_fit_the_receivers(self) -> Self:

@@ -8,13 +8,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from pyspark import cloudpickle
 from tests.integration.spark.conftest import BatchLedger, records
 
+from headrace.errors import FAILURE, Failure, HeadraceError
+from headrace.spark.failures import AttemptFailedError
 from headrace.stream import KafkaInput, OutputDefinition, SparkSettings, Stream, Utf8Decoder
 from headrace.testing.transforms import TransformTestError, run_transform
 
@@ -120,6 +123,68 @@ def test_the_example_of_the_documentation(
     for name, function in tests.items():
         given = {"spark": spark, "tmp_path": tmp_path / name}
         function(**{parameter: given[parameter] for parameter in inspect.signature(function).parameters})
+
+
+class TargetBusyError(HeadraceError):
+    """An extension's error, which an outage of its target raises."""
+
+
+class RefusedError(HeadraceError):
+    failure = Failure.CODE
+
+
+class FailingOutput(OutputDefinition):
+    """An output whose Spark tasks raise an error of its own."""
+
+    writer = f"{__name__}:FailingWriter"
+    kind: Literal["failing"] = "failing"
+    id: str = "failing"
+    how: Literal["mapInArrow", "foreachPartition", "wrapped", "refused"]
+
+
+class FailingWriter:
+    def __init__(self, output: FailingOutput) -> None:
+        self._how = output.how
+
+    def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
+        assert frame is not None
+        how = self._how
+
+        def fail(rows: Iterator[Any]) -> Iterator[Any]:
+            for row in rows:
+                if how == "refused":
+                    raise RefusedError("no such target")
+                try:
+                    raise TargetBusyError("the target is away")
+                except TargetBusyError as error:
+                    if how == "wrapped":
+                        raise ValueError("not put") from error
+                    raise
+                yield row
+
+        if how == "foreachPartition":
+            frame.foreachPartition(lambda rows: [*fail(iter(rows))] and None)
+        else:
+            frame.selectExpr("offset").mapInArrow(fail, "offset LONG").collect()
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("how", "failure"),
+    [("mapInArrow", "passing"), ("foreachPartition", "passing"), ("wrapped", "passing"), ("refused", "code")],
+)
+def test_an_extensions_error_in_a_task_is_of_the_kind_that_its_class_declares(
+    make_batch_ledger: Callable[..., BatchLedger], spark: Any, how: Any, failure: str
+) -> None:
+    batch = make_batch_ledger(outputs=FailingOutput(how=how))
+    # Pickled by value, as the modules of a stream's code are: the workers have no such module.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    batch.add(records([b"one"]))
+    time_ms = batch.allocate()
+    with pytest.raises(AttemptFailedError, match="not put" if how == "wrapped" else "target"):
+        batch.run(spark, batch.begin(time_ms))
+    (attempt,) = batch.ledger.attempts.of_batch("clicks", time_ms)
+    assert attempt.attributes[FAILURE] == failure
 
 
 class RecordingOutput(OutputDefinition):

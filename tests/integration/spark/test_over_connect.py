@@ -166,6 +166,62 @@ def test_threads_of_one_session_register_a_data_source_at_the_same_time(server: 
     assert server.run(REGISTER_AT_ONCE).stdout.splitlines()[-1] == "registered"
 
 
+HOUSE = """
+from headrace.errors import Failure, HeadraceError
+
+class TargetBusyError(HeadraceError):
+    pass
+
+class RefusedError(HeadraceError):
+    failure = Failure.CODE
+
+def busy(batches):
+    for batch in batches:
+        raise TargetBusyError("the target is away")
+    yield from ()
+
+def wrapped(batches):
+    try:
+        yield from busy(batches)
+    except TargetBusyError as error:
+        raise ValueError("not put") from error
+
+def refused(batches):
+    for batch in batches:
+        raise RefusedError("no such target")
+    yield from ()
+"""
+FAIL = """
+import sys
+from headrace.spark.failures import failure_of, first_cause
+from headrace.spark.sessions import connect_session
+from pyspark import cloudpickle
+
+url, token, folder = sys.argv[1:]
+spark = connect_session(url, token)
+sys.path.insert(0, folder)
+import house
+# The workers get the functions by value. This process forgets the extension's classes.
+cloudpickle.register_pickle_by_value(house)
+functions = (house.busy, house.wrapped, house.refused)
+del sys.modules["house"]
+sys.path.remove(folder)
+for function in functions:
+    try:
+        spark.range(1).mapInArrow(function, "id LONG").collect()
+    except Exception as error:
+        print(failure_of(error).value, first_cause(error))
+"""
+
+
+def test_the_class_of_an_extensions_error_in_a_task_counts_over_connect(server: ConnectServer, tmp_path: Path) -> None:
+    (tmp_path / "house.py").write_text(HOUSE)
+    busy, wrapped, refused = server.run(FAIL, str(tmp_path)).stdout.splitlines()[-3:]
+    assert busy == "passing house.TargetBusyError: the target is away"
+    assert wrapped.startswith("passing ValueError: not put")
+    assert refused == "code house.RefusedError: no such target"
+
+
 WRITE = """
 import io, json, sys
 from headrace.spark.failures import first_cause

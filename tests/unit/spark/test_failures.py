@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import sys
+import traceback
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import elastic_transport
 import httpx
 import psycopg
@@ -7,10 +12,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from pyspark.errors import AnalysisException, PySparkException
 
-from headrace.errors import Failure
+from headrace.errors import Failure, HeadraceError
 from headrace.kafka.errors import RangesGoneError
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.spark.failures import failure_of, first_cause, python_account, task_cause
+from headrace.spark.outputs.writer import OutputRowsError
 from headrace.spark.termination import Terminated
 from headrace.spark.transforms import TransformError
 
@@ -90,6 +96,18 @@ def test_the_account_has_the_python_of_both_sides_and_none_of_java() -> None:
     assert "org.apache.spark" not in account
 
 
+def test_the_account_has_the_causes_in_the_task_and_no_frames_of_spark(
+    in_task: Callable[[str], PySparkException],
+) -> None:
+    statement = (
+        "try:\n    raise TargetBusyError('away')\nexcept TargetBusyError as e:\n    raise ValueError('not put') from e"
+    )
+    account = python_account(in_task(statement))
+    assert "house.TargetBusyError: away" in account
+    assert account.endswith("ValueError: not put")
+    assert "worker.py" not in python_account(RuntimeError(SPARK))
+
+
 def test_the_account_of_an_error_of_this_process() -> None:
     try:
         raise KeyError("rate")
@@ -100,6 +118,101 @@ def test_the_account_of_an_error_of_this_process() -> None:
 def of_executor(error: str) -> PySparkException:
     """As Spark tells in the driver of an error in an executor's Python."""
     return PySparkException(SPARK.replace("ValueError: the reason", error))
+
+
+class TargetBusyError(HeadraceError):
+    """An extension's error: its module is none of headrace's."""
+
+
+class RefusedError(HeadraceError):
+    """An extension's error whose property decides for each error."""
+
+    @property
+    def failure(self) -> Failure:  # type: ignore[override]
+        return Failure.FINAL if "for ever" in self.what else Failure.CODE
+
+
+@pytest.fixture
+def in_task(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], PySparkException]:
+    """What the process of the batch gets of an error that a statement raises in one of Spark's workers. The extension's
+    module is called ``house`` there, and this process cannot import it."""
+
+    def fail(statement: str) -> PySparkException:
+        with monkeypatch.context() as worker:
+            worker.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="pyspark.daemon"))
+            try:
+                exec(HOUSE.format(statement), {"__name__": "house"})  # noqa: S102 - the test's own
+            except Exception:
+                text = traceback.format_exc()
+        return PySparkException(f"An exception was thrown from the Python worker:\n{text}\n\tat org.x.Y")
+
+    return fail
+
+
+HOUSE = """
+import traceback
+from headrace.errors import Failure, HeadraceError
+from headrace.spark.outputs.writer import OutputRowsError
+class TargetBusyError(HeadraceError):
+    "Its text does not say of what kind it is."
+class RefusedError(HeadraceError):
+    failure = Failure.CODE
+class StatusError(HeadraceError):
+    @property
+    def failure(self):
+        return Failure.CODE if "400" in self.what else Failure.PASSING
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "failure"),
+    [
+        ("raise TargetBusyError('away')", Failure.PASSING),
+        ("raise TargetBusyError('away\\n  of two lines', remedy='wait')", Failure.PASSING),
+        ("raise RefusedError('no')", Failure.CODE),
+        ("raise StatusError('400')", Failure.CODE),
+        ("raise StatusError('503')", Failure.PASSING),
+        ("raise OutputRowsError('no column')", Failure.CODE),
+        ("raise ValueError('not put') from TargetBusyError('away')", Failure.PASSING),
+        ("raise RefusedError('not put') from TargetBusyError('away')", Failure.CODE),
+        ("raise TargetBusyError('away') from ValueError('x')", Failure.PASSING),
+        ("raise ValueError('not put') from ConnectionResetError()", Failure.PASSING),
+        ("raise ValueError('not put') from KeyError('x')", Failure.CODE),
+        ("raise ExceptionGroup('puts', [KeyError('x'), TargetBusyError('away')])", Failure.PASSING),
+        ("raise RuntimeError(traceback.format_exception(TargetBusyError('away'))[-1])", Failure.CODE),
+        ("raise RuntimeError('failure: passing')", Failure.CODE),
+    ],
+)
+def test_the_class_of_an_extensions_error_counts_in_a_task(
+    in_task: Callable[[str], PySparkException], statement: str, failure: Failure
+) -> None:
+    error = in_task(statement)
+    assert failure_of(error) is failure
+    # However it is passed on in the process of the batch.
+    assert failure_of(raised(RuntimeError("not written"), from_=error)) is failure
+    assert failure_of(ExceptionGroup("writes", [error])) is failure
+
+
+def test_an_extensions_error_in_a_task_is_reported_as_in_the_batchs_process(
+    in_task: Callable[[str], PySparkException],
+) -> None:
+    error = in_task("raise TargetBusyError('the target is away')")
+    assert first_cause(error) == "house.TargetBusyError: the target is away"
+
+
+def test_a_traceback_outside_of_a_task_has_no_failure() -> None:
+    assert TargetBusyError("away").__notes__ == []
+    noted = TargetBusyError("away")
+    noted.add_note("of the caller")
+    assert noted.__notes__ == ["of the caller"]
+
+
+def test_a_failure_that_is_none_is_refused_where_the_error_is_defined() -> None:
+    with pytest.raises(TypeError, match=r"LateError has the failure 'later', which is no headrace\.errors\.Failure"):
+
+        class LateError(HeadraceError):
+            failure = "later"  # type: ignore[assignment]
 
 
 def raised(error: Exception, *, from_: Exception) -> Exception:
@@ -131,6 +244,16 @@ def raised(error: Exception, *, from_: Exception) -> Exception:
         (KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), Failure.CODE),
         (raised(ValueError("not written"), from_=ConnectionResetError()), Failure.PASSING),
         (raised(ValueError("not written"), from_=KeyError("rate")), Failure.CODE),
+        # Its class is known to this process, though the worker's headrace is older and leaves no note.
+        (of_executor(f"{__name__}.TargetBusyError: away"), Failure.PASSING),
+        (of_executor("no_such_module_of_an_extension.TargetBusyError: away"), Failure.CODE),
+        (TargetBusyError("away"), Failure.PASSING),
+        (RefusedError("for ever"), Failure.FINAL),
+        (RefusedError("now"), Failure.CODE),
+        (raised(ValueError("not put"), from_=TargetBusyError("away")), Failure.PASSING),
+        (raised(ValueError("not put"), from_=OutputRowsError("no column")), Failure.CODE),
+        (PySparkException("An exception was thrown from the Python worker:\nValueError: no number"), Failure.CODE),
+        (raised(ValueError("not put"), from_=PySparkException("the server is gone")), Failure.PASSING),
         (of_executor("psycopg.OperationalError: the connection is lost"), Failure.PASSING),
         (of_executor("pymongo.errors.ServerSelectionTimeoutError: none"), Failure.PASSING),
         (of_executor("psycopg.errors.UndefinedColumn: none"), Failure.CODE),

@@ -20,6 +20,7 @@ from headrace.spark.receiver_application import (
     receiver_conf,
     start_application,
 )
+from headrace.spark.sessions import default_conf
 from headrace.stream import ConsoleOutput, ExecutorAllocation, KafkaInput, SparkSettings, Stream
 from headrace.stream.model import StreamDefinitionError
 
@@ -52,6 +53,20 @@ def test_a_receivers_application_neither_speculates_nor_shrinks_and_shares_fairl
     assert conf["spark.scheduler.mode"] == "FAIR"
     assert conf["spark.driver.bindAddress"] == "127.0.0.1"
     assert "spark.plugins" not in conf
+
+
+UNSAFE_PAGES = ("spark.ui.killEnabled", "spark.ui.heapHistogramEnabled", "spark.ui.threadDumpsEnabled")
+
+
+@pytest.mark.parametrize("master", ["local[4]", "spark://host:7077", "yarn"])
+def test_sparks_pages_neither_kill_jobs_nor_show_the_memory_unless_the_stream_says_so(master: str) -> None:
+    conf = receiver_conf(stream(), master, None, given={}, environment=LOOPBACK)
+    assert [conf[name] for name in UNSAFE_PAGES] == ["false"] * 3
+    # The application of a submitted batch has the same defaults.
+    assert [default_conf(master)[name] for name in UNSAFE_PAGES] == ["false"] * 3
+    asked = stream(conf={"spark.ui.threadDumpsEnabled": "true"})
+    conf = receiver_conf(asked, master, None, given={"spark.ui.heapHistogramEnabled": "true"}, environment=LOOPBACK)
+    assert [conf[name] for name in UNSAFE_PAGES] == ["false", "true", "true"]
 
 
 def test_without_any_conf_the_application_has_the_streams_name_and_runs_on_this_machine() -> None:

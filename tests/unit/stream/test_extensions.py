@@ -30,6 +30,14 @@ class FaxOutput(OutputDefinition):
     id: str = "fax"
     number: int
 
+class RegistryDecoder(HexDecoder):
+    kind: Literal["registry"] = "registry"
+    registry: str = "registry_default"
+
+    @property
+    def connection_ids(self):
+        return (self.registry,)
+
 class Hex: ...
 class FaxWriter: ...
 """
@@ -41,6 +49,7 @@ odd = json:loads
 
 [headrace.decoders]
 hex = fax_extension:HexDecoder
+registry = fax_extension:RegistryDecoder
 """
 
 
@@ -74,6 +83,15 @@ def test_a_definition_travels_as_json_with_all_fields_of_an_extension(installed:
     from fax_extension import FaxOutput
 
     assert Stream(**fields(outputs=(FaxOutput(number=7),), inputs=read.inputs)) == read
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_connections_of_a_decoder_are_those_of_its_stream() -> None:
+    given = json.loads(definition(kind="fax"))
+    given["inputs"][0] |= {"key_decoder": {"kind": "registry"}, "value_decoder": {"kind": "registry", "registry": "b"}}
+    stream = Stream(**given)
+    assert {"registry_default", "b"} <= set(stream.connection_ids)
+    assert len(stream.connection_ids) == len(set(stream.connection_ids))
 
 
 @pytest.mark.usefixtures("installed")

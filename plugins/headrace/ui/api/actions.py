@@ -14,7 +14,6 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.clock import time_text
-from headrace.connections import CONNECTION_PREFIX
 from headrace.elasticsearch.dead_letter_index import LetterFilter
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow
@@ -462,7 +461,7 @@ def _letters(stream: KnownStream, output: str | None) -> DeadLettersOf:
         declared = elasticsearch_output(Stream.from_json(definition), output)
     except NoSuchOutputError as error:
         raise HTTPException(404, str(error)) from error
-    environ = stream.airflow.environ(CONNECTION_PREFIX + declared.connection) if declared.connection else None
+    environ = stream.airflow.connection(declared.connection) if declared.connection else None
     return DeadLettersOf(
         stream.name, declared, max_retry_seconds=_ANSWER_SECONDS, timeout_seconds=_ANSWER_SECONDS, environ=environ
     )

@@ -90,15 +90,19 @@ class AirflowServer:
             _refuse_another_server(reference)
             return None
         conn_id = reference.removeprefix(CONNECTION_PREFIX)
-        try:
-            connection = Connection.get_connection_from_secrets(conn_id)
-        except (AirflowNotFoundException, PermissionError) as error:
-            raise ConnectionNotFoundError(
-                f"Airflow's API server has no connection {conn_id!r}.",
-                remedy="Define it in Airflow, in a place that the API server can read.",
-            ) from error
-        # Not put into the process's environment: it is passed for this one look-up.
-        return {variable_name(conn_id): connection.as_json()}
+        connection = _connection(conn_id)
+        # SQLite has no login, and the URL of a file needs no entry either.
+        if connection.conn_type not in (_LEDGER_TYPE, "sqlite") and reference not in _configured():
+            raise LedgerNotAllowedError(
+                f"A DAG names the connection {conn_id!r} as its ledger, which is of type {connection.conn_type!r}, and "
+                f"the API server logs in only with those of type {_LEDGER_TYPE}.",
+                remedy=f"If it leads to a ledger, give it the type {_LEDGER_TYPE}, or add its id to [headrace] ledgers "
+                "in Airflow's configuration.",
+            )
+        return _as_environ(connection)
+
+    def connection(self, conn_id: str) -> Mapping[str, str]:
+        return _as_environ(_connection(conn_id))
 
     def facts(self, dag_ids: Collection[str]) -> Mapping[str, DagFacts]:
         ids = list(dag_ids)
@@ -174,6 +178,21 @@ def _refuse_another_server(url: str) -> None:
             remedy="Name it by an Airflow connection (connection:<its id>), or add the URL, exactly as it is in the "
             "stream's definition, to [headrace] ledgers in Airflow's configuration.",
         )
+
+
+def _connection(conn_id: str) -> Connection:
+    try:
+        return Connection.get_connection_from_secrets(conn_id)
+    except (AirflowNotFoundException, PermissionError) as error:
+        raise ConnectionNotFoundError(
+            f"Airflow's API server has no connection {conn_id!r}.",
+            remedy="Define it in Airflow, in a place that the API server can read.",
+        ) from error
+
+
+def _as_environ(connection: Connection) -> Mapping[str, str]:
+    # Not put into the process's environment: it is passed for this one look-up.
+    return {variable_name(connection.conn_id): connection.as_json()}
 
 
 def _last_line(trace: str) -> str:

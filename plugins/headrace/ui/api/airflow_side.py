@@ -75,10 +75,19 @@ class AirflowSide(Protocol):
         ...
 
     def environ(self, reference: str) -> Mapping[str, str] | None:
-        """Return the environment in which the connection of ``connection:<id>`` is looked up; None if it is a URL.
+        """Return the environment in which the connection of a ledger ``connection:<id>`` is looked up; None if it is a
+        URL.
 
         Raises:
             ConnectionNotFoundError: Airflow has no such connection, or its secrets backend refuses it.
+            HeadraceError: a DAG names a server, or the connection to one, with which this process does not log in.
+        """
+        ...
+
+    def connection(self, conn_id: str) -> Mapping[str, str]:
+        """Return the environment in which a connection of a stream's definition is looked up.
+
+        Raises ConnectionNotFoundError as `environ`.
         """
         ...
 

@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, HTTPException, Query, Request
 
-from headrace.connections import CONNECTION_PREFIX
 from headrace.ledger import Ledger
 from headrace.ledger.states import BatchState, EventKind
 from headrace.ledger.timelines import BatchOrder, BatchRange
@@ -316,5 +315,5 @@ def _environ(stream: KnownStream, definition: Stream) -> Mapping[str, str] | Non
     for conn_id in definition.connection_ids:
         # Airflow raises errors of several kinds if it does not have a connection.
         with contextlib.suppress(Exception):
-            environ |= stream.airflow.environ(f"{CONNECTION_PREFIX}{conn_id}") or {}
+            environ |= stream.airflow.connection(conn_id)
     return environ or None

@@ -143,6 +143,28 @@ def test_the_server_of_a_ledger_that_only_a_dag_names_is_not_asked(monkeypatch: 
     ledgers.close()
 
 
+@pytest.mark.parametrize("kind", ["postgres", "mysql", "http", ""])
+def test_the_connection_of_another_server_that_a_dag_names_as_its_ledger_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    connection = {"conn_type": kind, "host": "shop.example", "login": "me", "password": "hunter2"}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(connection))
+    with pytest.raises(
+        LedgerNotAllowedError, match=r"'shop' as its ledger.*add its id to \[headrace\] ledgers"
+    ) as refused:
+        AirflowServer().environ("connection:shop")
+    assert "hunter2" not in str(refused.value)
+    # A stream's own connections, to Kafka or an output, are of other types.
+    assert list(AirflowServer().connection("shop")) == ["AIRFLOW_CONN_SHOP"]
+    monkeypatch.setenv("AIRFLOW__HEADRACE__LEDGERS", "another, shop")
+    assert list(AirflowServer().environ("connection:shop") or ()) == ["AIRFLOW_CONN_SHOP"]
+
+
+def test_a_connection_of_the_ledgers_type_needs_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_MINE", '{"conn_type": "headrace_ledger", "host": "db.example", "login": "me"}')
+    assert list(AirflowServer().environ("connection:mine") or ()) == ["AIRFLOW_CONN_MINE"]
+
+
 def test_a_missing_connection_is_an_error_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConnectionNotFoundError, match="no connection 'missing'"):
         AirflowServer().environ("connection:missing")
