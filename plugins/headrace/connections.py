@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from headrace.errors import HeadraceError
+from headrace.secrets import basic_login, remember, secrets_in
 
 ENV_PREFIX = "AIRFLOW_CONN_"
 
@@ -153,7 +154,9 @@ def from_text(conn_id: str, text: str) -> Connection:
         ConnectionFormatError: it is neither.
     """
     try:
-        return _from_json(conn_id, text) if text.lstrip().startswith("{") else _from_uri(conn_id, text)
+        found = _from_json(conn_id, text) if text.lstrip().startswith("{") else _from_uri(conn_id, text)
+        remember([found.password, basic_login(found.login, found.password), *secrets_in(dict(found.extra))])
+        return found
     except (ValueError, TypeError, AttributeError):
         # The text may hold a password: repeat neither it nor the parser's message, which quotes it.
         raise ConnectionFormatError(

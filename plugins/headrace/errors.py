@@ -4,6 +4,8 @@ import sys
 from enum import StrEnum
 from typing import Any
 
+from headrace.secrets import clean_handled, without_secrets
+
 FAILURE = "failure"
 """The attribute of a failed attempt that holds its `Failure`."""
 
@@ -43,8 +45,9 @@ _PAGE = "docs/troubleshooting.md"
 class HeadraceError(Exception):
     """Something went wrong that a person can act on.
 
-    ``what`` says what happened and where, ``remedy`` what to do about it. Both appear in task logs and on consoles, so
-    neither may hold a secret. ``failure`` determines whether a failed attempt is retried automatically.
+    ``what`` says what happened and where, ``remedy`` what to do about it. Both appear in task logs and on consoles, and
+    often repeat foreign text, so the secrets in them are hidden (``headrace.secrets``), as are those of an error that
+    is being handled when this one is made. ``failure`` determines whether a failed attempt is retried automatically.
 
     The text of headrace's own errors ends with their place on the troubleshooting page. An error whose text repeats
     another one's has the place of that one, its cause.
@@ -64,7 +67,9 @@ class HeadraceError(Exception):
             )
 
     def __init__(self, what: str, *, remedy: str | None = None) -> None:
+        what, remedy = without_secrets(what), None if remedy is None else without_secrets(remedy)
         super().__init__(what if remedy is None else f"{what} {remedy}")
+        clean_handled()
         self.what = what
         self.remedy = remedy
 

@@ -20,6 +20,7 @@ from airflow.sdk import get_current_context
 from airflow.sdk.bases.hook import BaseHook
 
 from headrace.connections import CONNECTION_PREFIX, variable_name
+from headrace.secrets import without_secrets
 from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class LedgerHook(BaseHook):
             with self.get_conn(create=False) as ledger:
                 return True, f"The ledger holds {len(ledger.streams.all())} stream(s)."
         except Exception as error:  # the button shows any error
-            return False, str(error)
+            return False, without_secrets(str(error))
 
 
 def register(ledger: Ledger, stream: Stream) -> int:

@@ -18,6 +18,7 @@ import logging
 import re
 import socket
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC
@@ -28,6 +29,7 @@ from confluent_kafka import KafkaError
 
 from headrace.connections import ALLOWLIST_VARIABLE, Connection, ConnectionNotFoundError, resolve, variable_of
 from headrace.kafka.errors import ClientSettingError, TokenError
+from headrace.secrets import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +93,9 @@ class TokenSource:
         except ImportError as error:
             raise self._error(*_missing(error)) from error
         except Exception as error:  # the function may raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_LETTERS]
-            raise self._error(reason, "Check the credentials that it finds on this host.") from error
+            reason = " ".join(without_secrets(f"{type(error).__name__}: {error}").split())[:_MAX_LETTERS]
+            # Not from it: its arguments, and the lines of its traceback, may hold secrets in any form.
+            raise self._error(reason + _place(error), "Check the credentials that it finds on this host.") from None
         wrong = _wrong_with(made)
         if wrong is not None:
             raise self._error(wrong, "Let it return the token (a str) and the seconds since the epoch when it ends.")
@@ -106,6 +109,12 @@ class TokenSource:
             f"({maker[self.kind]}): {reason}.",
             remedy=remedy,
         )
+
+
+def _place(error: Exception) -> str:
+    """Where the error was raised, in place of its traceback."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def is_google(servers: str) -> bool:

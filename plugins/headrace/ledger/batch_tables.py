@@ -21,6 +21,7 @@ from headrace.ledger.model import (
     NO_COLUMN,
     NULLABLE,
     BigInt,
+    ErrorText,
     Json,
     Model,
     StreamName,
@@ -75,7 +76,7 @@ class BatchRow(Model):
     checkpoint_uri: str | None = None
     cleaned_at_ms: BigInt | None = None
     cleanup: Json | None = None
-    error: str | None = None
+    error: ErrorText | None = None
     late_records: BigInt = 0
     built: bool = False
     required: tuple[str, ...] | None = None
@@ -132,7 +133,7 @@ class EarlierBatch:
 
     batch_time_ms: int
     state: BatchState | None
-    error: str | None
+    error: ErrorText | None
     alive: bool
 
 
@@ -200,7 +201,7 @@ class AttemptRow(Model):
     lease_until_ms: BigInt
     heartbeat_ms: BigInt
     ended_at_ms: BigInt | None
-    error: str | None
+    error: ErrorText | None
     source: str = "log"
     target: str = ""
     # `select_attempts` reads it from the replay's definitions.
@@ -268,7 +269,7 @@ class BatchOutputRow(Model):
     # Without a value while the output is being written.
     recorded_at_ms: Annotated[BigInt, NULLABLE]
     state: AttemptState = AttemptState.COMPLETED
-    error: str | None = None
+    error: ErrorText | None = None
     code_version: str | None = None
     target: str = ""
 
@@ -306,7 +307,7 @@ class ReplayRow(Model):
     code_version: str | None
     started_at_ms: BigInt
     completed_at_ms: BigInt | None
-    error: str | None
+    error: ErrorText | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +322,7 @@ class FiledReplay:
     code_version: str | None
     started_at_ms: int
     completed_at_ms: int | None
-    error: str | None
+    error: ErrorText | None
     recorded: Mapping[str, Json]
 
     @classmethod

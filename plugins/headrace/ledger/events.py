@@ -25,6 +25,7 @@ from headrace.ledger.database import LockedStream, Repository, insert_or_update
 from headrace.ledger.model import partition_key
 from headrace.ledger.states import EventKind
 from headrace.ledger.tables import EventRow, GapRow, events, gaps, listener_cursors, totals
+from headrace.secrets import without_secrets
 
 _insert_event = insert(events)
 
@@ -54,7 +55,7 @@ def record_all(
     """Add events of one kind within the caller's transaction, which holds the stream's lock."""
     if payloads:
         of_all = {"stream": stream, "at_ms": now_ms, "kind": kind.value, "batch_time_ms": batch_time_ms}
-        rows = [{**of_all, "block_id": None, "payload": dict(payload)} for payload in payloads]
+        rows = [{**of_all, "block_id": None, "payload": _cleaned(payload)} for payload in payloads]
         connection.execute(_insert_event, rows)
 
 
@@ -64,7 +65,7 @@ def record_batches(
     """Add an event of one kind for each of these batch times, like `record_all`."""
     if payloads:
         of_all = {"stream": stream, "at_ms": now_ms, "kind": kind.value, "block_id": None}
-        rows = [{**of_all, "batch_time_ms": time, "payload": dict(payload)} for time, payload in payloads.items()]
+        rows = [{**of_all, "batch_time_ms": time, "payload": _cleaned(payload)} for time, payload in payloads.items()]
         connection.execute(_insert_event, rows)
 
 
@@ -72,6 +73,15 @@ def record_block(connection: Connection, stream: str, now_ms: int, block_id: int
     """Add a block's event. It is deleted with the block's row, and is not in the batches' timelines."""
     of_block = {"stream": stream, "at_ms": now_ms, "kind": EventKind.BLOCK_ADDED.value, "batch_time_ms": None}
     connection.execute(_insert_event, {**of_block, "block_id": block_id, "payload": dict(payload)})
+
+
+def _cleaned(value: Any) -> Any:
+    """The payload without the secrets in its texts: most are names, and some are of errors, or of a person."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, Mapping):
+        return {name: _cleaned(inside) for name, inside in value.items()}
+    return [_cleaned(inside) for inside in value] if isinstance(value, list | tuple) else value
 
 
 class Events(Repository):

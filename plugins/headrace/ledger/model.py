@@ -38,6 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from headrace.blocks import OffsetRange, TopicPartition
+from headrace.secrets import without_secrets
 
 Json = dict[str, Any]
 
@@ -102,6 +103,21 @@ class StorableText(TypeDecorator[str]):
         return None if value is None else storable(value)
 
 
+def error_text(text: str) -> str:
+    """Return the text of an error as it is stored: `storable`, with the secrets in it hidden."""
+    return storable(without_secrets(text))
+
+
+class ForeignText(TypeDecorator[str]):
+    """Text of an error, or of a person. Bound values become `error_text`."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
+        return None if value is None else error_text(value)
+
+
 class Document(TypeDecorator[Any]):
     """A column of JSON: JSONB on Postgres, whose dialect is imported only there. None is NULL."""
 
@@ -140,6 +156,7 @@ class RangesDocument(Document):
 
 
 BigInt = Annotated[int, BigInteger()]
+ErrorText = Annotated[str, ForeignText()]
 StreamName = Annotated[str, ForeignKey("streams.name")]
 PRIMARY_KEY = "primary key"
 """Annotates a field whose column alone is the table's primary key."""

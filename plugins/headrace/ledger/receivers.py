@@ -16,7 +16,7 @@ from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerError, ReceiverRefusedError
 from headrace.ledger.events import record
 from headrace.ledger.jobs import job_of, require_job
-from headrace.ledger.model import partition_key, partition_of, storable
+from headrace.ledger.model import error_text, partition_key, partition_of
 from headrace.ledger.receiving_tables import (
     AssignedPartition,
     EpochEnd,
@@ -197,7 +197,7 @@ class Receivers(Repository):
             }
             if stats is not None:
                 values["stats"] = dict(stats)
-            error = None if error is None else storable(error)
+            error = None if error is None else error_text(error)
             if error is not None and error == row.last_error:
                 values["last_error_at_ms"] = now_ms
             elif error is not None:

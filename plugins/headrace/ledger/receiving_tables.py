@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger.model import BigInt, Json, Model, RowId, StreamName, composite, partial_index
+from headrace.ledger.model import BigInt, ErrorText, Json, Model, RowId, StreamName, composite, partial_index
 from headrace.ledger.states import PartitionState, ReceiverState
 from headrace.ledger.tables import JobLease
 
@@ -72,7 +72,7 @@ class AssignedPartition:
 
     next_offset: int
     state: PartitionState
-    error: str | None
+    error: ErrorText | None
     watermark_ms: int = 0
     epoch_end: EpochEnd | None = None
     source_position: str | None = None
@@ -123,16 +123,16 @@ class ReceiverRow(Model):
     # The segment that its instance writes now.
     _segment_id = Column("segment_id", BigInteger, ForeignKey("segments.segment_id"))
     stats: Json
-    last_error: str | None
+    last_error: ErrorText | None
     restarts: int
-    paused_reason: str | None = None
+    paused_reason: ErrorText | None = None
     max_rate: float | None = None
     received_blocks: BigInt = 0
     received_bytes: BigInt = 0
     earlier_totals: Json = field(default_factory=dict)
     executor_id: str | None = None
     last_error_at_ms: BigInt | None = None
-    last_error_stack: str | None = None
+    last_error_stack: ErrorText | None = None
 
     def alive(self, now_ms: int) -> bool:
         """Whether its lease is live at ``now_ms`` and it has not ended."""
@@ -206,7 +206,7 @@ class PositionRow(Model):
     wanted_receiver_index: int | None
     last_batch_time_ms: BigInt
     state: PartitionState
-    error: str | None
+    error: ErrorText | None
     updated_at_ms: BigInt
     watermark_ms: BigInt = 0
     drained_ms: BigInt = 0

@@ -22,6 +22,7 @@ from headrace.blocks import TopicPartition
 from headrace.ledger.model import (
     PRIMARY_KEY,
     BigInt,
+    ErrorText,
     Json,
     Model,
     RowId,
@@ -175,7 +176,7 @@ class JobStatus:
     """The answer to a renewal of the job's lease."""
 
     stop_requested: bool
-    stop_reason: str | None
+    stop_reason: ErrorText | None
     lease_until_ms: int
     now_ms: int
 
@@ -197,9 +198,9 @@ class JobRow(Model):
     versions: Json
     attributes: Json
     stop_requested_at_ms: BigInt | None
-    stop_reason: str | None
+    stop_reason: ErrorText | None
     ended_at_ms: BigInt | None
-    error: str | None
+    error: ErrorText | None
 
     def alive(self, now_ms: int) -> bool:
         """Whether its lease is live at ``now_ms`` and it has not ended."""
@@ -246,7 +247,7 @@ class GapRow(Model):
     partition: TopicPartition = composite("topic", "topic_id", "partition", "incarnation")
     from_offset: BigInt
     until_offset: BigInt
-    reason: str
+    reason: ErrorText
     batch_time_ms: BigInt | None
     at_ms: BigInt
 

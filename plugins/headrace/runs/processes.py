@@ -28,6 +28,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
 from headrace.connections import ALLOWLIST_VARIABLE, variable_name
 from headrace.errors import HeadraceError
+from headrace.secrets import without_secrets
 
 if TYPE_CHECKING:
     from headrace.stream import Stream
@@ -64,8 +65,10 @@ class BatchProcess:
         with self._process.stdout or nullcontext(()) as output:
             for line in output:
                 level = logging.WARNING if line.startswith("headrace: ") and _WARNING in line else logging.INFO
-                log(level, "%s", line.rstrip())
-                last.append(line.rstrip())
+                # Spark's own log quotes options and the errors of libraries.
+                shown = without_secrets(line.rstrip())
+                log(level, "%s", shown)
+                last.append(shown)
         code = self._process.wait()
         if not code:
             return None

@@ -29,6 +29,7 @@ from headrace.ledger import JobState, Ledger
 from headrace.ledger.batch_tables import Attempt
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
 from headrace.ledger.states import AttemptState
+from headrace.secrets import without_secrets
 from headrace.spark.attempt import BatchResult, run_attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_frames import sends_records
@@ -115,8 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeadraceError as error:
         with contextlib.suppress(TaskGoneError):
             if error.__cause__ is not None:
-                account = error.__cause__ if options.traceback else python_account(error.__cause__)
-                print(account, file=ReadByTask(sys.stderr))
+                account = str(error.__cause__) if options.traceback else python_account(error.__cause__)
+                print(without_secrets(account), file=ReadByTask(sys.stderr))
             report(f"failed: {error}")
         return EXIT_FAILED
     finally:

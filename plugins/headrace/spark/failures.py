@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import FAILURE_NOTE, Failure, HeadraceError
+from headrace.secrets import without_secrets
 from headrace.spark.sessions import first_line
 
 # Spark's errors about what the transform made: its plan, or the data in it.
@@ -76,7 +77,7 @@ def as_attempt_failed(error: BaseException) -> HeadraceError:
 
 def _attempt_failed(reason: str, causes: Sequence[BaseException], *, remedy: str | None = None) -> AttemptFailedError:
     error = AttemptFailedError(f"The batch failed: {reason}", remedy=remedy)
-    error.reason = reason
+    error.reason = without_secrets(reason)
     error.__cause__ = causes[0]
     # If any of several failed steps may succeed on a retry, the attempt is worth another try.
     kinds = {failure_of(cause) for cause in causes}
@@ -205,8 +206,12 @@ def first_cause(error: BaseException) -> str:
     """The reason of the failure in one line: the Python error below Spark's Java stack, or else Java's innermost error.
 
     Spark wraps an executor's Python error in several Java exceptions, each with the whole text of the wrapped one. An
-    error of the user's function has the file and the line where it was raised.
+    error of the user's function has the file and the line where it was raised. Its secrets are hidden.
     """
+    return without_secrets(_first_cause(error))
+
+
+def _first_cause(error: BaseException) -> str:
     text = str(error)
     remote = _remote_cause(text)
     if remote is not None:
@@ -224,7 +229,7 @@ def first_cause(error: BaseException) -> str:
 
 def task_cause(text: str) -> str:
     """The reason in the text with which Spark reports that a task failed, in one line."""
-    return _remote_cause(text) or next((line for line in text.splitlines() if line.strip()), "")
+    return without_secrets(_remote_cause(text) or next((line for line in text.splitlines() if line.strip()), ""))
 
 
 def _remote_cause(text: str) -> str | None:
@@ -289,7 +294,7 @@ def python_account(error: BaseException) -> str:
     lines = str(error).splitlines()
     starts = [row for row, line in enumerate(lines) if line.strip().startswith("Traceback (most recent call last)")]
     if not starts:
-        return account + first_cause(error)
+        return without_secrets(account + first_cause(error))
     ends = (row for row in range(starts[-1] + 1, len(lines)) if lines[row] and not lines[row][0].isspace())
     end = next(ends, len(lines))
     first = starts.pop()
@@ -297,7 +302,8 @@ def python_account(error: BaseException) -> str:
     while starts and lines[first - 2].startswith(_JOINTS):
         first = starts.pop()
     remote = _without_frames_of_spark(lines[first + 1 : end])
-    return account + "In the executor:\n" + "\n".join([*remote, _python_cause(str(error)) or first_cause(error)])
+    last = _python_cause(str(error)) or first_cause(error)
+    return without_secrets(account + "In the executor:\n" + "\n".join([*remote, last]))
 
 
 def _without_frames_of_spark(lines: Sequence[str]) -> list[str]:

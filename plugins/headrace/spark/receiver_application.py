@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
 from headrace.receiver.placement import least_executors
+from headrace.secrets import HIDDEN_NAMES
 from headrace.spark.executors import task_slots
 from headrace.spark.packaging import connections_conf, executors_path, send_code, send_connections
 from headrace.spark.sessions import (
@@ -23,7 +24,6 @@ from headrace.spark.sessions import (
 )
 from headrace.spark.termination import under_spark_submit
 from headrace.spark.warm_up import warm_up
-from headrace.stream.secrets import HIDDEN_NAMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,9 +38,8 @@ _STANDALONE = "spark://"
 _MASTER_SECONDS = 10.0
 SLOTS_SECONDS = 60.0
 """How long to wait for enough executors of a cluster, after the first one has registered."""
-# Spark's own pattern, extended with more names of secrets.
 # Spark's own list, and that of definitions.
-_REDACTION = f"(?i)token|{HIDDEN_NAMES}"
+_REDACTION = f"(?i:token)|{HIDDEN_NAMES}"
 
 
 class TaskSlotsError(HeadraceError):

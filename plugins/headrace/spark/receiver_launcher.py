@@ -16,6 +16,7 @@ from headrace.ledger.states import ReceiverState
 from headrace.receiver.placement import Executor, Location, Placement, ReceiverPlacement
 from headrace.receiver.supervisor import ReceiverReport, ReceiverTask, run_receiver
 from headrace.receiver.tracked_receiver import NoPlaceError
+from headrace.secrets import log_to
 from headrace.spark.executors import (
     DRIVER,
     executor_of_group,
@@ -306,7 +307,7 @@ def run_receiver_task(task: ReceiverTask) -> ReceiverReport:
     task_context = TaskContext.get()
     if task_context is not None and task_context.attemptNumber() > 0:
         raise TaskRetriedError(f"Spark retried the task of receiver {task.receiver_id}.")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to()
     add_py_files(Stream.model_validate_json(task.stream_json), may_be_missing=True)
     # The task waits for Kafka, not for Spark, so it would not notice that its daemon and JVM are gone.
     watch = ProcessWatch(parent_gone()).start()

@@ -36,6 +36,7 @@ from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavail
 from headrace.ledger.tables import JobLease, JobRow
 from headrace.processes import PROCESS, own_identity
 from headrace.receiver.health import REVISION
+from headrace.secrets import CleanFormatter, log_to
 from headrace.spark.batch_server import link_batch_server, start_batch_server, unlink_batch_server
 from headrace.spark.executors import task_slots
 from headrace.spark.failures import first_cause
@@ -523,14 +524,14 @@ def process_attributes(application: str) -> dict[str, Any]:
 def _name_threads_in_log() -> None:
     """The main threads of the streams have their names."""
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s [%(threadName)s] %(name)s: %(message)s"))
+        handler.setFormatter(CleanFormatter("%(asctime)s %(levelname)s [%(threadName)s] %(name)s: %(message)s"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command ``spark_jobs/receiver.py`` and return the exit code."""
 
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to(sys.stderr)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     raise_on_sigterm()
     try:

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 from pydantic import Field, JsonValue, PositiveInt, field_validator
 
 from headrace.connections import CONNECTION_PREFIX
+from headrace.secrets import url_holds_secret
 from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
 from headrace.stream.model import Duration, Identifier, Part, Reference, milliseconds
 from headrace.stream.outputs import ElasticsearchOutput, KafkaOutput, Output
-from headrace.stream.secrets import url_holds_secret, values_with_secrets
+from headrace.stream.secrets import values_with_secrets
 from headrace.stream.settings import Limits, Listener, SparkSettings, Storage
 from headrace.stream.state import STATE_STEP, State
 

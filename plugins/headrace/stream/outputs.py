@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from headrace.secrets import url_holds_secret
 from headrace.stream.model import (
     Identifier,
     Part,
@@ -34,7 +35,7 @@ from headrace.stream.model import (
     is_reference,
     validate_part,
 )
-from headrace.stream.secrets import Servers, url_holds_secret
+from headrace.stream.secrets import Servers
 from headrace.stream.settings import DeadLetterLimit, check_storage_url
 from headrace.stream.state import Window
 

@@ -19,8 +19,9 @@ from pydantic import (
     model_validator,
 )
 
+from headrace.secrets import url_holds_secret
 from headrace.stream.model import CalledClass, Duration, Identifier, Part, Reference
-from headrace.stream.secrets import settings_with_secrets, url_holds_secret
+from headrace.stream.secrets import settings_with_secrets
 
 MIB = 1024 * 1024
 

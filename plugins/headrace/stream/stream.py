@@ -22,6 +22,7 @@ from headrace.stream.fields import StreamFields
 from headrace.stream.inputs import DecoderDefinition, ReceiverInput
 from headrace.stream.model import Part, StreamDefinitionError, is_reference, load_reference, milliseconds, references_in
 from headrace.stream.outputs import Output
+from headrace.stream.secrets import values_with_secrets
 from headrace.stream.settings import SparkSettings
 from headrace.stream.state import STATE_STEP
 
@@ -149,6 +150,7 @@ def _is_of_another_package(part: Part) -> bool:
 def problems(stream: StreamFields) -> Iterator[str]:
     """Yields each problem between fields that are valid by themselves, with the field and the remedy."""
     yield from _missing_or_double(stream)
+    yield from _secrets_of_extensions(stream)
     for output in stream.outputs:
         yield from output.problems(stream)
     yield from _interval_problems(stream)
@@ -177,6 +179,24 @@ def problems(stream: StreamFields) -> Iterator[str]:
             f"one each and a batch needs another; give at least {stream.receivers + 1} cores, "
             "or leave master out on one machine"
         )
+
+
+def _secrets_of_extensions(stream: StreamFields) -> Iterator[str]:
+    """The fields of headrace's own parts that take any text have checks of their own."""
+    for where, part in _parts_of_other_packages(stream):
+        named = values_with_secrets(part.model_dump(mode="json"))
+        if named:
+            yield (
+                f"{where}: holds a login or a secret in {', '.join(named)}, and the definition is stored in clear; put "
+                "it into an Airflow connection, and give the class a field with the connection's id"
+            )
+
+
+def _parts_of_other_packages(stream: StreamFields) -> Iterator[tuple[str, Part]]:
+    parts: list[tuple[str, Part]] = [(f"outputs.{output.id}", output) for output in stream.outputs]
+    for source in stream.inputs:
+        parts += [(f"inputs.{source.id}.{name}", getattr(source, name)) for name in ("key_decoder", "value_decoder")]
+    yield from ((where, part) for where, part in parts if _is_of_another_package(part))
 
 
 def _missing_or_double(stream: StreamFields) -> Iterator[str]:
@@ -352,12 +372,20 @@ def merged_parameters(stream: Stream, given: Mapping[str, Any] | None) -> dict[s
     """The stream's parameters, overridden by those in ``given``.
 
     Raises:
-        ParameterError: ``given`` has a name that the stream's parameters do not have, or is not a mapping.
+        ParameterError: ``given`` has a name that the stream's parameters do not have, holds a secret, or is not a
+            mapping.
     """
     if given is None:
         return dict(stream.parameters)
     if not isinstance(given, Mapping):
         raise ParameterError(f"Parameters must be an object of names and values, not a {type(given).__name__}.")
+    named = values_with_secrets(dict(given))
+    if named:
+        raise ParameterError(
+            f"The run's parameters hold a login or a secret in {', '.join(named)}, and the ledger, Airflow and their "
+            "pages show them in clear.",
+            remedy="Leave it out, and let the transform read it from the environment of its process.",
+        )
     unknown = sorted(str(name) for name in given if name not in stream.parameters)
     if unknown:
         raise ParameterError(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -235,6 +236,15 @@ def test_a_function_goes_before_the_signer_of_msk() -> None:
 def test_servers_that_only_look_like_those_of_msk_get_no_token() -> None:
     with pytest.raises(ClientSettingError, match="nothing makes its tokens"):
         settings({"bootstrap.servers": "b.kafka.us-east-1.amazonaws.com.evil.example:9098"})
+
+
+def test_what_a_token_function_raises_is_repeated_without_its_secrets() -> None:
+    outcomes[:] = [RuntimeError("401 from https://idp/token?client_secret=S3CR3T: {'access_token': 'S3CR3T'}")]
+    with pytest.raises(
+        TokenError, match=r"RuntimeError: 401 from https://idp/token.*test_tokens\.py, line \d+"
+    ) as raised:
+        with_tokens(settings({"oauth_cb": HERE}))
+    assert "S3CR3T" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize(

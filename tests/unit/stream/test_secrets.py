@@ -18,6 +18,7 @@ from headrace.stream import (
     Stream,
     StreamDefinitionError,
 )
+from headrace.stream.stream import ParameterError, merged_parameters
 
 
 def stream(ledger: str) -> Stream:
@@ -79,6 +80,11 @@ def test_the_ledgers_url_takes_other_options() -> None:
         ("spark.executorEnv.GOOGLE_APPLICATION_CREDENTIALS", "hunter2"),
         ("spark.jars", "https://h/a.jar?X-Amz-Signature=hunter2"),
         ("spark.jars", "https://hunter2@h/a.jar"),
+        ("spark.executorEnv.DD_APP_KEY", "hunter2"),
+        ("spark.hadoop.fs.obs.access.key", "hunter2"),
+        ("spark.hadoop.fs.obs.access", "hunter2"),
+        ("spark.executorEnv.HOOK", "https://hooks.slack.com/services/T/B/hunter2"),
+        ("spark.executorEnv.SLACK_WEBHOOK", "hunter2"),
     ],
 )
 def test_sparks_settings_take_no_secret(name: str, value: str) -> None:
@@ -100,6 +106,11 @@ def test_a_credentials_provider_and_the_path_of_a_key_are_no_secrets() -> None:
         "spark.kubernetes.executor.secretKeyRef.DB_PWD": "shop:password",
         "spark.io.encryption.keySizeBits": "256",
         "spark.authenticate": "true",
+        "spark.authenticate.secret.file": "/run/secret",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ssl.keyStore": "/etc/keys",
+        "spark.acls.enable": "true",
         "spark.jars": "abfss://box@account.dfs.core.windows.net/a.jar",
     }
     assert SparkSettings(conf=conf).conf == conf
@@ -155,6 +166,142 @@ def test_arguments_that_only_sound_like_secrets_are_taken() -> None:
         "url": "https://h/",
     }
     assert ReceiverInput(id="orders", receiver="shop:Orders", arguments=arguments).arguments == arguments
+
+
+SECRETS: list[dict[str, Any]] = [
+    {"DD_APP_KEY": "hunter2"},
+    {"DD_API_KEY": "x"},
+    {"slack": "https://hooks.slack.com/services/T/B/x"},
+    {"fs.obs.access.key": "x"},
+    {"fs.obs.access": "hunter2"},
+    {"url": "postgresql://u:p@h"},
+    {"appKey": "x"},
+    {"APP_KEY": "x"},
+    {"dbPass": "x"},
+    {"a": {"passphrase": "x"}},
+    {"auth": "u:hunter2"},
+    {"auth": "hunter2"},
+    {"basic_auth": "hunter2"},
+    {"sas": "x"},
+    {"SENTRY_DSN": "x"},
+    {"sentryDsn": "x"},
+    {"connection_string": "x"},
+    {"connectionString": "x"},
+    {"webhook": "https://x/y"},
+    {"webhook_url": "https://x/y"},
+    {"webhookUrl": "https://x"},
+    {"WEBHOOK_URL": "h"},
+    {"passwords": ["x"]},
+    {"secrets": {"db": "x"}},
+    {"db": "host=h password=x"},
+    {"teams": "https://x.webhook.office.com/webhookb2/1@2/IncomingWebhook/3/4"},
+    {"d": "https://discord.com/api/webhooks/1/abc"},
+    {"k": "AKIAIOSFODNN7EXAMPLE"},
+    {"password": 1234567},
+    {"credential": "x"},
+    {"access_token": "x"},
+    {"tokens": {"password": "x"}},
+    {"clientSecret": "x"},
+    {"private_key": "x"},
+    {"jaas.config": "x"},
+    {"stripe_key": "a1b2c3d4e5f6a7b8c9d0e1"},
+    {"aws_access_key_id": "AKIAIOSFODNN7EXAMPLE"},
+    {"access.key": "x"},
+    {"fs": {"s3a": {"access.key": "x"}}},
+    {"api_tokens": ["x"]},
+    {"refresh_token": "x"},
+    {"https://u:p@h": "x"},
+    {"auth_key": "x"},
+    {"license_key": "x"},
+    {"spring.datasource.password": "x"},
+    {"x": "xoxb-123456789012-abcdef"},
+    {"PGPASSWORD": "x"},
+    {"MYSQL_PWD": "x"},
+    {"access": {"key": "hunter2"}},
+    {"api": {"key": "x"}},
+]
+
+ORDINARY: list[dict[str, Any]] = [
+    {"key.deserializer": "org.x.StringDeserializer"},
+    {"key_column": "user_id"},
+    {"partition_key": "user_id"},
+    {"primary_key": "id"},
+    {"token_provider": "corp.tokens:make"},
+    {"token_url": "https://h/token"},
+    {"secret_name": "db"},
+    {"password_column": "pw_hash"},
+    {"key": "user_id"},
+    {"sort_key": "a"},
+    {"auth": "oauth2"},
+    {"auth_type": "basic"},
+    {"authorization_url": "https://x/y"},
+    {"credentials_path": "/etc/x.json"},
+    {"private_key_path": "/etc/x.pem"},
+    {"author": "me"},
+    {"authenticated": "yes"},
+    {"access": "public"},
+    {"access_level": "read"},
+    {"public_access": "none"},
+    {"tokens": ["the", "a"]},
+    {"stop_tokens": ["x"]},
+    {"schema": "a STRING, password: STRING"},
+    {"sql": "SELECT token FROM t WHERE a = 'x'"},
+    {"pass_count": "2"},
+    {"compass": "north"},
+    {"signature_version": "s3v4"},
+    {"monkey": "x"},
+    {"keyboard": "x"},
+    {"max_tokens": 5},
+    {"foreign_key": "a"},
+    {"routing_key": "orders.created"},
+    {"session_key": "user_id"},
+    {"bypass": "x"},
+    {"dsn_name": "x"},
+    {"webhook_enabled": "true"},
+    {"webhook_id": "w1"},
+    {"cache_key": "x"},
+    {"topic": "auth.events"},
+    {"email": "a@b.c"},
+    {"url": "https://es:9200/idx"},
+    {"token": ""},
+    {"n": "12345678901234567890"},
+    {"hash": "a1b2c3d4e5f6a7b8c9d0e1"},
+    {"row_key": "order-2026-0001"},
+    {"api_version": "2"},
+    {"application": "shop"},
+    {"key_format": "json"},
+    {"map_key": "x"},
+    {"hotkey": "x"},
+    {"consumer_key": "user_id"},
+    {"mask": "password"},
+    {"columns": ["password", "token"]},
+    {"drop": {"columns": ["password"]}},
+    {"passenger": "Ann"},
+    {"secretary": "Ann"},
+    {"turkey": "x"},
+    {"assign": "a=b"},
+]
+
+
+@pytest.mark.parametrize("value", SECRETS, ids=str)
+def test_one_list_of_secrets_counts_for_definitions_and_for_the_parameters_of_runs(value: dict[str, Any]) -> None:
+    declared = Stream(**{**dict(stream("sqlite:////tmp/l.db")), "parameters": {}})
+    for refuse in (
+        lambda: ReceiverInput(id="orders", receiver="shop:Orders", arguments=value),
+        lambda: Listener(reference="shop:Pager", arguments=value),
+        lambda: Stream(**{**dict(declared), "parameters": value}),
+        lambda: merged_parameters(declared, value),
+    ):
+        with pytest.raises((StreamDefinitionError, ParameterError), match="a secret in") as found:
+            refuse()
+        assert "u:p@" not in str(found.value)
+
+
+@pytest.mark.parametrize("value", ORDINARY, ids=str)
+def test_what_only_sounds_like_a_secret_is_taken(value: dict[str, Any]) -> None:
+    declared = Stream(**{**dict(stream("sqlite:////tmp/l.db")), "parameters": value})
+    assert merged_parameters(declared, value) == value
+    assert ReceiverInput(id="orders", receiver="shop:Orders", arguments=value).arguments == value
 
 
 @pytest.mark.parametrize("servers", ["me:hunter2@h:9092", "h:9092,SASL_SSL://me:hunter2@i:9092"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,7 @@ from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.database import engine_url
 from headrace.ledger.errors import LedgerMissingError, LedgerUnavailableError, LedgerUrlError, StreamNotFoundError
+from headrace.secrets import without_secrets
 from headrace.ui.api.airflow_side import AirflowSide
 from headrace.views.stream_state import DagFacts
 from headrace.views.streams import Placed, Problem, ProblemKind, StreamSummary, default_place, summaries
@@ -305,8 +307,9 @@ def refused(reference: str, streams: Collection[Placed], error: Exception) -> Pr
     if isinstance(error, HeadraceError):
         what, remedy = error.what, error.remedy
     else:
-        logger.error("the ledger %s cannot be read", reference, exc_info=error)
-        what, remedy = f"{type(error).__name__}: {error}", None
+        what, remedy = without_secrets(f"{type(error).__name__}: {error}"), None
+        trace = without_secrets("".join(traceback.format_exception(error)))
+        logger.error("the ledger %s cannot be read\n%s", reference, trace)
     # A URL that is refused may hold a password.
     hidden = isinstance(error, LedgerUrlError) and not reference.startswith(CONNECTION_PREFIX)
     shown = "invalid ledger" if hidden else reference
