@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from headrace.stream.contract import DECODER_SHAPES, check_class
 from headrace.stream.ddl import ColumnsText, ColumnType, parse_columns
 from headrace.stream.model import CalledClass, Identifier, Part, Texts, is_reference, validate_part
 from headrace.stream.secrets import Servers
@@ -78,6 +79,11 @@ class DecoderDefinition(Part):
     bytes are accepted, and stay as they are."""
 
     kind: str
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Refuse a class whose attributes have wrong shapes, when it is defined. Raises StreamDefinitionError."""
+        check_class(cls, DECODER_SHAPES)
 
     @property
     def column(self) -> str:

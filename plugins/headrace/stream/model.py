@@ -183,7 +183,17 @@ def validate_part(
     own = {part.model_fields["kind"].default for part in built_in}
     if not isinstance(kind, str) or kind in own:
         return handler(value)
-    return _class_of_kind(base, kind, group, tuple(sorted(own))).model_validate(value)
+    part = _class_of_kind(base, kind, group, tuple(sorted(own)))
+    try:
+        return part.model_validate(value)
+    except ValueError:
+        # pydantic's errors too, with the fields.
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"has the kind {kind!r}, and a validator of its class {part.__module__}.{part.__qualname__} raises "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 @cache
@@ -202,8 +212,10 @@ def _class_of_kind(base: type[Part], kind: str, group: str, own: tuple[str, ...]
     where = f"the entry point {kind!r} in the group {group}, {named[0].value}"
     try:
         loaded = named[0].load()
-    except Exception as error:
-        raise ValueError(f"has the kind {kind!r}, and {where}, cannot be loaded: {error}") from error
+    except (Exception, SystemExit) as error:
+        # A module may raise anything; the streams of other kinds go on.
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"has the kind {kind!r}, and {where}, cannot be loaded: {what}") from error
     if not isinstance(loaded, type) or not issubclass(loaded, base):
         raise ValueError(f"has the kind {kind!r}, and {where}, is no class that extends {base.__name__}")
     return loaded

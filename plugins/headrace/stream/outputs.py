@@ -25,14 +25,13 @@ from pydantic import (
 )
 
 from headrace.secrets import url_holds_secret
+from headrace.stream.contract import OUTPUT_SHAPES, check_class
 from headrace.stream.model import (
     Identifier,
     Part,
     Reference,
-    StreamDefinitionError,
     Texts,
     check_identifier,
-    is_reference,
     validate_part,
 )
 from headrace.stream.secrets import Servers
@@ -216,12 +215,8 @@ class OutputDefinition(Part):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Refuse a kind that names no writer, when its class is defined. Raises StreamDefinitionError."""
-        if not cls.model_fields["kind"].is_required() and not is_reference(getattr(cls, "writer", "")):
-            raise StreamDefinitionError(
-                f"The output {cls.__module__}.{cls.__qualname__} names no writer.",
-                remedy='Give the class an attribute writer = "module:Class", the class that writes batches.',
-            )
+        """Refuse a class whose attributes have wrong shapes, when it is defined. Raises StreamDefinitionError."""
+        check_class(cls, OUTPUT_SHAPES)
 
     @field_validator("id")
     @classmethod

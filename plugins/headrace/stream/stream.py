@@ -17,6 +17,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from headrace.errors import Failure, HeadraceError
+from headrace.stream.contract import DECODER_SHAPES, OUTPUT_SHAPES, wrong_values
 from headrace.stream.ddl import check_decoded_type
 from headrace.stream.fields import StreamFields
 from headrace.stream.inputs import DecoderDefinition, ReceiverInput
@@ -149,6 +150,11 @@ def _is_of_another_package(part: Part) -> bool:
 
 def problems(stream: StreamFields) -> Iterator[str]:
     """Yields each problem between fields that are valid by themselves, with the field and the remedy."""
+    wrong = list(_wrongly_declared(stream))
+    if wrong:
+        # The other questions are asked of the same attributes.
+        yield from wrong
+        return
     yield from _missing_or_double(stream)
     yield from _secrets_of_extensions(stream)
     for output in stream.outputs:
@@ -179,6 +185,12 @@ def problems(stream: StreamFields) -> Iterator[str]:
             f"one each and a batch needs another; give at least {stream.receivers + 1} cores, "
             "or leave master out on one machine"
         )
+
+
+def _wrongly_declared(stream: StreamFields) -> Iterator[str]:
+    for where, part in _parts_of_other_packages(stream):
+        shapes = DECODER_SHAPES if isinstance(part, DecoderDefinition) else OUTPUT_SHAPES
+        yield from (f"{where}: {text}" for text in wrong_values(part, shapes, stream))
 
 
 def _secrets_of_extensions(stream: StreamFields) -> Iterator[str]:

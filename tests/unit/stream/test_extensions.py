@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 from tests.unit.stream.definitions import fields
 
-from headrace.stream import OutputDefinition, Stream, StreamDefinitionError
+from headrace.stream import KafkaInput, OutputDefinition, Stream, StreamDefinitionError
 from headrace.stream.stream import check_extensions
 
 MODULE = """
@@ -116,7 +116,7 @@ def test_what_is_wrong_with_an_extension_is_named(changes: dict[str, Any], messa
 
 
 def test_an_output_without_a_writer_is_refused_when_its_class_is_defined() -> None:
-    with pytest.raises(StreamDefinitionError, match=r"BareOutput names no writer\. .*writer = \"module:Class\""):
+    with pytest.raises(StreamDefinitionError, match=r"writer of the class .*BareOutput.* is None; .*\"module:name\""):
 
         class BareOutput(OutputDefinition):
             kind: Literal["bare"] = "bare"
@@ -124,6 +124,146 @@ def test_an_output_without_a_writer_is_refused_when_its_class_is_defined() -> No
 
     class OfSeveralKinds(OutputDefinition):
         """Without a kind, it is a base class of others."""
+
+
+def defined(base: str, body: str) -> Any:
+    """The class of an extension with this body, in a module ``house_fax``."""
+    lines = [f"class House({base}):", "    kind: Literal['house'] = 'house'", '    """Of a package."""']
+    if base == "OutputDefinition":
+        lines += ["    writer = 'house_fax:Writer'", "    id: str = 'house'"]
+    names: dict[str, Any] = {"__name__": "house_fax"}
+    text = "\n".join([*lines, *(f"    {line}" for line in body.splitlines())])
+    program = f"from typing import *\nfrom headrace.stream import *\n{text}"
+    exec(compile(program, "house_fax.py", "exec", dont_inherit=True), names)  # noqa: S102 - the test's own
+    return names["House"]
+
+
+@pytest.mark.parametrize(
+    ("base", "body", "message"),
+    [
+        (
+            "OutputDefinition",
+            "def connection_ids(self): return ('a',)",
+            "connection_ids .* is a method; it must be a prop",
+        ),
+        (
+            "OutputDefinition",
+            "connection_ids: ClassVar = 'lake'",
+            r"connection_ids .* is 'lake' \(a str\); .*tuple of the ids",
+        ),
+        (
+            "OutputDefinition",
+            "description: ClassVar = 'files'",
+            r"description .* is 'files' \(a str\); .*tuple of two texts",
+        ),
+        (
+            "OutputDefinition",
+            "places: ClassVar = ('folder',)",
+            r"places .*must be a tuple of OutputPlace\(server, kind",
+        ),
+        (
+            "OutputDefinition",
+            "functions: ClassVar = ('write',)",
+            'functions .*must be a tuple of texts "module:function"',
+        ),
+        ("OutputDefinition", "keeps_undecodable = 'yes'", r"keeps_undecodable .* is 'yes' \(a str\); .*True or False"),
+        ("OutputDefinition", "datasets = 'sent'", 'datasets .*a text "module:name", or None'),
+        ("OutputDefinition", "check = print", 'check .* is <built-in function print>.*"module:name", or None'),
+        (
+            "OutputDefinition",
+            "@property\ndef problems(self): return ()",
+            "problems .* is <property.*; it must be a method",
+        ),
+        ("OutputDefinition", "description: str = 'files'", "description .* is a field; it must be a property"),
+        ("OutputDefinition", "kind: str = 'house'", "kind .* is no Literal of one text"),
+        ("DecoderDefinition", "decodes = 'Hex'", "decodes .* is 'Hex'"),
+        ("DecoderDefinition", "def column(self): return 'STRING'", "column .* is a method; it must be a property"),
+        ("DecoderDefinition", "column: ClassVar = ''", "column .*a type in Spark's DDL"),
+        ("DecoderDefinition", "arguments: ClassVar = ['a']", "arguments .*a dict of keyword arguments"),
+    ],
+)
+def test_an_attribute_of_a_wrong_shape_is_refused_when_its_class_is_defined(base: str, body: str, message: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=rf"{message}") as refused:
+        defined(base, body)
+    assert "house_fax.House (package house_fax)" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("@property\ndef description(self): return 'files'", r"outputs\.house: description .* is 'files' \(a str\)"),
+        ("@property\ndef description(self): return self.nowhere", "description .* raises AttributeError: .*two texts"),
+        ("@property\ndef connection_ids(self): return 'lake'", "connection_ids .* is 'lake'"),
+        ("@property\ndef connection_ids(self): return None", "connection_ids .* is None"),
+        ("@property\ndef places(self): return ('server', 'folder', 'x')", "places .* is "),
+        ("@property\ndef functions(self): return [len]", "functions .* is "),
+        ("def problems(self, stream): return None", "problems .* raises TypeError: .*an iterator of texts"),
+        ("def problems(self, stream): return 'no folder'", "problems .* is 'no folder'"),
+        ("def problems(self): yield 'x'", "problems .* raises TypeError"),
+        ("def reasons_for_order(self): yield 1", "reasons_for_order .* is "),
+        ("def whereabouts(self, batch_time_ms): return 1 / batch_time_ms", "whereabouts .* raises ZeroDivisionError"),
+    ],
+)
+def test_a_value_of_a_wrong_shape_is_refused_where_a_stream_is_defined_with_it(body: str, message: str) -> None:
+    house = defined("OutputDefinition", body)
+    with pytest.raises(StreamDefinitionError, match=message) as refused:
+        Stream(**fields(outputs=(house(),)))
+    assert "package house_fax" in str(refused.value)
+
+
+def test_the_values_of_a_decoder_are_checked_too() -> None:
+    house = defined("DecoderDefinition", "@property\ndef connection_ids(self): return 'registry'")
+    source = KafkaInput(bootstrap_servers="h:1", topics="t", value_decoder=house())
+    with pytest.raises(StreamDefinitionError, match=r"inputs\.records\.value_decoder: connection_ids .* is 'registry'"):
+        Stream(**fields(inputs=source))
+
+
+def test_a_field_of_an_extension_takes_no_secret() -> None:
+    house = defined("OutputDefinition", "api_key: str\nurl: str = ''")
+    with pytest.raises(
+        StreamDefinitionError, match=r"outputs\.house: holds a login or a secret in api_key, url"
+    ) as refused:
+        Stream(**fields(outputs=(house(api_key="hunter2", url="https://me:hunter2@h"),)))
+    assert "hunter2" not in str(refused.value)
+
+
+def test_lists_are_taken_for_tuples() -> None:
+    house = defined("OutputDefinition", "@property\ndef connection_ids(self): return ['lake']")
+    assert "lake" in Stream(**fields(outputs=(house(),))).connection_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("exits", "raise SystemExit(3)", "cannot be loaded: SystemExit: 3"),
+        ("fails", "raise RuntimeError('no licence')", "cannot be loaded: RuntimeError: no licence"),
+        ("lacks", "import no_such_module", "cannot be loaded: ModuleNotFoundError"),
+        (
+            "shapes",
+            "{}\n    description: ClassVar = 'x'\n",
+            r"cannot be loaded: .*description of the class .*'x' \(a str\)",
+        ),
+        (
+            "validates",
+            "{}\n    @field_validator('id')\n    def _wrong(cls, value):\n        return {{}}[value]\n",
+            r"a validator of its class house_validates\.House raises KeyError",
+        ),
+    ],
+)
+def test_an_extension_that_fails_is_the_error_of_its_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str, message: str
+) -> None:
+    beginning = "from typing import *\nfrom pydantic import field_validator\nfrom headrace.stream import *\n"
+    beginning += f"class House(OutputDefinition):\n    kind: Literal['{name}'] = '{name}'\n    id: str = 'house'\n"
+    (tmp_path / f"house_{name}.py").write_text(code.format(f"{beginning}    writer = 'house:Writer'"))
+    package = tmp_path / f"house_{name}-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: house-{name}\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[headrace.outputs]\n{name} = house_{name}:House\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {**json.loads(Stream(**fields()).to_json()), "outputs": [{"kind": name, "id": "house"}]}
+    with pytest.raises(StreamDefinitionError, match=rf"kind '{name}', .*{message}"):
+        Stream(**given)
 
 
 @pytest.mark.parametrize(
