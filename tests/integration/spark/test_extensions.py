@@ -19,6 +19,7 @@ from tests.integration.spark.conftest import BatchLedger, records
 from headrace.errors import FAILURE, Failure, HeadraceError
 from headrace.spark.failures import AttemptFailedError
 from headrace.stream import KafkaInput, OutputDefinition, SparkSettings, Stream, Utf8Decoder
+from headrace.testing.extensions import ContractError, check_decoder, check_output
 from headrace.testing.transforms import TransformTestError, run_transform
 
 if TYPE_CHECKING:
@@ -123,6 +124,68 @@ def test_the_example_of_the_documentation(
     for name, function in tests.items():
         given = {"spark": spark, "tmp_path": tmp_path / name}
         function(**{parameter: given[parameter] for parameter in inspect.signature(function).parameters})
+
+
+def test_the_examples_keep_the_contract(
+    installed: Path, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(installed)
+    spark.sparkContext.addPyFile(str(EXTENSIONS / "csv_decoder" / "headrace_csv_lines.py"))
+    from headrace_csv import CsvDecoder
+    from headrace_ndjson import NdjsonOutput
+
+    def lines() -> list[str]:
+        return sorted(file.read_text() for file in tmp_path.glob("lines/*.ndjson"))
+
+    busy = TargetBusyError("away", remedy="Wait.")
+    check_output(NdjsonOutput(path=f"{tmp_path}/lines"), read=lines, errors=[busy], spark=spark)
+    assert '"value":"two"' in "".join(lines())
+    check_decoder(CsvDecoder(header="carrier,flight"), ["AA,1", "BB,2"], refused=["CC"], spark=spark)
+    with pytest.raises(
+        ContractError, match="Of 1 values and a record without one, 2 are decoded; of 1 others, 0 are ref"
+    ):
+        check_decoder(CsvDecoder(header="carrier,flight"), ["AA,1"], refused=["BB,2"], spark=spark)
+
+
+STRANGER = """
+from pathlib import Path
+from typing import Literal
+from headrace.stream import OutputDefinition
+
+class AppendOutput(OutputDefinition):
+    writer = "house_append:Writer"
+    kind: Literal["append"] = "append"
+    id: str = "append"
+    path: str
+
+class Writer:
+    def __init__(self, output):
+        self._output = output
+
+    def write(self, frame, batch):
+        rows = [] if frame is None else [row.value for row in frame.collect()]
+        with Path(self._output.path).open("a") as file:
+            file.writelines(f"{row}\\n" for row in rows)
+        return {"rows": len(rows)}
+"""
+
+
+def test_an_output_that_writes_a_repeated_batch_twice_does_not_keep_the_contract(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "house_append.py").write_text(STRANGER)
+    package = tmp_path / "house_append-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: house-append\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[headrace.outputs]\nappend = house_append:AppendOutput\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from house_append import AppendOutput
+
+    target = tmp_path / "target"
+    with pytest.raises(ContractError, match="A second attempt at the same batch changed what the target holds"):
+        check_output(AppendOutput(path=str(target)), read=target.read_text, spark=spark)
+    with pytest.raises(ContractError, match="ValueError does not extend HeadraceError"):
+        check_output(AppendOutput(path=str(target)), errors=[ValueError("x")], spark=spark)
 
 
 class TargetBusyError(HeadraceError):
