@@ -296,7 +296,7 @@ def _error_values(error: str | None, at_ms: int | None, stack: str | None) -> di
     return {
         "last_error": error,
         "last_error_at_ms": at_ms,
-        "last_error_stack": None if stack is None else stack[-MAX_STACK_CHARACTERS:],
+        "last_error_stack": None if stack is None else error_text(stack)[-MAX_STACK_CHARACTERS:],
     }
 
 
