@@ -396,6 +396,24 @@ def test_lone_surrogates_in_errors_and_counts_are_replaced(filled: Any) -> None:
     assert "caf\ufffd" in {event.payload.get("error") for event in ledger.events.page("flights")}
 
 
+def test_secrets_in_errors_and_events_are_hidden(filled: Any) -> None:
+    ledger = filled.ledger
+    secret = "client_secret=S3CR3T"
+    filled.allocate(T1)
+    attempt = ledger.attempts.begin("flights", T1, **RUN)
+    failed = ledger.attempts.fail(attempt, secret, {"index": secret}, {})
+    (output,) = ledger.attempts.outputs("flights", T1)
+    ledger.receivers.report_error(filled.receiver, secret, f"Traceback\n{secret}")
+    (row,) = ledger.receivers.all("flights")
+    ledger.positions.fail(filled.receiver, filled.partitions[0], secret)
+    positions = [position.error for position in ledger.positions.all("flights")]
+    stored = (failed.error, output.error, row.last_error, row.last_error_stack, positions)
+    events = [event.payload for event in ledger.events.page("flights")]
+    assert "S3CR3T" not in repr((stored, events))
+    assert repr(stored).count("client_secret=***") == 5
+    assert "client_secret=***" in repr(events)
+
+
 def test_a_completed_batch_is_not_abandoned(filled: Any) -> None:
     filled.allocate(T1)
     filled.complete(T1)
