@@ -18,7 +18,6 @@ from pyspark.sql.types import StructType
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.kafka.errors import ClientSettingError
 from headrace.ledger.batch_tables import BatchOrigin
 from headrace.spark.outputs import kafka
 from headrace.spark.outputs.kafka import KafkaWriter
@@ -57,7 +56,7 @@ CONNECTION = {
 
 def test_a_connection_gives_security_and_not_what_is_a_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_OUT", json.dumps(CONNECTION))
-    assert client_config("out", None) == {
+    expected = {
         "bootstrap.servers": "broker:9092",
         "sasl.username": "me",
         "sasl.password": "hunter2",
@@ -66,9 +65,10 @@ def test_a_connection_gives_security_and_not_what_is_a_consumers(monkeypatch: py
         "client.id": "us",
         "allow.auto.create.topics": False,
     }
-    monkeypatch.setenv("AIRFLOW_CONN_OUT", json.dumps({**CONNECTION, "extra": {"transactional.id": "mine"}}))
-    with pytest.raises(ClientSettingError, match=r"transactional\.id"):
-        client_config("out", None)
+    assert client_config("out", None) == expected
+    extra = {**CONNECTION["extra"], "transactional.id": "mine", "acks": "0", "enable.idempotence": False}
+    monkeypatch.setenv("AIRFLOW_CONN_OUT", json.dumps({**CONNECTION, "extra": extra}))
+    assert client_config("out", None) == expected
 
 
 def test_the_password_is_not_shown() -> None:
