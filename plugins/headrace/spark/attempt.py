@@ -245,6 +245,8 @@ class _AttemptRun:
             incarnations=incarnations,
             written_before=output is not None and output.written_before,
             tried_before=output is not None and output.tried_before,
+            former_steps=() if output is None else output.former_steps,
+            stream_steps=plan.stream_steps,
         )
 
     def _renew_until_ended(self) -> None:

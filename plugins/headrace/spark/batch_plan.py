@@ -17,6 +17,7 @@ from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.kafka.errors import RecordsReplacedError
 from headrace.ledger.states import AttemptState, EventKind
+from headrace.spark.former_outputs import former_steps
 from headrace.spark.state.version import StateStore
 from headrace.stream import STATE_STEP
 from headrace.stream.model import milliseconds
@@ -71,7 +72,7 @@ class OutputPlan:
     dead letter, also a record in no window. ``needs_spark`` is False if these batches give no rows. ``skipped`` is the
     reason why the output has nothing to do at this batch time. ``written_before``: an earlier attempt may have written
     documents of this batch. ``tried_before``: an earlier attempt included the output, and may have written dead
-    letters.
+    letters. ``former_steps``: see ``headrace.spark.former_outputs``.
     """
 
     output: Output
@@ -81,6 +82,7 @@ class OutputPlan:
     skipped: str | None = None
     written_before: bool = False
     tried_before: bool = False
+    former_steps: tuple[str, ...] = ()
 
     @property
     def read(self) -> tuple[BatchOrigin, ...]:
@@ -91,11 +93,13 @@ class OutputPlan:
 @dataclass(frozen=True, slots=True)
 class AttemptPlan:
     """What an attempt reads. ``own``: the batch's own records. ``leaving``: the batches whose records leave the state's
-    window. ``outputs``: the plans of its outputs, without the state."""
+    window. ``outputs``: the plans of its outputs, without the state. ``stream_steps``: of a replay, the steps that
+    attempts at the batch itself had."""
 
     own: BatchOrigin
     leaving: tuple[BatchOrigin, ...]
     outputs: tuple[OutputPlan, ...]
+    stream_steps: tuple[str, ...] = ()
 
 
 def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> AttemptPlan:
@@ -106,19 +110,30 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
         ManifestError: a manifest is missing or damaged, or is not the recorded one.
         UndeclaredInputError: no output would read some of the batch's own records, and none has read them before.
         WindowRemovedError: the batch was completed before, or is replayed, and a window reaches back to a removed one.
+        AmbiguousOutputError: see ``headrace.spark.former_outputs``.
     """
     time_ms = batch.batch_time_ms
     own = origins_of(context, [time_ms]).get(time_ms)
     if own is None:
         raise BatchNotReadableError(f"Batch {time_text(time_ms)} is {batch.state.value}, so its records are not read.")
     leaving = evicted_batches(context, time_ms) if STATE_STEP in attempt.outputs else ()
-    earlier = earlier_attempts(context.ledger, attempt)
+    rows = context.ledger.attempts.of_batch(attempt.stream, time_ms)
+    earlier = _earlier(rows, attempt)
     written = written_before(context, attempt, batch, earlier)
     tried = tried_before(attempt, earlier)
-    plans = tuple(
-        replace(plan, written_before=plan.output.step in written, tried_before=plan.output.step in tried)
-        for plan in plan_outputs(context, time_ms, attempt.outputs, own=(own, batch.records))
-    )
+    former = former_steps(context, attempt, batch, earlier)
+
+    def with_history(plan: OutputPlan) -> OutputPlan:
+        step = plan.output.step
+        steps = former.get(step, ())
+        return replace(
+            plan,
+            written_before=step in written or any(_may_have_written(row, steps) for row in earlier),
+            tried_before=step in tried or bool(steps),
+            former_steps=steps,
+        )
+
+    plans = tuple(map(with_history, plan_outputs(context, time_ms, attempt.outputs, own=(own, batch.records))))
     # A first run replaces nothing, so its window has the batches that there are.
     is_repeat = bool(attempt.target) or batch.steps is not None
     for plan in plans:
@@ -128,7 +143,8 @@ def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> A
         # Not those of a window's earlier batches: their inputs may have been removed since.
         if manifest.batch_time_ms == time_ms:
             _check_inputs(context.stream, manifest, is_repeat=is_repeat)
-    return AttemptPlan(own, leaving, plans)
+    of_stream = {step for row in rows if attempt.target and not row.target for step in row.outputs}
+    return AttemptPlan(own, leaving, plans, tuple(sorted(of_stream - {STATE_STEP})))
 
 
 def _check_inputs(stream: Stream, manifest: Manifest, *, is_repeat: bool) -> None:
@@ -402,6 +418,10 @@ def written_before(
     return asked.intersection(steps)
 
 
+def _may_have_written(row: AttemptRow, steps: Iterable[str]) -> bool:
+    return not set(steps).isdisjoint(row.attributes.get(WRITTEN, row.outputs))
+
+
 def tried_before(attempt: Attempt, earlier: Iterable[AttemptRow]) -> frozenset[str]:
     """The outputs of ``attempt`` for which an earlier attempt may have written dead letters."""
     return frozenset(attempt.outputs).intersection(name for row in earlier for name in row.outputs)
@@ -409,5 +429,8 @@ def tried_before(attempt: Attempt, earlier: Iterable[AttemptRow]) -> frozenset[s
 
 def earlier_attempts(ledger: Ledger, attempt: Attempt) -> list[AttemptRow]:
     """The attempts before this one at the batch, or at its replay, oldest first."""
-    rows = ledger.attempts.of_batch(attempt.stream, attempt.batch_time_ms)
+    return _earlier(ledger.attempts.of_batch(attempt.stream, attempt.batch_time_ms), attempt)
+
+
+def _earlier(rows: Iterable[AttemptRow], attempt: Attempt) -> list[AttemptRow]:
     return [row for row in rows if row.number < attempt.number and row.target == attempt.target]

@@ -93,7 +93,8 @@ class ElasticsearchOutputWriter:
     ) -> Counts:
         from headrace.spark.elasticsearch_sink import withdraw_letters
 
-        total.letters_withdrawn = withdraw_letters(options)
+        former = [replace(options, output_id=step) for step in batch.former_steps]
+        total.letters_withdrawn = sum(map(withdraw_letters, [options, *former]))
         self._check_limit(total, batch.stream.name)
         # An alias may point to another index later.
         written_to = {} if report.concrete_index is None else {"index": report.concrete_index}

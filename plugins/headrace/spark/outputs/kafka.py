@@ -34,6 +34,7 @@ from headrace.spark.documents import json_text
 from headrace.spark.outputs.kafka_transaction import (
     END,
     BatchTransaction,
+    FormerName,
     KafkaOutputError,
     OwnTopicError,
     Sent,
@@ -163,7 +164,12 @@ class KafkaDataSource(DataSource):
                 attempt=int(options["attempt"]),
                 timeout_seconds=float(options["transaction_timeout_seconds"]),
                 records=SentRecords(options["sent_folder"], options["sent_name"]),
+                former=tuple(
+                    FormerName(name, SentRecords(folder, options["sent_name"]))
+                    for name, folder in json.loads(options.get("former", "[]"))
+                ),
             )
+            live_folders = [options.get("live_sent_folder"), *json.loads(options.get("other_live_folders", "[]"))]
             report = options["report"]
             read_topics = json.loads(options["read_topics"])
         except (KeyError, ValueError) as error:
@@ -177,8 +183,7 @@ class KafkaDataSource(DataSource):
                 "stream would receive what it sends, without end.",
                 remedy="Send to another topic. (The input names the cluster by other servers or another connection.)",
             )
-        live_folder = options.get("live_sent_folder")
-        if live_folder and SentRecords(live_folder, options["sent_name"]).find(sent_to) is not None:
+        if any(SentRecords(folder, options["sent_name"]).find(sent_to) for folder in live_folders if folder):
             raise OwnTopicError(
                 f"The stream itself has sent the batch to topic {transaction.topic!r}, and the replay would send it "
                 "there again.",
@@ -249,7 +254,7 @@ class KafkaWriter:
 
         rows = in_one_partition(prepare_messages(frame, self._output.id))
         register_source(frame.sparkSession, KafkaDataSource)
-        options = self._options(batch)
+        options = {**self._options(batch), **self._other_ids(batch)}
 
         def save(report: str) -> None:
             rows.write.format(FORMAT).options(**options, report=report).mode("append").save()
@@ -258,14 +263,12 @@ class KafkaWriter:
 
     def _options(self, batch: WrittenBatch) -> dict[str, str]:
         output = self._output
-        # Ids of streams and outputs contain no ".", so these names are unique. By its first id an output that was
-        # renamed finds what it has sent.
-        place = f"{output.step}.{batch.target}" if batch.target else output.step
+        place = _place(output.step, batch)
         options = {
             "connection": output.connection,
             "bootstrap_servers": output.bootstrap_servers,
             "topic": output.topic,
-            "transaction": f"headrace-{batch.stream.name}.{place}-{batch.batch_time_ms}",
+            "transaction": _transaction(place, batch),
             "attempt": str(batch.attempt),
             "transaction_timeout_seconds": str(output.transaction_timeout_seconds),
             "sent_folder": self._sent_folder(batch, place),
@@ -274,6 +277,14 @@ class KafkaWriter:
             "read_topics": json.dumps(self._read_topics(batch)),
         }
         return {name: value for name, value in options.items() if value is not None}
+
+    def _other_ids(self, batch: WrittenBatch) -> dict[str, str]:
+        """Where the batch may have been sent to the topic by other ids of the output, and, of a replay, by the stream's
+        own outputs."""
+        places = [_place(step, batch) for step in batch.former_steps]
+        former = [(_transaction(place, batch), self._sent_folder(batch, place)) for place in places]
+        live = [self._sent_folder(batch, step) for step in batch.stream_steps]
+        return {"former": json.dumps(former), "other_live_folders": json.dumps(live)}
 
     def _sent_folder(self, batch: WrittenBatch, place: str) -> str:
         return f"{batch.stream.folder_url}/sent/{quote(place, safe='')}/{self._output.topic}"
@@ -292,3 +303,13 @@ class KafkaWriter:
             recorded.partition for manifest in manifests for source in inputs for recorded in manifest.ranges(source.id)
         ]
         return sorted({where.topic_id for where in partitions if where.topic == self._output.topic})
+
+
+def _place(step: str, batch: WrittenBatch) -> str:
+    # Ids of streams and outputs contain no ".", so these names are unique. By its first id an output that was renamed
+    # finds what it has sent.
+    return f"{step}.{batch.target}" if batch.target else step
+
+
+def _transaction(place: str, batch: WrittenBatch) -> str:
+    return f"headrace-{batch.stream.name}.{place}-{batch.batch_time_ms}"

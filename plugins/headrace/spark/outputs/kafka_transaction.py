@@ -4,7 +4,7 @@ A batch's transaction commits, together with its messages, an offset in the batc
 So Kafka itself shows whether a batch was sent, even if the sender died before it could report it. After that the *sent
 record* is written to the stream's folder, where it stays as long as the batch can run again, and the group is deleted.
 The record is needed because a broker deletes offsets after some time (offsets.retention.minutes, a week), and a batch
-may run again later.
+may run again later. If both are lost, the batch is sent again.
 """
 
 from __future__ import annotations
@@ -214,6 +214,10 @@ class SentRecords:
         document = json.dumps({"version": 1, **asdict(sent)}).encode()
         open_storage(self.folder).write_atomically(self._path(sent.topic_id), document)
 
+    def remove(self, topic_id: str) -> None:
+        """Delete the record for this topic, if there is one."""
+        open_storage(self.folder).delete(self._path(topic_id))
+
     def _path(self, topic_id: str) -> str:
         return f"{quote(topic_id, safe='')}/{self.name}"
 
@@ -296,12 +300,20 @@ END = "_end"
 """The column that is true only in the row after the last message; that row's other columns are null."""
 
 
+@dataclass(frozen=True, slots=True)
+class FormerName:
+    """The name and records by which the batch was sent under a former id of the output."""
+
+    name: str
+    records: SentRecords
+
+
 @dataclass(frozen=True)
 class BatchTransaction:
     """What a task needs to send a batch. ``config`` may contain secrets and is not in ``repr``.
 
     ``name`` is unique for the batch and equal for all its attempts. It is the marker's group and the transactional id,
-    so a new attempt fences the earlier ones.
+    so a new attempt fences the earlier ones. An attempt under one of the ``former`` names may have sent the batch too.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -310,6 +322,7 @@ class BatchTransaction:
     attempt: int
     timeout_seconds: float
     records: SentRecords
+    former: tuple[FormerName, ...] = ()
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> tuple[Sent, bool]:
         """Send the rows of `in_one_partition`. Returns what was sent, and whether an earlier attempt had sent it.
@@ -323,17 +336,17 @@ class BatchTransaction:
             KafkaOutputError, or a subclass: Kafka did not accept the rows. None of them is visible.
         """
         topic = topic_id(self.config, self.topic)
-        known = self.records.find(topic)
+        known = self._recorded(topic)
         if known is not None:
             return known, True
-        producer = self._producer()
+        producer = self._producer(self.name)
         marker = Marker(self.config, self.name, self.topic, timeout_seconds=_TIMEOUT_SECONDS)
         sending = _Sending(producer, self)
         try:
             # Fences earlier attempts: an open transaction is aborted, one that is being committed is completed.
             producer.init_transactions(_TIMEOUT_SECONDS)
             # The record is checked again: it may have been written, and the marker deleted, since the first check.
-            known = marker.find(topic) or self.records.find(topic)
+            known = marker.find(topic) or self._sent_as_former(topic) or self._recorded(topic)
             sent = known or sending.send(batches, marker, topic)
             if sent.messages:
                 self.records.write(sent)
@@ -345,13 +358,39 @@ class BatchTransaction:
             sending.abort()
             marker.close()
 
-    def _producer(self) -> Producer:
+    def _recorded(self, topic: str) -> Sent | None:
+        """The batch's record. A former output's becomes this one's, so that it stands for one output only."""
+        if (known := self.records.find(topic)) is not None:
+            return known
+        for former in self.former:
+            if (known := former.records.find(topic)) is not None:
+                self.records.write(known)
+                former.records.remove(topic)
+                return known
+        return None
+
+    def _sent_as_former(self, topic: str) -> Sent | None:
+        """The marker of an attempt under a former name that died before it wrote its record. One that still sends is
+        fenced."""
+        for former in self.former:
+            self._producer(former.name).init_transactions(_TIMEOUT_SECONDS)
+            marker = Marker(self.config, former.name, self.topic, timeout_seconds=_TIMEOUT_SECONDS)
+            try:
+                if (known := marker.find(topic)) is not None:
+                    self.records.write(known)
+                    marker.remove(topic)
+                    return known
+            finally:
+                marker.close()
+        return None
+
+    def _producer(self, name: str) -> Producer:
         timeout_ms = int(self.timeout_seconds * 1000)
         return open_producer(
             {
                 **_SETTINGS,
                 **self.config,
-                "transactional.id": self.name,
+                "transactional.id": name,
                 "transaction.timeout.ms": timeout_ms,
             }
         )

@@ -293,6 +293,7 @@ class ParquetWriter:
             batch_time_ms=batch.batch_time_ms,
             attempt=batch.attempt,
             token=secrets.token_hex(4),
+            former=batch.former_steps,
         )
 
 
@@ -328,8 +329,8 @@ class WrittenFile:
 class Claim:
     """One attempt at one batch of one output; ``token`` distinguishes two tries of the same attempt.
 
-    ``path`` is the output's folder, an absolute path. `take` and `publish` raise OutputFolderError if an operation of
-    the file system fails.
+    ``path`` is the output's folder, an absolute path. ``former`` are the output's former steps, whose files it
+    replaces. `take` and `publish` raise OutputFolderError if an operation of the file system fails.
     """
 
     path: str
@@ -339,6 +340,7 @@ class Claim:
     batch_time_ms: int
     attempt: int
     token: str
+    former: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -415,10 +417,11 @@ class Claim:
         record = self._published_record()
         if record is None:
             return
-        if (record["stream"], record["output"]) != (self.stream, self.output):
+        if record["stream"] != self.stream or record["output"] not in (self.output, *self.former):
             raise OutputFolderError(
                 f"{self.published} belongs to output {record['output']!r} of stream {record['stream']!r}.",
-                remedy="Give each output its own path.",
+                remedy="Give each output its own path. If it is the same output under an earlier id, give this one "
+                f"renamed_from={record['output']!r}.",
             )
         if self.target and not record["target"]:
             raise OutputFolderError(

@@ -48,8 +48,11 @@ class WrittenBatch:
     before it reads all records. ``earlier``: the other batches that the output reads,
     those of its window. ``incarnations``: returns the topic incarnations of all batches that it reads.
     ``written_before``: an earlier attempt may have written documents of this batch to the output. ``tried_before``: an
-    earlier attempt included the output and may have written dead letters. ``target``: the name of a replay, "" for the
-    stream's own output. ``out``: where a console output prints. ``progress``: receives lines of text on the progress.
+    earlier attempt included the output and may have written dead letters. ``former_steps``: earlier attempts may have
+    written the batch to the output's place under these other steps (``headrace.spark.former_outputs``). ``target``: the
+    name of a replay, "" for the stream's own output; ``stream_steps``: the steps that the stream itself may have
+    written the batch with, of a replay. ``out``: where a console output prints. ``progress``: receives lines of text on
+    the progress.
     """
 
     stream: Stream
@@ -66,6 +69,8 @@ class WrittenBatch:
     incarnations: Callable[[], BatchIncarnations] | None = None
     written_before: bool = False
     tried_before: bool = False
+    former_steps: tuple[str, ...] = ()
+    stream_steps: tuple[str, ...] = ()
 
 
 class OutputWriter(Protocol):

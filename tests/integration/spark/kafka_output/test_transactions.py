@@ -19,6 +19,7 @@ from tests.integration.spark.kafka_output.conftest import create, groups, read, 
 
 from headrace.spark.outputs.kafka_transaction import (
     BatchTransaction,
+    FormerName,
     KafkaRefusedError,
     MessageRefusedError,
     RowsCutOffError,
@@ -79,6 +80,50 @@ def test_after_a_crash_between_the_commit_and_its_record_kafka_itself_knows(
     assert values(kafka, topic) == [b"one", b"two"]
     assert transaction.records.find(sent.topic_id) == sent
     assert groups(kafka_admin, transaction.name) == []
+
+
+@pytest.fixture
+def renamed(transaction: BatchTransaction) -> BatchTransaction:
+    """The next attempt at the batch, of an output with another id for the same topic."""
+    former = FormerName(transaction.name, transaction.records)
+    records = replace(transaction.records, folder=f"{transaction.records.folder}-renamed")
+    return replace(transaction, name=f"{transaction.name}-renamed", attempt=2, records=records, former=(former,))
+
+
+@pytest.mark.parametrize("died", [False, True], ids=["recorded", "died before its record"])
+def test_an_output_with_a_new_id_finds_that_the_former_one_has_sent_the_batch(
+    kafka: str,
+    kafka_admin: AdminClient,
+    topic: str,
+    transaction: BatchTransaction,
+    renamed: BatchTransaction,
+    *,
+    died: bool,
+) -> None:
+    if died:
+        assert killed(transaction, "SentRecords.write = lambda *_: os.kill(os.getpid(), 9)") == -signal.SIGKILL
+    else:
+        transaction.send(iter([rows(b"one"), rows(b"two"), END]))
+    sent, before = renamed.send(iter([rows(b"one"), rows(b"two"), END]))
+    assert (sent.messages, sent.attempt, before) == (2, 1, True)
+    assert values(kafka, topic) == [b"one", b"two"]
+    assert renamed.records.find(sent.topic_id) == sent
+    assert groups(kafka_admin, transaction.name) == []
+    assert renamed.send(iter([END])) == (sent, True)
+
+
+def test_a_former_output_that_still_sends_cannot_commit_after_the_new_one_began(
+    kafka: str, topic: str, transaction: BatchTransaction, renamed: BatchTransaction
+) -> None:
+    def overtaken() -> Iterator[pa.RecordBatch]:
+        yield rows(b"zombie")
+        renamed.send(iter([rows(b"living"), END]))
+        yield rows(b"zombie")
+        yield END
+
+    with pytest.raises(AttemptReplacedError):
+        transaction.send(overtaken())
+    assert values(kafka, topic) == [b"living"]
 
 
 def test_an_attempt_killed_in_the_middle_is_aborted_by_the_next_at_once(

@@ -108,6 +108,8 @@ def options(tmp_path: Path) -> Any:
         stream: str = "clicks",
         servers: str = "prod:9092",
         topic: str = "counts",
+        former_steps: tuple[str, ...] = (),
+        stream_steps: tuple[str, ...] = (),
     ) -> dict[str, str]:
         output = KafkaOutput(id=output_id, bootstrap_servers=servers, topic=topic)
         declared = Stream(
@@ -128,8 +130,11 @@ def options(tmp_path: Path) -> Any:
             target=target,
             out=io.StringIO(),
             progress=lambda _: None,
+            former_steps=former_steps,
+            stream_steps=stream_steps,
         )
-        return KafkaWriter(output)._options(batch)
+        writer = KafkaWriter(output)
+        return {**writer._options(batch), **writer._other_ids(batch)}
 
     return options
 
@@ -229,3 +234,34 @@ def test_a_replay_does_not_send_a_batch_again_to_the_streams_own_topic(
     with pytest.raises(OwnTopicError, match="itself has sent the batch") if refused else contextlib.nullcontext():
         kafka.KafkaDataSource({**options(target="v2"), "report": "r"}).writer(StructType(), overwrite=False)
     kafka.KafkaDataSource({**options(), "report": "r"}).writer(StructType(), overwrite=False)
+
+
+def transaction(options: dict[str, str], monkeypatch: pytest.MonkeyPatch, sent_to: str = "id") -> BatchTransaction:
+    monkeypatch.setattr(kafka, "topic_id", lambda *_: sent_to)
+    return kafka.KafkaDataSource({**options, "report": "r"}).writer(StructType(), overwrite=False)._transaction
+
+
+@pytest.mark.parametrize("target", ["", "v2"])
+def test_an_output_with_a_new_id_takes_over_the_record_of_the_former_one(
+    options: Any, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """A batch that was sent to a topic is not sent there again, whatever the output is named now."""
+    former = records(options("out", target))
+    former.write(Sent("id", 1, 5, 50))
+    renamed = options("enriched", target, former_steps=("out",))
+    sending = transaction(renamed, monkeypatch)
+    assert [(each.name, each.records) for each in sending.former] == [(options("out", target)["transaction"], former)]
+    assert sending._recorded("id-of-staging") is None
+    assert sending._recorded("id") == Sent("id", 1, 5, 50)
+    assert records(renamed).find("id") == Sent("id", 1, 5, 50)
+    assert former.find("id") is None, "it stands for one output only"
+
+
+def test_a_replay_by_an_output_of_another_id_does_not_send_a_batch_again_to_the_streams_own_topic(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records(options()).write(Sent("id", 1, 5, 50))
+    replay = options("fixed", "v2", stream_steps=("out",))
+    with pytest.raises(OwnTopicError, match="itself has sent the batch"):
+        transaction(replay, monkeypatch)
+    transaction(replay, monkeypatch, sent_to="id-of-staging")
