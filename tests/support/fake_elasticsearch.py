@@ -68,14 +68,14 @@ class FakeElasticsearch:
 
     def request(self, method: str, path: str, body: bytes | None = None) -> Response:
         with self._lock:
-            route, _, _ = path.partition("?")
+            route, _, query = path.partition("?")
             self.requests.append((method, route))
             if route == "/":
                 return replace(_answer(200, {"version": {"number": "9.2.1"}}), product="Elasticsearch")
             index, _, endpoint = route.strip("/").partition("/")
             index = unquote(index)
-            if endpoint == "_bulk":
-                return self._bulk(index, body or b"")
+            if "_bulk" in (index, endpoint):
+                return self._any_bulk(index, query, body or b"")
             if endpoint == "_mget":
                 return self._mget(index, json.loads(body or b"{}")["ids"])
             if endpoint == "_search":
@@ -141,6 +141,29 @@ class FakeElasticsearch:
         ]
         if self.answer_lost and self.answer_lost.popleft():
             raise NoAnswerError("timed out")
+        return _answer(200, {"items": items})
+
+    def _any_bulk(self, index: str, query: str, body: bytes) -> Response:
+        if index == "_bulk":
+            return self._delete(body)
+        if "require_alias=true" in query and index in self.descriptions.get(index, {index: {}}):
+            return self._without_alias(index, body)
+        return self._bulk(index, body)
+
+    def _delete(self, body: bytes) -> Response:
+        """Deletions that name their indices."""
+        items = []
+        for line in body.splitlines():
+            given = json.loads(line)["delete"]
+            held = self.indices.get(given["_index"], {})
+            status = 200 if held.pop(given["_id"], None) is not None else 404
+            items.append({"delete": {"status": status}})
+        return _answer(200, {"items": items})
+
+    def _without_alias(self, index: str, body: bytes) -> Response:
+        reason = f"no such index [{index}] and [require_alias] request flag is [true] and [{index}] is not an alias"
+        error = _item_error(404, "index_not_found_exception", reason)
+        items = [{action.verb: {"_index": index, "_id": action.id, **error}} for action in parse_bulk(body)]
         return _answer(200, {"items": items})
 
     def _carry_out(self, index: str, action: Action) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`headrace aliases swap`: moves an output's alias to an index that a replay wrote."""
+"""`headrace aliases`: moves an output's alias to an index that a replay wrote, or accepts another index."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.batch.places import accept, place_of
 from headrace.cli.options import AsJson, LedgerUrl, StreamName, examples, milliseconds, opened, registered
 from headrace.cli.output import echo, print_json
 from headrace.clock import time_text
@@ -15,9 +16,14 @@ from headrace.ledger.states import BatchState
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
+    from headrace.stream import Stream
 
 _REPORTED = 10
 _NO_END_MS = 2**62
+
+
+class IndexNotAcceptedError(HeadraceError):
+    """There is no index to accept, or there is one where none was expected."""
 
 
 class AliasSwapRefusedError(HeadraceError):
@@ -63,6 +69,10 @@ def swap(
             Cluster.of(declared), timeout_seconds=declared.request_timeout_seconds, max_retry_seconds=0
         ) as administration:
             old = administration.move_alias(declared.index, to)
+            index = administration.concrete_index(declared.index)
+        if index is not None:
+            place = place_of(declared, index.name, index.uuid)
+            accept(opened_ledger, name, place, by="headrace aliases swap")
         # It is not known into which index these are written. Read before the batches that are written, so that one that
         # began before the alias moved, and ends now, is among either.
         running = [row.batch_time_ms for row in opened_ledger.batches.page(name, _NO_END_MS, [BatchState.RUNNING])]
@@ -83,6 +93,72 @@ def swap(
     ):
         if batches[kind]:
             echo(f"{len(batches[kind])} batch(es) {explanation}: {_times(batches[kind])}.")
+
+
+@examples("aliases accept orders elasticsearch", "aliases accept orders elasticsearch --create")
+def accept_index(
+    name: StreamName,
+    output: Annotated[str, typer.Argument(help="The id of the stream's Elasticsearch output.")],
+    *,
+    ledger: LedgerUrl,
+    create: Annotated[
+        bool, typer.Option(help="There is no such index, and the next batch is to create it by its name.")
+    ] = False,
+    replay: Annotated[
+        str, typer.Option(help="The name of a replay, whose index it is; by default the stream's own.", metavar="NAME")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Let an output write to the index that its name stands for now, though its earlier batches are in another one.
+
+    Batches fail with TargetChangedError until then. Documents of earlier batches are not copied: run these batches
+    again, or replay them, if the index needs them.
+    """
+    from headrace.elasticsearch.administration import Administration
+    from headrace.elasticsearch.transport import Cluster
+    from headrace.views.dead_letters import elasticsearch_output
+
+    with opened(ledger) as opened_ledger:
+        stream = registered(opened_ledger, name)
+        if replay:
+            stream = _replayed(opened_ledger, stream, replay)
+        # An error names the output by its first id.
+        declared = elasticsearch_output(
+            stream, {step: id_ for id_, step in stream.step_of_id.items()}.get(output, output)
+        )
+        with Administration.of(
+            Cluster.of(declared), timeout_seconds=declared.request_timeout_seconds, max_retry_seconds=0
+        ) as administration:
+            index = administration.concrete_index(declared.index)
+        if (index is None) != create:
+            raise IndexNotAcceptedError(
+                f"There is no index or alias {declared.index!r}."
+                if index is None
+                else f"{declared.index!r} exists, so that no batch is to create it.",
+                remedy="Create it, or give --create, and the next batch creates an index of this name."
+                if index is None
+                else "Leave out --create to accept it.",
+            )
+        found = (None, None) if index is None else (index.name, index.uuid)
+        place = place_of(declared, *found)
+        accept(opened_ledger, name, place, by="headrace aliases accept", target=replay)
+    if as_json:
+        print_json(place)
+    else:
+        there = "which the next batch creates" if index is None else f"which is {index.name} now"
+        echo(f"Output {declared.id} of {name} writes to {declared.index}, {there}.")
+
+
+def _replayed(ledger: Ledger, stream: Stream, replay: str) -> Stream:
+    """The stream by the newest definition of the replay."""
+    from headrace.stream import Stream
+
+    rows = [row for row in ledger.results.replay_definitions(stream.name) if row.target == replay]
+    if not rows:
+        raise IndexNotAcceptedError(
+            f"Stream {stream.name!r} has no replay {replay!r}.", remedy="Give the name that replay_dag was given."
+        )
+    return Stream.from_json(rows[-1].definition)
 
 
 def _first_ms(ledger: Ledger, stream_name: str, replay: str) -> int:

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import typer
 
+from headrace.batch.places import PLACE
 from headrace.cli.options import AIRFLOW_VARIABLE, AsJson, LedgerUrl, StreamName, examples, milliseconds, opened
 from headrace.cli.options import batch_time as batch_time_ms
 from headrace.cli.output import echo, print_json, print_table, seconds_text
@@ -340,7 +341,11 @@ def _attempt(attempt: Attempt) -> tuple[object, ...]:
 
 def _counts(counts: dict[str, Any]) -> str:
     return (
-        ", ".join(f"{name} {value}" for name, value in counts.items() if name != _INDEX and value not in (0, {}, None))
+        ", ".join(
+            f"{name} {value}"
+            for name, value in counts.items()
+            if name not in (_INDEX, PLACE) and value not in (0, {}, None)
+        )
         or "nothing"
     )
 

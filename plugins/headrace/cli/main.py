@@ -125,8 +125,9 @@ COMMANDS: dict[str, Noun] = {
     "trace": Noun("One record's way, from Kafka to its documents.", "headrace.cli.trace:trace"),
     "events": Noun("Events: what happened to a stream.", {"list": "headrace.cli.events:list_events"}),
     "aliases": Noun(
-        "Aliases that streams write through: move one to an index that a replay wrote.",
-        {"swap": "headrace.cli.aliases:swap"},
+        "Aliases and indices that streams write to: move an alias to an index that a replay wrote, or accept another "
+        "index.",
+        {"swap": "headrace.cli.aliases:swap", "accept": "headrace.cli.aliases:accept_index"},
     ),
     "ledger": Noun("The ledger: its schema.", {"migrate": "headrace.cli.repair:migrate"}),
     "stack": Noun(

@@ -13,9 +13,10 @@ import numpy as np
 
 from headrace.clock import Clock
 from headrace.elasticsearch.bulk_bodies import PreparedRows, created_answer
-from headrace.elasticsearch.concrete_index import describe_indices
+from headrace.elasticsearch.concrete_index import describe_indices, single_index
 from headrace.elasticsearch.counts import IndexingCounts
-from headrace.elasticsearch.errors import ElasticsearchRefusedError
+from headrace.elasticsearch.errors import ElasticsearchRefusedError, UnsuitableTargetError
+from headrace.elasticsearch.misplaced import Misplaced, take_back
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport
@@ -51,6 +52,8 @@ _ANSWER = (
 # How long Elasticsearch waits for a shard or a change of the mapping. By default it answers after a minute, as long as
 # the client waits, and meanwhile nobody knows that a shard is missing.
 _TIMEOUT = "timeout=10s"
+_TRIES_ALONE = 3
+_CONFLICT = 409
 
 
 @dataclass(slots=True)
@@ -98,7 +101,13 @@ class BulkSender:
         self.place = index
         """The concrete index that answers name."""
         self._places = {index}
-        self._path = f"/{quote(index, safe='')}/_bulk?{_TIMEOUT}&{_ANSWER}"
+        self._not_one: str | None = None
+        self.in_place = False
+        """Whether an answer has shown that documents go to the index."""
+        self._tries_alone = _TRIES_ALONE if options.first_alone else 0
+        # An alias that is deleted meanwhile must not become an index of its name.
+        required = "&require_alias=true" if options.through_alias and index == options.index else ""
+        self._path = f"/{quote(index, safe='')}/_bulk?{_TIMEOUT}{required}&{_ANSWER}"
 
     def send(self, prepared: PreparedRows, lines: Any) -> SentRequest:
         """Send these lines (ascending numbers) and return when each has a final outcome.
@@ -127,22 +136,49 @@ class BulkSender:
     def refused(self, status: int, reason: Reason, document: str = "") -> ElasticsearchRefusedError:
         return refusal(status, reason, self._index, document)
 
-    def check_place(self, id_: str, item: dict[str, Any], retry_budget: RetryBudget) -> None:
-        """Raise ElasticsearchRefusedError if the answer to a document names another index or id than asked for.
+    def check_places(self, ids: list[str], items: list[dict[str, Any]], retry_budget: RetryBudget) -> None:
+        """Raise ElasticsearchRefusedError if the answers to these documents name another index or id than asked for.
 
-        An alias's index, and a data stream's, have other names than the one asked for.
+        An alias's index has another name than the one asked for. What was created elsewhere is deleted.
         """
-        index, given_id = item.get("_index", self.place), item.get("_id", id_)
-        if index not in self._places:
-            self._places |= (describe_indices(self._transport, retry_budget, self._index) or {}).keys()
-        if index not in self._places or given_id != id_:
+        misplaced = [
+            Misplaced(id_, index, given_id, item.get("result") == "created")
+            for id_, item in zip(ids, items, strict=True)
+            for index, given_id in [(item.get("_index", self.place), item.get("_id", id_))]
+            if given_id != id_ or not self._is_place(index, retry_budget)
+        ]
+        if misplaced:
+            first = misplaced[0]
             raise ElasticsearchRefusedError(
-                f"Document {id_!r} of index {self._index!r} was written as {given_id!r} into index {index!r}: "
-                "an ingest pipeline changes _index or _id.",
-                remedy="Take this out of the index's pipelines, and delete what the batch has written elsewhere; then "
-                "run the batch again. A batch that runs a second time would not find its documents.",
+                f"Document {first.id!r} of index {self._index!r} was written as {first.given_id!r} into index "
+                f"{first.index!r}: {self._not_one or 'an ingest pipeline changes _index or _id'}. "
+                f"{take_back(self._transport, retry_budget, misplaced)}",
+                remedy="Take this out of the index's pipelines and templates, delete what is left elsewhere, and run "
+                "the batch again. A batch that runs a second time would not find its documents.",
             )
-        self.place = index
+        if items:
+            self.place = items[-1].get("_index", self.place)
+        self.in_place = self.in_place or any("result" in item or item["status"] == _CONFLICT for item in items)
+
+    def _is_place(self, index: str, retry_budget: RetryBudget) -> bool:
+        if index not in self._places:
+            described = describe_indices(self._transport, retry_budget, self._index)
+            try:
+                single_index(self._index, described)
+                self._places |= (described or {}).keys()
+            except UnsuitableTargetError as error:
+                self._not_one = error.what.rstrip(".")
+        return index in self._places
+
+    def sends_alone(self) -> bool:
+        """Whether the next document is to be sent alone: no answer has shown yet where documents go.
+
+        After a few documents that the index refuses, requests have their size again.
+        """
+        if self.in_place or not self._tries_alone:
+            return False
+        self._tries_alone -= 1
+        return True
 
     def holds_documents(self, retry_budget: RetryBudget) -> bool:
         """Whether the index has a document that searches find."""
@@ -170,6 +206,9 @@ class _Sending:
         counts = self._sent.counts
         while self._pieces:
             piece = self._pieces.popleft()
+            if len(piece) > 1 and self._sender.sends_alone():
+                self._pieces.appendleft(piece[1:])
+                piece = piece[:1]
             body = self._prepared.body(piece)
             counts.requests += 1
             counts.bytes += len(body)
@@ -229,6 +268,7 @@ class _Sending:
         if self._all_created(piece, response.body):
             self._retry_budget.progressed()
             self._sent.counts.created += len(piece)
+            self._sender.in_place = True
             return
         parsed = response.json()
         items = parsed.get("items") if isinstance(parsed, dict) else None
@@ -241,9 +281,9 @@ class _Sending:
         later: list[int] = []
         why = ""
         ids = self._prepared.ids(piece).to_pylist()
-        for line, id_, entry in zip(piece.tolist(), ids, items, strict=True):
-            (item,) = entry.values()
-            self._sender.check_place(id_, item, self._retry_budget)
+        answered = [item for entry in items for item in entry.values()]
+        self._sender.check_places(ids, answered, self._retry_budget)
+        for line, item in zip(piece.tolist(), answered, strict=True):
             verdict = judge_item(item["status"], item)
             if verdict is Item.NOT_NOW:
                 if item["status"] >= 500:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from headrace.clock import Clock
-from headrace.elasticsearch.errors import UnsuitableTargetError
+from headrace.elasticsearch.errors import TargetChangedError, UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
 from headrace.elasticsearch.search_server import ask_server
@@ -84,6 +84,41 @@ def single_index(name: str, indices: Mapping[str, dict[str, Any]] | None) -> Con
             "another index.",
         )
     return ConcreteIndex(concrete[0], indices[concrete[0]].get("settings", {}).get("index", {}).get("uuid"))
+
+
+def check_known(options: IndexingOptions, now: ConcreteIndex | None) -> None:
+    """Raise TargetChangedError if the name of the options' index stands for none of the known indices now.
+
+    Where a UUID is not known, the index's name decides.
+    """
+    known = [ConcreteIndex(*each) for each in options.known_indices]
+    if not known or any(_is_same(each, now) for each in known):
+        return
+    name, before = options.index, known[0].name
+    alias = f"an alias of {before!r}" if before != name else "that index"
+    if now is None:
+        what = f"There is no index or alias {name!r} any more. It was {alias} when earlier batches were written."
+        restore = f"Make it an alias of {before!r} again" if before != name else "Restore it"
+    elif now.name == before:
+        what = (
+            f"Index {before!r} is not the one to which earlier batches were written: it was deleted and created again, "
+            "restored from a snapshot, or is in another cluster."
+        )
+        restore = "Correct the connection or restore the index"
+    else:
+        kind = "an index" if now.name == name else f"an alias of {now.name!r}"
+        what = f"{name!r} is {kind} now. It was {alias} when earlier batches were written."
+        restore = f"Point it to {before!r} again" if before != name else f"Let {name!r} be the index again"
+    command = ["headrace aliases accept", options.stream_name, options.output_id]
+    command += [f"--replay {options.replay}"] * bool(options.replay) + ["--create"] * (now is None)
+    raise TargetChangedError(
+        f"{what} Nothing of the batch was sent.",
+        remedy=f"{restore}. If the change is meant, accept it: `{' '.join(command)}`. The next try then writes there.",
+    )
+
+
+def _is_same(known: ConcreteIndex, now: ConcreteIndex | None) -> bool:
+    return now is not None and known.name == now.name and (None in (known.uuid, now.uuid) or known.uuid == now.uuid)
 
 
 def _rolls_over(alias: str, described: dict[str, Any]) -> bool:

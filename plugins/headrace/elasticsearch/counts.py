@@ -124,6 +124,8 @@ class IndexingReport:
     counts: IndexingCounts
     duplicates: int = 0
     """Rows of the batch with the same id as another row."""
+    index_uuid: str | None = None
+    """The UUID of the concrete index, if it is known."""
 
     def check_foreign(self) -> None:
         """Raise ForeignDocumentsError if the index holds documents of another source under ids of the batch."""

@@ -38,6 +38,10 @@ class UnsuitableTargetError(IndexingError):
     """The index is not one concrete index, so ids would not be unique in it (rule 7)."""
 
 
+class TargetChangedError(IndexingError):
+    """An output's name stands for another index than the one of its earlier batches, or for none any more."""
+
+
 class IndexNotWritableError(IndexingError):
     """An index has a block on writes, or the user lacks a privilege on it."""
 

@@ -101,6 +101,8 @@ class IndexingOptions:
 
     stream_name: str = ""
     output_id: str = ""
+    replay: str = ""
+    """The name of a replay, "" for the stream's own output."""
     batch_time_ms: int | None = None
     attempt: int | None = None
     """The number of the attempt at the batch, for dead letters."""
@@ -112,6 +114,13 @@ class IndexingOptions:
     withdraw_letters: bool = False
     """Whether to delete, when all tasks have succeeded, the letters that earlier attempts at the batch wrote and this
     one did not: their rows are not dead letters any more."""
+    known_indices: tuple[tuple[str, str | None], ...] = ()
+    """The concrete indices, by name and UUID, that the name may stand for: those of the output's earlier batches. None
+    are known of an output without earlier batches there, which may create its index."""
+    through_alias: bool = False
+    """Whether the name is an alias, so that the server must refuse to create an index of this name."""
+    first_alone: bool = False
+    """Whether a task sends a document alone first, to see where it goes."""
     report: str = ""
     """The URI to which the counts of all tasks are written as JSON when they have succeeded; the sink needs it."""
     manifests: tuple[tuple[str, str], ...] = ()
@@ -133,6 +142,8 @@ class IndexingOptions:
         inputs: Sequence[KafkaInput] = (),
         written_before: bool = False,
         withdraw_letters: bool = False,
+        known_indices: Sequence[tuple[str, str | None]] = (),
+        replay: str = "",
     ) -> Self:
         """The options for writing rows of ``headrace.spark.documents.prepare_documents`` to an output."""
         ids = output.document_ids
@@ -160,6 +171,8 @@ class IndexingOptions:
             attempt=attempt,
             written_before=written_before,
             withdraw_letters=withdraw_letters and attempt is not None,
+            known_indices=tuple(known_indices),
+            replay=replay,
             report=report,
             manifests=tuple(manifests),
             inputs=tuple(source.model_dump(mode="json") for source in inputs) if in_kafka else (),

@@ -230,6 +230,11 @@ def current_version(reason: Reason) -> int | None:
 _REMEDIES = tuple(
     (re.compile(sign), remedy)
     for sign, remedy in (
+        (
+            "\\[require_alias\\] request flag",
+            "The alias was deleted, or replaced by an index, while the batch was written. Make it an alias of its "
+            "index again: headrace creates no index of an alias's name.",
+        ),
         ("^index_not_found_exception", "Create the index, or allow it in action.auto_create_index."),
         ("^index_closed_exception", "Open the index."),
         ("^validation_exception", "Make room for the index's shards, or create the index."),

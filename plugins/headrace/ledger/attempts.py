@@ -310,12 +310,22 @@ class Attempts(Repository):
         )
         return self._rows(BatchOutputRow, query.order_by(batch_outputs.c.attempt))
 
-    def newest_outputs(self, stream: str, limit: int) -> list[BatchOutputRow]:
+    def newest_outputs(
+        self, stream: str, limit: int, *, target: str = "", between_ms: tuple[int, int] | None = None
+    ) -> list[BatchOutputRow]:
         """Return the ``limit`` rows of outputs that have the latest batch times, the latest first; also of attempts
-        that still run, and without those of replays."""
+        that still run.
+
+        Args:
+            stream: the stream's name.
+            limit: how many.
+            target: the name of a replay, "" for the batches themselves.
+            between_ms: only those of the batch times from the first to the second one.
+        """
+        times = [] if between_ms is None else [batch_outputs.c.batch_time_ms.between(*between_ms)]
         query = (
             select(batch_outputs)
-            .where(batch_outputs.c.stream == stream, batch_outputs.c.target == "")
+            .where(batch_outputs.c.stream == stream, batch_outputs.c.target == target, *times)
             .order_by(batch_outputs.c.batch_time_ms.desc(), batch_outputs.c.attempt.desc())
             .limit(limit)
         )

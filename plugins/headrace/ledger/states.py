@@ -131,3 +131,4 @@ class EventKind(StrEnum):
     CHECKPOINT_REWRITTEN = "checkpoint_rewritten"
     LEDGER_REBUILT = "ledger_rebuilt"
     OPERATOR_ACTION = "operator_action"
+    PLACE_ACCEPTED = "place_accepted"

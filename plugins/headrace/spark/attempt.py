@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
+from headrace.batch.places import newest_place
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
 from headrace.errors import FAILURE, TRIED_WITH, WARNING, Failure, HeadraceError
 from headrace.ledger import BatchState
@@ -247,6 +248,14 @@ class _AttemptRun:
             tried_before=output is not None and output.tried_before,
             former_steps=() if output is None else output.former_steps,
             stream_steps=plan.stream_steps,
+            known_place=partial(
+                newest_place,
+                self._ledger,
+                self._claim.stream,
+                batch_time_ms=self._claim.batch_time_ms,
+                interval_ms=attempt.stream.batch_interval_ms,
+                target=self._claim.target,
+            ),
         )
 
     def _renew_until_ended(self) -> None:

@@ -39,7 +39,7 @@ from headrace.clock import SystemClock
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.bulk_bodies import document_column
 from headrace.elasticsearch.columns import check_columns
-from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
+from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex, check_known
 from headrace.elasticsearch.counts import IndexingCounts, IndexingReport, warnings_beside
 from headrace.elasticsearch.dead_letters import OriginalRecord, OriginalRecords
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, UnsuitableTargetError
@@ -107,6 +107,7 @@ def _index(
     target = TargetWatch(options)
     with warnings_beside(options.report):
         target.check_before()
+    options = target.options()
     task = IndexingTask(options, secrets.randbits(64), blocks, Part.REST if options.deletes else Part.ALL)
     written = _Written.of(run(task))
     if written.held:
@@ -118,7 +119,7 @@ def _index(
     if options.refresh:
         target.refresh()
     logger.info("Indexed into %s: %s", options.index, counts.to_dict())
-    return IndexingReport(options.index, concrete, counts, duplicates)
+    return IndexingReport(options.index, concrete, counts, duplicates, target.uuid)
 
 
 def _delete(run: Callable[[IndexingTask], pa.Table], task: IndexingTask, written: _Written) -> _Written:
@@ -280,13 +281,17 @@ class TargetWatch:
         self._options = options
         self._cluster = Cluster.of(options)
         self._before: ConcreteIndex | None = None
+        self.uuid: str | None = None
+        """The UUID of the index that `check_after` found."""
 
     def check_before(self) -> None:
-        """Refuse a server that is not supported, and an index in which ids are not unique."""
+        """Refuse a server that is not supported, an index in which ids are not unique, and one that is not the index of
+        the output's earlier batches (`check_known`)."""
         with closing(_transport(self._options, 1, self._cluster)) as transport:
             target = TargetIndex(transport, self._options, clock=SystemClock())
             target.check_server(", ".join(map(str, self._cluster.nodes)))
             self._before = target.concrete()
+        check_known(self._options, self._before)
         letters = self._options.dead_letter_index
         if self._before is not None and self._before.name == letters:
             raise UnsuitableTargetError(
@@ -294,9 +299,19 @@ class TargetWatch:
                 remedy="Name another dead_letter_index.",
             )
 
+    def options(self) -> IndexingOptions:
+        """The options for the tasks, by what `check_before` has found."""
+        through_alias = self._before is not None and self._before.name != self._options.index
+        return replace(
+            self._options,
+            through_alias=through_alias,
+            first_alone=self._before is None or not self._options.known_indices,
+        )
+
     def check_after(self) -> str | None:
         """The concrete index. Raises UnsuitableTargetError if it is not the one from before."""
         before, now = self._before, self.now()
+        self.uuid = None if now is None else now.uuid
         if before is not None and now != before:
             if now is not None and now.name == before.name:
                 what = f"{before.name!r} was deleted and created again; its earlier documents are gone"

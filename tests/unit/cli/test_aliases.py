@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from headrace.batch.places import newest_place
 from headrace.cli import aliases
 from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.elasticsearch.administration import Administration
+from headrace.elasticsearch.concrete_index import ConcreteIndex
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, Stream
 from headrace.stream.stream import replayed
@@ -78,6 +80,11 @@ class Shop:
         result = CliRunner().invoke(app, [*arguments, "--ledger", self.stream.ledger, *options])
         return json.loads(result.stdout) if result.exit_code == 0 else result.output
 
+    def place(self, target: str = "") -> Any:
+        """The concrete index that the next batch may write to."""
+        (output,) = self.stream.elasticsearch_outputs
+        return newest_place(self.ledger, "shop", output, batch_time_ms=T1, interval_ms=10_000, target=target)
+
     def _complete(self, attempt: Any) -> None:
         for output in attempt.outputs:
             self.ledger.attempts.record_output(attempt, output, {})
@@ -85,7 +92,13 @@ class Shop:
 
 
 class Moves:
-    """Stands in for the administration of a cluster, where the alias points to the index "old"."""
+    """Stands in for the administration of a cluster, where the alias points to the index "old", and then to "new"."""
+
+    there: ConcreteIndex | None = ConcreteIndex("new", "u2")
+
+    def concrete_index(self, name: str) -> ConcreteIndex | None:
+        assert name == "live"
+        return self.there
 
     def move_alias(self, name: str, new: str) -> str:
         assert (name, new) == ("live", "new")
@@ -168,3 +181,42 @@ def test_a_batch_that_begins_while_the_alias_is_being_moved_is_to_be_run_again(
 
     monkeypatch.setattr(Moves, "move_alias", move)
     assert shop.swap()["run_again"] == [T2]
+
+
+def test_the_index_behind_a_moved_alias_is_accepted(shop: Shop) -> None:
+    shop.write(T1)
+    shop.replay(T1)
+    shop.swap()
+    assert (shop.place()["index"], shop.place()["uuid"]) == ("new", "u2")
+
+
+def accepted(shop: Shop, *options: str) -> Any:
+    return CliRunner().invoke(app, ["aliases", "accept", "shop", "index", "--ledger", shop.stream.ledger, *options])
+
+
+@pytest.mark.parametrize(
+    ("there", "options", "says"),
+    [
+        (None, [], "There is no index or alias 'live'"),
+        (ConcreteIndex("live", "u2"), ["--create"], "'live' exists"),
+        (ConcreteIndex("live", "u2"), ["--replay", "v3"], "no replay 'v3'"),
+    ],
+)
+def test_only_what_is_there_is_accepted(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, there: Any, options: list[str], says: str
+) -> None:
+    monkeypatch.setattr(Moves, "there", there)
+    result = accepted(shop, *options)
+    assert result.exit_code == 1
+    assert says in result.output
+    assert shop.place() is None
+
+
+def test_an_index_that_is_accepted_is_the_next_batches_place(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = accepted(shop)
+    assert result.exit_code == 0, result.output
+    assert "writes to live, which is new now" in result.output
+    assert shop.place()["index"] == "new"
+    monkeypatch.setattr(Moves, "there", None)
+    assert "which the next batch creates" in accepted(shop, "--create").output
+    assert shop.place()["index"] is None

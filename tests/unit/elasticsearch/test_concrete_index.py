@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.support.fake_elasticsearch import FakeElasticsearch
 
-from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
-from headrace.elasticsearch.errors import UnsuitableTargetError
+from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex, check_known
+from headrace.elasticsearch.errors import TargetChangedError, UnsuitableTargetError
 
 INDEX: dict[str, Any] = {"settings": {"index": {"provided_name": "clicks-1"}}}
 
@@ -65,3 +65,43 @@ def test_a_name_that_can_hold_an_id_twice_is_refused(
     elasticsearch.descriptions["clicks"] = description
     with pytest.raises(UnsuitableTargetError, match=says):
         target.concrete()
+
+
+BEHIND_ALIAS, INDEX_ITSELF = ("clicks-1", "u1"), ("clicks", "u1")
+
+
+@pytest.mark.parametrize(
+    ("known", "now"),
+    [
+        ((), None),
+        ((), ConcreteIndex("any", "u")),
+        ((BEHIND_ALIAS,), ConcreteIndex("clicks-1", "u1")),
+        ((BEHIND_ALIAS,), ConcreteIndex("clicks-1", None)),
+        ((("clicks-1", None),), ConcreteIndex("clicks-1", "u1")),
+    ],
+    ids=["first batch, no index", "first batch", "unchanged", "UUID not shown", "UUID not recorded"],
+)
+def test_the_index_of_earlier_batches_is_written_to_and_any_index_by_the_first(
+    make_options: Any, known: Any, now: ConcreteIndex | None
+) -> None:
+    check_known(make_options(known_indices=known), now)
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "says"),
+    [
+        (BEHIND_ALIAS, None, "no index or alias 'clicks' any more. It was an alias of 'clicks-1'.* Make it an alias"),
+        (INDEX_ITSELF, None, "no index or alias 'clicks' any more.* Restore it.*accept shop out --create`"),
+        (BEHIND_ALIAS, ConcreteIndex("clicks-2", "u2"), "is an alias of 'clicks-2' now.* Point it to 'clicks-1' again"),
+        (BEHIND_ALIAS, ConcreteIndex("clicks", "u2"), "'clicks' is an index now. It was an alias of 'clicks-1'"),
+        (BEHIND_ALIAS, ConcreteIndex("clicks-1", "u2"), "'clicks-1' is not the one .* deleted and created again"),
+        (INDEX_ITSELF, ConcreteIndex("clicks", "u2"), "'clicks' is not the one .* `headrace aliases accept shop out`"),
+        (INDEX_ITSELF, ConcreteIndex("clicks-2", "u1"), "is an alias of 'clicks-2' now. It was that index"),
+    ],
+)
+def test_another_index_than_that_of_earlier_batches_is_refused(
+    make_options: Any, known: Any, now: ConcreteIndex | None, says: str
+) -> None:
+    options = make_options(known_indices=[known], stream_name="shop", output_id="out")
+    with pytest.raises(TargetChangedError, match=says):
+        check_known(options, now)

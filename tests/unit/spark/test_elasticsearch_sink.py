@@ -22,7 +22,11 @@ from tests.unit.kafka.test_range_reader import Clicks, Questions
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.elasticsearch.dead_letters import OriginalRecord
-from headrace.elasticsearch.errors import DocumentsUnaccountedError
+from headrace.elasticsearch.errors import (
+    DocumentsUnaccountedError,
+    ElasticsearchRefusedError,
+    TargetChangedError,
+)
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.transport import Cluster, NoAnswerError, Node
 from headrace.kafka.errors import RangesGoneError
@@ -176,3 +180,35 @@ def test_a_record_that_compaction_removed_is_an_error(tmp_path: Path, monkeypatc
             with pytest.raises(RangesGoneError, match=f"offset {gone} of clicks-0"):
                 kafka.fetch("clicks", 0, gone, 1)
         assert kafka.fetch("clicks", 0, 20, 1) is None, "another batch's"
+
+
+def test_no_document_is_sent_where_the_alias_of_earlier_batches_is_gone(elasticsearch: FakeElasticsearch) -> None:
+    tasks = Tasks([lambda: records([b"{}"], 0)], elasticsearch)
+    with pytest.raises(TargetChangedError, match="It was an alias of 'shop-1'"):
+        index_rows(tasks, replace(OPTIONS, known_indices=(("shop-1", "u1"),)))  # type: ignore[arg-type]
+    assert (tasks.jobs, elasticsearch.indices) == (0, {})
+
+
+def test_a_write_through_an_alias_lets_the_server_refuse_an_index_of_its_name(elasticsearch: FakeElasticsearch) -> None:
+    """The alias is deleted when the tasks begin."""
+    elasticsearch.descriptions["shop"] = {"shop-1": {"aliases": {"shop": {}}, "settings": {"index": {"uuid": "u1"}}}}
+
+    def late() -> pa.RecordBatch:
+        del elasticsearch.descriptions["shop"]
+        return records([b"{}"], 0)
+
+    with pytest.raises(ElasticsearchRefusedError, match="is not an alias"):
+        index_rows(Tasks([late], elasticsearch), replace(OPTIONS, known_indices=(("shop-1", "u1"),)))  # type: ignore[arg-type]
+    assert elasticsearch.indices == {}
+
+
+def test_only_a_new_place_costs_a_request_more(elasticsearch: FakeElasticsearch) -> None:
+    rows = Tasks([lambda: records([b"{}"] * 3, 0)], elasticsearch)
+    report = index_rows(rows, OPTIONS)  # type: ignore[arg-type]
+    assert (report.concrete_index, report.index_uuid) == ("shop", "uuid of shop")
+    first = len(elasticsearch.requests)
+    known = replace(OPTIONS, known_indices=(("shop", "uuid of shop"),))
+    index_rows(Tasks([lambda: records([b"{}"] * 3, 3)], elasticsearch), known)  # type: ignore[arg-type]
+    asked = [("GET", "/"), ("GET", "/shop"), ("POST", "/shop/_bulk"), ("GET", "/shop")]
+    assert elasticsearch.requests[first:] == asked
+    assert first == len(asked) + 1

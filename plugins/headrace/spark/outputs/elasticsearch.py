@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headrace.batch.places import PLACE, place_of
 from headrace.elasticsearch.bulk_bodies import TOMBSTONE
 from headrace.elasticsearch.columns import (
     COORDINATES,
@@ -97,7 +98,10 @@ class ElasticsearchOutputWriter:
         total.letters_withdrawn = sum(map(withdraw_letters, [options, *former]))
         self._check_limit(total, batch.stream.name)
         # An alias may point to another index later.
-        written_to = {} if report.concrete_index is None else {"index": report.concrete_index}
+        index = report.concrete_index
+        written_to: Counts = {}
+        if index is not None:
+            written_to = {"index": index, PLACE: place_of(self._output, index, report.index_uuid)}
         return {**total.to_dict(), **written_to}
 
     def _check_limit(self, counts: IndexingCounts, stream: str) -> None:
@@ -121,6 +125,7 @@ class ElasticsearchOutputWriter:
 
 def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str) -> IndexingOptions:
     """The options for writing the batch's rows to the output."""
+    known = batch.known_place(output)
     # The manifests of a window's other batches come newest first.
     # In a test of the transform there is none.
     manifests = [(KAFKA if batch.from_kafka else LOG, batch.manifest_uri)] if batch.manifest_uri else []
@@ -135,6 +140,8 @@ def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str)
         inputs=batch.stream.kafka_inputs,
         written_before=batch.written_before,
         withdraw_letters=batch.written_before or batch.tried_before,
+        known_indices=[(known["index"], known["uuid"])] if known and known["index"] else (),
+        replay=batch.target,
     )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.spark.documents import BatchIncarnations
     from headrace.spark.shared_jobs import BatchBlocks, BlockTask
     from headrace.spark.transforms import BatchContext
-    from headrace.stream import Output, Stream
+    from headrace.stream import ElasticsearchOutput, Output, Stream
 
 
 Counts = dict[str, Any]
@@ -51,8 +51,9 @@ class WrittenBatch:
     earlier attempt included the output and may have written dead letters. ``former_steps``: earlier attempts may have
     written the batch to the output's place under these other steps (``headrace.spark.former_outputs``). ``target``: the
     name of a replay, "" for the stream's own output; ``stream_steps``: the steps that the stream itself may have
-    written the batch with, of a replay. ``out``: where a console output prints. ``progress``: receives lines of text on
-    the progress.
+    written the batch with, of a replay. ``known_place``: returns the place to which the newest batch of an
+    output was written (``headrace.batch.places``). ``out``: where a console output prints.
+    ``progress``: receives lines of text on the progress.
     """
 
     stream: Stream
@@ -71,6 +72,7 @@ class WrittenBatch:
     tried_before: bool = False
     former_steps: tuple[str, ...] = ()
     stream_steps: tuple[str, ...] = ()
+    known_place: Callable[[ElasticsearchOutput], Mapping[str, Any] | None] = lambda _: None
 
 
 class OutputWriter(Protocol):

@@ -106,5 +106,7 @@ def test_the_batch_of_a_transforms_test_has_no_manifest() -> None:
         attempt=1,
         written_before=False,
         tried_before=False,
+        target="",
+        known_place=lambda _: None,
     )
     assert options_of(output, batch, report="r").manifests == ()

@@ -1,0 +1,65 @@
+"""The places that outputs have written to, as the ledger knows them: the concrete index behind each name.
+
+A writer records the place in the counts of each batch, under `PLACE`. A person accepts another place by `accept`, which
+leaves an event. Whichever is newer counts. A place is known by its server and name, not by an output's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.ledger.states import AttemptState, EventKind
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+    from headrace.ledger.batch_tables import BatchOutputRow
+    from headrace.stream import ElasticsearchOutput
+
+PLACE = "place"
+_ROWS = (50, 1_000)
+_NEIGHBOURS = 100
+_ACCEPTANCES = 50
+
+
+def place_of(output: ElasticsearchOutput, index: str | None, uuid: str | None) -> dict[str, Any]:
+    """The output's place as JSON values: its server and name, and the concrete index behind the name; None if there is
+    none."""
+    return {"server": output.connection or list(output.hosts), "name": output.index, "index": index, "uuid": uuid}
+
+
+def newest_place(
+    ledger: Ledger, stream: str, output: ElasticsearchOutput, *, batch_time_ms: int, interval_ms: int, target: str = ""
+) -> Mapping[str, Any] | None:
+    """The place of this output that was recorded or accepted last; None if no batch was written there.
+
+    ``target`` is the name of a replay: only what it has written near the batch time counts then.
+    """
+    wanted = place_of(output, None, None)
+
+    def is_place(found: Any) -> bool:
+        return isinstance(found, dict) and all(found.get(name) == wanted[name] for name in ("server", "name"))
+
+    span_ms = _NEIGHBOURS * interval_ms
+    near = (batch_time_ms - span_ms, batch_time_ms + span_ms) if target else None
+    for limit in _ROWS:
+        rows = ledger.attempts.newest_outputs(stream, limit, target=target, between_ms=near)
+        found = [row for row in rows if row.state is AttemptState.COMPLETED and is_place(row.counts.get(PLACE))]
+        if found or len(rows) < limit:
+            break
+    newest = max(found, key=_recorded, default=None)
+    since_ms = -1 if newest is None else newest.recorded_at_ms or 0
+    for event in ledger.events.latest(stream, [EventKind.PLACE_ACCEPTED], _ACCEPTANCES):
+        accepted = event.payload.get(PLACE)
+        if event.at_ms >= since_ms and event.payload.get("target") == target and is_place(accepted):
+            return accepted
+    return None if newest is None else newest.counts[PLACE]
+
+
+def accept(ledger: Ledger, stream: str, place: Mapping[str, Any], *, by: str, target: str = "") -> None:
+    """Let the next batches be written to this place; without an index, let them create it."""
+    ledger.events.append(stream, EventKind.PLACE_ACCEPTED, {PLACE: dict(place), "target": target, "by": by})
+
+
+def _recorded(row: BatchOutputRow) -> tuple[int, int]:
+    return row.recorded_at_ms or 0, row.batch_time_ms

@@ -1,0 +1,110 @@
+"""Which concrete index an output's batches were written to last, by a real ledger, and what a person has accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.batch.places import PLACE, accept, newest_place, place_of
+from headrace.clock import ManualClock
+from headrace.ledger import Ledger
+from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+
+START_MS = 1_700_000_000_000
+OUTPUT = ElasticsearchOutput(hosts="http://h:1", index="orders")
+
+
+class Orders:
+    """A stream with ten allocated batches."""
+
+    def __init__(self, folder: Path) -> None:
+        stream = Stream(
+            name="orders",
+            inputs=KafkaInput(bootstrap_servers="h:1", topics="orders"),
+            outputs=OUTPUT,
+            batch_interval="10 s",
+            storage=folder / "storage",
+            ledger=f"sqlite:///{folder}/ledger.db",
+        )
+        self.clock = ManualClock(START_MS)
+        self.ledger = Ledger.open(stream.ledger, clock=self.clock)
+        self._definition = stream.to_json()
+        self.ledger.streams.register(
+            "orders", self._definition, batch_interval_ms=10_000, block_interval_ms=200, outputs=stream.steps
+        )
+        self.clock.advance(200_000)
+        for number in range(1, 11):
+            self.ledger.allocations.allocate("orders", self.time(number), manifest_uri="m", manifest_sha256="0")
+
+    def time(self, number: int) -> int:
+        return START_MS + 10_000 * number
+
+    def write(self, number: int, counts: dict[str, Any], *, replay: str = "") -> None:
+        self.clock.advance(1_000)
+        begun: dict[str, Any] = {"holder": "h", "way": "connect", "lease_ms": 1_000}
+        at_ms = self.time(number)
+        if replay:
+            claim = self.ledger.replays.begin(
+                "orders", at_ms, target=replay, definition=self._definition, outputs=["elasticsearch"], **begun
+            )
+        else:
+            claim = self.ledger.attempts.begin("orders", at_ms, force=True, **begun)
+        self.ledger.attempts.record_output(claim, "elasticsearch", counts)
+        self.ledger.attempts.complete(claim)
+
+    def index(self, output: ElasticsearchOutput = OUTPUT, target: str = "") -> str | None:
+        place = newest_place(
+            self.ledger, "orders", output, batch_time_ms=self.time(5), interval_ms=10_000, target=target
+        )
+        return None if place is None else place["index"]
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Iterator[Orders]:
+    made = Orders(tmp_path)
+    yield made
+    made.ledger.close()
+
+
+def written_to(index: str | None, output: ElasticsearchOutput = OUTPUT) -> dict[str, Any]:
+    return {"rows": 1, PLACE: place_of(output, index, "u")}
+
+
+def test_the_place_is_that_of_the_batch_that_was_written_last(orders: Orders) -> None:
+    assert orders.index() is None
+    orders.write(3, written_to("orders-1"))
+    orders.write(2, written_to("orders-2"))
+    orders.write(4, {"rows": 0})
+    assert orders.index() == "orders-2", (
+        "an older batch was repeated after the alias had moved; an empty one is nowhere"
+    )
+
+
+def test_a_place_is_found_by_its_server_and_name_and_not_by_the_outputs_id(orders: Orders) -> None:
+    orders.write(3, written_to("orders-1"))
+    assert orders.index(OUTPUT.model_copy(update={"id": "search"})) == "orders-1"
+    assert orders.index(OUTPUT.model_copy(update={"index": "others"})) is None
+    assert orders.index(OUTPUT.model_copy(update={"hosts": ("http://other:1",)})) is None
+
+
+def test_a_place_that_was_accepted_counts_until_a_batch_is_written(orders: Orders) -> None:
+    orders.write(3, written_to("orders-1"))
+    orders.clock.advance(1_000)
+    accept(orders.ledger, "orders", place_of(OUTPUT, "orders-2", "u2"), by="test")
+    assert orders.index() == "orders-2"
+    accept(orders.ledger, "orders", place_of(OUTPUT, None, None), by="test")
+    assert orders.index() is None
+    orders.write(4, written_to("orders"))
+    assert orders.index() == "orders"
+
+
+def test_the_places_of_a_stream_and_of_its_replays_are_apart(orders: Orders) -> None:
+    orders.write(3, written_to("orders-1"))
+    orders.write(3, written_to("orders-2"), replay="v2")
+    orders.clock.advance(1_000)
+    assert (orders.index(), orders.index(target="v2"), orders.index(target="v3")) == ("orders-1", "orders-2", None)
+    accept(orders.ledger, "orders", place_of(OUTPUT, "orders-3", "u3"), by="test", target="v2")
+    assert (orders.index(), orders.index(target="v2")) == ("orders-1", "orders-3")
