@@ -154,17 +154,31 @@ def test_the_concrete_index_is_found_and_a_rollover_alias_is_refused(real: Any) 
         concrete(real)
 
 
-def test_a_data_stream_that_a_template_made_is_found(real: Any, rows: Any) -> None:
+def test_a_data_stream_that_a_template_makes_gets_one_document_which_is_deleted(real: Any, rows: Any) -> None:
     template = f"/_index_template/{real.name}"
     real.ask("PUT", template, {"index_patterns": [real.name], "data_stream": {}, "priority": 900})
     try:
         assert concrete(real) is None
-        assert real.index(rows([b'{"@timestamp": 1700000000000}'])).created == 1
+        with pytest.raises(ElasticsearchRefusedError, match="is a data stream.*1 documents .* were deleted again"):
+            real.index(rows([b'{"@timestamp": 1700000000000}'] * 5), first_alone=True)
+        assert real.documents() == {}
         with pytest.raises(UnsuitableTargetError, match="data stream"):
             concrete(real)
     finally:
         # The data stream's index cannot be deleted without the data stream, and that not on this server.
         real.transport.request("DELETE", template)
+
+
+def test_an_alias_that_is_gone_becomes_no_index_and_is_written_to_again_when_it_is_back(real: Any, rows: Any) -> None:
+    """Tasks that write through an alias let the server refuse to create an index of its name."""
+    real.ask("PUT", f"/{real.name}-1", {"aliases": {real.name: {}}})
+    assert real.index(rows([b"{}"]), through_alias=True).created == 1
+    real.ask("DELETE", f"/{real.name}-1/_alias/{real.name}")
+    with pytest.raises(ElasticsearchRefusedError, match="is not an alias"):
+        real.index(rows([b"{}"], first=1), through_alias=True)
+    assert concrete(real) is None
+    real.ask("PUT", f"/{real.name}-1/_alias/{real.name}")
+    assert real.index(rows([b"{}"], first=1), through_alias=True).created == 1
 
 
 def test_a_blocked_index_is_waited_for_for_a_bounded_time(real: Any, rows: Any) -> None:

@@ -28,9 +28,10 @@ from tests.integration.elasticsearch.test_ids import (  # noqa: F401
 from tests.integration.elasticsearch.test_real_elasticsearch import (  # noqa: F401
     test_a_blocked_index_is_waited_for_for_a_bounded_time,
     test_a_closed_index_fails_the_batch_and_makes_no_dead_letters,
-    test_a_data_stream_that_a_template_made_is_found,
+    test_a_data_stream_that_a_template_makes_gets_one_document_which_is_deleted,
     test_a_missing_index_that_may_not_be_made_is_an_error,
     test_a_value_against_the_mapping_is_a_dead_letter_once,
+    test_an_alias_that_is_gone_becomes_no_index_and_is_written_to_again_when_it_is_back,
     test_documents_of_a_changed_transform_replace_others_with_write_method_index,
     test_keys_hold_their_latest_value_in_any_order,
     test_malformed_values_are_dead_letters_and_their_neighbours_are_indexed,
