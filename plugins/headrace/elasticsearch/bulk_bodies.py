@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,24 @@ class PreparedRows:
     def version(self, line: int) -> int | None:
         """The external version sent with this line, if it has one."""
         return None if self._versions is None else int(self._versions[line].as_py())
+
+    def version_place(self, line: int, options: IndexingOptions) -> str | None:
+        """What this line's version counts: the offsets of its ``topic-partition``, or batch times (""). None: something
+        of the user's."""
+        if options.versioned_by_batch:
+            return ""
+        if options.version_from is not None or columns.PARTITION not in self.source.schema.names:
+            return None
+        return f"{self._topic}-{self._partitions[self.row(line)]}"
+
+    @cached_property
+    def _topic(self) -> str:
+        """The topic: offsets of several topics are no versions."""
+        return str(self.source.column(columns.TOPIC)[0].as_py())
+
+    @cached_property
+    def _partitions(self) -> Any:
+        return pc.fill_null(self.source.column(columns.PARTITION), -1).to_numpy(zero_copy_only=False)
 
     def length(self, line: int) -> int:
         """The size in bytes of this line in a body."""

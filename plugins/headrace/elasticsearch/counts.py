@@ -13,13 +13,20 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, ForeignDocumentsError
 from headrace.wal.storage import open_storage
 
 EXAMPLES = 5
 """The largest number of ids that an error or a report names."""
+
+
+class HeldVersion(NamedTuple):
+    """A version that the index holds, which is newer than a row's, and its document."""
+
+    version: int
+    id: str
 
 
 @dataclass(slots=True)
@@ -63,6 +70,9 @@ class IndexingCounts:
     """One of them as text: its record and its reason. Records without a value are no example."""
     foreign_ids: list[str] = field(default_factory=list)
     """Up to ``EXAMPLES`` ids of the rows counted in ``foreign``."""
+    held: dict[str, HeldVersion] = field(default_factory=dict)
+    """The highest version that superseded rows met, by their ``topic-partition`` if it is an offset, or under "" if it
+    is a batch time. The ledger does not get them."""
 
     @property
     def indexed(self) -> int:
@@ -75,10 +85,18 @@ class IndexingCounts:
                 self.dead_letter_reasons.update(other.dead_letter_reasons)
             elif count.name == "foreign_ids":
                 self.foreign_ids = [*self.foreign_ids, *other.foreign_ids][:EXAMPLES]
+            elif count.name == "held":
+                for place, version in other.held.items():
+                    self.meets(place, version)
             elif count.name == "dead_letter_example":
                 self.dead_letter_example = self.dead_letter_example or other.dead_letter_example
             else:
                 setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
+
+    def meets(self, place: str, held: HeldVersion) -> None:
+        """Keep the highest version of each place."""
+        if place not in self.held or held.version > self.held[place].version:
+            self.held[place] = held
 
     def check(self) -> None:
         """Raise DocumentsUnaccountedError unless every row has exactly one outcome."""
@@ -91,20 +109,23 @@ class IndexingCounts:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The counts as JSON fields, with ``indexed``; without ``foreign``, ``foreign_ids`` and ``dead_letter_example``
-        if there are none."""
+        """The counts as JSON fields, with ``indexed``; without ``foreign``, ``foreign_ids``, ``held`` and
+        ``dead_letter_example`` if there are none."""
         counts = {"indexed": self.indexed, **asdict(self), "dead_letter_reasons": dict(self.dead_letter_reasons)}
         if not self.dead_letter_example:
             del counts["dead_letter_example"]
         if not self.foreign:
             del counts["foreign"], counts["foreign_ids"]
+        if not self.held:
+            del counts["held"]
         return counts
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> IndexingCounts:
-        names = {count.name for count in fields(cls)} - {"dead_letter_reasons"}
+        names = {count.name for count in fields(cls)} - {"dead_letter_reasons", "held"}
         counts = cls(**{name: values[name] for name in names if name in values})
         counts.dead_letter_reasons.update(values.get("dead_letter_reasons", {}))
+        counts.held = {place: HeldVersion(*held) for place, held in values.get("held", {}).items()}
         return counts
 
 

@@ -34,6 +34,10 @@ class ForeignDocumentsError(IndexingError):
     failure = Failure.CODE
 
 
+class ForeignVersionsError(IndexingError):
+    """The index holds versions that are no offsets of the topic, and no batch times: updates would be lost."""
+
+
 class UnsuitableTargetError(IndexingError):
     """The index is not one concrete index, so ids would not be unique in it (rule 7)."""
 

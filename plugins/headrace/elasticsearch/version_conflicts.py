@@ -30,7 +30,7 @@ from typing import Any
 from urllib.parse import quote
 
 from headrace.elasticsearch.bulk_bodies import PreparedRows
-from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
+from headrace.elasticsearch.counts import EXAMPLES, HeldVersion, IndexingCounts
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget, request_with_retries
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport, error_of
@@ -74,7 +74,7 @@ class VersionConflicts:
         """
         sent, held = prepared.version(line), current_version(reason)
         if sent is not None and held is not None and held != sent:
-            self._counts.superseded += 1
+            self._supersede(prepared, line, held)
         else:
             self._undecided[line] = may_be_ours
 
@@ -172,7 +172,7 @@ class VersionConflicts:
             self._count_absent(line, versioned=sent is not None, deletes=document is None)
             return
         if sent is not None and there.get("_version") != sent:
-            counts.superseded += 1
+            self._supersede(prepared, line, there.get("_version"))
             return
         same = document is not None and self._stored.same(document, there, retry_budget)
         if same:
@@ -187,6 +187,14 @@ class VersionConflicts:
             counts.foreign += 1
             if len(counts.foreign_ids) < EXAMPLES:
                 counts.foreign_ids.append(prepared.id(line))
+
+    def _supersede(self, prepared: PreparedRows, line: int, held: int | None) -> None:
+        """Count the line. Of the versions that the index holds, the highest shows whether they count the same as ours
+        (``headrace.batch.held_versions``)."""
+        self._counts.superseded += 1
+        place = prepared.version_place(line, self._options)
+        if held is not None and place is not None:
+            self._counts.meets(place, HeldVersion(held, prepared.id(line)))
 
     def _count_absent(self, line: int, *, versioned: bool, deletes: bool) -> None:
         if deletes:

@@ -132,3 +132,4 @@ class EventKind(StrEnum):
     LEDGER_REBUILT = "ledger_rebuilt"
     OPERATOR_ACTION = "operator_action"
     PLACE_ACCEPTED = "place_accepted"
+    VERSIONS_BEYOND_POSITION = "versions_beyond_position"

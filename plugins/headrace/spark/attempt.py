@@ -42,6 +42,7 @@ from headrace.stream import STATE_STEP
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from headrace.elasticsearch.counts import HeldVersion
     from headrace.ledger.batch_tables import BatchRow
     from headrace.spark.batch_attempt import BatchAttempt
     from headrace.spark.batch_plan import AttemptPlan, OutputPlan
@@ -248,6 +249,7 @@ class _AttemptRun:
             tried_before=output is not None and output.tried_before,
             former_steps=() if output is None else output.former_steps,
             stream_steps=plan.stream_steps,
+            check_held_versions=self._check_held_versions,
             known_place=partial(
                 newest_place,
                 self._ledger,
@@ -257,6 +259,12 @@ class _AttemptRun:
                 target=self._claim.target,
             ),
         )
+
+    def _check_held_versions(self, index: str, held: Mapping[tuple[str, int], HeldVersion]) -> str | None:
+        # Not at the top: hardly any batch needs a client of Kafka.
+        from headrace.batch.held_versions import check_held_versions
+
+        return check_held_versions(self._attempt.context, self._claim.batch_time_ms, index, held)
 
     def _renew_until_ended(self) -> None:
         """Wait for the steps, and renew the lease after each third of its time. Raises AttemptFencedError."""

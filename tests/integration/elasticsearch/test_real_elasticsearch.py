@@ -159,7 +159,7 @@ def test_a_data_stream_that_a_template_makes_gets_one_document_which_is_deleted(
     real.ask("PUT", template, {"index_patterns": [real.name], "data_stream": {}, "priority": 900})
     try:
         assert concrete(real) is None
-        with pytest.raises(ElasticsearchRefusedError, match="is a data stream.*1 documents .* were deleted again"):
+        with pytest.raises(ElasticsearchRefusedError, match=r"is a data stream.*1 documents .* were deleted again"):
             real.index(rows([b'{"@timestamp": 1700000000000}'] * 5), first_alone=True)
         assert real.documents() == {}
         with pytest.raises(UnsuitableTargetError, match="data stream"):

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.support.fake_elasticsearch import Action, FakeElasticsearch, error_response
+from tests.support.fake_elasticsearch import Action, FakeElasticsearch, Stored, error_response
 
 from headrace.elasticsearch.bulk_bodies import prepare_rows
 from headrace.elasticsearch.bulk_sender import MAX_OFFENDERS, BulkSender, SentRequest
+from headrace.elasticsearch.counts import HeldVersion, IndexingCounts
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     ElasticsearchUnavailableError,
@@ -507,3 +508,19 @@ def test_an_unreadable_conflict_is_looked_up(send: Send, elasticsearch: FakeElas
     elasticsearch.item_fault = lambda _: (409, "version_conflict_engine_exception", "in other words")
     sent = send(make_rows([{"n": 1}, {"n": 0}], keys=[b"a", b"b"], offsets=[5, 6]), **KEY)
     assert (sent.counts.repeated, sent.counts.superseded) == (1, 1)
+
+
+def test_the_highest_version_that_the_index_holds_is_kept_for_each_partition(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    """Deletions meet versions too. What a column counts is the user's."""
+    elasticsearch.indices["clicks"] = {key: Stored(version, {}) for key, version in (("a", 70), ("b", 90), ("c", 80))}
+    rows = make_rows([{"n": 1}, {"n": 2}, None], keys=[b"a", b"b", b"c"], offsets=[1, 2, 3])
+    first = send(rows, **KEY).counts
+    assert (first.superseded, first.held) == (3, {"t-0": HeldVersion(90, "b")})
+    second = IndexingCounts(held={"t-0": HeldVersion(95, "z"), "t-1": HeldVersion(1, "y")})
+    second.add(IndexingCounts.from_dict(json.loads(json.dumps(first.to_dict()))))
+    assert second.held == {"t-0": HeldVersion(95, "z"), "t-1": HeldVersion(1, "y")}
+    assert send(make_rows([{"n": 1}], keys=[b"a"], at=pa.array([1])), **KEY, version_from="at").counts.held == {}
+    by_batch = {"document_id": "columns", "id_columns": ["key"], "batch_time_ms": 50}
+    assert send(make_rows([{"n": 1}], keys=[b"a"]), **by_batch).counts.held == {"": HeldVersion(70, "a")}

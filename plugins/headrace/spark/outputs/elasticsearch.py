@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.batch.places import PLACE, place_of
+from headrace.clock import SystemClock, time_text
 from headrace.elasticsearch.bulk_bodies import TOMBSTONE
 from headrace.elasticsearch.columns import (
     COORDINATES,
@@ -21,11 +22,11 @@ from headrace.elasticsearch.columns import (
 )
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts, IndexingReport
 from headrace.elasticsearch.document_ids import identify
-from headrace.elasticsearch.errors import DuplicateIdsError, TooManyDeadLettersError
+from headrace.elasticsearch.errors import DuplicateIdsError, ForeignVersionsError, TooManyDeadLettersError
 from headrace.elasticsearch.indexer import duplicate_ids_error
 from headrace.elasticsearch.options import KAFKA, LOG, IndexingOptions
 from headrace.spark.documents import lacks_incarnation
-from headrace.spark.outputs.writer import report_file
+from headrace.spark.outputs.writer import WARNING, report_file
 from headrace.stream import ElasticsearchOutput, RecordIds
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from headrace.spark.documents import BatchIncarnations
     from headrace.spark.outputs.writer import Counts, RunBlocks, WrittenBatch
     from headrace.spark.shared_jobs import BatchBlocks
+
+
+_DAY_MS = 86_400_000
 
 
 class ElasticsearchOutputWriter:
@@ -94,6 +98,7 @@ class ElasticsearchOutputWriter:
     ) -> Counts:
         from headrace.spark.elasticsearch_sink import withdraw_letters
 
+        self._check_versions(total, batch, options)
         former = [replace(options, output_id=step) for step in batch.former_steps]
         total.letters_withdrawn = sum(map(withdraw_letters, [options, *former]))
         self._check_limit(total, batch.stream.name)
@@ -103,6 +108,24 @@ class ElasticsearchOutputWriter:
         if index is not None:
             written_to = {"index": index, PLACE: place_of(self._output, index, report.index_uuid)}
         return {**total.to_dict(), **written_to}
+
+    def _check_versions(self, counts: IndexingCounts, batch: WrittenBatch, options: IndexingOptions) -> None:
+        """Raise ForeignVersionsError if documents stay as they are because their versions count something else."""
+        held, counts.held = counts.held, {}
+        ahead = held.pop("", None)
+        latest_ms = max(SystemClock().now_ms(), batch.batch_time_ms) + _DAY_MS
+        if ahead is not None and ahead.version > latest_ms:
+            raise ForeignVersionsError(
+                f"Index {options.index!r} holds version {ahead.version:,} of document {ahead.id!r}. Versions "
+                f"are batch times, such as {batch.batch_time_ms:,} of {time_text(batch.batch_time_ms)}: no batch has "
+                "the other one yet, and until then no update of the document is written.",
+                remedy="It was written with a clock that was ahead, or with versions of another kind. Delete such "
+                "documents, wait for index.gc_deletes of the index (a minute by default), and run the batch again; or "
+                "index into a new index.",
+            )
+        offsets = {(place.rpartition("-")[0], int(place.rpartition("-")[2])): each for place, each in held.items()}
+        if offsets and (warning := batch.check_held_versions(options.index, offsets)):
+            batch.progress(f"{WARNING}output {self._output.id}: {warning}")
 
     def _check_limit(self, counts: IndexingCounts, stream: str) -> None:
         counted = Counter(counts.dead_letter_reasons)

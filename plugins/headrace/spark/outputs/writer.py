@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from headrace.elasticsearch.counts import HeldVersion
     from headrace.ledger.batch_tables import BatchOrigin
     from headrace.spark.documents import BatchIncarnations
     from headrace.spark.shared_jobs import BatchBlocks, BlockTask
@@ -45,15 +46,15 @@ class WrittenBatch:
 
     ``from_kafka``: the records are read again from Kafka, because the log does not have them. ``undecodable``: returns
     the records that do not decode, by input id, for inputs that have any; it is fast after the rows were written, and
-    before it reads all records. ``earlier``: the other batches that the output reads,
-    those of its window. ``incarnations``: returns the topic incarnations of all batches that it reads.
-    ``written_before``: an earlier attempt may have written documents of this batch to the output. ``tried_before``: an
-    earlier attempt included the output and may have written dead letters. ``former_steps``: earlier attempts may have
-    written the batch to the output's place under these other steps (``headrace.spark.former_outputs``). ``target``: the
-    name of a replay, "" for the stream's own output; ``stream_steps``: the steps that the stream itself may have
-    written the batch with, of a replay. ``known_place``: returns the place to which the newest batch of an
-    output was written (``headrace.batch.places``). ``out``: where a console output prints.
-    ``progress``: receives lines of text on the progress.
+    before it reads all records. ``earlier``: the other batches that the output reads, those of its window.
+    ``incarnations``: returns the topic incarnations of all batches that it reads. ``written_before``: an earlier
+    attempt may have written documents of this batch to the output. ``tried_before``: an earlier attempt included the
+    output and may have written dead letters. ``former_steps``: earlier attempts may have written the batch to the
+    output's place under these other steps (``headrace.spark.former_outputs``). ``target``: the name of a replay, "" for
+    the stream's own output; ``stream_steps``: the steps that the stream itself may have written the batch with, of a
+    replay. ``known_place``: returns the place to which the newest batch of an output was written
+    (``headrace.batch.places``). ``check_held_versions``: see ``headrace.batch.held_versions``. ``out``: where a console
+    output prints. ``progress``: receives lines of text on the progress.
     """
 
     stream: Stream
@@ -73,6 +74,7 @@ class WrittenBatch:
     former_steps: tuple[str, ...] = ()
     stream_steps: tuple[str, ...] = ()
     known_place: Callable[[ElasticsearchOutput], Mapping[str, Any] | None] = lambda _: None
+    check_held_versions: Callable[[str, Mapping[tuple[str, int], HeldVersion]], str | None] = lambda *_: None
 
 
 class OutputWriter(Protocol):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from headrace.elasticsearch.counts import IndexingCounts
-from headrace.elasticsearch.errors import TooManyDeadLettersError
+from headrace.clock import SystemClock
+from headrace.elasticsearch.counts import HeldVersion, IndexingCounts
+from headrace.elasticsearch.errors import ForeignVersionsError, TooManyDeadLettersError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.errors import Failure
 from headrace.spark import elasticsearch_sink
@@ -18,6 +21,32 @@ from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter, opti
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.transforms import BatchContext
 from headrace.stream import DeadLetterLimit, ElasticsearchOutput, KafkaInput, Stream
+
+OUTPUT = ElasticsearchOutput(hosts="http://h:1", index="clicks")
+NOW_MS = SystemClock().now_ms()
+
+
+@pytest.fixture
+def written(tmp_path: Any) -> WrittenBatch:
+    stream = Stream(
+        name="shop",
+        inputs=KafkaInput(bootstrap_servers="h:1", topics="clicks"),
+        outputs=OUTPUT,
+        batch_interval="10 s",
+        storage=tmp_path,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    return WrittenBatch(
+        stream=stream,
+        context=BatchContext.of("shop", 10_000, 10_000, 1),
+        batch_time_ms=10_000,
+        attempt=1,
+        manifest_uri="",
+        from_kafka=False,
+        target="",
+        out=io.StringIO(),
+        progress=lambda _: None,
+    )
 
 
 @pytest.fixture
@@ -110,3 +139,30 @@ def test_the_batch_of_a_transforms_test_has_no_manifest() -> None:
         known_place=lambda _: None,
     )
     assert options_of(output, batch, report="r").manifests == ()
+
+
+@pytest.mark.parametrize(("version", "refused"), [(NOW_MS + 3_600_000, False), (NOW_MS + 366 * 86_400_000, True)])
+def test_documents_of_a_batch_time_that_nobody_has_yet_fail_the_batch(
+    written: WrittenBatch, version: int, *, refused: bool
+) -> None:
+    """A clock was a year ahead: no update would be written for a year. Another stream may be an hour ahead."""
+    counts = IndexingCounts(rows=1, superseded=1, held={"": HeldVersion(version, "a")})
+    options = options_of(OUTPUT, written, report="r")
+    with pytest.raises(ForeignVersionsError, match="document 'a'") if refused else contextlib.nullcontext():
+        ElasticsearchOutputWriter(OUTPUT)._check_versions(counts, written, options)
+
+
+def test_the_versions_of_offsets_are_checked_by_partition_and_left_out_of_the_counts(written: WrittenBatch) -> None:
+    asked: list[Any] = []
+    said: list[str] = []
+
+    def check(index: str, held: Any) -> str:
+        asked.append((index, held))
+        return "cannot be asked"
+
+    counts = IndexingCounts(rows=1, superseded=1, held={"a-b-12": HeldVersion(7, "k")})
+    batch = replace(written, check_held_versions=check, progress=said.append)
+    ElasticsearchOutputWriter(OUTPUT)._check_versions(counts, batch, options_of(OUTPUT, written, report="r"))
+    assert asked == [("clicks", {("a-b", 12): HeldVersion(7, "k")})]
+    assert said == ["warning: output elasticsearch: cannot be asked"]
+    assert "held" not in counts.to_dict()
