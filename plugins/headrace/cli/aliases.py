@@ -1,4 +1,4 @@
-"""`headrace aliases`: moves an output's alias to an index that a replay wrote, or accepts another index."""
+"""Moves an output's alias to an index that a replay wrote, or accepts another index."""
 
 from __future__ import annotations
 

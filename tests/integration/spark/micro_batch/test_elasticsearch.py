@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.error
 import urllib.request
 import uuid
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.integration.spark.micro_batch.conftest import Make, Records, run
 
-from headrace.elasticsearch.errors import TooManyDeadLettersError
-from headrace.ledger import BatchState
+from headrace.batch.places import accept, place_of
+from headrace.elasticsearch.errors import TargetChangedError, TooManyDeadLettersError
+from headrace.ledger import BatchState, EventKind
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,
@@ -22,6 +24,7 @@ from headrace.stream import (
     ElasticsearchOutput,
     JsonDecoder,
     KafkaInput,
+    KeyIds,
     Utf8Decoder,
 )
 
@@ -87,6 +90,9 @@ def test_too_many_dead_letters_fail_the_batch_are_kept_and_leave_when_their_rows
     assert (counts["dead_lettered"], counts["repeated"], counts["letters_withdrawn"]) == (18, 4, 0)
     assert len(documents(elasticsearch, letters)) == 18
     make_index(elasticsearch, index, "keyword")
+    with pytest.raises(TargetChangedError, match="deleted and created again"):
+        batch.run(spark, batch.begin(time_ms, force=True))
+    accept(batch.ledger, batch.stream.name, place_of(output, index, None), by="test")
     counts = batch.run(spark, batch.begin(time_ms, force=True)).outputs["elasticsearch"]
     assert (counts["dead_lettered"], counts["indexed"], counts["letters_withdrawn"]) == (6, 16, 12)
     left = documents(elasticsearch, letters).values()
@@ -94,16 +100,55 @@ def test_too_many_dead_letters_fail_the_batch_are_kept_and_leave_when_their_rows
     assert len(left) == 6
 
 
+def test_an_alias_that_is_gone_between_two_batches_is_reported_and_no_index_is_made(
+    spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
+) -> None:
+    alias = f"clicks-{uuid.uuid4().hex}"
+    ask(elasticsearch, "PUT", f"{alias}-1", {"aliases": {alias: {}}})
+    batch = make_batch_ledger(outputs=ElasticsearchOutput(hosts=elasticsearch, index=alias))
+    batch.add(make_records([b'{"id": 1}']))
+    result, _ = run(spark, batch)
+    assert result.outputs["elasticsearch"]["index"] == f"{alias}-1"
+    ask(elasticsearch, "DELETE", f"{alias}-1/_alias/{alias}")
+    batch.add(make_records([b'{"id": 2}'], first_offset=1))
+    with pytest.raises(TargetChangedError, match=rf"{alias}' any more.*Make it an alias of '{alias}-1' again"):
+        run(spark, batch)
+    time_ms = batch.ledger.batches.page(batch.stream.name)[0].batch_time_ms
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        ask(elasticsearch, "GET", alias)
+    ask(elasticsearch, "PUT", f"{alias}-1/_alias/{alias}")
+    assert batch.run(spark, batch.begin(time_ms)).outputs["elasticsearch"]["created"] == 1
+
+
+def ask(elasticsearch: str, method: str, path: str, body: Any = None) -> None:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{elasticsearch}/{path}", method=method, data=data, headers=headers)  # noqa: S310
+    urllib.request.urlopen(request, timeout=30).close()  # noqa: S310
+
+
 def make_index(elasticsearch: str, index: str, id_type: str) -> None:
     """Make the index anew, with its field id of this type."""
-    for method, body in (("DELETE", None), ("PUT", {"mappings": {"properties": {"id": {"type": id_type}}}})):
-        request = urllib.request.Request(  # noqa: S310
-            f"{elasticsearch}/{index}{'?ignore_unavailable=true' if body is None else ''}",
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"content-type": "application/json"},
-        )
-        urllib.request.urlopen(request, timeout=30).close()  # noqa: S310
+    ask(elasticsearch, "DELETE", f"{index}?ignore_unavailable=true")
+    ask(elasticsearch, "PUT", index, {"mappings": {"properties": {"id": {"type": id_type}}}})
+
+
+def test_versions_that_the_stream_has_not_received_are_an_event_where_kafka_cannot_be_asked(
+    spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
+) -> None:
+    """There is no Kafka at the input's address."""
+    index = f"clicks-{uuid.uuid4().hex}"
+    ask(elasticsearch, "PUT", f"{index}/_doc/key-0?version=1000&version_type=external", {"id": "from elsewhere"})
+    batch = make_batch_ledger(
+        inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks"),
+        outputs=ElasticsearchOutput(hosts=elasticsearch, index=index, document_ids=KeyIds()),
+    )
+    batch.add(make_records([b'{"id": 1}']))
+    result, _ = run(spark, batch)
+    counts = result.outputs["elasticsearch"]
+    assert (counts["superseded"], "held" in counts) == (1, False)
+    (event,) = batch.ledger.events.latest(batch.stream.name, [EventKind.VERSIONS_BEYOND_POSITION])
+    assert "holds version 1,000 of document 'key-0'" in event.payload["what"]
 
 
 def test_the_same_batch_again_changes_nothing(
