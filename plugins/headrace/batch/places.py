@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from headrace.stream import ElasticsearchOutput
 
 PLACE = "place"
+LETTERS = "letters"
+"""Beside a place: the name of its dead-letter index and, if that is an alias, the concrete index."""
 _ROWS = (50, 1_000)
 _NEIGHBOURS = 100
 _ACCEPTANCES = 50

@@ -68,6 +68,8 @@ class IndexingCounts:
     """Dead-lettered rows by type of reason."""
     dead_letter_example: str = ""
     """One of them as text: its record and its reason. Records without a value are no example."""
+    letters_index: str = ""
+    """The index behind the name of the dead-letter index, if letters were written and the name is an alias."""
     foreign_ids: list[str] = field(default_factory=list)
     """Up to ``EXAMPLES`` ids of the rows counted in ``foreign``."""
     held: dict[str, HeldVersion] = field(default_factory=dict)
@@ -88,8 +90,8 @@ class IndexingCounts:
             elif count.name == "held":
                 for place, version in other.held.items():
                     self.meets(place, version)
-            elif count.name == "dead_letter_example":
-                self.dead_letter_example = self.dead_letter_example or other.dead_letter_example
+            elif count.name in ("dead_letter_example", "letters_index"):
+                setattr(self, count.name, getattr(self, count.name) or getattr(other, count.name))
             else:
                 setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
 
@@ -109,8 +111,8 @@ class IndexingCounts:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The counts as JSON fields, with ``indexed``; without ``foreign``, ``foreign_ids``, ``held`` and
-        ``dead_letter_example`` if there are none."""
+        """The counts as JSON fields, with ``indexed``; without ``foreign``, ``foreign_ids``, ``held``,
+        ``letters_index`` and ``dead_letter_example`` if there are none."""
         counts = {"indexed": self.indexed, **asdict(self), "dead_letter_reasons": dict(self.dead_letter_reasons)}
         if not self.dead_letter_example:
             del counts["dead_letter_example"]
@@ -118,6 +120,8 @@ class IndexingCounts:
             del counts["foreign"], counts["foreign_ids"]
         if not self.held:
             del counts["held"]
+        if not self.letters_index:
+            del counts["letters_index"]
         return counts
 
     @classmethod

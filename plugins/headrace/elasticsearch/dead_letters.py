@@ -316,7 +316,7 @@ class DeadLetterWriter:
         """Write the buffered letters. Raises DeadLettersRefusedError if one of them is refused."""
         if not self._held:
             return
-        self._ensure_index()
+        counts.letters_index = self._ensure_index() or counts.letters_index
         letters = [self._with_original(letter) for letter in self._held]
         too_large = self._write(letters, counts)
         # A letter too large for a request is written without its value; the record itself is in the log and in Kafka.
@@ -358,10 +358,14 @@ class DeadLetterWriter:
         original = self._originals.fetch(letter.topic, letter.partition, letter.offset, letter.incarnation)
         return letter if original is None else replace(letter, original=original)
 
-    def _ensure_index(self) -> None:
-        """Create the index if it is missing. Raises DeadLettersRefusedError if ids would not be unique in it."""
+    def _ensure_index(self) -> str | None:
+        """Create the index if it is missing. Returns the index behind the name if it is an alias and was not asked for
+        before.
+
+        Raises DeadLettersRefusedError if ids would not be unique in it, or if an alias of earlier letters is gone.
+        """
         if self._index_ensured:
-            return
+            return None
         name = self._options.dead_letter_index
         retry_budget = self._sender.retry_budget()
         own = {self._options.index}
@@ -380,6 +384,14 @@ class DeadLetterWriter:
                 f"Dead letters cannot be written: {name!r} is an alias of {there.name!r}, the output's own index.",
                 remedy="Name another dead_letter_index in the output.",
             )
+        known = self._options.known_letters_index
+        if known is not None and (there is None or there.name == name):
+            raise DeadLettersRefusedError(
+                f"Dead letters cannot be written: {name!r} is {'gone' if there is None else 'an index'} now. It was an "
+                f"alias of {known!r} when earlier letters were written.",
+                remedy=f"Make it an alias of {known!r} again. If the change is meant, accept it: `headrace aliases "
+                f"accept {self._options.stream_name} {self._options.output_id}`.",
+            )
         if there is None:
             body = json.dumps({"mappings": MAPPINGS}).encode()
             path = f"/{quote(name, safe='')}"
@@ -390,6 +402,7 @@ class DeadLetterWriter:
                     f"{name!r} would be a data stream, by an index template of the server: {reason}."
                 )
         self._index_ensured = True
+        return there.name if there is not None and there.name != name else None
 
     def _not_unique(self, why: str) -> DeadLettersRefusedError:
         return DeadLettersRefusedError(

@@ -117,6 +117,8 @@ class IndexingOptions:
     known_indices: tuple[tuple[str, str | None], ...] = ()
     """The concrete indices, by name and UUID, that the name may stand for: those of the output's earlier batches. None
     are known of an output without earlier batches there, which may create its index."""
+    known_letters_index: str | None = None
+    """The concrete index to which letters of earlier batches were written, if ``dead_letter_index`` is an alias."""
     through_alias: bool = False
     """Whether the name is an alias, so that the server must refuse to create an index of this name."""
     first_alone: bool = False
@@ -143,6 +145,7 @@ class IndexingOptions:
         written_before: bool = False,
         withdraw_letters: bool = False,
         known_indices: Sequence[tuple[str, str | None]] = (),
+        known_letters_index: str | None = None,
         replay: str = "",
     ) -> Self:
         """The options for writing rows of ``headrace.spark.documents.prepare_documents`` to an output."""
@@ -172,6 +175,7 @@ class IndexingOptions:
             written_before=written_before,
             withdraw_letters=withdraw_letters and attempt is not None,
             known_indices=tuple(known_indices),
+            known_letters_index=known_letters_index,
             replay=replay,
             report=report,
             manifests=tuple(manifests),

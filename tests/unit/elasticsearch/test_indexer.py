@@ -68,6 +68,29 @@ def test_a_letter_that_a_pipeline_drops_fails_the_batch(
         index(make_rows([{"n": 1}, b"junk"]))
 
 
+def test_letters_go_on_through_the_alias_of_earlier_letters_and_into_no_index_of_its_name(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    alias = {"letters-1": {"aliases": {LETTERS: {}}, "settings": {"index": {}}}}
+    elasticsearch.descriptions[LETTERS] = alias
+    carry_out = elasticsearch._carry_out
+    elasticsearch._carry_out = lambda name, action: {  # type: ignore[method-assign]
+        **carry_out(name, action),
+        **({"_index": "letters-1"} if name == LETTERS else {}),
+    }
+    counts = index(make_rows([{"n": 1}, b"junk"]))
+    assert counts.letters_index == "letters-1"
+    assert IndexingCounts.from_dict(counts.to_dict()).letters_index == "letters-1"
+    assert index(make_rows([b"junk"]), known_letters_index="letters-1").dead_lettered == 1
+    del elasticsearch.descriptions[LETTERS], elasticsearch.indices[LETTERS]
+    with pytest.raises(DeadLettersRefusedError, match=r"is gone now. It was an alias of 'letters-1'"):
+        index(make_rows([b"junk"]), known_letters_index="letters-1")
+    assert LETTERS not in elasticsearch.indices
+    elasticsearch.indices[LETTERS] = {}
+    with pytest.raises(DeadLettersRefusedError, match="is an index now"):
+        index(make_rows([b"junk"]), known_letters_index="letters-1")
+
+
 def refuses(*numbers: int, kind: str = "illegal_argument_exception") -> Callable[[Action], Any]:
     """Documents with these numbers are refused for a reason that may also be the index's."""
     return lambda action: (400, kind, "of a processor") if action.document.get("n") in numbers else None

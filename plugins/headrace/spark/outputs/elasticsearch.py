@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headrace.batch.places import PLACE, place_of
+from headrace.batch.places import LETTERS, PLACE, place_of
 from headrace.clock import SystemClock, time_text
 from headrace.elasticsearch.bulk_bodies import TOMBSTONE
 from headrace.elasticsearch.columns import (
@@ -106,7 +106,11 @@ class ElasticsearchOutputWriter:
         index = report.concrete_index
         written_to: Counts = {}
         if index is not None:
-            written_to = {"index": index, PLACE: place_of(self._output, index, report.index_uuid)}
+            # An alias of dead letters is known from the last batch that had some.
+            letters = [options.dead_letter_index, total.letters_index or options.known_letters_index]
+            place = {**place_of(self._output, index, report.index_uuid), LETTERS: letters}
+            written_to = {"index": index, PLACE: place}
+        total.letters_index = ""
         return {**total.to_dict(), **written_to}
 
     def _check_versions(self, counts: IndexingCounts, batch: WrittenBatch, options: IndexingOptions) -> None:
@@ -148,7 +152,8 @@ class ElasticsearchOutputWriter:
 
 def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str) -> IndexingOptions:
     """The options for writing the batch's rows to the output."""
-    known = batch.known_place(output)
+    known = batch.known_place(output) or {"index": None}
+    name, letters = known.get(LETTERS) or (None, None)
     # The manifests of a window's other batches come newest first.
     # In a test of the transform there is none.
     manifests = [(KAFKA if batch.from_kafka else LOG, batch.manifest_uri)] if batch.manifest_uri else []
@@ -163,7 +168,8 @@ def options_of(output: ElasticsearchOutput, batch: WrittenBatch, *, report: str)
         inputs=batch.stream.kafka_inputs,
         written_before=batch.written_before,
         withdraw_letters=batch.written_before or batch.tried_before,
-        known_indices=[(known["index"], known["uuid"])] if known and known["index"] else (),
+        known_indices=[(known["index"], known["uuid"])] if known["index"] else (),
+        known_letters_index=letters if name == output.dead_letters else None,
         replay=batch.target,
     )
 

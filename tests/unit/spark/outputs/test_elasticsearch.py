@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from headrace.batch.places import LETTERS, PLACE, place_of
 from headrace.clock import SystemClock
-from headrace.elasticsearch.counts import HeldVersion, IndexingCounts
+from headrace.elasticsearch.counts import HeldVersion, IndexingCounts, IndexingReport
 from headrace.elasticsearch.errors import ForeignVersionsError, TooManyDeadLettersError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.errors import Failure
@@ -166,3 +167,16 @@ def test_the_versions_of_offsets_are_checked_by_partition_and_left_out_of_the_co
     assert asked == [("clicks", {("a-b", 12): HeldVersion(7, "k")})]
     assert said == ["warning: output elasticsearch: cannot be asked"]
     assert "held" not in counts.to_dict()
+
+
+def test_the_place_of_a_batch_keeps_the_alias_of_earlier_letters_while_it_has_its_name(written: WrittenBatch) -> None:
+    letters = OUTPUT.dead_letters
+    recorded = {**place_of(OUTPUT, "clicks-1", "u1"), LETTERS: [letters, "letters-1"]}
+    batch = replace(written, known_place=lambda _: recorded)
+    options = options_of(OUTPUT, batch, report="r")
+    assert (options.known_indices, options.known_letters_index) == ((("clicks-1", "u1"),), "letters-1")
+    report = IndexingReport("clicks", "clicks-1", IndexingCounts(), index_uuid="u1")
+    counts = ElasticsearchOutputWriter(OUTPUT)._outcome(report, IndexingCounts(), batch, options)
+    assert (counts["index"], counts[PLACE]) == ("clicks-1", recorded)
+    moved = OUTPUT.model_copy(update={"dead_letter_index": "others"})
+    assert options_of(moved, batch, report="r").known_letters_index is None
