@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.ledger.states import AttemptState, EventKind
+from headrace.ledger.results import LAST_MS
+from headrace.ledger.states import EventKind
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 PLACE = "place"
 LETTERS = "letters"
 """Beside a place: the name of its dead-letter index and, if that is an alias, the concrete index."""
-_ROWS = (50, 1_000)
+_ROWS = 10
+_ROWS_ANY = 50
 _NEIGHBOURS = 100
 _ACCEPTANCES = 50
 
@@ -43,13 +45,14 @@ def newest_place(
         return isinstance(found, dict) and all(found.get(name) == wanted[name] for name in ("server", "name"))
 
     span_ms = _NEIGHBOURS * interval_ms
-    near = (batch_time_ms - span_ms, batch_time_ms + span_ms) if target else None
-    for limit in _ROWS:
-        rows = ledger.attempts.newest_outputs(stream, limit, target=target, between_ms=near)
-        found = [row for row in rows if row.state is AttemptState.COMPLETED and is_place(row.counts.get(PLACE))]
-        if found or len(rows) < limit:
-            break
-    newest = max(found, key=_recorded, default=None)
+    near = (batch_time_ms - span_ms, batch_time_ms + span_ms) if target else (0, LAST_MS)
+    # The databases write other characters than ASCII, and blanks, differently.
+    texts = [f'"{PLACE}"', *([f'"{output.index}"'] if output.index.isascii() else [])]
+    rows = ledger.attempts.newest_with(stream, texts, _ROWS, target=target, from_ms=near[0], until_ms=near[1])
+    if not target:
+        # An older batch may have been written again since.
+        rows += ledger.attempts.newest_outputs(stream, _ROWS_ANY)
+    newest = max((row for row in rows if is_place((row.counts or {}).get(PLACE))), key=_recorded, default=None)
     since_ms = -1 if newest is None else newest.recorded_at_ms or 0
     for event in ledger.events.latest(stream, [EventKind.PLACE_ACCEPTED], _ACCEPTANCES):
         accepted = event.payload.get(PLACE)

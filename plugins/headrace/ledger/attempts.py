@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, Row, literal, select, update
+from sqlalchemy import Connection, Row, Text, cast, literal, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.batch_states import (
@@ -310,22 +310,42 @@ class Attempts(Repository):
         )
         return self._rows(BatchOutputRow, query.order_by(batch_outputs.c.attempt))
 
-    def newest_outputs(
-        self, stream: str, limit: int, *, target: str = "", between_ms: tuple[int, int] | None = None
-    ) -> list[BatchOutputRow]:
+    def newest_outputs(self, stream: str, limit: int) -> list[BatchOutputRow]:
         """Return the ``limit`` rows of outputs that have the latest batch times, the latest first; also of attempts
-        that still run.
+        that still run, and without those of replays."""
+        query = (
+            select(batch_outputs)
+            .where(batch_outputs.c.stream == stream, batch_outputs.c.target == "")
+            .order_by(batch_outputs.c.batch_time_ms.desc(), batch_outputs.c.attempt.desc())
+            .limit(limit)
+        )
+        return self._rows(BatchOutputRow, query)
+
+    def newest_with(
+        self, stream: str, texts: Sequence[str], limit: int, *, target: str = "", from_ms: int = 0, until_ms: int
+    ) -> list[BatchOutputRow]:
+        """Return the ``limit`` results of the latest batch times whose counts, as JSON, contain all of these texts.
+
+        A stream may have had no records for days, so that thousands of later results do not have them.
 
         Args:
             stream: the stream's name.
+            texts: of ASCII characters that JSON does not escape.
             limit: how many.
             target: the name of a replay, "" for the batches themselves.
-            between_ms: only those of the batch times from the first to the second one.
+            from_ms: the earliest batch time.
+            until_ms: the latest batch time.
         """
-        times = [] if between_ms is None else [batch_outputs.c.batch_time_ms.between(*between_ms)]
+        counts = cast(batch_outputs.c.counts, Text)
         query = (
             select(batch_outputs)
-            .where(batch_outputs.c.stream == stream, batch_outputs.c.target == target, *times)
+            .where(
+                batch_outputs.c.stream == stream,
+                batch_outputs.c.target == target,
+                batch_outputs.c.state == AttemptState.COMPLETED,
+                batch_outputs.c.batch_time_ms.between(from_ms, until_ms),
+                *(counts.contains(text, autoescape=True) for text in texts),
+            )
             .order_by(batch_outputs.c.batch_time_ms.desc(), batch_outputs.c.attempt.desc())
             .limit(limit)
         )

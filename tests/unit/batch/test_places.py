@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace.batch import places
 from headrace.batch.places import PLACE, accept, newest_place, place_of
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
@@ -81,6 +82,16 @@ def test_the_place_is_that_of_the_batch_that_was_written_last(orders: Orders) ->
     assert orders.index() == "orders-2", (
         "an older batch was repeated after the alias had moved; an empty one is nowhere"
     )
+
+
+def test_a_place_is_found_behind_days_without_records(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "_ROWS", 1)
+    monkeypatch.setattr(places, "_ROWS_ANY", 1)
+    orders.write(1, written_to("orders-1"))
+    orders.write(2, {"rows": 3, PLACE: place_of(OUTPUT.model_copy(update={"index": "others"}), "others", "u")})
+    for number in range(3, 11):
+        orders.write(number, {"rows": 0})
+    assert orders.index() == "orders-1"
 
 
 def test_a_place_is_found_by_its_server_and_name_and_not_by_the_outputs_id(orders: Orders) -> None:
