@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.batch.allocation import allocate
-from headrace.ledger import Ledger
+from headrace.ledger import EventKind, Ledger
 from headrace.spark.batch_plan import AttemptPlan, plan_attempt
 from headrace.spark.former_outputs import AmbiguousOutputError
 from headrace.stream import ElasticsearchOutput, KafkaInput, KafkaOutput, ParquetOutput, Stream
@@ -55,6 +55,25 @@ class History:
         assert self._context is not None
         claim = self._ledger.attempts.begin("clicks", T, holder="h", way="connect", lease_ms=1, force=True)
         return plan_attempt(self._context, claim, self._ledger.batches.get("clicks", T))
+
+    def replay(self, *outputs: Any) -> AttemptPlan:
+        """Begin an attempt at the batch's replay "v2" with these outputs."""
+        assert self._context is not None
+        stream = self._context.stream.model_copy(update={"outputs": outputs})
+        claim = self._ledger.replays.begin(
+            "clicks",
+            T,
+            target="v2",
+            definition=stream.to_json(),
+            outputs=[output.step for output in outputs],
+            holder="h",
+            way="connect",
+            lease_ms=1,
+        )
+        return plan_attempt(StreamContext(stream, self._ledger), claim, self._ledger.batches.get("clicks", T))
+
+    def rebuilt(self) -> None:
+        self._ledger.events.append("clicks", EventKind.LEDGER_REBUILT)
 
     def former(self) -> dict[str, tuple[str, ...]]:
         return {plan.output.id: plan.former_steps for plan in self.attempt().outputs if plan.former_steps}
@@ -141,3 +160,19 @@ def test_two_new_outputs_at_the_place_of_one_are_refused_until_one_names_it(hist
         history.attempt()
     history.declare(topic("b", renamed_from="a"), topic("c"))
     assert history.former() == {"b": ("b",)}, "the attempt between was begun under its own id"
+
+
+def test_an_output_of_a_replay_has_the_former_ids_of_this_replay_only(history: History) -> None:
+    history.declare(topic("a"))
+    history.attempt()
+    first = history.replay(topic("b", "copy"))
+    assert (first.outputs[0].former_steps, first.stream_steps) == ((), ("a",))
+    again = history.replay(topic("c", "copy"))
+    assert (again.outputs[0].former_steps, again.stream_steps) == (("b",), ("a",))
+
+
+def test_a_rebuilt_ledger_may_have_lost_the_former_outputs_attempts(history: History) -> None:
+    history.declare(topic("a"))
+    history.declare(topic("b"))
+    history.rebuilt()
+    assert history.former() == {"b": ("a",)}
