@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 PLACE = "place"
 LETTERS = "letters"
 """Beside a place: the name of its dead-letter index and, if that is an alias, the concrete index."""
-_ROWS = 10
-_ROWS_ANY = 50
+_ROWS = 5
+_ROWS_ANY = 20
 _NEIGHBOURS = 100
 _ACCEPTANCES = 50
 
