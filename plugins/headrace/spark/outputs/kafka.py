@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -39,6 +39,7 @@ from headrace.spark.outputs.kafka_transaction import (
     OwnTopicError,
     Sent,
     SentRecords,
+    TopicSenders,
     client_config,
     topic_id,
 )
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.spark.outputs.writer import Counts, WrittenBatch
-    from headrace.stream import KafkaOutput
+    from headrace.stream import KafkaOutput, Output
 
 
 _ORDER = "_order"
@@ -141,6 +142,8 @@ def _check_headers(kind: DataType, output: str) -> None:
 
 
 FORMAT = "headrace_kafka"
+# Among the folders of outputs, whose names have no plus.
+_SENDERS = "+topics"
 
 
 class KafkaDataSource(DataSource):
@@ -169,6 +172,10 @@ class KafkaDataSource(DataSource):
                     for name, folder in json.loads(options.get("former", "[]"))
                 ),
             )
+            senders = TopicSenders(
+                f"{options['sent_root']}/{_SENDERS}", options["place"], tuple(json.loads(options["present"]))
+            )
+            batch_time_ms = int(options["sent_name"].removesuffix(".json"))
             live_folders = [options.get("live_sent_folder"), *json.loads(options.get("other_live_folders", "[]"))]
             report = options["report"]
             read_topics = json.loads(options["read_topics"])
@@ -190,7 +197,13 @@ class KafkaDataSource(DataSource):
                 remedy="Send the replay to another topic. (It names the cluster by other servers or another "
                 "connection.)",
             )
-        return KafkaSink(transaction, report)
+        named = {former.name: former for former in transaction.former}
+        for place in senders.former(sent_to):
+            name = _transaction(options["stream"], place, batch_time_ms)
+            folder = _sent_folder(options["sent_root"], place, transaction.topic)
+            named.setdefault(name, FormerName(name, SentRecords(folder, options["sent_name"])))
+        senders.note(sent_to)
+        return KafkaSink(replace(transaction, former=tuple(named.values())), report)
 
 
 @dataclass
@@ -268,11 +281,15 @@ class KafkaWriter:
             "connection": output.connection,
             "bootstrap_servers": output.bootstrap_servers,
             "topic": output.topic,
-            "transaction": _transaction(place, batch),
+            "stream": batch.stream.name,
+            "place": place,
+            "present": json.dumps(self._present(batch)),
+            "transaction": _transaction(batch.stream.name, place, batch.batch_time_ms),
             "attempt": str(batch.attempt),
             "transaction_timeout_seconds": str(output.transaction_timeout_seconds),
-            "sent_folder": self._sent_folder(batch, place),
-            "live_sent_folder": self._sent_folder(batch, output.step) if batch.target else None,
+            "sent_root": _sent_root(batch),
+            "sent_folder": _sent_folder(_sent_root(batch), place, output.topic),
+            "live_sent_folder": _sent_folder(_sent_root(batch), output.step, output.topic) if batch.target else None,
             "sent_name": f"{batch.batch_time_ms}.json",
             "read_topics": json.dumps(self._read_topics(batch)),
         }
@@ -282,12 +299,21 @@ class KafkaWriter:
         """Where the batch may have been sent to the topic by other ids of the output, and, of a replay, by the stream's
         own outputs."""
         places = [_place(step, batch) for step in batch.former_steps]
-        former = [(_transaction(place, batch), self._sent_folder(batch, place)) for place in places]
-        live = [self._sent_folder(batch, step) for step in batch.stream_steps]
+        root, topic = _sent_root(batch), self._output.topic
+        former = [
+            (_transaction(batch.stream.name, place, batch.batch_time_ms), _sent_folder(root, place, topic))
+            for place in places
+        ]
+        live = [_sent_folder(root, step, topic) for step in batch.stream_steps]
         return {"former": json.dumps(former), "other_live_folders": json.dumps(live)}
 
-    def _sent_folder(self, batch: WrittenBatch, place: str) -> str:
-        return f"{batch.stream.folder_url}/sent/{quote(place, safe='')}/{self._output.topic}"
+    def _present(self, batch: WrittenBatch) -> list[str]:
+        """The outputs that the definition has at the topic's name, this one too."""
+        at_topic = {output.step for output in batch.stream.outputs if output.places[:1] and self._is_there(output)}
+        return sorted(_place(step, batch) for step in {self._output.step, *at_topic})
+
+    def _is_there(self, output: Output) -> bool:
+        return output.kind == self._output.kind and output.places[0].name == self._output.topic
 
     def _read_topics(self, batch: WrittenBatch) -> list[str]:
         """The ids of the topics of the output's name of which the batch, or its window, has records: a definition may
@@ -311,5 +337,13 @@ def _place(step: str, batch: WrittenBatch) -> str:
     return f"{step}.{batch.target}" if batch.target else step
 
 
-def _transaction(place: str, batch: WrittenBatch) -> str:
-    return f"headrace-{batch.stream.name}.{place}-{batch.batch_time_ms}"
+def _transaction(stream_name: str, place: str, batch_time_ms: int) -> str:
+    return f"headrace-{stream_name}.{place}-{batch_time_ms}"
+
+
+def _sent_root(batch: WrittenBatch) -> str:
+    return f"{batch.stream.folder_url}/sent"
+
+
+def _sent_folder(root: str, place: str, topic: str) -> str:
+    return f"{root}/{quote(place, safe='')}/{topic}"

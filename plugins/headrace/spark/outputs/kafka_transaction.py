@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -222,6 +222,47 @@ class SentRecords:
         return f"{quote(topic_id, safe='')}/{self.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class TopicSenders:
+    """The outputs of a stream that have sent to a topic, as files at ``folder``/``<topic id>``/``<output>.json``.
+
+    They are known without the ledger, which may be older than the topic. ``name`` is the output, of a replay with its
+    name. ``present`` are all outputs that the definition has at the topic, this one too: none of them is a former id of
+    another, then or later.
+    """
+
+    folder: str
+    name: str
+    present: tuple[str, ...]
+
+    def note(self, topic_id: str) -> None:
+        """Keep this output, before it sends."""
+        beside = self._beside(topic_id, self.name)
+        if not beside.issuperset(self.present):
+            document = json.dumps({"version": 1, "outputs": sorted(beside.union(self.present))}).encode()
+            open_storage(self.folder).write_atomically(self._path(topic_id, self.name), document)
+
+    def former(self, topic_id: str) -> list[str]:
+        """The outputs that have sent to the topic and that the definition no longer has there."""
+        files = open_storage(self.folder).paths(quote(topic_id, safe=""))
+        names = {unquote(path.rpartition("/")[2].removesuffix(".json")) for path in files}
+        replay = self.name.partition(".")[2]
+        return sorted(
+            name
+            for name in names.difference(self.present)
+            if name.partition(".")[2] == replay and self.name not in self._beside(topic_id, name)
+        )
+
+    def _beside(self, topic_id: str, name: str) -> set[str]:
+        try:
+            return set(json.loads(open_storage(self.folder).read(self._path(topic_id, name)))["outputs"])
+        except StoredFileMissingError:
+            return set()
+
+    def _path(self, topic_id: str, name: str) -> str:
+        return f"{quote(topic_id, safe='')}/{quote(name, safe='')}.json"
+
+
 class Marker:
     """The marker of a batch: an offset in its own consumer group, for partition 0 of the topic."""
 
@@ -371,8 +412,8 @@ class BatchTransaction:
 
     def _sent_as_former(self, topic: str) -> Sent | None:
         """The marker of an attempt under a former name that died before it wrote its record. One that still sends is
-        fenced."""
-        for former in self.former:
+        fenced. Before a batch's first attempt there was none."""
+        for former in self.former if self.attempt > 1 else ():
             self._producer(former.name).init_transactions(_TIMEOUT_SECONDS)
             marker = Marker(self.config, former.name, self.topic, timeout_seconds=_TIMEOUT_SECONDS)
             try:

@@ -41,8 +41,9 @@ def write(kafka: str, topic: str, tmp_path: Path) -> Write:
     )
 
     def write(frame: DataFrame | None, *, attempt: int = 1, target: str = "", **fields: Any) -> Counts:
+        written = output.model_copy(update=fields)
         batch = WrittenBatch(
-            stream=stream,
+            stream=stream.model_copy(update={"outputs": (written,)}),
             context=BatchContext.of(stream.name, T, 10_000, attempt),
             batch_time_ms=T,
             attempt=attempt,
@@ -52,7 +53,7 @@ def write(kafka: str, topic: str, tmp_path: Path) -> Write:
             out=io.StringIO(),
             progress=lambda _: None,
         )
-        return KafkaWriter(output.model_copy(update=fields)).write(frame, batch)
+        return KafkaWriter(written).write(frame, batch)
 
     return write
 
@@ -107,6 +108,17 @@ def test_a_renamed_output_does_not_send_a_batch_again(
     frame = spark.sql("SELECT 'a' AS value")
     assert write(frame)["messages"] == 1
     assert write(frame, attempt=2, id="clicks-out", renamed_from="kafka")["repeated"] == 1
+    assert len(read(kafka, topic)) == 1
+
+
+def test_an_output_with_a_new_id_does_not_send_a_batch_again(
+    spark: SparkSession, kafka: str, topic: str, write: Write
+) -> None:
+    """Without renamed_from, and also if the ledger does not know the attempt of the former id."""
+    frame = spark.sql("SELECT 'a' AS value")
+    assert write(frame)["messages"] == 1
+    assert write(frame, attempt=2, id="clicks-out")["repeated"] == 1
+    assert write(frame, attempt=3, id="again")["repeated"] == 1
     assert len(read(kafka, topic)) == 1
 
 

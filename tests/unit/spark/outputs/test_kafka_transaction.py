@@ -9,6 +9,7 @@ import contextlib
 import io
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from headrace.spark.outputs.kafka_transaction import (
     Sent,
     SentRecords,
     TopicMissingError,
+    TopicSenders,
     client_config,
     reported,
 )
@@ -265,3 +267,31 @@ def test_a_replay_by_an_output_of_another_id_does_not_send_a_batch_again_to_the_
     with pytest.raises(OwnTopicError, match="itself has sent the batch"):
         transaction(replay, monkeypatch)
     transaction(replay, monkeypatch, sent_to="id-of-staging")
+
+
+def test_the_folder_itself_knows_which_former_outputs_have_sent_to_a_topic(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger may be older than the topic, so that it has no attempt of the former output."""
+    for target in ("", "v2"):
+        transaction(options("out", target), monkeypatch, sent_to=f"id{target}")
+    records(options("out")).write(Sent("id", 1, 5, 50))
+    sending = transaction(options("enriched"), monkeypatch)
+    assert [each.name for each in sending.former] == [options("out")["transaction"]]
+    assert sending._recorded("id") == Sent("id", 1, 5, 50)
+    (of_replay,) = transaction(options("enriched", "v2"), monkeypatch, sent_to="idv2").former
+    assert of_replay.name == options("out", "v2")["transaction"]
+    assert transaction(options("enriched"), monkeypatch, sent_to="id-of-staging").former == ()
+    named = transaction(options("enriched", former_steps=("out",)), monkeypatch)
+    assert len(named.former) == 1, "the ledger knows it too"
+
+
+def test_an_output_that_was_beside_another_one_is_not_its_former_id(tmp_path: Path) -> None:
+    both = TopicSenders(str(tmp_path / "senders"), "a", ("a", "b"))
+    both.note("id")
+    assert replace(both, name="b", present=("b",)).former("id") == []
+    assert replace(both, name="c", present=("c",)).former("id") == ["a"]
+    assert replace(both, name="c", present=("a", "c")).former("id") == [], "it is another output now"
+    replace(both, present=("a", "c")).note("id")
+    assert replace(both, name="c", present=("c",)).former("id") == []
+    assert replace(both, name="b", present=("b",)).former("id") == [], "what was beside it before stays known"
