@@ -142,7 +142,7 @@ class BulkSender:
         An alias's index has another name than the one asked for. What was created elsewhere is deleted.
         """
         misplaced = [
-            Misplaced(id_, index, given_id, item.get("result") == "created")
+            Misplaced(id_, index, given_id, item.get("result"), conflicts=item["status"] == _CONFLICT)
             for id_, item in zip(ids, items, strict=True)
             for index, given_id in [(item.get("_index", self.place), item.get("_id", id_))]
             if given_id != id_ or not self._is_place(index, retry_budget)
@@ -152,13 +152,15 @@ class BulkSender:
             raise ElasticsearchRefusedError(
                 f"Document {first.id!r} of index {self._index!r} was written as {first.given_id!r} into index "
                 f"{first.index!r}: {self._not_one or 'an ingest pipeline changes _index or _id'}. "
-                f"{take_back(self._transport, retry_budget, misplaced)}",
+                f"{take_back(self._transport, retry_budget, misplaced)}".rstrip(),
                 remedy="Take this out of the index's pipelines and templates, delete what is left elsewhere, and run "
                 "the batch again. A batch that runs a second time would not find its documents.",
             )
         if items:
             self.place = items[-1].get("_index", self.place)
-        self.in_place = self.in_place or any("result" in item or item["status"] == _CONFLICT for item in items)
+        self.in_place = self.in_place or any(
+            item.get("result") in ("created", "updated") or item["status"] == _CONFLICT for item in items
+        )
 
     def _is_place(self, index: str, retry_budget: RetryBudget) -> bool:
         if index not in self._places:

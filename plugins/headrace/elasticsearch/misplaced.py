@@ -21,19 +21,22 @@ _EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Misplaced:
-    """A document of this id that is in ``index`` as ``given_id``. ``created``: no document was there before."""
+    """A document of this id that the server took for ``given_id`` of ``index``, with this ``result``, or that conflicts
+    with one there. With neither, it was refused."""
 
     id: str
     index: str
     given_id: str
-    created: bool
+    result: str | None
+    conflicts: bool
 
 
 def take_back(transport: Transport, retry_budget: RetryBudget, documents: Sequence[Misplaced]) -> str:
     """Delete the documents that were created. Returns a sentence that says what was deleted, and what is left."""
-    created = [document for document in documents if document.created]
+    created = [document for document in documents if document.result == "created"]
     deleted = set(_deleted(transport, retry_budget, created))
-    left = [document for document in documents if document not in deleted]
+    there = [document for document in documents if document.conflicts or document.result in ("created", "updated")]
+    left = [document for document in there if document not in deleted]
     sentences = []
     if deleted:
         sentences.append(f"{len(deleted)} documents that this request created there were deleted again.")
