@@ -243,7 +243,12 @@ class TopicSenders:
             open_storage(self.folder).write_atomically(self._path(topic_id, self.name), document)
 
     def former(self, topic_id: str) -> list[str]:
-        """The outputs that have sent to the topic and that the definition no longer has there."""
+        """The outputs that have sent to the topic and that the definition no longer has there.
+
+        None if it has several there: only the ledger knows which of them has taken the place of another.
+        """
+        if len(self.present) > 1:
+            return []
         files = open_storage(self.folder).paths(quote(topic_id, safe=""))
         names = {unquote(path.rpartition("/")[2].removesuffix(".json")) for path in files}
         replay = self.name.partition(".")[2]

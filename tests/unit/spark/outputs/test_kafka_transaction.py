@@ -291,7 +291,7 @@ def test_an_output_that_was_beside_another_one_is_not_its_former_id(tmp_path: Pa
     both.note("id")
     assert replace(both, name="b", present=("b",)).former("id") == []
     assert replace(both, name="c", present=("c",)).former("id") == ["a"]
-    assert replace(both, name="c", present=("a", "c")).former("id") == [], "it is another output now"
+    assert replace(both, name="c", present=("c", "d")).former("id") == [], "which of the two is it?"
     replace(both, present=("a", "c")).note("id")
     assert replace(both, name="c", present=("c",)).former("id") == []
     assert replace(both, name="b", present=("b",)).former("id") == [], "what was beside it before stays known"
