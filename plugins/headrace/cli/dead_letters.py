@@ -219,7 +219,7 @@ def _offsets(text: str | None) -> tuple[int | None, int | None]:
     if text is None:
         return None, None
     first, _, last = text.partition("-")
-    if not first.isdigit() or not (last or first).isdigit():
+    if not text.isascii() or not first.isdigit() or not (last or first).isdigit():
         raise typer.BadParameter(f"{text!r} is neither an offset nor a range of offsets", param_hint="--offset")
     if int(first) > int(last or first):
         raise typer.BadParameter(f"{text!r} ends before it begins", param_hint="--offset")

@@ -31,7 +31,7 @@ AIRFLOW_VARIABLE = "HEADRACE_AIRFLOW"
 EXECUTOR_VARIABLE = "AIRFLOW__CORE__EXECUTOR"
 
 _UNIT_MS = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
-_AGO = re.compile(rf"(\d+) *({'|'.join(_UNIT_MS)})s? ago")
+_AGO = re.compile(rf"([0-9]+) *({'|'.join(_UNIT_MS)})s? ago")
 
 
 class NoLedgerError(HeadraceError):
@@ -147,7 +147,7 @@ def milliseconds(text: str, option: str) -> int:
     Raises:
         BadParameter: the text is none of these; the error names ``option``.
     """
-    if text.isdigit():
+    if text.isascii() and text.isdigit():
         return int(text)
     if ago := _AGO.fullmatch(text.strip()):
         return SystemClock().now_ms() - int(ago[1]) * _UNIT_MS[ago[2]]

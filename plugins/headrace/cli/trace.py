@@ -77,7 +77,7 @@ def _trace(context: StreamContext, record: list[str], incarnation: int | None, i
     match record:
         case [document_id]:
             return trace_document(context, document_id)
-        case [topic, partition, offset] if partition.isdecimal() and offset.isdecimal():
+        case [topic, partition, offset] if (partition + offset).isascii() and partition.isdigit() and offset.isdigit():
             asked = Coordinates(topic, int(partition), int(offset), incarnation)
             return trace_record(context, asked, input_id=input_id)
     raise typer.BadParameter(f"{' '.join(record)!r} is not a record: {_ONE_OF}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import binascii
 import decimal
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
@@ -26,6 +27,8 @@ _REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ZONE = r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
 _YEARS_1_TO_9999 = (-62_135_596_800, 253_402_300_799)
 _SHOWN_CHARACTERS = 60
+# A number in RFC 8259. Python's Decimal also takes 1_000, +1, 01, blanks and the digits of all scripts.
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 _Conversion = Callable[[Sequence[Any], Any], pa.Array]
 
@@ -163,6 +166,34 @@ class _Texts:
         return pa.array(values, pa.string())
 
 
+class _Decimals:
+    """Values of a DECIMAL. msgspec gives them as their text in the record, since it takes other texts for numbers than
+    JSON does."""
+
+    def __init__(self, kind: Any, place: str) -> None:
+        self.strict = self.loose = msgspec.Raw | msgspec.UnsetType
+        self._kind, self._place = kind, place
+        # Arrow is given only what fits: it crashed on 1E-999999999.
+        self._context = decimal.Context(prec=kind.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
+        self._unit = decimal.Decimal((0, (1,), -kind.scale))
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        return pa.array([None if value is None else self._decimal(value) for value in values], self._kind)
+
+    def _decimal(self, raw: msgspec.Raw) -> decimal.Decimal | None:
+        """The decimal of a JSON number, or of a text that is one."""
+        shown = bytes(raw).decode()
+        if shown == "null":
+            return None
+        try:
+            number = msgspec.json.decode(raw, type=str) if shown[0] == '"' else shown
+            if shown is number or _NUMBER.fullmatch(number):
+                return self._context.quantize(decimal.Decimal(number), self._unit)
+        except (ArithmeticError, msgspec.DecodeError):
+            pass
+        raise _UnfitError(f"Not exactly {self._kind}: {shown[:_SHOWN_CHARACTERS]} - at `{self._place}`")
+
+
 class _Objects:
     """Values of a STRUCT."""
 
@@ -273,6 +304,8 @@ def _values(kind: pa.DataType, place: str, time_zone: str) -> _Values:
         return _Maps(kind, _values(kind.item_type, f"{place}[]", time_zone))
     if pa.types.is_string(kind):
         return _Texts()
+    if pa.types.is_decimal(kind):
+        return _Decimals(kind, place)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return _Plain(str | int, kind, place, lambda values, kind: _times(values, kind, time_zone))
     for fits, strict, convert in _CONVERSIONS:
@@ -290,13 +323,6 @@ def _finite(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pc.any(pc.is_inf(array)).as_py():
         raise ValueError("out of range")
     return array
-
-
-def _decimals(values: Sequence[Any], kind: Any) -> pa.Array:
-    # Arrow is given only what fits: it crashed on 1E-999999999.
-    context = decimal.Context(prec=kind.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
-    unit = decimal.Decimal((0, (1,), -kind.scale))
-    return pa.array([None if value is None else context.quantize(value, unit) for value in values], kind)
 
 
 def _from_base64(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -366,7 +392,6 @@ _CONVERSIONS: tuple[tuple[Callable[[pa.DataType], bool], Any, _Conversion], ...]
     (pa.types.is_boolean, bool, _as_they_are),
     (pa.types.is_integer, int, _as_they_are),
     (pa.types.is_floating, float, _finite),
-    (pa.types.is_decimal, decimal.Decimal, _decimals),
     (pa.types.is_binary, str, _from_base64),
     (pa.types.is_date, str, _dates),
     (pa.types.is_time, str, _times_of_day),

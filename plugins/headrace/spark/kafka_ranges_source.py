@@ -253,7 +253,7 @@ def _uris(text: str) -> tuple[str, ...]:
 def _number_of_partitions(text: str | None) -> int:
     if text is None:
         return os.cpu_count() or 1
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise SourceOptionError(
             f'The option numPartitions of the "{FORMAT}" data source must be 1 or more, not {text!r}.'
         )

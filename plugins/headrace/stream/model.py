@@ -39,7 +39,7 @@ class StreamDefinitionError(HeadraceError):
 IDENTIFIER = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*$")
+_DURATION = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)\s*$")
 
 _within_another: ContextVar[bool] = ContextVar("_within_another", default=False)
 

@@ -178,7 +178,7 @@ def check_storage_url(value: str) -> str:
     return value.rstrip("/") or "/"
 
 
-_LOCAL = re.compile(r"^local(?:\[(\*|\d+)(?:,\s*\d+)?\])?$")
+_LOCAL = re.compile(r"^local(?:\[(\*|[0-9]+)(?:,\s*[0-9]+)?\])?$")
 
 # Settings that headrace sets itself, or that would open the Connect server to others (rules 12 and 13 of the design).
 _RESERVED_CONF = (
@@ -368,7 +368,7 @@ class SparkSettings(Part):
         match = _LOCAL.match(self.master)
         if match is None:
             cores = self.conf.get("spark.cores.max")
-            return int(cores) if cores is not None and cores.isdigit() else None
+            return int(cores) if cores is not None and cores.isascii() and cores.isdigit() else None
         if match[1] is None:
             return 1
         return (os.cpu_count() or 1) if match[1] == "*" else int(match[1])

@@ -221,7 +221,7 @@ def _is_in_log(context: StreamContext, segment: str) -> bool:
 
 
 # A topic's name contains neither "+" nor "~".
-_RECORD_ID = re.compile(r"([a-zA-Z0-9._-]{1,249})\+(\d{1,10})\+(\d{1,19})(?:\+(\d{1,9}))?(?:~.*)?", re.DOTALL)
+_RECORD_ID = re.compile(r"([a-zA-Z0-9._-]{1,249})\+([0-9]{1,10})\+([0-9]{1,19})(?:\+([0-9]{1,9}))?(?:~.*)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,9 @@ def test_times_before_now_are_read(text: str, ago_ms: int) -> None:
     assert before <= milliseconds(text, "--from") + ago_ms <= SystemClock().now_ms()
 
 
-@pytest.mark.parametrize("text", ["yesterday", "two hours ago", "2 hours", "-1 hours ago", "2026-13-01"])
+@pytest.mark.parametrize(
+    "text", ["yesterday", "two hours ago", "2 hours", "-1 hours ago", "2026-13-01", "12²", "١٢", "٢ hours ago"]
+)
 def test_other_texts_are_no_times(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no time"):
         milliseconds(text, "--from")

@@ -31,6 +31,22 @@ def decode(kind: pa.DataType, *values: bytes | None, zone: str = "UTC") -> tuple
 
 REFUSED = "refused"
 DECIMAL = pa.decimal128(10, 2)
+# Python's Decimal takes all of these.
+NO_JSON_NUMBERS = (
+    "1_000",
+    "\u0661\u0662",
+    "\uff11",
+    " 1",
+    "1 ",
+    r"1\n",
+    "\u20031",
+    "+1",
+    "01",
+    "-01",
+    "1.",
+    ".5",
+    "1e1_0",
+)
 TIME = pa.timestamp("us", "UTC")
 LOCAL_TIME = pa.timestamp("us")
 
@@ -64,6 +80,12 @@ LOCAL_TIME = pa.timestamp("us")
         (DECIMAL, '"1.5"', Decimal("1.50")),
         (DECIMAL, '"NaN"', REFUSED),
         (DECIMAL, '"sNaN"', REFUSED),
+        (DECIMAL, '"-0.50e1"', Decimal("-5.00")),
+        (DECIMAL, r'"\u0031"', Decimal(1)),
+        *((DECIMAL, f'"{text}"', REFUSED) for text in NO_JSON_NUMBERS),
+        *((pa.list_(DECIMAL), f'["{text}"]', REFUSED) for text in NO_JSON_NUMBERS),
+        (DECIMAL, "true", REFUSED),
+        (DECIMAL, "[1]", REFUSED),
         # Arrow crashed on this one.
         (DECIMAL, "1e-999999999", REFUSED),
         (DECIMAL, "1e999999999", REFUSED),

@@ -100,6 +100,7 @@ def test_load_reads_a_file_and_a_module(tmp_path: Path, monkeypatch: pytest.Monk
         ({"outputs": [ConsoleOutput(), ConsoleOutput()]}, "outputs", "give each its own id"),
         ({"batch_interval": "0 s"}, "batch_interval", "longer than zero"),
         ({"batch_interval": "-1 s"}, "batch_interval", '"10 s"'),
+        ({"batch_interval": "\u0661\u0660 s"}, "batch_interval", '"10 s"'),
         ({"batch_interval": "300 ms"}, "batch_interval", "no multiple of block_interval"),
         ({"block_interval": 0}, "block_interval", "longer than zero"),
         ({"block_interval": timedelta(microseconds=1500)}, "block_interval", "whole number of milliseconds"),
