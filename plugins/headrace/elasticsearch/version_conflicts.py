@@ -20,6 +20,8 @@ fails as a whole is asked for in halves.
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import json
 import math
 import re
@@ -306,10 +308,11 @@ def _paths(patterns: str | Sequence[str] | None) -> re.Pattern[str] | None:
     """What matches the paths of these fields and of all fields below them; ``*`` stands for any characters."""
     if not patterns:
         return None
-    expressions = (
-        re.escape(one).replace("\\*", ".*") for one in ([patterns] if isinstance(patterns, str) else patterns)
+    # fnmatch's expressions do not go back over many stars, as plain ones do.
+    plain = (
+        "*".join(map(glob.escape, one.split("*"))) for one in ([patterns] if isinstance(patterns, str) else patterns)
     )
-    return re.compile(f"(?:{'|'.join(expressions)})(?:[.].*)?", re.DOTALL)
+    return re.compile("|".join(fnmatch.translate(f"{one}{below}") for one in plain for below in ("", ".*")))
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -23,6 +23,7 @@ from headrace.stream.contract import DECODER_SHAPES, check_class
 from headrace.stream.ddl import ColumnsText, ColumnType, parse_columns
 from headrace.stream.model import CalledClass, Identifier, Part, Texts, is_reference, validate_part
 from headrace.stream.secrets import Servers
+from headrace.stream.topic_pattern import matches, topic_pattern
 
 # The librdkafka settings that a stream may set. headrace sets those that affect offsets, assignment or delivery itself
 # (rules 1 to 3 of the design). Secrets and security settings belong in the connection.
@@ -244,12 +245,9 @@ class KafkaInput(_ReceivedInput):
 
     @field_validator("topic_pattern")
     @classmethod
-    def _pattern_compiles(cls, value: str | None) -> str | None:
+    def _pattern_is_matched_in_linear_time(cls, value: str | None) -> str | None:
         if value is not None:
-            try:
-                re.compile(value)
-            except re.error as error:
-                raise ValueError(f"is not a regular expression ({error})") from None
+            topic_pattern(value)
         return value
 
     @field_validator("client")
@@ -285,7 +283,7 @@ class KafkaInput(_ReceivedInput):
         """Whether this input reads the topic. A pattern must match the whole name; it never matches internal topics."""
         if self.topic_pattern is None:
             return topic in self.topics
-        return not _INTERNAL_TOPIC.match(topic) and re.fullmatch(self.topic_pattern, topic) is not None
+        return not _INTERNAL_TOPIC.match(topic) and matches(self.topic_pattern, topic)
 
     def topics_shared_with(self, other: KafkaInput) -> tuple[str, ...]:
         """The topics that both inputs read from the same cluster, by name or by the same pattern. Two different
