@@ -306,6 +306,10 @@ def _values(kind: pa.DataType, place: str, time_zone: str) -> _Values:
         return _Texts()
     if pa.types.is_decimal(kind):
         return _Decimals(kind, place)
+    return _plain(kind, place, time_zone)
+
+
+def _plain(kind: pa.DataType, place: str, time_zone: str) -> _Values:
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return _Plain(str | int, kind, place, lambda values, kind: _times(values, kind, time_zone))
     for fits, strict, convert in _CONVERSIONS:

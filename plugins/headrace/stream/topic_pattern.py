@@ -128,31 +128,31 @@ class TopicPattern:
         sequence = partial(self._sequence, flags=flags, backwards=backwards)
         match kind:
             case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN":
-                return self._add(_Step(characters=_characters(kind, given, flags), then=(then,)))
+                step = _Step(characters=_characters(kind, given, flags), then=(then,))
+            case "FAILURE":
+                step = _Step(characters=frozenset(), then=(then,))
             case "AT":
-                return self._add(_Step(condition=partial(_is_at, str(given)), then=(then,)))
+                step = _Step(condition=partial(_is_at, str(given)), then=(then,))
             case "BRANCH":
-                return self._add(_Step(then=tuple(sequence(each, then) for each in given[1])))
+                step = _Step(then=tuple(sequence(each, then) for each in given[1]))
+            case "ASSERT" | "ASSERT_NOT":
+                # What follows a position is searched from the name's end on, so that one search is for all positions.
+                ahead = given[0] > 0
+                begin = self._sequence(given[1], self._add(_Step()), flags, backwards=ahead)
+                step = _Step(begin=begin, backwards=ahead, then=(then,))
+                step.condition = partial(_looks, step, kind == "ASSERT")
             case "SUBPATTERN":
                 _, added, removed, tree = given
                 return self._sequence(tree, then, (flags | added) & ~removed, backwards=backwards)
             case "MAX_REPEAT" | "MIN_REPEAT":
                 least, most, tree = given
                 return self._repeat(least, most, tree, then, sequence)
-            case "ASSERT" | "ASSERT_NOT":
-                direction, tree = given
-                # What follows a position is searched from the name's end on, so that one search is for all positions.
-                ahead = direction > 0
-                begin = self._sequence(tree, self._add(_Step()), flags, backwards=ahead)
-                look = _Step(begin=begin, backwards=ahead, then=(then,))
-                look.condition = partial(_looks, look, kind == "ASSERT")
-                return self._add(look)
-            case "FAILURE":
-                return self._add(_Step(characters=frozenset(), then=(then,)))
-        raise TopicPatternError(
-            "has a backreference, a condition on a group, or a possessive or atomic part, which takes more than linear "
-            "time; write it without"
-        )
+            case _:
+                raise TopicPatternError(
+                    "has a backreference, a condition on a group, or a possessive or atomic part, which takes more "
+                    "than linear time; write it without"
+                )
+        return self._add(step)
 
     def _repeat(self, least: int, most: Any, tree: Any, then: int, sequence: Callable[[Any, int], int]) -> int:
         if most == _parser.MAXREPEAT:
