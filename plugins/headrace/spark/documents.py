@@ -24,6 +24,7 @@ from headrace.elasticsearch.bulk_bodies import prepare_rows
 from headrace.elasticsearch.errors import UnsuitableRowsError
 from headrace.elasticsearch.options import VERSION, IndexingOptions, id_column, id_sources
 from headrace.elasticsearch.verdicts import Reason
+from headrace.stream.ddl import differing_in_case
 from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class _Rows:
 
         schema = df.schema
         self._output = output
+        self._case_sensitive = lambda: df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
         self._names = schema.names
         self._types: dict[str, DataType] = {field.name: field.dataType for field in schema.fields}
         self._own = own_columns(schema)
@@ -100,6 +102,14 @@ class _Rows:
             raise UnsuitableRowsError(
                 f"The rows for output {output!r} have several columns named {', '.join(map(repr, twice))}.",
                 remedy="Give each column its own name in the transform.",
+            )
+        for group in differing_in_case(self._names):
+            if self._case_sensitive():
+                break
+            raise UnsuitableRowsError(
+                f"The rows for output {output!r} have the columns {' and '.join(map(repr, group))}, which differ in "
+                "case only: to Spark they are one name.",
+                remedy="Rename or drop one in the transform, or set spark.sql.caseSensitive to true in spark.conf.",
             )
         named = _named_columns(self._output)
         missing = [name for name in named if name not in self._types]

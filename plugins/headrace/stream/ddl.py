@@ -73,6 +73,14 @@ def parse_columns(text: str) -> tuple[Column, ...]:
     return columns
 
 
+def differing_in_case(names: Iterable[str]) -> list[list[str]]:
+    """The groups of these names that differ in case only. To Spark they are one name, by default."""
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        groups.setdefault(name.lower(), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
 def check_decoded_type(text: str) -> None:
     """Check a type in DDL, or the columns of a struct. Raises ValueError."""
     try:

@@ -18,9 +18,9 @@ from pydantic import model_validator
 
 from headrace.errors import Failure, HeadraceError
 from headrace.stream.contract import DECODER_SHAPES, OUTPUT_SHAPES, wrong_values
-from headrace.stream.ddl import check_decoded_type
+from headrace.stream.ddl import ColumnType, check_decoded_type, differing_in_case, parse_columns
 from headrace.stream.fields import StreamFields
-from headrace.stream.inputs import DecoderDefinition, ReceiverInput
+from headrace.stream.inputs import DecoderDefinition, JsonDecoder, ReceiverInput
 from headrace.stream.model import Part, StreamDefinitionError, is_reference, load_reference, milliseconds, references_in
 from headrace.stream.outputs import Output
 from headrace.stream.secrets import values_with_secrets
@@ -170,6 +170,7 @@ def problems(stream: StreamFields) -> Iterator[str]:
         )
     if len(stream.inputs) > 1 and any(stream.transform_of(output) is None for output in stream.outputs):
         yield "transform: a stream of several inputs needs one, to make one DataFrame of them"
+    yield from _field_name_problems(stream)
     yield from _receiver_input_problems(stream)
     yield from _delivery_problems(stream)
     if stream.storage.is_local and not stream.storage.shared and not stream.spark.is_local:
@@ -227,6 +228,25 @@ def _missing_or_double(stream: StreamFields) -> Iterator[str]:
         if double:
             yield f"{field}: the id {', '.join(double)} is used twice; give each its own id"
     yield from _topics_read_twice(stream)
+
+
+def _field_name_problems(stream: StreamFields) -> Iterator[str]:
+    """Fields that a transform cannot name: Spark's error is AMBIGUOUS_REFERENCE_TO_FIELDS."""
+    transforms = stream.state is not None or any(stream.transform_of(output) is not None for output in stream.outputs)
+    if not transforms or stream.spark.conf.get("spark.sql.caseSensitive", "").lower() == "true":
+        return
+    for source in stream.inputs:
+        for name, decoder in (("key_decoder", source.key_decoder), ("value_decoder", source.value_decoder)):
+            if not isinstance(decoder, JsonDecoder):
+                continue
+            structs = ColumnType("struct", parse_columns(decoder.fields)).all()
+            found = [differing_in_case(part.name for part in kind.parts) for kind in structs if kind.name == "struct"]
+            for group in (group for groups in found for group in groups):
+                yield (
+                    f"inputs.{source.id}.{name}.fields: {' and '.join(group)} differ in case only, and to Spark they "
+                    "are one name, so that the transform can name neither; leave one out, or set "
+                    "spark.sql.caseSensitive to true in spark.conf"
+                )
 
 
 def _renamed_to_one(stream: StreamFields) -> Iterator[str]:

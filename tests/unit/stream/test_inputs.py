@@ -13,9 +13,11 @@ from tests.unit.stream.definitions import fields
 
 from headrace.stream import (
     ElasticsearchOutput,
+    JsonDecoder,
     KafkaInput,
     KeyIds,
     ReceiverInput,
+    SparkSettings,
     StartingOffsets,
     Stream,
     StreamDefinitionError,
@@ -113,6 +115,25 @@ def test_a_pattern_matches_whole_names_and_never_internal_topics(pattern: str, t
 
 
 LINES = ReceiverInput(id="lines", receiver="shop:Lines", arguments={"host": "localhost", "port": 9999})
+
+
+@pytest.mark.parametrize(
+    "given", ["Id INT, id INT", "a STRUCT<Id: INT, ID: INT, b: INT>", "a ARRAY<MAP<STRING, STRUCT<iD: INT, Id: INT>>>"]
+)
+@pytest.mark.parametrize("column", ["key_decoder", "value_decoder"])
+def test_fields_that_differ_in_case_only_are_refused_for_a_transform(given: str, column: str) -> None:
+    source = KafkaInput(bootstrap_servers="h:1", topics="t", **{column: JsonDecoder(fields=given)})  # type: ignore[arg-type]
+    assert Stream(**fields(inputs=source))
+    with pytest.raises(StreamDefinitionError, match=rf"inputs.records.{column}.fields: [iI][dD] and [iI][dD] differ"):
+        Stream(**fields(inputs=source, transform="shop:join"))
+    sensitive = SparkSettings(conf={"spark.sql.caseSensitive": "true"})
+    assert Stream(**fields(inputs=source, transform="shop:join", spark=sensitive))
+
+
+def test_one_name_in_two_structs_is_no_problem() -> None:
+    decoder = JsonDecoder(fields="id INT, a STRUCT<Id: INT>, b STRUCT<ID: INT, ib: INT>")
+    source = KafkaInput(bootstrap_servers="h:1", topics="t", value_decoder=decoder)
+    assert Stream(**fields(inputs=source, transform="shop:join"))
 
 
 def test_a_definition_with_both_kinds_of_inputs_travels_as_json() -> None:
