@@ -86,7 +86,7 @@ class _Rows:
 
         schema = df.schema
         self._output = output
-        self._case_sensitive = lambda: df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+        self._session = df.sparkSession
         self._names = schema.names
         self._types: dict[str, DataType] = {field.name: field.dataType for field in schema.fields}
         self._own = own_columns(schema)
@@ -104,7 +104,7 @@ class _Rows:
                 remedy="Give each column its own name in the transform.",
             )
         for group in differing_in_case(self._names):
-            if self._case_sensitive():
+            if self._session.conf.get("spark.sql.caseSensitive") == "true":
                 break
             raise UnsuitableRowsError(
                 f"The rows for output {output!r} have the columns {' and '.join(map(repr, group))}, which differ in "

@@ -18,21 +18,12 @@ _BEHIND = ("(?<=a)", "(?<!ab)", "(?<=[ab].)", "(?<!a|b)", "(?<=^a)")
 
 
 def _expression(chance: random.Random, depth: int) -> str:
-    kind = chance.random()
-    if depth == 0 or kind < 0.35:
+    if depth == 0 or chance.random() < 0.35:
         return chance.choice(_ATOMS)
-    inner = _expression(chance, depth - 1)
-    if kind < 0.6:
-        return inner + _expression(chance, depth - 1)
-    if kind < 0.72:
-        return f"({inner}|{_expression(chance, depth - 1)})"
-    if kind < 0.78:
-        return f"(?{chance.choice('=!')}{inner})"
-    if kind < 0.81:
-        return chance.choice(_BEHIND)
-    if kind < 0.84:
-        return f"(?i:{inner})"
-    return f"(?:{inner}){chance.choice(_REPEATS)}"
+    inner, other = _expression(chance, depth - 1), _expression(chance, depth - 1)
+    often = (inner + other, f"({inner}|{other})", f"(?:{inner}){chance.choice(_REPEATS)}")
+    seldom = (f"(?{chance.choice('=!')}{inner})", f"(?i:{inner})", chance.choice(_BEHIND))
+    return chance.choice(often * 3 + seldom)
 
 
 def test_random_expressions_match_what_python_matches() -> None:
