@@ -52,6 +52,11 @@ _MAX_POSITION_BYTES = 60 << 10
 _REPORT_SECONDS = 5.0
 _COPY_SECONDS = 10.0
 
+_DECISION = (
+    "It is not read any more until you give it another name, and is then read from its beginning; or delete it; or let "
+    'the receiver\'s arguments have changed="read", which reads each such file so'
+)
+
 _Signature = tuple[int, int, int, int]
 
 
@@ -95,7 +100,8 @@ class TextFiles(Receiver):
         self._finished: dict[str, _Signature] = {}
         self._waiting: dict[str, tuple[_Signature, float]] = {}
         self._copies: dict[str, float] = {}
-        self._sizes: dict[str, int] = {}
+        # Size and time of change at the last look.
+        self._seen: dict[str, tuple[int, int]] = {}
         # What a person is to know: of this look, and of files that are not read until they change.
         self._problems: dict[str, str] = {}
         self._stays: dict[str, str] = {}
@@ -155,12 +161,23 @@ class TextFiles(Receiver):
                 self._upgrade(name, stat)
             elif stat is None or stat.st_ino != progress.inode:
                 new = everywhere.get(progress.inode)
-                if new is not None and new != name and is_of(self._directory / new, progress):
+                if new is not None and new != name and self._was_renamed(name, new, progress):
                     moved[name] = new
                 elif new != name:
                     self._is_gone(name, progress, listing)
         self._move(moved, listing)
         self._find_copies(listing)
+
+    def _was_renamed(self, name: str, new: str, progress: Progress) -> bool:
+        """Whether the file of the same inode is the same: a new file may have got the inode of a deleted one, and equal
+        contents."""
+        path = self._directory / new
+        size, changed_ns = self._seen.get(name, (-1, 0))
+        try:
+            stat = path.stat()
+        except OSError:
+            return False
+        return (stat.st_size != size or stat.st_mtime_ns == changed_ns) and is_of(path, progress)
 
     def _upgrade(self, name: str, stat: os.stat_result | None) -> None:
         """Note by what a file is recognised, of which the position of an earlier version has only the byte."""
@@ -178,7 +195,7 @@ class TextFiles(Receiver):
 
     def _is_gone(self, name: str, progress: Progress, listing: Listing) -> None:
         """A file is under no name any more; another one may have its own."""
-        size, byte = self._sizes.pop(name, 0), progress.byte
+        (size, _), byte = self._seen.pop(name, (0, 0)), progress.byte
         if size > byte and not is_compressed(name):
             self.report_error(
                 f"{self._directory / name} was deleted or moved out of the directory when {byte} of its {size} bytes "
@@ -216,7 +233,7 @@ class TextFiles(Receiver):
             kept[names.get(name, f"{name}/{progress.inode}" if taken else name)] = progress
         self._read = kept
         for name in {*names, *names.values()}:
-            for known in (self._finished, self._waiting, self._sizes):
+            for known in (self._finished, self._waiting, self._seen):
                 known.pop(name, None)
 
     def _find_copies(self, listing: Listing) -> None:
@@ -287,8 +304,11 @@ class TextFiles(Receiver):
     def _read_file(self, name: str, stat: os.stat_result) -> bool:
         """Store what is new in the file. Returns whether there was anything."""
         path, progress = self._directory / name, self._read.get(name, Progress())
-        self._sizes[name] = stat.st_size
-        if progress.is_cut or self._is_finished(name, stat, progress):
+        self._seen[name] = (stat.st_size, stat.st_mtime_ns)
+        if progress.is_cut:
+            self._stays.setdefault(name, f"{_not_followed(path, stat.st_size, None)}. {_DECISION}")
+            return False
+        if self._is_finished(name, stat, progress):
             return False
         self._stays.pop(name, None)
         try:
@@ -296,12 +316,12 @@ class TextFiles(Receiver):
         except FileNotFoundError:
             # It was moved away since the directory was listed.
             return False
-        except DAMAGED as error:
-            self._note_damage(path, name, stat, error)
-            return False
-        except OSError as error:
-            self._problems[name] = f"{path} cannot be read: {error}"
-            return False
+        except (OSError, *DAMAGED) as error:
+            if isinstance(error, DAMAGED):
+                self._note_damage(path, name, stat, error)
+            else:
+                self._problems[name] = f"{path} cannot be read: {error}"
+            opened = None
         if opened is None:
             return False
         with opened.file:
@@ -343,10 +363,7 @@ class TextFiles(Receiver):
             return
         # In the position, which is stored with the next records of another file.
         self._read[name] = Progress.cut(stat.st_ino)
-        self._stays[name] = (
-            f"{problem}. It is not read any more until you give it another name, and is then read from its beginning; "
-            'or delete it; or let the receiver\'s arguments have changed="read", which reads each such file so'
-        )
+        self._stays[name] = f"{problem}. {_DECISION}"
 
     def _store_lines(self, path: Path, name: str, opened: OpenedFile) -> bool:
         """Store the next lines of a file; of a compressed one all, since going to a byte of it takes long."""
