@@ -168,7 +168,8 @@ class StreamFields(Part):
     def remember_ms(self) -> int:
         """Milliseconds for which the log keeps the blocks of a batch after its checkpoint.
 
-        With windows, at least the reach of the longest window plus one batch interval, as Spark derives it.
+        With windows, at least the reach of the longest window plus one batch interval: what the newest window needs.
+        (Spark remembers a window's length plus its slide.)
         """
         asked = milliseconds(self.remember or self.batch_interval)
         windows = self.window_ms

@@ -494,7 +494,8 @@ def _host(text: str) -> str:
 
 
 class ConsoleOutput(OutputDefinition):
-    """Prints the first rows of every batch, as Spark Streaming's ``print()`` does."""
+    """Prints the first rows of every batch in the form of Spark Streaming's ``print()``, to the log of the output's
+    task."""
 
     writer: ClassVar[str] = "headrace.spark.outputs.functions:ConsoleWriter"
     reads_all_rows: ClassVar[bool] = False
