@@ -34,7 +34,7 @@ DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 @dataclass(slots=True)
-class Progress:
+class FileProgress:
     """How far a file is read: ``byte`` bytes, decompressed if it is compressed.
 
     ``inode`` is None in a position that an earlier version stored, which had only the byte. ``packed`` is the size of
@@ -47,7 +47,7 @@ class Progress:
     packed: int | None = None
 
     @classmethod
-    def of(cls, stored: Any) -> Progress:
+    def of(cls, stored: Any) -> FileProgress:
         """From its JSON in a position."""
         if isinstance(stored, int):
             return cls(stored)
@@ -70,7 +70,7 @@ class Progress:
         return self.byte < 0
 
     @classmethod
-    def cut(cls, inode: int) -> Progress:
+    def cut(cls, inode: int) -> FileProgress:
         """Of a file that is not read any more."""
         return cls(_CUT, inode)
 
@@ -80,7 +80,7 @@ class OpenedFile:
     """A file that is open at the byte after what was read, and the first and last bytes that were read."""
 
     file: BinaryIO
-    progress: Progress
+    progress: FileProgress
     head: bytes
     tail: bytes
     stat: os.stat_result
@@ -92,7 +92,7 @@ class OpenedFile:
         self.tail = (self.tail + line)[-_MARKED_BYTES:]
         self.progress.byte += len(line)
 
-    def close_progress(self) -> Progress:
+    def close_progress(self) -> FileProgress:
         """The progress with the checksums of what was read until now."""
         progress = self.progress
         progress.marks = (zlib.crc32(self.head), zlib.crc32(self.tail))
@@ -110,7 +110,7 @@ def unread_compression(name: str) -> str | None:
     return next((each for each in _NOT_READ if name.endswith(each)), None)
 
 
-def open_file(path: Path, progress: Progress) -> OpenedFile | None:
+def open_file(path: Path, progress: FileProgress) -> OpenedFile | None:
     """Open a file where reading ended; None if what was read of it is no longer there.
 
     Raises OSError, and what `DAMAGED` names.
@@ -118,7 +118,7 @@ def open_file(path: Path, progress: Progress) -> OpenedFile | None:
     file = _opened(path)
     try:
         stat = os.fstat(file.fileno())
-        read = Progress(progress.byte, progress.inode, progress.marks)
+        read = FileProgress(progress.byte, progress.inode, progress.marks)
         length = min(read.byte, _MARKED_BYTES)
         head = file.read(length)
         file.seek(read.byte - length)
@@ -132,14 +132,14 @@ def open_file(path: Path, progress: Progress) -> OpenedFile | None:
     return None
 
 
-def _is_same(read: Progress, head: bytes, tail: bytes, compressed: bool) -> bool:
+def _is_same(read: FileProgress, head: bytes, tail: bytes, compressed: bool) -> bool:
     if read.inode is None:
         # An earlier version stored only the byte, at which a line ended, and read compressed files as they are.
         return read.byte == 0 or (tail.endswith(b"\n") and not compressed)
     return read.marks == (zlib.crc32(head), zlib.crc32(tail))
 
 
-def is_of(path: Path, progress: Progress) -> bool:
+def is_of(path: Path, progress: FileProgress) -> bool:
     """Whether the file begins with all that was read of another name or inode. A file that cannot be read does not."""
     try:
         opened = open_file(path, progress)
@@ -233,7 +233,7 @@ def _is_visible(name: str, part: str, path: str, known: Collection[str], *, fold
     return not hidden or path in known
 
 
-def is_part_of(path: Path, of: Path, progress: Progress) -> bool:
+def is_part_of(path: Path, of: Path, progress: FileProgress) -> bool:
     """Whether a file is a copy of another one, or the part of it that is there before the copying ends."""
     try:
         with _opened(path) as copy, of.open("rb") as original:

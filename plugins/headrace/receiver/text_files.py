@@ -30,9 +30,9 @@ from typing import Literal
 
 from headrace.receiver.followed_files import (
     DAMAGED,
+    FileProgress,
     Listing,
     OpenedFile,
-    Progress,
     is_compressed,
     is_of,
     is_part_of,
@@ -95,7 +95,7 @@ class TextFiles(Receiver):
         self._changed = changed
         self._max_line_bytes = max_line_bytes
         # By name: how far each file is read, also of files that are gone.
-        self._read: dict[str, Progress] = {}
+        self._read: dict[str, FileProgress] = {}
         # The files as they were when they were read to their ends; and since when the last line waits for its end.
         self._finished: dict[str, _Signature] = {}
         self._waiting: dict[str, tuple[_Signature, float]] = {}
@@ -118,7 +118,7 @@ class TextFiles(Receiver):
         self.start_thread(self._follow)
 
     def _follow(self) -> None:
-        self._read = {name: Progress.of(stored) for name, stored in (self.position or {}).items()}
+        self._read = {name: FileProgress.of(stored) for name, stored in (self.position or {}).items()}
         while not self.is_stopped:
             listing = Listing.of(self._directory, self._pattern, self._read)
             self._problems = {name: f"{self._directory / name}: {error}" for name, error in listing.errors.items()}
@@ -168,7 +168,7 @@ class TextFiles(Receiver):
         self._move(moved, listing)
         self._find_copies(listing)
 
-    def _was_renamed(self, name: str, new: str, progress: Progress) -> bool:
+    def _was_renamed(self, name: str, new: str, progress: FileProgress) -> bool:
         """Whether the file of the same inode is the same: a new file may have got the inode of a deleted one, and equal
         contents."""
         path = self._directory / new
@@ -193,7 +193,7 @@ class TextFiles(Receiver):
             if self._position_bytes() > _MAX_POSITION_BYTES:
                 self._read[name] = former
 
-    def _is_gone(self, name: str, progress: Progress, listing: Listing) -> None:
+    def _is_gone(self, name: str, progress: FileProgress, listing: Listing) -> None:
         """A file is under no name any more; another one may have its own."""
         (size, _), byte = self._seen.pop(name, (0, 0)), progress.byte
         if size > byte and not is_compressed(name):
@@ -227,7 +227,7 @@ class TextFiles(Receiver):
         """Keep what is known of these files under other names. What else has such a name is gone."""
         if not names:
             return
-        kept: dict[str, Progress] = {}
+        kept: dict[str, FileProgress] = {}
         for name, progress in self._read.items():
             taken = name not in names and name in names.values()
             kept[names.get(name, f"{name}/{progress.inode}" if taken else name)] = progress
@@ -273,7 +273,7 @@ class TextFiles(Receiver):
             return name != other and not is_compressed(other) and stem(name) == stem(other)
         return is_rotated_name(name, other)
 
-    def _has_lost_lines(self, name: str, stat: os.stat_result, progress: Progress) -> bool:
+    def _has_lost_lines(self, name: str, stat: os.stat_result, progress: FileProgress) -> bool:
         if progress.is_cut or is_compressed(name) or self._finished.get(name) == _signature(stat):
             return False
         return stat.st_size < progress.byte or not is_of(self._directory / name, progress)
@@ -303,7 +303,7 @@ class TextFiles(Receiver):
 
     def _read_file(self, name: str, stat: os.stat_result) -> bool:
         """Store what is new in the file. Returns whether there was anything."""
-        path, progress = self._directory / name, self._read.get(name, Progress())
+        path, progress = self._directory / name, self._read.get(name, FileProgress())
         self._seen[name] = (stat.st_size, stat.st_mtime_ns)
         if progress.is_cut:
             self._stays.setdefault(name, f"{_not_followed(path, stat.st_size, None)}. {_DECISION}")
@@ -327,12 +327,12 @@ class TextFiles(Receiver):
         with opened.file:
             return self._store_lines(path, name, opened)
 
-    def _is_finished(self, name: str, stat: os.stat_result, progress: Progress) -> bool:
+    def _is_finished(self, name: str, stat: os.stat_result, progress: FileProgress) -> bool:
         """Whether nothing has changed since the file was read to its end."""
         is_whole = progress.packed == stat.st_size and progress.inode == stat.st_ino
         return is_whole or self._finished.get(name) == _signature(stat)
 
-    def _open(self, path: Path, name: str, stat: os.stat_result, progress: Progress) -> OpenedFile | None:
+    def _open(self, path: Path, name: str, stat: os.stat_result, progress: FileProgress) -> OpenedFile | None:
         """Open the file where reading ended; None if it is not to be read."""
         if (extension := unread_compression(name)) is not None:
             self._problems[name] = f"{path} is compressed as {extension}, which is not read; .gz and .bz2 are"
@@ -355,14 +355,14 @@ class TextFiles(Receiver):
         self._stays[name] = problem
         self._finished[name] = _signature(stat)
 
-    def _cut(self, path: Path, name: str, stat: os.stat_result, progress: Progress) -> None:
+    def _cut(self, path: Path, name: str, stat: os.stat_result, progress: FileProgress) -> None:
         problem = _not_followed(path, stat.st_size, progress.byte)
         if self._changed == "read":
             self.report_error(f"{problem}. It is read from its beginning, as changed says")
             self._read.pop(name, None)
             return
         # In the position, which is stored with the next records of another file.
-        self._read[name] = Progress.cut(stat.st_ino)
+        self._read[name] = FileProgress.cut(stat.st_ino)
         self._stays[name] = f"{problem}. {_DECISION}"
 
     def _store_lines(self, path: Path, name: str, opened: OpenedFile) -> bool:

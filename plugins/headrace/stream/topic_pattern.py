@@ -37,12 +37,12 @@ class TopicPatternError(ValueError):
     """The text is no regular expression, or one that cannot be matched in linear time."""
 
 
-_Ends = Callable[["_Step"], set[int]]
+_Ends = Callable[["_PatternStep"], set[int]]
 _Condition = Callable[[str, int, _Ends], bool]
 
 
 @dataclass(slots=True)
-class _Step:
+class _PatternStep:
     """A state of the automaton. It leads to ``then``: over one of ``characters``, or over none if ``condition`` (of the
     name and a position in it) holds. Where ``then`` is empty and nothing is asked, a match ends."""
 
@@ -59,12 +59,12 @@ class TopicPattern:
     backreference, a condition, a possessive or atomic part), or is too large."""
 
     def __init__(self, text: str) -> None:
-        self._steps: list[_Step] = []
+        self._steps: list[_PatternStep] = []
         self._most_steps = _MAX_STEPS + 2 * len(text)
         try:
             re.compile(text)
             tree = _parser.parse(text)
-            self._begin = self._sequence(tree, self._add(_Step()), tree.state.flags, backwards=False)
+            self._begin = self._sequence(tree, self._add(_PatternStep()), tree.state.flags, backwards=False)
         except (re.error, OverflowError) as error:
             raise TopicPatternError(f"is not a regular expression ({error})") from None
         except RecursionError:
@@ -76,7 +76,7 @@ class TopicPattern:
             return False
         found: dict[int, set[int]] = {}
 
-        def ends(look: _Step) -> set[int]:
+        def ends(look: _PatternStep) -> set[int]:
             if look.begin not in found:
                 found[look.begin] = self._ends(name, look.begin, ends, backwards=look.backwards, anywhere=True)
             return found[look.begin]
@@ -109,7 +109,7 @@ class TopicPattern:
             reached = after
         return found
 
-    def _add(self, step: _Step) -> int:
+    def _add(self, step: _PatternStep) -> int:
         if len(self._steps) >= self._most_steps:
             raise TopicPatternError(
                 f"is too large: written without counts such as {{1,9}}, it has more than {self._most_steps} parts"
@@ -128,18 +128,18 @@ class TopicPattern:
         sequence = partial(self._sequence, flags=flags, backwards=backwards)
         match kind:
             case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN":
-                step = _Step(characters=_characters(kind, given, flags), then=(then,))
+                step = _PatternStep(characters=_characters(kind, given, flags), then=(then,))
             case "FAILURE":
-                step = _Step(characters=frozenset(), then=(then,))
+                step = _PatternStep(characters=frozenset(), then=(then,))
             case "AT":
-                step = _Step(condition=partial(_is_at, str(given)), then=(then,))
+                step = _PatternStep(condition=partial(_is_at, str(given)), then=(then,))
             case "BRANCH":
-                step = _Step(then=tuple(sequence(each, then) for each in given[1]))
+                step = _PatternStep(then=tuple(sequence(each, then) for each in given[1]))
             case "ASSERT" | "ASSERT_NOT":
                 # What follows a position is searched from the name's end on, so that one search is for all positions.
                 ahead = given[0] > 0
-                begin = self._sequence(given[1], self._add(_Step()), flags, backwards=ahead)
-                step = _Step(begin=begin, backwards=ahead, then=(then,))
+                begin = self._sequence(given[1], self._add(_PatternStep()), flags, backwards=ahead)
+                step = _PatternStep(begin=begin, backwards=ahead, then=(then,))
                 step.condition = partial(_looks, step, kind == "ASSERT")
             case "SUBPATTERN":
                 _, added, removed, tree = given
@@ -156,15 +156,15 @@ class TopicPattern:
 
     def _repeat(self, least: int, most: Any, tree: Any, then: int, sequence: Callable[[Any, int], int]) -> int:
         if most == _parser.MAXREPEAT:
-            loop = self._add(_Step())
+            loop = self._add(_PatternStep())
             self._steps[loop].then = (sequence(tree, loop), then)
             then = loop
         else:
             end = then
             for _ in range(most - least):
-                then = self._add(_Step(then=(sequence(tree, then), end)))
+                then = self._add(_PatternStep(then=(sequence(tree, then), end)))
         for _ in range(least):
-            then = self._add(_Step(then=(sequence(tree, then),)))
+            then = self._add(_PatternStep(then=(sequence(tree, then),)))
         return then
 
 
@@ -202,7 +202,7 @@ def _is_at(kind: str, name: str, at: int, _ends: _Ends) -> bool:
     return boundary == (kind == "AT_BOUNDARY")
 
 
-def _looks(look: _Step, positive: bool, _name: str, at: int, ends: _Ends) -> bool:
+def _looks(look: _PatternStep, positive: bool, _name: str, at: int, ends: _Ends) -> bool:
     return (at in ends(look)) == positive
 
 
