@@ -31,8 +31,9 @@ class TimeRange:
     """The batches of the times ``(after_ms, until_ms]``: those whose intervals begin at ``after_ms`` or later, and have
     ended by ``until_ms``.
 
-    ``run`` identifies the Airflow run, since it last began the range. ``definition`` is the digest of a replay's: with
-    another one, the replay begins again.
+    ``run`` identifies the Airflow run, since it last began the range. ``definition`` identifies the definition that
+    writes all of it, the digest of a replay's or the revision of the stream's: with another one, the range begins
+    again.
     """
 
     after_ms: int
@@ -51,6 +52,16 @@ class TimeRange:
         """The attributes by which an attempt names the range."""
         return {RANGE: asdict(self)}
 
+    def is_of_same_run(self, attempt: AttemptRow) -> bool:
+        """Whether the run of this range made the attempt, for this range or for one with another definition."""
+        other = TimeRange.of(attempt.attributes)
+        return other is not None and other.run == self.run
+
+    def is_written_by(self, attempt: AttemptRow, *, like: AttemptRow) -> bool:
+        """Whether the attempt has written its batch for this range, with the definition of the attempt ``like``."""
+        written = attempt.state is AttemptState.COMPLETED and attempt.revision == like.revision
+        return written and TimeRange.of(attempt.attributes) == self
+
     def __str__(self) -> str:
         return f"{time_text(self.after_ms)} until {time_text(self.until_ms)}"
 
@@ -60,8 +71,8 @@ class RangeProgress:
     """How far a run has come with its range.
 
     ``left``: the batches to run, oldest first, those that have failed in this run last; in an ordered range oldest
-    first. ``failed`` are the last attempts at these, by batch time. ``left_out`` counts the batches that are not run,
-    by reason.
+    first. A batch that was written with another definition than the range has now is among them. ``failed``
+    are the last attempts at these, by batch time. ``left_out`` counts the batches that are not run, by reason.
     """
 
     left: tuple[BatchRow, ...]
@@ -84,11 +95,14 @@ class RangeProgress:
         """
         rows = ledger.batches.between(stream, batches.after_ms, batches.until_ms)
         attempts = ledger.attempts.between(stream, batches.after_ms, batches.until_ms, target=target)
-        of_range = [attempt for attempt in attempts if TimeRange.of(attempt.attributes) == batches]
-        own = {row.batch_time_ms: row for row in of_range if set(outputs) <= set(row.outputs)}
+        of_run = [attempt for attempt in attempts if batches.is_of_same_run(attempt)]
+        of_range = [attempt for attempt in of_run if TimeRange.of(attempt.attributes) == batches]
+        # The run may have written a batch with another definition since.
+        own = {row.batch_time_ms: row for row in of_run if set(outputs) <= set(row.outputs)}
         if not of_range:
             # They may be removed while the run goes on.
             _check_not_removed(ledger, stream, batches)
+        newest = max(of_range, key=lambda row: (row.started_at_ms, row.revision or 0), default=None)
         began_ms = min((row.started_at_ms for row in of_range), default=None)
         completed_since = set() if target or began_ms is None else _completed_since(began_ms, attempts, batches)
         left, failed, completed, left_out = [], {}, [], Counter[str]()
@@ -100,11 +114,11 @@ class RangeProgress:
             reason = _left_out(batch, batches, is_replay=bool(target), began_ms=began_ms, came_ms=came_ms)
             if reason is not None:
                 left_out[reason] += 1
-            elif last is not None and last.state is AttemptState.COMPLETED:
+            elif last is not None and newest is not None and batches.is_written_by(last, like=newest):
                 completed.append(batch)
             else:
                 left.append(batch)
-                if last is not None and last.state is AttemptState.FAILED:
+                if last is not None and last.state is AttemptState.FAILED and TimeRange.of(last.attributes) == batches:
                     failed[batch.batch_time_ms] = last
         if not left and not completed:
             raise RangeError(

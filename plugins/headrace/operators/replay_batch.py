@@ -37,7 +37,7 @@ class RangeOperator(SparkAttemptOperator):
         *,
         outputs: Collection[str],
         begin: Callable[[BatchRow, Mapping[str, Any]], Attempt],
-        definition: str = "",
+        definition: str,
         target: str = "",
         ordered: bool = False,
     ) -> dict[str, int]:
@@ -107,8 +107,8 @@ class RangeOperator(SparkAttemptOperator):
         target: str,
     ) -> tuple[TimeRange, RangeProgress]:
         """The range of the run, and its progress. A cleared run goes on with a range that it had not completed, and
-        starts one again that it had completed. Other tasks of the run may write other outputs: theirs are not this
-        task's."""
+        starts one again that it had completed. With another definition than the range was begun with, a retry starts it
+        again too. Other tasks of the run may write other outputs: theirs are not this task's."""
         from headrace.batch.batch_range import TimeRange
 
         after_ms, until_ms = request.span or (0, 0)
@@ -120,7 +120,13 @@ class RangeOperator(SparkAttemptOperator):
         ]
         begun = {TimeRange.of(row.attributes): row.started_at_ms for row in own}
         last = max((known for known in begun if known is not None), key=lambda known: begun[known], default=new)
-        if last != new and (last.after_ms, last.until_ms, last.definition) == (after_ms, until_ms, definition):
+        if last.definition != definition:
+            self.log.warning(
+                "This run has begun its range with another definition of stream %s. It begins the range again, so that "
+                "all of it is written with the present one.",
+                self.stream.name,
+            )
+        elif last != new and (last.after_ms, last.until_ms) == (after_ms, until_ms):
             progress = read(last)
             if progress.left:
                 return last, progress
@@ -314,8 +320,9 @@ class RepeatBatchesOperator(RangeOperator):
 
     A run needs ``from`` and ``until`` in its conf. One process runs all steps of a batch in one attempt, and several
     batches at a time, without taking slots from the batches that are due; in an ordered stream one after another, and
-    then a batch that is due comes first. A retry goes on with what is left. Batches that have never completed are left
-    to their own runs and to the repair.
+    then a batch that is due comes first. A retry goes on with what is left. If the stream has another definition since
+    the range was begun, it begins the range again: all of a range is written with one definition. Batches that have
+    never completed are left to their own runs and to the repair.
 
     :param stream: the stream; it has no state, since each batch would start from the state that the one before it left.
 
@@ -339,7 +346,13 @@ class RepeatBatchesOperator(RangeOperator):
                 return self.begin(ledger, batch, context, steps=steps, attributes=attributes, force=True)
 
             return self.run_range(
-                stream_context, request, context, outputs=steps, begin=begin, ordered=self.stream.is_ordered
+                stream_context,
+                request,
+                context,
+                outputs=steps,
+                begin=begin,
+                definition=str(self.revision),
+                ordered=self.stream.is_ordered,
             )
 
     def _warn_of_deletions(self, ledger: Ledger, steps: Sequence[str], until_ms: int) -> None:

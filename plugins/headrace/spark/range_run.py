@@ -334,17 +334,20 @@ class RangeRunner:
         reported = False
         while not self._stop.is_set():
             attempts = self._attempts(batch)
-            own = [row for row in attempts if TimeRange.of(row.attributes) == self._range]
-            if any(row.attributes.get(TRY_NUMBER, 0) > self._first.attributes.get(TRY_NUMBER, 0) for row in own):
+            # A later try that has another definition begins the range again.
+            of_run = [row for row in attempts if self._range.is_of_same_run(row)]
+            tries = [row.attributes.get(TRY_NUMBER, 0) for row in of_run]
+            if max(tries, default=0) > self._first.attributes.get(TRY_NUMBER, 0):
                 self._replaced = AttemptFencedError("A later try of this task runs the range.")
                 self._stop.set()
                 return None
-            if any(row.state is AttemptState.COMPLETED and set(self._first.outputs) <= set(row.outputs) for row in own):
+            own = [row for row in of_run if set(self._first.outputs) <= set(row.outputs)]
+            if own and self._range.is_written_by(own[-1], like=self._first):
                 with self._lock:
                     self._done += 1
                 return None
             now_ms = self._ledger.now_ms()
-            others = [row for row in attempts if row.alive(now_ms) and row not in own]
+            others = [row for row in attempts if row.alive(now_ms) and row not in of_run]
             if not others:
                 return attempts
             if not reported:

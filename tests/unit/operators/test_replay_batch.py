@@ -332,6 +332,23 @@ def test_a_changed_definition_begins_a_range_again(stream, day, toy_batch, conne
     assert [len(ledger.attempts.of_batch("flights", at_ms)) for at_ms in times] == [2, 2]
 
 
+def test_a_range_over_a_deployment_is_written_with_one_definition(stream, day, toy_batch, connectable, ledger):
+    times, task = day(3)
+    register(ledger, stream)
+    complete(ledger, *times)
+    other = stream.model_copy(update={"outputs": (stream.outputs[0].model_copy(update={"transform": "shop:new"}),)})
+    toy_batch(f"fail@{times[1]}")
+    with pytest.raises(BatchTaskError, match="2 of 3 batches are done"):
+        run_again(stream, task)
+    with pytest.raises(BatchTaskError, match="2 of 3 batches are done"):
+        run_again(other, task.again(run_id="day", try_number=2))
+    toy_batch("ok")
+    # Back to the first definition, after the second one has written some of the batches.
+    assert run_again(stream, task.again(run_id="day", try_number=3))["completed"] == 3
+    written = [ledger.attempts.of_batch("flights", at_ms)[-1] for at_ms in times]
+    assert {(row.revision, row.attributes["try_number"]) for row in written} == {(1, 3)}
+
+
 @pytest.mark.usefixtures("toy_batch", "connectable")
 def test_a_range_writes_the_results_of_its_batches(stream, day, ledger, monkeypatch):
     times, task = day(3)

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,6 +133,15 @@ class Rig:
         self.ledger.attempts.record_output(claim, "elasticsearch", {})
         assert self.ledger.attempts.complete(claim).state is BatchState.COMPLETED
 
+    def repeat(self, time_ms: int, revision: int) -> None:
+        """By the range, into the stream's own output."""
+        claim = self.ledger.attempts.begin(
+            "shop", time_ms, holder="t", way="connect", lease_ms=5_000, force=True, revision=revision,
+            attributes=self.batches().attributes,
+        )  # fmt: skip
+        self.ledger.attempts.record_output(claim, "elasticsearch", {})
+        self.ledger.attempts.complete(claim)
+
     def states(self) -> list[str]:
         rows = self.ledger.replays.between("shop", "v2", 0, 1 << 60)
         return [row.state.value for row in rows]
@@ -184,6 +194,20 @@ def test_every_batch_of_a_range_has_an_attempt_like_the_first(rig: Rig) -> None:
     assert rig.progress().to_dict() == {
         "batches": 8, "completed": 8, "failed": 0, "left": 0, "left_out": 0, "records": 0
     }  # fmt: skip
+
+
+def test_a_range_is_done_when_one_definition_has_written_all_of_it(rig: Rig) -> None:
+    before, after = rig.stream, rig.stream.model_copy(update={"parameters": {"limit": 2}})
+    for time_ms in rig.times:
+        rig.complete(time_ms)
+    for stream, times in ((before, rig.times[:5]), (after, rig.times[5:])):
+        revision = register(rig.ledger, stream)
+        for time_ms in times:
+            rig.repeat(time_ms, revision)
+    assert [batch.batch_time_ms for batch in rig.progress(target="").left] == rig.times[:5]
+    for time_ms in rig.times[:5]:
+        rig.repeat(time_ms, revision)
+    assert not rig.progress(target="").left
 
 
 def test_a_batch_that_fails_does_not_stop_the_others_and_the_next_try_runs_it_alone(rig: Rig) -> None:
@@ -392,6 +416,24 @@ def test_an_attempt_that_a_killed_try_has_left_is_fenced_at_once(rig: Rig) -> No
     assert states == {left.number: AttemptState.FENCED, left.number + 1: AttemptState.COMPLETED}
     # What it had started in Spark ends before the batch is written again. The others have nothing to end.
     assert rig.sessions.ended_before == [rig.times[4]]
+
+
+def test_a_try_gives_the_range_up_to_a_later_one_with_another_definition(rig: Rig) -> None:
+    later = replace(rig.batches(), definition="another").attributes
+    fields = {"target": "v2", "definition": rig.replay.to_json(), "outputs": ("elasticsearch",), "way": "connect"}
+
+    def replaced() -> None:
+        attributes = {**later, TRY_NUMBER: 2}
+        claim = rig.ledger.replays.begin(
+            "shop", rig.times[1], holder="later", lease_ms=30_000, attributes=attributes, **fields
+        )
+        rig.ledger.attempts.record_output(claim, "elasticsearch", {})
+        rig.ledger.attempts.complete(claim)
+
+    rig.acts[rig.times[0]] = replaced
+    with pytest.raises(AttemptFencedError, match="later try"):
+        rig.run(threads=1)
+    assert rig.ran == rig.times[:1]
 
 
 def test_a_try_that_was_replaced_gives_the_range_up(rig: Rig) -> None:
