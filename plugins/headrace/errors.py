@@ -12,6 +12,9 @@ FAILURE = "failure"
 TRIED_WITH = "tried_with"
 """The attribute of a failed attempt that identifies the definition and the code that it ran with."""
 
+INTERRUPTED = "interrupted"
+"""The attribute of a failed attempt that was ended from outside: its process was killed, or what it ran in has gone."""
+
 WARNING = "warning"
 """The attribute of a running attempt that says what delays it."""
 
@@ -48,12 +51,14 @@ class HeadraceError(Exception):
     ``what`` says what happened and where, ``remedy`` what to do about it. Both appear in task logs and on consoles, and
     often repeat foreign text, so the secrets in them are hidden (``headrace.secrets``), as are those of an error that
     is being handled when this one is made. ``failure`` determines whether a failed attempt is retried automatically.
+    ``interrupts``: it says that the attempt was ended from outside.
 
     The text of headrace's own errors ends with their place on the troubleshooting page. An error whose text repeats
     another one's has the place of that one, its cause.
     """
 
     failure: Failure = Failure.PASSING
+    interrupts: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a ``failure`` that is none, when the class is defined. Raises TypeError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
@@ -60,11 +60,12 @@ def list_batches(
         waiting = _waiting(opened_ledger, name, limit=1000)
         who, now_ms = _who_takes(opened_ledger, name), opened_ledger.now_ms()
     if as_json:
-        print_json({"batches": [replace(line.row, error=line.error) for line in lines], "unclaimed": waiting})
+        rows = [{**asdict(line.row), "error": line.error, **_next_try(line)} for line in lines]
+        print_json({"batches": rows, "unclaimed": waiting})
         return
     print_table(
         ("batch time", "state", "attempt", "blocks", "records", "late", "took", "absorbed", "checkpointed", "cleaned",
-         "error"),
+         "next try", "error"),
         [
             (
                 time_text(line.batch_time_ms),
@@ -77,6 +78,7 @@ def list_batches(
                 _taken_over(line),
                 "yes" if line.checkpointed else "no",
                 "yes" if line.cleaned else "no",
+                line.tried_again,
                 line.error,
             )
             for line in lines
@@ -86,6 +88,10 @@ def list_batches(
         _report_waiting(waiting[:limit], who, now_ms)
         if len(waiting) > limit:
             echo(f"And later ones: `headrace batches unclaimed {name}` lists them.")
+
+
+def _next_try(line: BatchLine) -> dict[str, Any]:
+    return {"next_try_ms": line.next_try_ms, "tried_again": line.tried_again}
 
 
 def _taken_over(line: BatchLine) -> str | None:
@@ -232,7 +238,7 @@ def _print_rows(batch: BatchDetail) -> None:
     revisions = {attempt.number: attempt.revision for attempt in rows.attempts}
     written = [{**asdict(output), "revision": revisions.get(output.attempt)} for output in rows.outputs]
     parts: dict[str, Any] = {"batch": rows.batch, "origin": rows.origin, "inputs": rows.inputs, "outputs": written}
-    print_json({**parts, "attempts": rows.attempts})
+    print_json({**parts, "attempts": rows.attempts, **_next_try(batch)})
 
 
 def _print_batch(batch: BatchDetail) -> None:
@@ -319,6 +325,8 @@ def account(batch: BatchDetail) -> Iterator[str]:
         yield f"Its output {step} was given up, and lacks its records: {reason}"
     if batch.error:
         yield f"Error: {batch.error}"
+    if batch.tried_again:
+        yield f"The repair tries it again {batch.tried_again}."
     if batch.became:
         yield batch.became
 

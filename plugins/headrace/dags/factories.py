@@ -327,8 +327,8 @@ def repair_dag(stream: Stream, *, dag_id: str | None = None, batch_dag_id: str |
         ledger=stream.ledger,
         stream=stream.name,
         retry_for_ms=stream.retry_for_ms,
-        # Seldom more often than once an interval: a poll costs some milliseconds of a processor.
-        poll_interval=poll_seconds(otherwise=min(max(stream.batch_interval.total_seconds(), 5.0), 60.0)),
+        # A poll costs some milliseconds of a processor; what was interrupted is to be tried again at once.
+        poll_interval=poll_seconds(otherwise=min(max(stream.batch_interval.total_seconds(), 5.0), 15.0)),
     )
     due = Asset(
         uri=f"headrace://{stream.name}/repair",

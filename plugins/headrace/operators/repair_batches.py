@@ -12,7 +12,7 @@ from headrace.errors import REPAIR, Failure
 from headrace.operators.batch_steps import BatchStepOperator, batch_alias, emit_events_of_repair
 from headrace.operators.wal_spark_submit import AttemptFencedInSparkError, BatchTaskError, SparkAttemptOperator
 from headrace.runs.batch_run import check_names, run_identity
-from headrace.runs.retries import due_batches, is_held_back
+from headrace.runs.retries import is_held_back
 from headrace.stream.stream import PARAMETERS
 from headrace.timetables.micro_batch import from_ms
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from headrace.batch.next_try import DueBatch
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import Attempt, BatchRow
-    from headrace.runs.retries import DueBatch
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 
@@ -39,8 +39,8 @@ class RepairFailedError(BatchTaskError):
 
 
 class RepairBatchesOperator(SparkAttemptOperator):
-    """Tries again the batches that their own runs left unfinished, when they are due (``runs/retries.py``), oldest
-    first, each once. It stops at the first failure that may pass, because the output may be unavailable.
+    """Tries again the batches that their own runs left unfinished, when they are due (``headrace.batch.next_try``), the
+    oldest first, each once. It stops at the first failure that may pass, because the output may be unavailable.
 
     It fails if an attempt failed, and is skipped if nothing is due. While the batch DAG is paused it does nothing. A
     run that a person triggers tries everything at once, also what failed by the user's code or finally.
@@ -108,6 +108,8 @@ class RepairBatchesOperator(SparkAttemptOperator):
 
     def _due(self, context: Context, ledger: Ledger, *, at_once: bool) -> Iterator[DueBatch]:
         """The due batches, each once. Each is judged when it is its turn, because it may have got an attempt since."""
+        from headrace.batch.next_try import due_batches
+
         tried: set[int] = set()
         number_before = -1
         # A batch may be due because another one was repaired: in an ordered stream, the next one always is.

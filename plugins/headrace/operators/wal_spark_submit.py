@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from headrace.airflow_versions import stats
 from headrace.clock import time_text
-from headrace.errors import FAILURE, RANGE, REPAIR, TRY_NUMBER, Failure, HeadraceError
+from headrace.errors import FAILURE, INTERRUPTED, RANGE, REPAIR, TRY_NUMBER, Failure, HeadraceError
 from headrace.hooks import spark_submit
 from headrace.hooks.ledger import LedgerHook
 from headrace.operators.batch_steps import BatchStep
@@ -73,6 +73,10 @@ class BatchTaskError(HeadraceError):
 
 class AttemptFencedInSparkError(BatchTaskError):
     """Another attempt took over from this one."""
+
+
+class AttemptKilledError(BatchTaskError):
+    """The attempt's process was ended from outside."""
 
 
 class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
@@ -336,6 +340,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         except BaseException as error:
             reported = False
             try:
+                if _was_interrupted(error, _row(ledger, attempt)):
+                    ledger.attempts.renew(attempt, attributes={INTERRUPTED: True})
                 ledger.attempts.fail(attempt, cause_of(error))
             except LedgerError as refused:
                 # The application has already ended the attempt, or a later attempt has the batch now.
@@ -381,7 +387,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self._process = BatchProcess(command, child_environment(self.written))
         failure = self._process.log_until_end(self.log.log)
         if failure is not None:
-            raise BatchTaskError(failure)
+            raise AttemptKilledError(failure) if self._process.was_killed else BatchTaskError(failure)
 
     def _get_hook(self) -> spark_submit.StreamSparkSubmitHook:
         self.application = spark_submit.application("micro_batch.py")
@@ -548,6 +554,16 @@ def _are_being_repaired(ledger: Ledger, stream_name: str, times: Collection[int]
     now_ms = ledger.now_ms()
     live = [row for row in ledger.attempts.running(stream_name) if row.batch_time_ms in times and row.alive(now_ms)]
     return bool(live) and all(row.attributes.get(REPAIR) or RANGE in row.attributes for row in live)
+
+
+def _was_interrupted(error: BaseException, row: AttemptRow) -> bool:
+    """Whether the attempt was ended from outside; not by the task's own time limit."""
+    if isinstance(error, AirflowTaskTimeout):
+        return False
+    if isinstance(error, AttemptKilledError | BrokenPipeError) or not isinstance(error, Exception):
+        return True
+    # Under spark-submit the exit code may be the JVM's or the driver's. An application that failed by itself says why.
+    return row.way == "submit" and "application_id" in row.attributes and FAILURE not in row.attributes
 
 
 def _fingerprint(stream: Stream) -> str:

@@ -75,6 +75,14 @@ class BatchProcess:
         lines = "\n".join(last)
         return f"The batch's process {_ending(code)}. The last lines of its output:\n{lines}"
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether the process has ended by a signal, or because the process that it depends on had gone."""
+        from headrace.spark.termination import EXIT_CODE, EXIT_TERMINATED
+
+        code = self._process.poll()
+        return code is not None and (code < 0 or code in (EXIT_CODE, EXIT_TERMINATED, 128 + signal.SIGKILL))
+
     def terminate(self) -> None:
         """Ask the process to end, which cancels the attempt's Spark jobs. Kill it if it does not end in time."""
         if self._process.poll() is not None:

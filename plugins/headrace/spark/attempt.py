@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.batch.places import newest_place
 from headrace.elasticsearch.errors import ForeignDocumentsError, TooManyDeadLettersError
-from headrace.errors import FAILURE, TRIED_WITH, WARNING, Failure, HeadraceError
+from headrace.errors import FAILURE, INTERRUPTED, TRIED_WITH, WARNING, Failure, HeadraceError
 from headrace.ledger import BatchState
 from headrace.ledger.attempts import LIMIT_EXCEEDED
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
 from headrace.spark.batch_frames import BatchInputs, OutputFrames, blocks_of, sends_blocks, sharing_frames
 from headrace.spark.batch_plan import WRITTEN, plan_attempt
-from headrace.spark.failures import as_attempt_failed, attempt_failed, failure_of, reason_of
+from headrace.spark.failures import as_attempt_failed, attempt_failed, ended_from_outside, failure_of, reason_of
 from headrace.spark.outputs.writer import BlockWriter, Counts, WrittenBatch, writer_of
 from headrace.spark.transforms import code_version, tried_with
 from headrace.stream import STATE_STEP
@@ -333,6 +333,8 @@ class _AttemptRun:
             return
         failure = failure_of(error)
         attributes: dict[str, Any] = {FAILURE: failure.value, WRITTEN: written}
+        if failure is Failure.PASSING and all(map(ended_from_outside, self._failures.values() or [error])):
+            attributes[INTERRUPTED] = True
         if failure is not Failure.PASSING:
             # The code that failed may be what cannot be read.
             with contextlib.suppress(Exception):

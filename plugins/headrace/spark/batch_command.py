@@ -20,6 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from headrace.batch.batch_range import TimeRange
@@ -87,6 +88,8 @@ class AttemptUnknownError(HeadraceError):
 class TaskGoneError(HeadraceError):
     """The reader of this process's output is gone: the task that ran the attempt was killed and could not end it."""
 
+    interrupts = True
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code."""
@@ -137,6 +140,8 @@ def _run(
         return _run_range(options, ledger, closing, batches, row)
     # The parameters are not on the command line, which every user of the machine can read.
     claim, given = _begin(options, ledger) if row is None else (row.claim(), row.attributes.get(PARAMETERS))
+    # The first lease lasts until this process is up. From now on a batch whose host died is free sooner.
+    claim = replace(claim, lease_ms=min(claim.lease_ms, LEASE_MS))
     context = StreamContext(definition_of(claim, ledger), ledger)
     replay = f" of replay {claim.target}" if claim.target else ""
     report(f"attempt {claim.number}{replay}, {options.way}: {', '.join(claim.outputs)}")

@@ -46,6 +46,12 @@ _JOINTS = ("The above exception was the direct cause of the following", "During 
 _GROUP = re.compile(r"^ +[|+] ?")
 _MEMBER = re.compile(r"[+-]+ \d+ -+$")
 _NOTE = re.compile(rf"{FAILURE_NOTE}({'|'.join(Failure)})$")
+# What a client of Spark, or Spark itself, reports when the application, the JVM or an executor has gone.
+_SPARK_GONE = re.compile(
+    r"StatusCode\.UNAVAILABLE|failed to connect to all addresses|Socket closed|SparkContext was shut down"
+    r"|stopped SparkContext|ExecutorLostFailure|INVALID_HANDLE\.SESSION|Answer from Java side is empty"
+    rf"|{_WORKER_GONE}"
+)
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+), in \S+')
 # Files that are not the user's: Python's, Spark's, headrace's, and those of installed packages.
 _LIBRARY = re.compile(
@@ -136,6 +142,23 @@ def _of_spark(kind: str) -> Failure:
 def _failure_in(error: HeadraceError) -> Failure:
     # A property of an extension's class may return anything.
     return error.failure if isinstance(error.failure, Failure) else Failure.PASSING
+
+
+def ended_from_outside(error: BaseException) -> bool:
+    """Whether the attempt was ended from outside: its process got a signal, or its task, its Spark application, its JVM
+    or the executor that ran it has gone. Not if one of its outputs failed for another reason.
+    """
+    if not isinstance(error, Exception):
+        return True
+    return any(map(_says_what_has_gone, _chain(error)))
+
+
+def _says_what_has_gone(error: BaseException) -> bool:
+    if isinstance(error, HeadraceError):
+        return error.interrupts
+    of_spark = type(error).__module__.partition(".")[0] in _SPARKS
+    # A Python error of an executor may have such words of another server.
+    return of_spark and not _remote_chain(str(error)) and _SPARK_GONE.search(str(error)) is not None
 
 
 def _is_of_surroundings(error: BaseException) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import FAILURE, REPAIR, Failure
-from headrace.runs.retries import due_batches
+from headrace.errors import REPAIR
 from headrace.triggers.ledger import LedgerWatcher
 
 if TYPE_CHECKING:
+    from headrace.batch.next_try import DueBatch
     from headrace.ledger import Ledger
     from headrace.ledger.batch_tables import AttemptRow, BatchRow
-    from headrace.runs.retries import DueBatch
 
 # After this time the event is repeated for a batch of which nothing has changed. A run then also checks whether the
 # code by which a batch failed has changed; the trigger cannot check that.
@@ -26,8 +25,8 @@ _MOST = 100
 
 
 class RepairDueTrigger(LedgerWatcher):
-    """Fires when a batch is due to be tried again (``runs/retries.py``): once for each state of the oldest such batch,
-    and again after five minutes.
+    """Fires when a batch is due to be tried again (``headrace.batch.next_try``): once for each state of the oldest such
+    batch, and again after five minutes.
 
     It does not create the ledger, nor import the user's code.
 
@@ -48,9 +47,10 @@ class RepairDueTrigger(LedgerWatcher):
         from headrace.ledger.errors import StreamNotFoundError
 
         now_ms = ledger.now_ms()
+        if now_ms < self._fired_ms:
+            # The ledger's clock was ahead.
+            self._fired_ms = 0
         if now_ms < self._fired_ms + _PAUSE_MS:
-            return None
-        if not ledger.batches.earlier_unfinished(self.stream, now_ms, limit=1):
             return None
         repeats = now_ms >= self._fired_ms + _REPEAT_MS
         try:
@@ -70,13 +70,14 @@ class RepairDueTrigger(LedgerWatcher):
         return {"stream": self.stream, "batch_time_ms": batch.batch_time_ms, "steps": list(due.steps), "error": error}
 
     def _first_due(self, ledger: Ledger, now_ms: int, *, checks_code: bool) -> DueBatch | None:
+        from headrace.batch.next_try import due_batches, is_as_it_failed
+
         stream = ledger.streams.get(self.stream)
         # In an ordered stream the next run waits for this batch. The repair asks Airflow whether it has a run.
         left_ms = stream.batch_interval_ms if stream.ordered else max(self._retry_for_ms, _LEFT_MS)
 
         def held_back(last: AttemptRow) -> bool:
-            by_code = last.attributes.get(FAILURE, Failure.PASSING) != Failure.PASSING
-            return by_code and not checks_code and last.revision == stream.revision
+            return not checks_code and is_as_it_failed(stream, last)
 
         def has_own_run(batch: BatchRow) -> bool:
             return now_ms < batch.allocated_at_ms + left_ms

@@ -9,15 +9,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from headrace.batch.next_try import NextTries
 from headrace.clock import time_text
 from headrace.errors import RANGE, REPAIR, WARNING
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import AttemptRow, BatchInputRow, BatchOrigin, BatchOutputRow, BatchRow
 from headrace.ledger.errors import BatchNotFoundError
-from headrace.ledger.states import AttemptState, BatchState
+from headrace.ledger.states import UNFINISHED, AttemptState, BatchState
 from headrace.ledger.tables import StreamRow
 from headrace.views.base import ROWS, UNPUBLISHED, Time, View
-from headrace.views.batches import BatchLine, batch_line, last_error
+from headrace.views.batches import BatchLine, batch_line, last_error, with_next_try
 from headrace.views.history import Event, event
 
 BLOCKS = 100
@@ -158,7 +159,7 @@ def batch_detail(ledger: Ledger, stream_name: str, batch_time_ms: int) -> BatchD
         outputs=tuple(ledger.attempts.outputs(stream_name, batch_time_ms)),
         attempts=tuple(attempts),
     )
-    return BatchDetail(
+    detail = BatchDetail(
         **dict(batch_line(batch, error=last_error(ledger, batch))),
         allocated_at_ms=batch.allocated_at_ms,
         checkpointed_at_ms=batch.checkpointed_at_ms,
@@ -194,6 +195,7 @@ def batch_detail(ledger: Ledger, stream_name: str, batch_time_ms: int) -> BatchD
         links=Links(),
         rows=rows,
     )
+    return with_next_try(detail, NextTries(ledger, stream_name)) if batch.state in UNFINISHED else detail
 
 
 def became(batch: BatchRow, attempts: Sequence[AttemptRow]) -> str | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
+from headrace.batch.next_try import NextTries
 from headrace.errors import WARNING
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import AttemptRow, BatchRow
@@ -55,7 +56,16 @@ class BatchLine(BatchPoint):
     completed_at_ms: Time | None
     checkpointed: bool
     cleaned: bool
+    next_try_ms: Time | None = Field(
+        default=None, description="When the repair tries it again; null if that does not depend on a time."
+    )
+    tried_again: str | None = Field(
+        default=None, description="The same as text, or what has to happen first. Null if it is not tried again."
+    )
     row: Annotated[BatchRow, *ROWS]
+
+
+_Line = TypeVar("_Line", bound=BatchLine)
 
 
 class LastBatch(View):
@@ -85,8 +95,20 @@ class BatchPage(View):
 
 
 def batch_lines(ledger: Ledger, rows: Iterable[BatchRow]) -> tuple[BatchLine, ...]:
-    """The lines of batches, each with the error of its last attempt if it is run again."""
-    return tuple(batch_line(row, error=last_error(ledger, row)) for row in rows)
+    """The lines of batches of one stream, each with the error of its last attempt if it is run again."""
+    lines = [batch_line(row, error=last_error(ledger, row)) for row in rows]
+    if not any(line.row.state in UNFINISHED for line in lines):
+        return tuple(lines)
+    tries = NextTries(ledger, lines[0].row.stream)
+    return tuple(with_next_try(line, tries) for line in lines)
+
+
+def with_next_try(line: _Line, tries: NextTries) -> _Line:
+    """The line, with the time or event at which the batch is tried again."""
+    following = tries.of(line.row)
+    if following is None:
+        return line
+    return line.model_copy(update={"next_try_ms": following.at_ms, "tried_again": following.text(tries.now_ms)})
 
 
 def completed_batch(row: BatchRow) -> CompletedBatch:

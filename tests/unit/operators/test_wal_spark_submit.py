@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from tests.unit.operators.toy_micro_batch import InThisProcess
 
 from headrace.airflow_versions import RetryAction
+from headrace.batch.next_try import was_interrupted
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import SlotBusyError
 from headrace.operators.wal_spark_submit import BatchTaskError, WalSparkSubmitOperator
@@ -297,6 +298,7 @@ def test_an_attempt_that_dies_after_its_last_record_is_seen_to_be_complete_by_th
     toy_process("die")
     with pytest.raises(BatchTaskError, match="signal 9"):
         make(stream, step="elasticsearch").execute(task.context)
+    assert was_interrupted(ledger.attempts.of_batch("flights", at_ms)[-1])
     make(stream, step="elasticsearch").execute(task.again(try_number=2).context)
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
     assert len(ledger.attempts.of_batch("flights", at_ms)) == 1
@@ -356,6 +358,8 @@ def test_killing_the_task_ends_its_process(stream, allocated, toy_process, conne
     assert not thread.is_alive()
     assert "was ended by SIGTERM" in failures[0]
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
+    (row,) = ledger.attempts.of_batch("flights", at_ms)
+    assert was_interrupted(row)
 
 
 def test_the_execution_timeout_ends_a_process_that_hangs(stream, allocated, toy_process, connectable, ledger, expire):
@@ -365,6 +369,7 @@ def test_the_execution_timeout_ends_a_process_that_hangs(stream, allocated, toy_
     expire(operator, task)
     (row,) = ledger.attempts.of_batch("flights", at_ms)
     assert (row.state.value, row.error) == ("failed", "The Airflow task ran for longer than its execution_timeout.")
+    assert not was_interrupted(row)
 
 
 def test_a_later_attempt_takes_the_batch_from_a_zombie(stream, allocated, toy_batch, connectable, ledger):

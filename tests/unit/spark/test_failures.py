@@ -15,7 +15,15 @@ from pyspark.errors import AnalysisException, PySparkException
 from headrace.errors import Failure, HeadraceError
 from headrace.kafka.errors import RangesGoneError
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.spark.failures import failure_of, first_cause, python_account, task_cause
+from headrace.spark.batch_command import TaskGoneError
+from headrace.spark.failures import (
+    AttemptFailedError,
+    ended_from_outside,
+    failure_of,
+    first_cause,
+    python_account,
+    task_cause,
+)
 from headrace.spark.outputs.writer import OutputRowsError
 from headrace.spark.termination import Terminated
 from headrace.spark.transforms import TransformError
@@ -264,6 +272,27 @@ def raised(error: Exception, *, from_: Exception) -> Exception:
 )
 def test_whose_fault_a_failure_is(error: BaseException, failure: Failure) -> None:
     assert failure_of(error) is failure
+
+
+@pytest.mark.parametrize(
+    ("error", "from_outside"),
+    [
+        (Terminated(), True),
+        (KeyboardInterrupt(), True),
+        (TaskGoneError("the task was killed"), True),
+        (PySparkException("Job aborted: ExecutorLostFailure (executor 1 exited)"), True),
+        (PySparkException("Job 3 cancelled because SparkContext was shut down"), True),
+        (PySparkException("Python worker exited unexpectedly (crashed)."), True),
+        (raised(AttemptFailedError("failed"), from_=PySparkException("StatusCode.UNAVAILABLE: Socket closed")), True),
+        (of_executor("elastic_transport.ConnectionError: Socket closed"), False),
+        (PySparkException("Job aborted due to stage failure"), False),
+        (ConnectionRefusedError("refused"), False),
+        (LedgerUnavailableError("away"), False),
+        (TransformError("takes two"), False),
+    ],
+)
+def test_what_ended_an_attempt_from_outside(error: BaseException, from_outside: bool) -> None:
+    assert ended_from_outside(error) is from_outside
 
 
 def test_a_killed_worker_is_named_and_not_sparks_advice() -> None:

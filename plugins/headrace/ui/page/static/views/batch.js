@@ -8,6 +8,7 @@ import { Action } from "../parts/action.js";
 import { Facts } from "../parts/facts.js";
 import { Link, OutsideLink } from "../parts/link.js";
 import { Empty, WithData } from "../parts/messages.js";
+import { NextTry } from "../parts/next_try.js";
 import { StateBadge } from "../parts/state_badge.js";
 import { Table } from "../parts/table.js";
 import { Time } from "../parts/time.js";
@@ -51,6 +52,7 @@ function Head({ stream, batch, refresh }) {
       </div>
     </div>
     ${batch.error ? html`<div class="verdict failing"><${Folded} text=${batch.error} /></div>` : null}
+    <${NextTry} batch=${batch} />
     <p class="links"><${OutsideLink} url=${links.run}>Run in Airflow</${OutsideLink}> <${OutsideLink} url=${links.logs}>Logs</${OutsideLink}>
       <${OutsideLink} url=${links.grid}>Grid</${OutsideLink}> <${OutsideLink} url=${links.spark_ui}>Spark's page</${OutsideLink}></p>
     <${Facts} facts=${[

@@ -7,6 +7,7 @@ import { usePolled } from "../core/polling.js";
 import { href, replaceQuery } from "../core/router.js";
 import { Link } from "../parts/link.js";
 import { Empty, WithData } from "../parts/messages.js";
+import { NextTry } from "../parts/next_try.js";
 import { StateBadge } from "../parts/state_badge.js";
 import { Table } from "../parts/table.js";
 import { Time } from "../parts/time.js";
@@ -56,7 +57,7 @@ function columns(name) {
     { name: "Scheduling delay", number: true, cell: (each) => duration(each.scheduling_delay) },
     { name: "Processing time", number: true, cell: (each) => duration(each.processing_time) },
     { name: "Total delay", number: true, cell: (each) => duration(each.total_delay) },
-    { name: "Error", wide: true, cell: (each) => (each.error ? html`<span class="error clipped" title=${each.error}>${each.error}</span>` : null) },
+    { name: "Error", wide: true, cell: (each) => html`${each.error ? html`<span class="error clipped" title=${each.error}>${each.error}</span>` : null}<${NextTry} batch=${each} />` },
   ];
 }
 
