@@ -13,13 +13,15 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from headrace.batch.manifest import Manifest, ManifestBlock
+from headrace.clock import readable_seconds, time_text
 from headrace.kafka.ranges import RecordedRange
 from headrace.ledger.batch_tables import BatchInputRow, BatchRow
-from headrace.ledger.errors import AllocationConflictError
+from headrace.ledger.batches import CLOCKS_DIFFER_MS
+from headrace.ledger.errors import AllocationConflictError, BatchTimeError
 from headrace.ledger.receiving_tables import StoredBlock
 from headrace.ledger.states import BatchState
 from headrace.stream import Stream
@@ -42,7 +44,9 @@ class Allocation:
     fresh: bool
 
 
-def allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool = False) -> Allocation:
+def allocate(
+    context: StreamContext, batch_time_ms: int, *, takes_over: bool = False, known_ms: Collection[int] = ()
+) -> Allocation:
     """Allocate the batch time's blocks, or return the existing allocation.
 
     A time that another batch has absorbed stays absorbed, and takes no blocks. If the manifest of an allocated batch is
@@ -51,9 +55,10 @@ def allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool = F
     Args:
         batch_time_ms: the end of an interval, in milliseconds since the epoch.
         takes_over: absorb the batch times since the previous batch that have blocks and no batch.
+        known_ms: times that other clocks than this host's have reached, such as that of Airflow's scheduler.
 
     Raises:
-        BatchTimeError: the time is not an interval end, or is in the future.
+        BatchTimeError: the time is not an interval end, or is in the future: by the ledger's clock, or by all others.
         BatchRemovedError: the batch was removed with the stream's history.
         AllocationConflictError: other runs claimed the times to absorb, in every try.
         StorageError: the manifest cannot be written; nothing is allocated then.
@@ -62,9 +67,24 @@ def allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool = F
     existing = batches.find(context.name, batch_time_ms)
     if existing is not None:
         restore_manifest(context, existing)
+    else:
+        _refuse_time_ahead(context, batch_time_ms, known_ms)
     batch = existing or _allocate(context, batch_time_ms, takes_over=takes_over)
     inputs = tuple(batches.inputs(context.name, batch_time_ms))
     return Allocation(batch=batch, inputs=inputs, fresh=existing is None)
+
+
+def _refuse_time_ahead(context: StreamContext, batch_time_ms: int, known_ms: Collection[int]) -> None:
+    """Refuse a batch time that only the ledger's clock has reached: no block could join a batch until then."""
+    latest_ms = max((context.clock.now_ms(), *known_ms))
+    if batch_time_ms > latest_ms + CLOCKS_DIFFER_MS:
+        ahead = readable_seconds((batch_time_ms - latest_ms) / 1000)
+        raise BatchTimeError(
+            f"Batch time {time_text(batch_time_ms)} of stream {context.name!r} has come by the ledger's clock alone: "
+            f"by this host's and Airflow's it is {ahead} in the future.",
+            remedy="Correct the clock of the ledger's database, or of all others if that one is right. Nothing is "
+            "allocated, and the next run takes the records.",
+        )
 
 
 def _allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool) -> BatchRow:

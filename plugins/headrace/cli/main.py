@@ -96,6 +96,7 @@ COMMANDS: dict[str, Noun] = {
             "show": "headrace.cli.streams:show_stream",
             "start": "headrace.cli.streams:start",
             "stop": "headrace.cli.streams:stop",
+            "reopen": "headrace.cli.streams:reopen",
             "check": "headrace.cli.streams:check",
             "fsck": "headrace.cli.repair:fsck",
             "recover": "headrace.cli.repair:recover",

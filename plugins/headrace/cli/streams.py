@@ -1,4 +1,5 @@
-"""`headrace streams list`, `show`, `start`, `stop` and `check`: streams with their states, receivers and partitions."""
+"""`headrace streams list`, `show`, `start`, `stop`, `reopen` and `check`: streams with their states, receivers and
+partitions."""
 
 from __future__ import annotations
 
@@ -11,15 +12,19 @@ import typer
 
 from headrace.cli.options import EXECUTOR_VARIABLE, AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, examples, opened
 from headrace.cli.output import echo, print_json, print_table
-from headrace.clock import time_text
+from headrace.clock import time_text, times_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headrace.ledger import Ledger
     from headrace.receiver.health import OutdatedDefinition
     from headrace.stream import Stream
     from headrace.views.streams import LastError, ReceiverJob, StreamDetail, StreamSummary
 
 
+# Of more batch times only the first and the last one are named.
+_TIMES_SHOWN = 5
 # The values of a curve, and what only Airflow knows: which DAGs declare the stream, and what its user may do.
 _DAGS = {"batch_dag_id", "receiver_dag_id", "replay_dag_ids", "other_batch_dag_ids"}
 _NOT_IN_JSON = {"sparklines", "ledger", "may", *_DAGS}
@@ -265,6 +270,44 @@ def stop(
         echo(f"Stream {name} is asked to stop." if running else f"Stream {name} is stopped.")
     if running and wait:
         raise typer.Exit(_NOT_STOPPED)
+
+
+@examples("streams reopen orders", "streams reopen orders --yes")
+def reopen(
+    name: StreamName,
+    *,
+    ledger: LedgerUrl,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only print what would be done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let records have batch times of now again, after batches were allocated while the ledger's clock was ahead.
+
+    These batches stay as they are, and are run as others. The records that wait for times after them get the next batch
+    time, and so do new ones. Correct the clock first.
+    """
+    with opened(ledger) as opened_ledger:
+        done = opened_ledger.clock_corrections.reopen(name, dry_run=not yes)
+        now_ms = opened_ledger.now_ms()
+    if as_json:
+        print_json({"stream": name, "done": yes, "reopened": done})
+    elif done is None:
+        echo(f"No batch time of {name} is sealed ahead of the ledger's clock, {time_text(now_ms)}: nothing to open.")
+    else:
+        open_at, sealed = time_text(done.batch_time_ms), time_text(done.sealed_until_ms)
+        echo(f"By the ledger's clock it is {time_text(now_ms)}, and {name} is sealed until {sealed}.")
+        echo(f"{len(done.batches)} batches have times ahead of now, and keep them and their records:")
+        echo(f"  {_ends(done.batches)}")
+        if yes:
+            echo(f"{done.taken.records:,} records that waited now have batch time {open_at}, and new ones follow them.")
+        else:
+            echo(f"Records that wait, and new ones, would get batch time {open_at}.")
+            echo("Nothing is changed yet; --yes does it.")
+
+
+def _ends(times: Sequence[int]) -> str:
+    if len(times) <= _TIMES_SHOWN:
+        return times_text(times)
+    return f"{time_text(times[0])} to {time_text(times[-1])}"
 
 
 def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool) -> None:

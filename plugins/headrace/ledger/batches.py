@@ -462,9 +462,9 @@ class RunBatchTimes(Repository):
         Args:
             date_ms: the batch time of the run's date. It has ended by Airflow's clock, which may be ahead.
             keeps_date: use the batch of the run's date if it exists, because a person asked for it.
-            host_ms: the time by the clock of the run's host. If the clocks differ by `CLOCKS_DIFFER_MS` or more, the
-                earlier one counts: a time that is allocated while the ledger's clock is ahead stays sealed, and holds
-                up all records until then.
+            host_ms: the time by the clock of the run's host, or by Airflow's if that is later. If it differs from the
+                ledger's by `CLOCKS_DIFFER_MS` or more, the earlier one counts: a time that is allocated while the
+                ledger's clock is ahead stays sealed, and holds up all records until then.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -507,7 +507,8 @@ class RunBatchTimes(Repository):
             if newest is not None:
                 # The batch may take longer than the runs wait for each other.
                 ran_ms = _ran_until(connection, stream, batch_time_ms, newest.run_id)
-                if max(newest.at_ms, ran_ms) > locked.now_ms - _REPEAT_MS:
+                # A later time is of a clock that was ahead.
+                if locked.now_ms - _REPEAT_MS < max(newest.at_ms, ran_ms) <= locked.now_ms:
                     by = newest.run_id
             asked = update(batch_runs).where(batch_runs.c.stream == stream, batch_runs.c.run_id == by)
             values = {"batch_time_ms": batch_time_ms, "at_ms": locked.now_ms, "repeats": True}

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, Integer, Row, ScalarSelect, Text, bindparam, func, insert, select, update
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.ledger.clock_corrections import without_batch
 from headrace.ledger.database import Database, LockedStream, Repository, chunks, insert_or_update, new_id
 from headrace.ledger.errors import (
     BlockConflictError,
@@ -152,7 +153,7 @@ class Blocks(Repository):
             event_ms = None if block.event_time_ms is None else max(0, min(block.event_time_ms, locked.now_ms))
             cut_ms = min(block.cut_time_ms, locked.now_ms) if event_ms is None else event_ms
             open_ms = locked.row.batch_time_after(max(cut_ms, locked.row.sealed_until_ms))
-            batch_time_ms = max(open_ms, latest_ms)
+            batch_time_ms = without_batch(connection, locked, max(open_ms, latest_ms))
             moves = [(r, max(mark_ms, event_ms or 0)) for r, mark_ms in zip(ranges, watermarks, strict=True)]
             segment_id = segment_for(connection, locked, lease, receiver, block.handle.segment)
             _move_positions(

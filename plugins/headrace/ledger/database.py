@@ -61,6 +61,7 @@ from headrace import connections
 from headrace.blocks import ReceiverId
 from headrace.clock import Clock, SystemClock
 from headrace.connections import CONNECTION_PREFIX, resolve
+from headrace.ledger.batch_tables import batches
 from headrace.ledger.engines import READS, begin_write, connect_file, thread_turn
 from headrace.ledger.errors import (
     LedgerConflictError,
@@ -89,12 +90,15 @@ _PASSING_SQLSTATES = frozenset({"25006", "25P03", "25P04"})
 class LockedStream:
     """A stream's row under its lock, and the ledger's time once the lock was held.
 
-    ``steps`` are those of the newest definition; ``row`` may have another (`at_revision`).
+    ``steps`` are those of the newest definition; ``row`` may have another (`at_revision`). ``claimed_ms`` is the first
+    batch time after ``row.sealed_until_ms`` that has a batch; None, unless a seal was taken back
+    (`ClockCorrections.reopen`).
     """
 
     row: StreamRow
     now_ms: int
     steps: tuple[str, ...]
+    claimed_ms: int | None = None
 
 
 class Database:
@@ -111,7 +115,11 @@ class Database:
         self.clock = clock or (SystemClock() if self.is_sqlite else None)
         self._reader = engine.execution_options(**{READS: True})
         now = literal(0) if self.is_sqlite else _database_now()
-        self._stream = select(streams, now.label("now_ms")).where(streams.c.name == bindparam("stream"))
+        claimed = select(func.min(batches.c.batch_time_ms)).where(
+            batches.c.stream == streams.c.name, batches.c.batch_time_ms > streams.c.sealed_until_ms
+        )
+        columns = (now.label("now_ms"), claimed.scalar_subquery().label("claimed_ms"))
+        self._stream = select(streams, *columns).where(streams.c.name == bindparam("stream"))
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -177,7 +185,8 @@ class Database:
         if row is None:
             raise StreamNotFoundError(stream)
         stream_row = StreamRow.from_row(row)
-        return LockedStream(stream_row, self.clock.now_ms() if self.clock else row.now_ms, stream_row.outputs)
+        now_ms = self.clock.now_ms() if self.clock else row.now_ms
+        return LockedStream(stream_row, now_ms, stream_row.outputs, row.claimed_ms)
 
     def write_refusal(self, stream: str) -> str | None:
         """Why a write to the stream cannot begin within a second; None if it can. Nothing is written."""

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Integer, Row, and_, bindparam, case, func, li
 from headrace.ledger.batch_states import select_attempts
 from headrace.ledger.batch_tables import AttemptRow, BatchRow, batch_attempts, batch_outputs, batches
 from headrace.ledger.blocks import stored_bytes_of
+from headrace.ledger.clock_corrections import CLOCK_SKEW_MS
 from headrace.ledger.database import Repository, any_of
 from headrace.ledger.receiving_tables import LIVE, PositionRow, ReceiverRow, positions, receivers, unclaimed_times
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, PartitionState
@@ -132,7 +133,7 @@ class Overviews(Repository):
                 row.name: StreamNumbers(StreamRow.from_row(row), now_ms)
                 for row in connection.execute(select(streams).order_by(streams.c.name))
             }
-            _count_batches(connection, numbers_of)
+            _count_batches(connection, numbers_of, now_ms)
             _read_receiving(connection, numbers_of)
             for stream, numbers in _partitions(connection):
                 numbers_of[stream].partitions.append(numbers)
@@ -252,7 +253,7 @@ def _edges_query() -> Any:
         since(batches, batches.c.batch_time_ms, batches.c.state != BatchState.ABSORBED).label("recent_since"),
         since(samples, samples.c.at_ms).label("sampled_since"),
         _edge(func.min, unclaimed_times, waiting).label("first_waiting"),
-        _edge(func.max, batches, batches.c.state == BatchState.COMPLETED).label("last_completed"),
+        _last_completed(bindparam("now_ms")).label("last_completed"),
         _failed_query().label("failed"),
         *(
             _edge(func.min, batches, batches.c.state == state, *_scheduled(batches)).label(f"first_{state}")
@@ -267,6 +268,12 @@ def _edge(function: Any, table: Any, *conditions: Any) -> Any:
     """The first or last batch time of a stream in a table."""
     query = select(function(table.c.batch_time_ms)).where(table.c.stream == streams.c.name, *conditions)
     return query.scalar_subquery()
+
+
+def _last_completed(now_ms: Any) -> Any:
+    """Not a batch of a clock that was ahead: it would hide for as long that none completes."""
+    times = batches.c.batch_time_ms <= now_ms + CLOCK_SKEW_MS
+    return _edge(func.max, batches, batches.c.state == BatchState.COMPLETED, times)
 
 
 def _failed_query() -> Any:
@@ -313,9 +320,9 @@ def _partitions(connection: Connection) -> Iterable[tuple[str, PartitionNumbers]
         yield row.stream, PartitionNumbers(row.input_id, row.topic, row.partition, bool(row.failed), *counted)
 
 
-def _count_batches(connection: Connection, numbers_of: Mapping[str, StreamNumbers]) -> None:
+def _count_batches(connection: Connection, numbers_of: Mapping[str, StreamNumbers], now_ms: int) -> None:
     last: dict[str, int] = {}
-    for row in connection.execute(_NUMBERS):
+    for row in connection.execute(_NUMBERS, {"now_ms": now_ms}):
         numbers = numbers_of[row.name]
         numbers.log_bytes = int(row.log_bytes)
         numbers.unclaimed_times = row.unclaimed
@@ -358,7 +365,7 @@ def _numbers_query() -> Any:
         stored_bytes_of(streams.c.name).label("log_bytes"),
         counted(unclaimed_times, column=unclaimed_times.c.batch_time_ms).scalar_subquery().label("unclaimed"),
         _edge(func.min, unclaimed_times).label("first_unclaimed"),
-        _edge(func.max, batches, batches.c.state == BatchState.COMPLETED).label("last_completed"),
+        _last_completed(bindparam("now_ms")).label("last_completed"),
     ]
     for state in UNFINISHED:
         # A backfilled batch is not late by its time.

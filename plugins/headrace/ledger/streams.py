@@ -30,6 +30,9 @@ from headrace.ledger.receiving_tables import TopicRow, blocks, topics, unclaimed
 from headrace.ledger.states import DesiredState, EventKind
 from headrace.ledger.tables import Declared, JobLease, StreamRevision, StreamRow, id_of_step, stream_revisions, streams
 
+# From this difference on, Airflow's clock is or was wrong, not just not quite that of the ledger.
+_CLOCKS_DIFFER_MS = 60_000
+
 
 class Streams(Repository):
     """Registers streams and finds them."""
@@ -94,6 +97,9 @@ class Streams(Repository):
             except StreamNotFoundError:
                 return self._create(connection, name, declared, declared_at_ms)
             row, this = locked.row, update(streams).where(streams.c.name == name)
+            if row.declared_at_ms > locked.now_ms + _CLOCKS_DIFFER_MS:
+                # Airflow's clock was ahead when it read the DAG file: else no definition would replace this one.
+                row = dataclasses.replace(row, declared_at_ms=locked.now_ms)
             declared_ms = row.declared_at_ms if declared_at_ms is None else declared_at_ms
             if declared == Declared.of(row):
                 if declared_ms > row.declared_at_ms:

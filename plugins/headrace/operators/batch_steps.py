@@ -18,7 +18,14 @@ from headrace.airflow_versions import RetriedByPolicy
 from headrace.clock import time_text, to_ms
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.runs.batch_run import BatchRun, NothingToRun, attempts_without_replays, run_identity, takes_over
+from headrace.runs.batch_run import (
+    BatchRun,
+    NothingToRun,
+    attempts_without_replays,
+    run_identity,
+    run_times,
+    takes_over,
+)
 from headrace.runs.processes import connections_in_environment
 from headrace.stream_context import StreamContext
 
@@ -98,7 +105,7 @@ def allocate_blocks(run: BatchRun, log: Any) -> dict[str, Any]:
     if run.request.from_kafka:
         _build(run, log)
     over = takes_over(run.context, run.stream)
-    allocation = allocate(run.stream_context, run.batch_time_ms, takes_over=over)
+    allocation = allocate(run.stream_context, run.batch_time_ms, takes_over=over, known_ms=run_times(run.context))
     batch = allocation.batch
     if batch.absorbed_by_ms is not None:
         raise NothingToRun(f"batch {time_text(batch.absorbed_by_ms)} has taken {time_text(run.batch_time_ms)} over")

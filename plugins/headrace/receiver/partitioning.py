@@ -405,6 +405,8 @@ class Partitioning:
         """
         if self._first_ms is None and live:
             self._first_ms = now_ms
+        # No later than now: the clock may have been ahead.
+        self._seen_ms = {index: min(seen_ms, now_ms) for index, seen_ms in self._seen_ms.items()}
         self._seen_ms.update(dict.fromkeys(live, now_ms))
         all_came = len(self._seen_ms) >= self._source.receivers or isinstance(self._source, ReceiverInput)
         if not live or (not all_came and now_ms - (self._first_ms or now_ms) < self._grace_ms):

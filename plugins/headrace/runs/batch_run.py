@@ -391,14 +391,21 @@ def _taken(context: Mapping[str, Any], stream_context: StreamContext) -> str:
     return f"{taker} has taken this batch time over, and no later one has ended since"
 
 
+def run_times(context: Mapping[str, Any]) -> tuple[int, ...]:
+    """Times of the run that Airflow's clock had reached when it was made and began, in milliseconds since the epoch."""
+    run = context["dag_run"]
+    return tuple(to_ms(at) for at in (run.run_after, run.start_date) if at is not None)
+
+
 def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | None:
     stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
     from headrace.ledger.batches import CLOCKS_DIFFER_MS, BatchBounds
 
-    host_ms, ledger_ms = stream_context.clock.now_ms(), ledger.now_ms()
+    host_ms, ledger_ms = max(stream_context.clock.now_ms(), *run_times(context)), ledger.now_ms()
     if abs(host_ms - ledger_ms) >= CLOCKS_DIFFER_MS:
         log.warning(
-            "The clocks of the ledger (%s) and of this host (%s) differ. The earlier one counts for this run.",
+            "The clocks of the ledger (%s) and of this host or Airflow's (%s) differ. The earlier one counts for this "
+            "run.",
             time_text(ledger_ms),
             time_text(host_ms),
         )
@@ -543,7 +550,7 @@ class BatchRun:
         number, until = 0, time.monotonic() + _MAX_SECONDS
         for one in missed if ordered else missed[:_MAX_MISSED]:
             try:
-                allocate(self.stream_context, one.batch_time_ms)
+                allocate(self.stream_context, one.batch_time_ms, known_ms=run_times(self.context))
             except HeadraceError as error:
                 if ordered:
                     raise

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from airflow.timetables.base import TimeRestriction
 
 _MILLISECOND = timedelta(milliseconds=1)
+# By so much the clocks of several schedulers may differ.
+_CLOCK_DIFFERENCE_MS = 60_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -154,6 +156,8 @@ class MicroBatchTimetable(Timetable):
         is_backfill = restriction.catchup and restriction.latest is not None
         if not self.automatic and not is_backfill:
             return None
+        if last_automated_data_interval is not None and not is_backfill:
+            last_automated_data_interval = self._not_ahead(last_automated_data_interval)
         starts = []
         if last_automated_data_interval is not None:
             # The floor of the last end, so that a changed interval leaves no gap. But always after the last start,
@@ -185,6 +189,15 @@ class MicroBatchTimetable(Timetable):
         if run_type == DagRunType.SCHEDULED and data_interval is not None:
             run_after = data_interval.end
         return super().generate_run_id(run_type=run_type, run_after=run_after, data_interval=data_interval, **extra)
+
+    def _not_ahead(self, last: DataInterval) -> DataInterval:
+        """``last``, or the latest interval that has ended if a clock that was ahead has begun runs long before their
+        time: else the schedule would stand until then."""
+        now_ms = self._clock.now_ms()
+        if to_ms(last.end) <= now_ms + self._interval_ms + _CLOCK_DIFFERENCE_MS:
+            return last
+        end_ms = self._floor(now_ms)
+        return DataInterval(from_ms(end_ms - self._interval_ms), from_ms(end_ms))
 
     def _reach_ms(self, last: DataInterval | None) -> int:
         """How far before the current interval's start the next run's interval may start, in milliseconds."""

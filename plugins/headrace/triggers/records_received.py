@@ -92,6 +92,9 @@ class RecordsReceivedTrigger(LedgerWatcher):
         batch = due(waiting, now_ms, **self._limits)
         if waiting is None or batch is None:
             return None
+        if now_ms < self._fired.at_ms:
+            # The ledger's clock was ahead.
+            self._fired = Fired(0, 0)
         awaited = waiting.first_ms <= self._fired.through_ms
         if awaited and now_ms < self._fired.at_ms + self._repeat_after_ms:
             return None

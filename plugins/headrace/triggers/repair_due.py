@@ -80,7 +80,8 @@ class RepairDueTrigger(LedgerWatcher):
             return not checks_code and is_as_it_failed(stream, last)
 
         def has_own_run(batch: BatchRow) -> bool:
-            return now_ms < batch.allocated_at_ms + left_ms
+            # Allocated later than now: by a clock that was ahead.
+            return batch.allocated_at_ms <= now_ms < batch.allocated_at_ms + left_ms
 
         due = due_batches(ledger, self.stream, held_back=held_back, has_own_run=has_own_run, most=_MOST)
         return next(due, None)

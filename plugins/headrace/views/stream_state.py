@@ -399,7 +399,9 @@ def _sealed_ahead(evidence: Evidence) -> Iterator[Finding]:
             State.STALLED,
             f"Batch {time_text(overview.stream.sealed_until_ms)} was allocated while the ledger's clock was ahead: "
             f"records wait for the batch after it, for {readable_seconds(ahead_ms / 1000)}.",
-            "Nothing is lost, and it continues by itself then. Keep the clock of the ledger's database synchronized.",
+            f"Check that the clock of the ledger's database is right now. Then `headrace streams reopen "
+            f"{overview.stream.name} --yes` has them processed at once; the batches that are there stay. Nothing is "
+            "lost, and without it the stream continues by itself then.",
         )
 
 

@@ -13,6 +13,7 @@ from headrace.batch.allocation import Allocation, allocate, make_manifest
 from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.batch.manifest import Manifest, ManifestError
+from headrace.clock import ManualClock
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AllocationConflictError, BatchTimeError
 from headrace.receiver.health import slow_runs
@@ -68,6 +69,22 @@ def test_allocation_does_not_depend_on_the_order_of_runs(receiving: Receiving) -
     receiving.clock.advance(10_000)
     assert take(receiving, T2).batch.records == 3
     assert take(receiving, T1).batch.records == 2
+
+
+def test_a_time_that_has_come_by_the_ledgers_clock_alone_is_refused(receiving: Receiving) -> None:
+    receiving.store(2)
+    host = ManualClock(START_MS)
+    receiving.clock.advance(600_000)
+    late_ms = receiving.clock.now_ms() // 10_000 * 10_000
+    context = StreamContext(receiving.stream, receiving.ledger, storage=receiving.context.storage, clock=host)
+    with pytest.raises(BatchTimeError, match=r"by the ledger's clock alone.*Nothing is allocated"):
+        allocate(context, late_ms)
+    with pytest.raises(BatchTimeError, match="alone"):
+        allocate(context, late_ms, known_ms=(START_MS + 10_000,))
+    assert receiving.ledger.streams.get("shop").sealed_until_ms == 0
+    # The host's clock is the wrong one if Airflow's agrees with the ledger's.
+    assert allocate(context, late_ms, known_ms=(late_ms,)).fresh
+    assert allocate(context, late_ms).batch.batch_time_ms == late_ms, "an allocated batch is not taken again"
 
 
 def test_an_empty_batch_is_an_allocation(receiving: Receiving) -> None:

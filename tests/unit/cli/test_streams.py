@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from headrace.batch.allocation import allocate
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.cli.main import app
-from headrace.clock import time_text
+from headrace.clock import ManualClock, time_text
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.tables import JobLease
@@ -464,3 +464,21 @@ def test_stop_asks_for_the_ledger_or_the_storage(tmp_path: Path, arguments: list
     assert refused.exit_code == 2
     assert "storage" in refused.output
     assert not (tmp_path / "shop").exists()
+
+
+def test_a_stream_whose_batches_were_allocated_ahead_of_the_clock_is_opened_again(stream: Stream) -> None:
+    assert "nothing to open" in run(stream, "streams", "reopen", "shop").stdout
+    with Ledger.open(stream.ledger) as ledger:
+        ahead_ms = ledger.now_ms() // 10_000 * 10_000 + 31_536_000_000
+    clock = ManualClock(ahead_ms)
+    with Ledger.open(stream.ledger, clock=clock) as ledger:
+        allocate(StreamContext(stream, ledger, clock=clock), ahead_ms)
+    planned = run(stream, "streams", "reopen", "shop").stdout
+    assert time_text(ahead_ms) in planned and "--yes does it" in planned
+    assert answer(stream, "streams", "reopen", "shop")["done"] is False  # type: ignore[index]
+    done = answer(stream, "streams", "reopen", "shop", "--yes")
+    assert done["reopened"]["batches"] == [ahead_ms]  # type: ignore[index]
+    with Ledger.open(stream.ledger) as ledger:
+        assert ledger.streams.get("shop").sealed_until_ms <= ledger.now_ms()
+        assert ledger.batches.get("shop", ahead_ms).state.value == "allocated"
+    assert "nothing to open" in run(stream, "streams", "reopen", "shop", "--yes").stdout

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.ledger.batches import CLOCKS_DIFFER_MS, BatchBounds
-from headrace.ledger.errors import LeaseHeldError
+from headrace.ledger.errors import BatchStateError, LeaseHeldError
 from headrace.ledger.states import EventKind
 
 from .conftest import INTERVAL_MS, NOW_MS, STREAM
@@ -150,3 +150,117 @@ def test_partitions_are_not_taken_for_drained_by_a_clock_that_was_ahead(build: A
     assert world.ledger.positions.unpassed(STREAM, T1) == []
     world.ledger.clock_corrections.apply(STREAM)
     assert len(world.ledger.positions.unpassed(STREAM, T1)) == 3
+
+
+YEAR_MS = 365 * 86_400_000
+
+
+@pytest.fixture
+def standing(world: Any) -> Any:
+    """A batch at T1; then by a clock a year ahead two batches that are allocated, and a block that waits."""
+    world.add({0: (0, 10)})
+    world.clock.advance(INTERVAL_MS)
+    world.allocate(T1)
+    world.complete(T1)
+    world.clock.advance(YEAR_MS)
+    world.add({0: (10, 20)})
+    world.clock.advance(INTERVAL_MS)
+    world.allocate(T2 + YEAR_MS)
+    world.complete(T2 + YEAR_MS)
+    world.add({0: (20, 30), 1: (0, 5)})
+    world.clock.advance(INTERVAL_MS)
+    world.allocate(T2 + INTERVAL_MS + YEAR_MS)
+    world.add({0: (30, 40)})
+    world.clock.set_back(YEAR_MS)
+    assert world.add({2: (0, 1)}).batch_time_ms > YEAR_MS + NOW_MS, "it stands for a year"
+    return world
+
+
+def test_a_stream_that_stands_for_a_year_is_opened_again(standing: Any) -> None:
+    ahead = (T2 + YEAR_MS, T2 + INTERVAL_MS + YEAR_MS)
+    now_ms = standing.clock.now_ms()
+    open_ms = now_ms // INTERVAL_MS * INTERVAL_MS + INTERVAL_MS
+    planned = standing.ledger.clock_corrections.reopen(STREAM, dry_run=True)
+    assert (planned.batches, planned.batch_time_ms, planned.sealed_until_ms) == (ahead, open_ms, ahead[-1])
+    assert standing.ledger.streams.get(STREAM).sealed_until_ms == ahead[-1], "nothing has changed"
+    done = standing.ledger.clock_corrections.reopen(STREAM)
+    assert (done.batches, done.taken.blocks, done.taken.records) == (ahead, 2, 11)
+    assert standing.add({0: (40, 50)}).batch_time_ms == open_ms
+    # What is allocated stays, to the last block.
+    assert _ranges(standing, ahead[0]) == {0: (10, 20, 10)}
+    assert [len(standing.ledger.allocations.blocks_of(STREAM, time_ms)) for time_ms in ahead] == [1, 1]
+    standing.clock.advance(INTERVAL_MS)
+    standing.allocate(open_ms)
+    assert _ranges(standing, open_ms) == {0: (30, 50, 20), 2: (0, 1, 1)}
+    assert standing.ledger.clock_corrections.reopen(STREAM) is None
+    assert standing.ledger.clock_corrections.apply(STREAM) is None
+    (event,) = standing.ledger.events.page(STREAM, kinds=[EventKind.BLOCKS_TAKEN_BACK])
+    assert event.payload == {
+        "batch_time_ms": open_ms, "until_ms": ahead[-1], "blocks": 2, "records": 11, "batches": list(ahead)
+    }  # fmt: skip
+
+
+def test_a_year_later_no_block_joins_a_batch_of_that_time(standing: Any) -> None:
+    standing.ledger.clock_corrections.reopen(STREAM)
+    standing.clock.advance(T1 + YEAR_MS - standing.clock.now_ms() - INTERVAL_MS)
+    times = []
+    for number in range(5):
+        times.append(standing.add({0: (40 + number, 41 + number)}).batch_time_ms - YEAR_MS)
+        standing.clock.advance(INTERVAL_MS)
+    after_ms = T2 + 2 * INTERVAL_MS
+    assert times == [T1, after_ms, after_ms, after_ms, after_ms + INTERVAL_MS]
+    assert len(standing.ledger.allocations.blocks_of(STREAM, T2 + YEAR_MS)) == 1
+
+
+def test_a_clock_that_is_ahead_again_moves_no_block_out_of_its_batch(standing: Any) -> None:
+    standing.ledger.clock_corrections.reopen(STREAM)
+    standing.clock.advance(AHEAD_MS)
+    standing.add({0: (40, 50)})
+    standing.clock.set_back(AHEAD_MS)
+    assert standing.ledger.clock_corrections.apply(STREAM).records == 10
+    assert len(standing.ledger.allocations.blocks_of(STREAM, T2 + YEAR_MS)) == 1
+    assert len(standing.ledger.allocations.blocks_of(STREAM, T2 + INTERVAL_MS + YEAR_MS)) == 1
+
+
+def test_an_ordered_stream_finishes_the_batches_of_the_clock_ahead_first(build: Any) -> None:
+    world = build(ordered=True)
+    world.clock.advance(YEAR_MS)
+    world.add({0: (0, 10)})
+    world.clock.advance(INTERVAL_MS)
+    world.allocate(T1 + YEAR_MS)
+    world.clock.set_back(YEAR_MS)
+    with pytest.raises(BatchStateError, match=r"runs its batches in order.*stream's repair"):
+        world.ledger.clock_corrections.reopen(STREAM)
+    attempt = world.ledger.attempts.begin(STREAM, T1 + YEAR_MS, holder="repair", way="connect", lease_ms=5_000)
+    world.ledger.attempts.record_output(attempt, "index", {})
+    world.ledger.attempts.complete(attempt)
+    assert world.ledger.clock_corrections.reopen(STREAM).batches == (T1 + YEAR_MS,)
+
+
+def test_a_stream_with_state_is_not_opened_again(build: Any) -> None:
+    world = build(outputs=["state", "index"])
+    world.clock.advance(YEAR_MS)
+    world.allocate(T1 + YEAR_MS - INTERVAL_MS)
+    world.clock.set_back(YEAR_MS)
+    with pytest.raises(BatchStateError, match="has state"):
+        world.ledger.clock_corrections.reopen(STREAM)
+
+
+def test_a_definition_declared_by_a_clock_ahead_is_replaced_by_the_next(world: Any) -> None:
+    def declare(definition: str, at_ms: int) -> int:
+        fields = {"batch_interval_ms": INTERVAL_MS, "block_interval_ms": 200}
+        world.ledger.streams.register(STREAM, definition, declared_at_ms=at_ms, **fields)
+        return world.ledger.streams.get(STREAM).revision
+
+    newer = '{"outputs": [{"id": "index"}], "parameters": {"a": 1}}'
+    newest = '{"outputs": [{"id": "index"}], "parameters": {"a": 2}}'
+    revision = declare(newer, NOW_MS + YEAR_MS)
+    assert declare(newest, NOW_MS) == revision + 1
+
+
+def test_runs_that_repeat_a_batch_do_not_wait_for_one_of_a_clock_ahead(world: Any) -> None:
+    world.allocate(NOW_MS)
+    world.clock.advance(YEAR_MS)
+    assert world.ledger.runs.repeat(STREAM, "ahead", NOW_MS) == "ahead"
+    world.clock.set_back(YEAR_MS)
+    assert world.ledger.runs.repeat(STREAM, "now", NOW_MS) == "now"

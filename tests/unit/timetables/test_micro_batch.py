@@ -250,3 +250,22 @@ class TestOnRequest:
         again = MicroBatchTimetable.deserialize(self.timetable.serialize())
         assert again == self.timetable != MicroBatchTimetable(TEN)
         assert again.description == again.summary == "on request, intervals of 10 s"
+
+
+@pytest.mark.parametrize("catchup", [False, True])
+@pytest.mark.parametrize("catch_up", [False, True, timedelta(hours=1)])
+def test_runs_of_a_clock_that_was_ahead_do_not_stop_the_schedule(now, catchup, catch_up):
+    now("12:00:05")
+    year = timedelta(days=365)
+    last = DataInterval(at("12:00:00") + year, at("12:00:10") + year)
+    restriction = TimeRestriction(at("00:00:00"), None, catchup=catchup)
+    info = MicroBatchTimetable(TEN, catch_up=catch_up).next_dagrun_info(
+        last_automated_data_interval=last, restriction=restriction
+    )
+    assert info.data_interval == interval("12:00:00", "12:00:10")
+
+
+def test_a_run_that_begins_ahead_of_its_end_is_followed_by_the_next(now):
+    now("12:00:09")
+    (info,) = runs(MicroBatchTimetable(TEN), interval("12:00:00", "12:00:10"), UNRESTRICTED, 1)
+    assert info.data_interval == interval("12:00:10", "12:00:20")

@@ -121,6 +121,13 @@ class TestLook:
         assert asked.poll(ledger)["through_ms"] == 5000
         assert asked.poll(ledger) is None
 
+    def test_a_clock_that_was_ahead_does_not_silence_it(self, ledger):
+        asked = trigger()
+        ledger.now, ledger.unclaimed_times = 900_000_000, waiting(s5=100)
+        assert asked.poll(ledger) is not None
+        ledger.now = 9000
+        assert asked.poll(ledger)["through_ms"] == 5000
+
 
 class TestRun:
     @pytest.fixture

@@ -257,9 +257,23 @@ def test_records_that_wait_behind_a_batch_of_a_clock_that_was_ahead_are_no_silen
     summary = shop.summary()
     assert summary.state == "stalled"
     assert "was allocated while the ledger's clock was ahead" in summary.reason
+    assert "`headrace streams reopen shop --yes`" in (summary.remedy or "")
     shop.clock.advance(600_000)
     shop.beat()
     assert shop.summary().state == "well"
+
+
+def test_a_stream_that_was_opened_again_is_judged_by_its_batches_of_now(shop: Shop) -> None:
+    shop.clock.advance(600_000)
+    shop.complete(shop.begin(shop.latest()))
+    shop.clock.set_back(600_000)
+    shop.ledger.clock_corrections.reopen("shop")
+    shop.beat()
+    shop.store()
+    assert shop.summary().state == "well"
+    shop.clock.advance(300_000)
+    shop.beat()
+    assert shop.summary().state == "stalled", "the batch ahead does not count as one that has just completed"
 
 
 LEASE_MS = 30_000
