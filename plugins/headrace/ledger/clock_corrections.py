@@ -194,9 +194,12 @@ def _move(connection: Connection, locked: LockedStream, open_ms: int) -> dict[st
         .where(blocks.c.stream == stream, blocks.c.batch_time_ms > open_ms, ~in_batch)
         .values(batch_time_ms=open_ms, added_at_ms=now_ms)
     )
-    for table in (positions, segments):
+    # What is still later is in a batch, and its segment needed for that.
+    later = exists().where(blocks.c.segment_id == segments.c.segment_id, blocks.c.batch_time_ms > open_ms)
+    for table, but in ((positions, ()), (segments, (~later,))):
         column = table.c.last_batch_time_ms
-        connection.execute(update(table).where(table.c.stream == stream, column > open_ms).values({column: open_ms}))
+        limited = update(table).where(table.c.stream == stream, column > open_ms, *but)
+        connection.execute(limited.values({column: open_ms}))
     return moved
 
 

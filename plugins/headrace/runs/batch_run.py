@@ -392,9 +392,9 @@ def _taken(context: Mapping[str, Any], stream_context: StreamContext) -> str:
 
 
 def run_times(context: Mapping[str, Any]) -> tuple[int, ...]:
-    """Times of the run that Airflow's clock had reached when it was made and began, in milliseconds since the epoch."""
+    """The time at which the run may begin, in milliseconds since the epoch: Airflow's clock has reached it."""
     run = context["dag_run"]
-    return tuple(to_ms(at) for at in (run.run_after, run.start_date) if at is not None)
+    return () if run.run_after is None else (to_ms(run.run_after),)
 
 
 def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | None:

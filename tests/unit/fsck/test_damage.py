@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.support.ledger_rules import broken_rules
 
 from headrace.batch.manifest import decode_document, encode_document
 from headrace.batch.results import result_path
@@ -340,3 +341,18 @@ def test_a_batch_that_was_allocated_ahead_of_the_clock_is_reported(shop: Shop) -
     shop.ledger.allocations.seal(STREAM, shop.clock.now_ms() // INTERVAL_MS * INTERVAL_MS)
     shop.clock.set_back(600_000)
     assert [finding.problem for finding in shop.check().findings] == [Problem.CLOCK_WAS_AHEAD]
+
+
+def test_a_stream_that_was_opened_again_after_a_clock_ahead_has_nothing_wrong(shop: Shop) -> None:
+    shop.clock.advance(600_000)
+    shop.store()
+    shop.clock.advance(INTERVAL_MS)
+    ahead_ms = shop.clock.now_ms() // INTERVAL_MS * INTERVAL_MS
+    shop.allocate(ahead_ms)
+    shop.store()
+    shop.clock.set_back(600_000)
+    shop.store()
+    assert shop.ledger.clock_corrections.reopen(STREAM) is not None
+    shop.store()
+    assert shop.check().findings == []
+    assert broken_rules(shop.ledger, STREAM) == []
