@@ -17,6 +17,7 @@ from headrace.batch.allocation import allocate
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.cli.main import app
 from headrace.clock import SystemClock, time_text
+from headrace.errors import INTERRUPTED
 from headrace.hooks.ledger import register
 from headrace.ledger import BatchState, Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
@@ -123,6 +124,18 @@ def test_the_error_of_a_batch_whose_output_failed_is_listed(run: Callable[..., R
     (reported,) = json.loads(run("list", "shop", "--json").stdout)["batches"]
     assert (reported["state"], reported["error"]) == ("running", "the index is read-only")
     assert "the index is read-only" in run("list", "shop").stdout
+
+
+def test_the_next_try_of_a_batch_is_listed_and_shown(run: Callable[..., Result], url: str) -> None:
+    with Ledger.open(url) as ledger:
+        (batch,) = ledger.batches.page("shop")
+        attempt = ledger.attempts.begin("shop", batch.batch_time_ms, holder="t", way="connect", lease_ms=1_000)
+        ledger.attempts.renew(attempt, attributes={INTERRUPTED: True})
+        ledger.attempts.fail(attempt, "its process was killed by signal 9")
+    (listed,) = json.loads(run("list", "shop", "--json").stdout)["batches"]
+    assert (listed["tried_again"], listed["next_try_ms"] is not None) == ("now", True)
+    shown = run("show", "shop", time_text(batch.batch_time_ms)).stdout
+    assert "The repair tries it again now." in shown
 
 
 def test_unclaimed_batch_times_are_listed_by_themselves(run: Callable[..., Result], url: str) -> None:

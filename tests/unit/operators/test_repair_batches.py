@@ -279,6 +279,14 @@ def test_what_failed_by_its_code_is_repaired_when_the_definition_has_changed(run
     assert runs.written(failed)[ONE] == 2
 
 
+def test_a_trigger_that_fired_while_the_clock_was_ahead_fires_again(runs, toy_batch, ledger):
+    runs.fail(toy_batch)
+    runs.write(runs.next()[1], ONE, TWO)
+    trigger = runs.trigger()
+    trigger._fired_ms = ledger.now_ms() + 31_536_000_000
+    assert trigger.poll(ledger) is not None
+
+
 def test_a_person_has_everything_tried_at_once(runs, toy_batch):
     by_code, _ = runs.fail(toy_batch, "code")
     passing, _ = runs.fail(toy_batch)
