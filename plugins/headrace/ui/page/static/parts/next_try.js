@@ -8,5 +8,5 @@ export function NextTry({ batch }) {
   if (!batch.tried_again) return null;
   // The text has the time in UTC.
   const later = batch.next_try && batch.tried_again !== "now";
-  return html`<div class="quiet">The repair tries it again ${later ? html`at <${Time} at=${batch.next_try} />` : batch.tried_again}</div>`;
+  return html`<div class="quiet">The repair tries it again ${later ? html`at <${Time} at=${batch.next_try} />` : batch.tried_again}.</div>`;
 }
