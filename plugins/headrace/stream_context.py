@@ -14,6 +14,7 @@ from headrace.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.stream import Stream
+    from headrace.stream_folder import StreamFolder
     from headrace.wal.storage import LogStorage
 
 
@@ -34,8 +35,7 @@ class StreamContext:
         self.stream = stream
         self.ledger = ledger
         self.clock = clock or SystemClock()
-        if storage is not None:
-            self.storage = storage
+        self._opened = storage
 
     @property
     def name(self) -> str:
@@ -43,12 +43,16 @@ class StreamContext:
         return self.stream.name
 
     @cached_property
-    def storage(self) -> LogStorage:
-        """The stream's folder in its storage: log, manifests, checkpoints and state.
+    def storage(self) -> StreamFolder:
+        """The stream's folder in its storage: log, manifests, checkpoints and state. It takes no writes for a ledger
+        that is behind it.
 
         Raises:
             UnknownStorageError: no driver for the URL's scheme can create objects conditionally.
         """
+        from headrace.stream_folder import LedgerMark, StreamFolder
         from headrace.wal.storage import open_storage
 
-        return open_storage(self.stream.folder_url, write_timeout_s=self.stream.limits.store_timeout.total_seconds())
+        timeout_s = self.stream.limits.store_timeout.total_seconds()
+        folder = self._opened or open_storage(self.stream.folder_url, write_timeout_s=timeout_s)
+        return StreamFolder(folder, LedgerMark(self.name, self.ledger, folder))

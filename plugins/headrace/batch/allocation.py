@@ -16,7 +16,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from headrace.batch.manifest import Manifest, ManifestBlock
+from headrace.batch.manifest import Manifest, ManifestBlock, ManifestError
+from headrace.batch.results import FOLDER as RESULTS
+from headrace.batch.results import result_name
+from headrace.batch.set_back import open_for_writing
 from headrace.clock import readable_seconds, time_text
 from headrace.kafka.ranges import RecordedRange
 from headrace.ledger.batch_tables import BatchInputRow, BatchRow
@@ -26,6 +29,7 @@ from headrace.ledger.receiving_tables import StoredBlock
 from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
+from headrace.stream_folder import set_back
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage
 
@@ -63,6 +67,7 @@ def allocate(
         AllocationConflictError: other runs claimed the times to absorb, in every try.
         StorageError: the manifest cannot be written; nothing is allocated then.
     """
+    open_for_writing(context)
     batches = context.ledger.batches
     existing = batches.find(context.name, batch_time_ms)
     if existing is not None:
@@ -70,6 +75,8 @@ def allocate(
     else:
         _refuse_time_ahead(context, batch_time_ms, known_ms)
     batch = existing or _allocate(context, batch_time_ms, takes_over=takes_over)
+    if existing is None:
+        context.storage.mark.leave()
     inputs = tuple(batches.inputs(context.name, batch_time_ms))
     return Allocation(batch=batch, inputs=inputs, fresh=existing is None)
 
@@ -106,7 +113,7 @@ def _allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool) -
 
 
 def _write_and_allocate(context: StreamContext, manifest: Manifest, *, blocks: int, absorb: list[int]) -> BatchRow:
-    written, sha256 = write_manifest(context.storage, manifest)
+    written, sha256 = write_manifest(context, manifest)
     return context.ledger.allocations.allocate(
         context.name,
         manifest.batch_time_ms,
@@ -117,19 +124,45 @@ def _write_and_allocate(context: StreamContext, manifest: Manifest, *, blocks: i
     )
 
 
-def write_manifest(folder: LogStorage, manifest: Manifest) -> tuple[Manifest, str]:
+def write_manifest(context: StreamContext, manifest: Manifest) -> tuple[Manifest, str]:
     """Write a manifest into the stream's folder, under another name if its own is taken by a different manifest.
 
     The different manifest was left by an allocation that crashed before its transaction (for example under another
     definition), or belongs to an allocation that still runs: the ledger may name it at any moment.
 
     Returns the manifest as it was written, and its SHA-256.
+
+    Raises:
+        LedgerSetBackError: the different manifest is that of a batch that the ledger has lost.
     """
+    folder = context.storage
     try:
         return manifest, manifest.write(folder)
     except StoredFileExistsError:
+        _refuse_if_of_lost_batch(context, manifest)
         renamed = replace(manifest, name_taken=True)
         return renamed, renamed.write(folder)
+
+
+def _refuse_if_of_lost_batch(context: StreamContext, manifest: Manifest) -> None:
+    """Refuse to put a manifest beside one that lists blocks which the ledger does not have, or whose batch was run."""
+    name, folder, time_ms = context.name, context.storage, manifest.batch_time_ms
+    try:
+        other = Manifest.from_bytes(folder.read(manifest.path), manifest.uri)
+    except (ManifestError, StoredFileMissingError):
+        return
+    listed = {block.handle for blocks in other.inputs.values() for block in blocks}
+    known = {
+        block.info.handle
+        for segment in {handle.segment for handle in listed}
+        for block in context.ledger.blocks.of_segment(name, segment)
+    }
+    ran = context.ledger.batches.find(name, time_ms) is None and any(
+        named is not None and named[0] == time_ms for named in map(result_name, folder.paths(RESULTS))
+    )
+    if ran or not listed <= known:
+        why = "its batch was run" if ran else "it lists blocks that the ledger does not have"
+        raise set_back(name, context.stream.storage.url, manifest.uri, why)
 
 
 def _delete_others(folder: LogStorage, tried: Iterable[Manifest], batch: BatchRow) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from headrace.batch.allocation import Allocation, write_manifest
 from headrace.batch.manifest import Manifest
+from headrace.batch.set_back import open_for_writing
 from headrace.blocks import InputPartition, TopicPartition
 from headrace.clock import time_text
 from headrace.errors import Failure, HeadraceError
@@ -76,6 +77,7 @@ def build_from_kafka(
         StorageError: the manifest cannot be written; nothing is allocated then.
     """
     stream, ledger = context.stream, context.ledger
+    open_for_writing(context)
     existing = ledger.batches.find(stream.name, batch_time_ms)
     if existing is not None and existing.built:
         return _allocation(ledger, existing, fresh=False)
@@ -99,7 +101,7 @@ def build_from_kafka(
         folder_url=stream.folder_url,
         built=built,
     )
-    manifest, sha256 = write_manifest(context.storage, manifest)
+    manifest, sha256 = write_manifest(context, manifest)
     batch = ledger.allocations.allocate(
         stream.name,
         batch_time_ms,
@@ -121,6 +123,7 @@ def build_from_kafka(
         ],
         replace_empty=True,
     )
+    context.storage.mark.leave()
     # A concurrent build may have allocated the batch first; then its ranges count.
     return _allocation(ledger, batch, fresh=batch.built and batch.manifest_uri == manifest.uri)
 

@@ -30,6 +30,7 @@ from headrace.ledger.states import BatchState
 from headrace.ledger.tables import StreamRow
 from headrace.stream.model import milliseconds
 from headrace.stream_context import StreamContext
+from headrace.stream_folder import Mark
 from headrace.wal.frame import segments_in
 from headrace.wal.recovery import is_orphaned
 from headrace.wal.storage import LogStorage
@@ -86,9 +87,12 @@ def clean_up(context: StreamContext) -> Cleaned:
     only, because the stream's folder has files of each batch.
 
     Raises:
+        LedgerSetBackError: the ledger is older than the folder. Nothing is deleted.
         StorageError: a segment could not be deleted; it and those after it stay for the next cleanup.
     """
     stream, ledger = context.stream, context.ledger
+    # Before the ledger is changed, too.
+    mark = context.storage.mark.check()
     log = context.storage.below(LOG_FOLDER)
     windows = bool(stream.window_ms)
     before_ms = (ledger.cleanup.needed_from(stream.name) if windows else ledger.now_ms()) - stream.remember_ms
@@ -115,7 +119,7 @@ def clean_up(context: StreamContext) -> Cleaned:
     partial = 0
     if _begins_an_hour(context):
         partial = context.storage.remove_partial_writes(PARTIAL_WRITE_SECONDS)
-    events = _prune_events(context)
+    events = _prune_events(context, mark)
     return Cleaned(segments, blocks, marked, leftovers, events, removed, partial)
 
 
@@ -126,14 +130,16 @@ def _begins_an_hour(context: StreamContext) -> bool:
     return len(hours) == 1 or len(set(hours)) == 2
 
 
-def _prune_events(context: StreamContext) -> int:
-    """Delete old events and samples; returns the number of events."""
+def _prune_events(context: StreamContext, mark: Mark | None) -> int:
+    """Delete old events and samples; returns the number of events. The event that the folder's ``mark`` names stays: it
+    shows that this is the stream's ledger."""
     before_ms = context.ledger.now_ms() - max(EVENTS_KEPT_MS, context.stream.remember_ms)
+    before_id = None if mark is None else mark.event_id
     pruned = 0
     while context.ledger.cleanup.prune_samples(context.name, before_ms):
         pass
     for _ in range(_PRUNED_AT_ONCE):
-        gone = context.ledger.events.prune(context.name, before_ms)
+        gone = context.ledger.events.prune(context.name, before_ms, before_id=before_id)
         pruned += gone
         if not gone:
             break

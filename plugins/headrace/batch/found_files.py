@@ -21,10 +21,11 @@ from headrace.batch.results import FOLDER as RESULTS
 from headrace.batch.results import FoundResults, read_results, result_name
 from headrace.blocks import BlockHandle, BlockInfo, InputPartition, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.batch_tables import BatchInputRow, BatchRow
-from headrace.ledger.receiving_tables import PositionRow
+from headrace.ledger.receiving_tables import EpochEnd, PositionRow
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import GapRow
 from headrace.receiver.tracker import JobSign, find_sign
+from headrace.stream_folder import Mark, read_mark
 from headrace.wal.frame import SegmentName, segments_in
 from headrace.wal.recovery import header_of, scan_log
 from headrace.wal.scan import RecoveryMode, ScannedFrame
@@ -43,6 +44,15 @@ def partition_of(row: PositionRow | BatchInputRow | GapRow) -> InputPartition:
 def spans_of(info: BlockInfo) -> list[tuple[InputPartition, Span]]:
     """The block's partitions, each with the block's offsets there; without partitions of which it has no offset."""
     return [((info.receiver.input_id, r.partition), (r.from_offset, r.until_offset)) for r in info.filled]
+
+
+def last_epoch_end(ranges: Iterable[OffsetRange]) -> EpochEnd | None:
+    """The end of the last of these ranges of a partition that has a leader epoch, and this epoch; None without any."""
+    known = [(r.until_offset, r.leader_epoch) for r in ranges if r.leader_epoch is not None and r.records]
+    if not known:
+        return None
+    until, leader_epoch = max(known)
+    return EpochEnd(leader_epoch, until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,8 @@ class FolderContents:
     input and partition. ``segments`` are sizes in bytes by path. ``manifests`` are by batch time, ``damaged_manifests``
     by path; ``results`` are those of the batches. ``notices`` say what was skipped. ``last_sign_ms`` is the latest time
     of writing that the files record, and ``lease_ms`` is the longest lease of a receiver job in them, 0 if there is
-    none.
+    none. ``mark`` is that of the lost ledger, and ``job_epoch`` the
+    epoch of the receiver job whose sign is there.
     """
 
     stream: str
@@ -109,6 +120,8 @@ class FolderContents:
     notices: Sequence[str]
     last_sign_ms: int
     lease_ms: int
+    mark: Mark | None = None
+    job_epoch: int = 0
 
     @cached_property
     def listed(self) -> frozenset[BlockHandle]:
@@ -135,6 +148,8 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
         CheckpointVersionError, ManifestVersionError, ResultVersionError: a file is of another version.
     """
     notices: list[str] = []
+    # The mark first: a rebuilt ledger is behind one that a process of the lost ledger leaves from now on.
+    mark = read_mark(folder)
     saved = _read_saved(folder, notices)
     log = folder.below(LOG_FOLDER)
     names = segments_in(log.paths())
@@ -157,9 +172,13 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
             positions[name.input_id, partition].append(offset)
     signs = [saved.written_at_ms, *(name.opened_ms for name in names), *(frame.info.cut_time_ms for frame in frames)]
     leases = [saved.lease_ms]
-    if (sign := _sign(folder, notices)) is not None:
+    sign = _sign(folder, notices)
+    if sign is not None:
         signs.append(sign.written_ms)
         leases.append(sign.lease_ms)
+    for (input_id, index), (epoch, _) in (mark.receivers if mark is not None else {}).items():
+        receiver_id = ReceiverId(stream_name, input_id, index)
+        epochs[receiver_id] = max(epochs[receiver_id], epoch)
     return FolderContents(
         stream=stream_name,
         saved=saved,
@@ -174,6 +193,8 @@ def read_folder(folder: LogStorage, stream_name: str, *, mode: RecoveryMode, pro
         notices=notices,
         last_sign_ms=max(signs),
         lease_ms=max(leases),
+        mark=mark,
+        job_epoch=0 if sign is None else sign.epoch,
     )
 
 
@@ -293,8 +314,9 @@ _REPORTED_EVERY = 10_000
 class FoundManifest:
     """What a rebuild needs of a manifest file; ``path`` is below the stream's folder.
 
-    ``spans`` are the offsets of its blocks, adjacent ones as one. ``segments`` are those of all its ``blocks``, and
-    ``in_log`` its blocks in segments that still exist, in the manifest's order. ``is_built``: it holds ranges of Kafka.
+    ``spans`` are the offsets of its blocks, adjacent ones as one. ``epochs`` have, by partition, the end of the last
+    range with a known leader epoch, and this epoch. ``segments`` are those of all its ``blocks``, and ``in_log`` its
+    blocks in segments that still exist, in the manifest's order. ``is_built``: it holds ranges of Kafka.
     """
 
     path: str
@@ -303,6 +325,7 @@ class FoundManifest:
     interval_ms: int
     inputs: tuple[BatchInputRow, ...]
     spans: tuple[tuple[InputPartition, Span], ...]
+    epochs: tuple[tuple[InputPartition, EpochEnd], ...]
     blocks: int
     payload_bytes: int
     segments: tuple[str, ...]
@@ -420,6 +443,7 @@ def _kept(
         interval_ms=manifest.interval_ms,
         inputs=(*inputs, *built),
         spans=tuple((key, span) for key, there in spans.items() for span in _merged(there)),
+        epochs=tuple((key, end) for key, there in ranges.items() if (end := last_epoch_end(there)) is not None),
         blocks=len(listed),
         payload_bytes=sum(block.payload_bytes for block in listed),
         segments=tuple(sys.intern(segment) for segment in {block.handle.segment: None for block in listed}),

@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from headrace.batch.found_files import FolderContents, LostPart, Span, partition_of, spans_of
-from headrace.blocks import InputPartition
+from headrace.batch.found_files import FolderContents, LostPart, Span, last_epoch_end, partition_of, spans_of
+from headrace.blocks import BlockInfo, InputPartition
 from headrace.ledger.rebuild import FoundBatch
-from headrace.ledger.receiving_tables import PositionRow, StoredBlock
+from headrace.ledger.receiving_tables import EpochEnd, PositionRow, StoredBlock
 from headrace.ledger.states import PartitionState
 from headrace.ledger.tables import GapRow
 
@@ -50,7 +50,16 @@ def rebuild_positions(
         if reason := finder.reason(key, (end, row.next_offset)):
             notices.append(f"[{end}, {row.next_offset}) of {name} is read from Kafka again: {reason}.")
         at = min(end, row.next_offset)
-        positions.append(dataclasses.replace(row, next_offset=at, source_position=finder.source_position(key, at)))
+        known = finder.epoch_end(key, at)
+        positions.append(
+            dataclasses.replace(
+                row,
+                next_offset=at,
+                leader_epoch=None if known is None else known.leader_epoch,
+                epoch_end_offset=None if known is None else known.end_offset,
+                source_position=finder.source_position(key, at),
+            )
+        )
         for start, until, why in finder.holes(key, row.kept_from, end):
             gaps.append(GapRow(0, contents.stream, *key, start, until, why, None, now_ms))
             notices.append(f"[{start}, {until}) of {name} is a gap: {why}.")
@@ -95,11 +104,29 @@ def _moved(
         )
 
 
+def _epoch_ends(contents: FolderContents, blocks: Iterable[BlockInfo]) -> dict[InputPartition, list[EpochEnd]]:
+    """The ends of ranges with a leader epoch, by partition. Each range in a manifest or in the log has that of its last
+    record, and a position in the checkpoint the one of its time."""
+    ends: dict[InputPartition, list[EpochEnd]] = defaultdict(list)
+    for key, row in contents.saved.positions.items():
+        if row.leader_epoch is not None and row.epoch_end_offset is not None:
+            ends[key].append(EpochEnd(row.leader_epoch, row.epoch_end_offset))
+    for manifest in (each for of_time in contents.manifests.values() for each in of_time):
+        for key, end in manifest.epochs:
+            ends[key].append(end)
+    for info in blocks:
+        for r in info.ranges:
+            if (known := last_epoch_end([r])) is not None:
+                ends[info.receiver.input_id, r.partition].append(known)
+    return ends
+
+
 class _Finder:
-    def __init__(self, contents: FolderContents, blocks: Iterable[StoredBlock]) -> None:
+    def __init__(self, contents: FolderContents, blocks: Sequence[StoredBlock]) -> None:
         self._lost = contents.lost
         self._pieces: dict[InputPartition, list[Span]] = defaultdict(list)
         self._source_positions: dict[InputPartition, list[tuple[int, str]]] = defaultdict(list)
+        self._epoch_ends = _epoch_ends(contents, (block.info for block in blocks))
         # The ledger was complete at the checkpoint: below these positions only later damage can have lost offsets.
         self._at_checkpoint = {key: row.next_offset for key, row in contents.saved.positions.items()}
         for key, row in contents.saved.positions.items():
@@ -134,6 +161,12 @@ class _Finder:
     def reason(self, key: InputPartition, span: Span) -> str:
         """The damage that may have lost the offsets; empty if there is none."""
         return "; ".join(part.what for part in self._parts(key, span))
+
+    def epoch_end(self, key: InputPartition, offset: int) -> EpochEnd | None:
+        """Of the last record below the offset whose leader epoch some file has. By it the receiver notices that Kafka's
+        log was truncated since."""
+        known = (end for end in self._epoch_ends.get(key, ()) if end.end_offset <= offset)
+        return max(known, key=lambda end: (end.end_offset, end.leader_epoch), default=None)
 
     def source_position(self, key: InputPartition, offset: int) -> str | None:
         """Where a custom receiver's source stood at the offset: what it gave after that is read again."""

@@ -23,9 +23,11 @@ from headrace.ledger.tables import Declared, GapRow, StreamRevision, StreamRow
 from headrace.stream import Stream
 
 EPOCH_JUMP = 1_000
-"""Added to the known epochs and attempts, for those since the newest checkpoint that left nothing in the log."""
+"""Added to the known epochs, for those since the newest checkpoint that left nothing in the log."""
+_ATTEMPTS = 100
+"""A rebuilt ledger numbers its attempts from a multiple of this, at least half of it above the known ones."""
 _FIRST_ATTEMPT_AT_MS = 1_577_836_800_000
-"""The start of 2020. A rebuilt ledger numbers its attempts from the number of seconds since then."""
+"""The start of 2020. Without a mark the attempts are numbered from the seconds since then."""
 
 
 def rebuild_stream(
@@ -64,12 +66,11 @@ def rebuild_stream(
     )
     blocks = _with_batch_times(contents, stream, accepted.blocks, rebuilt, now_ms)
     positions = rebuild_positions(contents, blocks, rebuilt.batches, now_ms)
-    job_epoch = max([stream.job_epoch, *(receiver.job_epoch for receiver in saved.receivers)])
+    job_epoch = max([stream.job_epoch, contents.job_epoch, *(receiver.job_epoch for receiver in saved.receivers)])
     epochs = {**contents.epochs}
     for receiver in saved.receivers:
         epochs[receiver.receiver_id] = max(receiver.epoch, epochs.get(receiver.receiver_id, 0))
     writers = {info.handle.segment: (info.receiver, info.epoch) for info in accepted.blocks}
-    attempts = [batch.row.attempt + EPOCH_JUMP for batch in rebuilt.batches]
     found = FoundStream(
         stream=replace(
             stream,
@@ -82,7 +83,7 @@ def rebuild_stream(
         revisions=revisions,
         declared=declared,
         receiver_epochs={receiver_id: epoch + EPOCH_JUMP for receiver_id, epoch in epochs.items()},
-        last_attempt=max((now_ms - _FIRST_ATTEMPT_AT_MS) // 1_000, *attempts, 1),
+        last_attempt=_last_attempt(contents, rebuilt, now_ms),
         topics=_topics(contents, positions.positions, now_ms),
         positions=positions.positions,
         segments=[
@@ -104,6 +105,8 @@ def rebuild_stream(
             "refused_blocks": accepted.refused,
             "gaps": len(positions.gaps),
             "lost": [part.what for part in contents.lost if not part.is_tail],
+            # By this the ledger is known as the folder's (`headrace.stream_folder`).
+            "mark": None if contents.mark is None else contents.mark.to_json(),
         },
     )
     undecided = [
@@ -113,6 +116,20 @@ def rebuild_stream(
         for info in accepted.undecided
     ]
     return found, [*contents.notices, *rebuilt.notices, *undecided, *positions.notices]
+
+
+def _last_attempt(contents: FolderContents, rebuilt: RebuiltBatches, now_ms: int) -> int:
+    """A number above those of all attempts at any batch, also by an earlier lost ledger.
+
+    The mark has the highest number, since an attempt leaves it before it writes anything. Two that left theirs in one
+    moment may have left the lower one. A folder of an earlier version has no mark; then only the time is sure to be
+    above what a ledger that was lost with its attempts had.
+    """
+    known = [batch.row.attempt for batch in rebuilt.batches]
+    if contents.mark is None and known:
+        return max((now_ms - _FIRST_ATTEMPT_AT_MS) // 1_000, *(number + EPOCH_JUMP for number in known))
+    highest = max([*known, 0 if contents.mark is None else contents.mark.attempt])
+    return -(-(highest + _ATTEMPTS // 2) // _ATTEMPTS) * _ATTEMPTS
 
 
 def _with_batch_times(

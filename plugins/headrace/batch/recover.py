@@ -26,6 +26,7 @@ from headrace.batch.found_files import FolderContents, Progress, read_folder, sp
 from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
 from headrace.batch.rebuilt_stream import rebuild_stream
 from headrace.batch.results import lost_results
+from headrace.batch.set_back import refuse_if_set_back
 from headrace.clock import readable_seconds, time_text
 from headrace.errors import Failure, HeadraceError
 from headrace.ledger import Ledger
@@ -117,6 +118,7 @@ def recover(
         RecoveryRefusedError: there is nothing to recover from, the folder is another stream's, its definition does not
             fit the given one, or names code that is not accepted.
         MayStillRunError: a receiver job or a batch could still run.
+        LedgerSetBackError: the ledger is not lost, and is older than the folder.
         WalError: the log is damaged, and the mode does not skip damage.
         ManifestError, ResultError, CheckpointVersionError: a file that is needed cannot be read.
         ContradictionError: the files contradict each other.
@@ -134,9 +136,10 @@ def recover(
             _refuse_while_alive(contents, now_ms)
         if contents.saved.stream is not None:
             _check_definition(contents.saved.stream, contents.saved.path, definition, accept_code, report)
-        _rebuild(contents, ledger, definition, force=force, report=report, progress=progress)
+        _rebuild(contents, ledger, folder, definition, force=force, report=report, progress=progress)
     else:
         context = _registered(stream_name, ledger, folder)
+        refuse_if_set_back(context)
         progress("checking the results")
         _forget_lost_results(context, report)
         progress("checking the manifests")
@@ -249,6 +252,7 @@ def _refuse_while_alive(contents: FolderContents, now_ms: int) -> None:
 def _rebuild(
     contents: FolderContents,
     ledger: Ledger,
+    folder: LogStorage,
     definition: Stream | None,
     *,
     force: bool,
@@ -276,6 +280,7 @@ def _rebuild(
     if not report.dry_run:
         progress("writing the ledger")
         ledger.rebuild.restore(contents.stream, found, force=force)
+        _registered(contents.stream, ledger, folder).storage.mark.leave(attempt=found.last_attempt)
 
 
 def _forget_lost_results(context: StreamContext, report: Recovered) -> None:

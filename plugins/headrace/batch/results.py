@@ -26,11 +26,13 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import tenacity
 
 from headrace.batch.manifest import DocumentDamagedError, encode_document, read_document
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger.batch_tables import BatchRow, FiledReplay
 from headrace.ledger.results import LAST_MS
 from headrace.stream_context import StreamContext
-from headrace.wal.errors import StorageError, StoredFileMissingError
+from headrace.stream_folder import set_back
+from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage
 
 VERSION = 1
@@ -44,7 +46,9 @@ _WRITERS = 8
 _READERS = 16
 
 retry_write = tenacity.retry(
-    retry=tenacity.retry_if_exception_type((StorageError, OSError)),
+    retry=tenacity.retry_if_exception(
+        lambda error: isinstance(error, StorageError | OSError) and not isinstance(error, StoredFileExistsError)
+    ),
     stop=tenacity.stop_after_attempt(3),
     wait=tenacity.wait_exponential(multiplier=0.2, max=2),
     reraise=True,
@@ -164,7 +168,7 @@ def _write_all(context: StreamContext, rows: Sequence[BatchRow]) -> None:
     written, replaced, errors = list[BatchRow](), list[str](), list[BaseException]()
     with ThreadPoolExecutor(_WRITERS) as pool:
         results = list(results_of(context, rows))
-        writes = [pool.submit(_write, folder, result) for result in results]
+        writes = [pool.submit(_write, context, result) for result in results]
         for before, result, write in zip(rows, results, writes, strict=True):
             if (error := write.exception()) is not None:
                 errors.append(error)
@@ -173,13 +177,41 @@ def _write_all(context: StreamContext, rows: Sequence[BatchRow]) -> None:
             if before.result:
                 replaced.append(result_path(before.batch_time_ms, before.result))
         context.ledger.batches.mark_checkpointed(context.name, written)
+        context.storage.mark.leave(attempt=max(row.attempt for row in rows))
         list(pool.map(folder.delete, replaced))
     if errors:
         raise errors[0]
 
 
-def _write(folder: LogStorage, result: StoredResult) -> None:
-    retry_write(folder.write_atomically)(result_path(result.row.batch_time_ms, result.row.change), result.to_bytes())
+def _write(context: StreamContext, result: StoredResult) -> None:
+    folder, path, data = context.storage, result_path(result.row.batch_time_ms, result.row.change), result.to_bytes()
+    try:
+        retry_write(partial(folder.write_atomically, exclusive=True))(path, data)
+    except StoredFileExistsError:
+        try:
+            there = read_result(folder, path)
+        except ResultVersionError:
+            raise
+        except ResultError:
+            # Damaged, or deleted meanwhile because a later change has its file.
+            pass
+        else:
+            if _outcome(there) != _outcome(result):
+                raise set_back(
+                    context.name,
+                    context.stream.storage.url,
+                    f"{folder.url}/{path}",
+                    f"change {result.row.change} of batch {time_text(result.row.batch_time_ms)} is another one in the "
+                    "ledger",
+                ) from None
+        # Written before, by a process that was killed before it marked the batch, or by one that runs beside this one.
+        retry_write(folder.write_atomically)(path, data)
+
+
+def _outcome(result: StoredResult) -> tuple[object, ...]:
+    """What a change of a batch made of it. It is the same in each file that one ledger writes of the change."""
+    row = result.row
+    return row.state, row.completed_at_ms, row.error, row.manifest_sha256, row.steps, dict(row.abandoned_steps)
 
 
 def read_result(folder: LogStorage, path: str) -> StoredResult:

@@ -1,8 +1,10 @@
 """Detects a ledger that is older than the files beside it: a copy that was restored, or another ledger's log.
 
 A stream on such a ledger would receive its records again, under batch times, epochs and block numbers that are used. So
-the receiver job does not start. Two things never decrease in a ledger, and files hold them too: the epochs of receivers
-and of receiver jobs, and the number of the last block that the ledger accepted from an instance of a receiver.
+the receiver job does not start, and no door writes to the folder (`headrace.stream_folder`, which looks at the folder's
+mark). Before the job starts, and where the folder has no mark yet, the files themselves are read. Two things never
+decrease in a ledger, and files hold them too: the epochs of receivers and of receiver jobs, and the number of the last
+block that the ledger accepted from an instance of a receiver.
 """
 
 from __future__ import annotations
@@ -12,24 +14,32 @@ from collections.abc import Iterator, Mapping
 from headrace.batch.checkpoint import CheckpointError, read_newest
 from headrace.batch.manifest import LOG_FOLDER
 from headrace.blocks import ReceiverId
-from headrace.errors import Failure, HeadraceError
 from headrace.ledger.receiving_tables import ReceiverRow
 from headrace.stream_context import StreamContext
+from headrace.stream_folder import LedgerSetBackError, set_back, unknown_block
 from headrace.wal.errors import SegmentMissingError, StoredFileMissingError
 from headrace.wal.frame import SegmentName, segments_in
 from headrace.wal.scan import RecoveryMode, ScannedFrame, scan_segment
 from headrace.wal.storage import LogStorage
 
+__all__ = ["LedgerSetBackError", "open_for_writing", "refuse_if_set_back"]
 
-class LedgerSetBackError(HeadraceError):
-    """A file of the stream is ahead of its ledger."""
 
-    failure = Failure.FINAL
+def open_for_writing(context: StreamContext) -> None:
+    """Refuse to begin a batch with a ledger that is older than the stream's folder, before the ledger changes. Reads
+    the folder's mark; the files only where there is none, in the folder of a new stream or of an earlier version.
+
+    Raises:
+        LedgerSetBackError, LogVersionError, StorageError: as `refuse_if_set_back`.
+    """
+    if context.storage.mark.check() is None:
+        refuse_if_set_back(context)
+        context.storage.mark.leave()
 
 
 def refuse_if_set_back(context: StreamContext) -> None:
-    """Refuse to receive with a ledger that is older than the stream's folder. Reads the newest checkpoint, and the
-    newest segment of each receiver.
+    """Refuse to receive with a ledger that is older than the stream's folder. Reads the folder's mark, the newest
+    checkpoint, and the newest segment of each receiver.
 
     Raises:
         LedgerSetBackError: a file shows that the ledger lacks what it had accepted.
@@ -37,6 +47,7 @@ def refuse_if_set_back(context: StreamContext) -> None:
         StorageError: the storage cannot be read.
     """
     name, folder = context.name, context.storage
+    folder.mark.check()
     # The files first: a process that still receives writes to the ledger before it writes what proves it.
     said = [*_of_checkpoint(name, folder), *_of_log(name, folder.below(LOG_FOLDER))]
     job_epoch = context.ledger.streams.get(name).job_epoch
@@ -44,12 +55,13 @@ def refuse_if_set_back(context: StreamContext) -> None:
     for path, receiver_id, epoch, accepted in said:
         ahead = _ahead(receivers.get(receiver_id), epoch, accepted) if receiver_id else _job_ahead(job_epoch, epoch)
         if ahead is not None:
-            raise LedgerSetBackError(
-                f"{folder.url}/{path} is ahead of the ledger of stream {name!r}: {ahead}. The ledger was replaced by "
-                "an older copy, or a process with another ledger writes to this folder.",
-                remedy="Name the ledger that the stream had last. If it is lost, keep this one aside, name a new and "
-                f"empty one, and rebuild it: `headrace streams recover {name} --storage {context.stream.storage.url}`.",
-            )
+            raise set_back(name, context.stream.storage.url, f"{folder.url}/{path}", ahead)
+    log = folder.below(LOG_FOLDER)
+    for path in {path for path, receiver_id, _, _ in said if receiver_id and path.startswith(f"{LOG_FOLDER}/")}:
+        block = unknown_block(name, context.ledger, log, path.removeprefix(f"{LOG_FOLDER}/"))
+        if block is not None:
+            why = f"{block} was accepted, and the ledger does not have it"
+            raise set_back(name, context.stream.storage.url, f"{folder.url}/{path}", why)
 
 
 _Said = tuple[str, ReceiverId | None, int, int | None]

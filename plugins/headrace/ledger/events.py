@@ -144,19 +144,34 @@ class Events(Repository):
         with self._database.read() as connection:
             return connection.execute(query.limit(1)).scalar_one_or_none() or 0
 
+    def newest(self, stream: str) -> EventRow | None:
+        """Return the newest event, those of blocks left out; None if there is none."""
+        query = _selected().where(events.c.stream == stream, events.c.block_id.is_(None))
+        with self._database.read() as connection:
+            return EventRow.row(connection, query.order_by(events.c.event_id.desc()).limit(1))
+
+    def find(self, stream: str, event_id: int) -> EventRow | None:
+        """Return the event of the stream with this id, or None."""
+        query = _selected().where(events.c.stream == stream, events.c.event_id == event_id)
+        with self._database.read() as connection:
+            return EventRow.row(connection, query)
+
     def of_batch(self, stream: str, batch_time_ms: int) -> list[EventRow]:
         """Return the events of one batch, oldest first."""
         query = _selected().where(events.c.stream == stream, events.c.batch_time_ms == batch_time_ms)
         return self._rows(EventRow, query.order_by(events.c.event_id))
 
-    def prune(self, stream: str, before_ms: int, limit: int = 5000) -> int:
-        """Delete up to ``limit`` of the oldest events, if older than ``before_ms``. Returns the number deleted.
+    def prune(self, stream: str, before_ms: int, limit: int = 5000, *, before_id: int | None = None) -> int:
+        """Delete up to ``limit`` of the oldest events, if older than ``before_ms``, and with ids below ``before_id`` if
+        it is given. Returns the number deleted.
 
         Listeners that have not got them yet have missed them (see `ListenerCursors`).
         """
         # What says that Kafka's offsets have other records stays: a batch that is read again there must know of it.
         these = (events.c.stream == stream, events.c.kind != EventKind.OFFSETS_REUSED)
         oldest = select(events.c.event_id, events.c.at_ms, events.c.block_id).where(*these)
+        if before_id is not None:
+            oldest = oldest.where(events.c.event_id < before_id)
         with self._database.write_stream(stream) as (connection, _):
             rows = connection.execute(oldest.order_by(events.c.event_id).limit(limit)).all()
             old = [row.event_id for row in takewhile(lambda row: row.at_ms < before_ms, rows)]

@@ -57,6 +57,8 @@ from headrace.receiver.record_source import Gap, RecordSource
 from headrace.stream import Stream
 from headrace.stream.inputs import Input, KafkaInput, ReceiverInput
 from headrace.stream_context import StreamContext
+from headrace.stream_folder import set_back, unknown_block
+from headrace.wal.frame import receiver_directory, segments_in
 from headrace.wal.local_copies import BlockCopies, CopyCounts, CopySettings
 from headrace.wal.writer import WriteAheadLogWriter
 
@@ -353,8 +355,13 @@ class ReceiverFactory:
             raise
 
     def _open_log(self) -> WriteAheadLogWriter:
-        """Open the log's writer, which inspects the log of earlier epochs, and report its findings."""
+        """Open the log's writer, which inspects the log of earlier epochs, and report its findings.
+
+        Raises:
+            LedgerSetBackError: the ledger is older than the log: it was replaced while the job was running.
+        """
         limits = self._context.stream.limits
+        self._refuse_if_set_back()
         writer = WriteAheadLogWriter(
             self._context.storage,
             "log",
@@ -370,6 +377,15 @@ class ReceiverFactory:
         )
         report_recovery(writer.recovery, self._lease, self._context.ledger, self._context.storage.below("log"))
         return writer
+
+    def _refuse_if_set_back(self) -> None:
+        context, log = self._context, self._context.storage.below("log")
+        context.storage.mark.check()
+        for name in sorted(segments_in(log.paths(receiver_directory(self._lease.receiver_id))))[-1:]:
+            block = unknown_block(context.name, context.ledger, log, name.path)
+            if block is not None:
+                why = f"{block} was accepted, and the ledger does not have it"
+                raise set_back(context.name, context.stream.storage.url, f"{log.url}/{name.path}", why)
 
     def _assemble(self, clients: ReceiverClients, writer: WriteAheadLogWriter) -> ReceiverSupervisor:
         context, lease, source, next_offsets = self._context, self._lease, clients.consumer, self._next_offsets

@@ -34,6 +34,7 @@ from headrace.receiver.rates import RateController
 from headrace.receiver.tracked_receiver import HANG_SECONDS, RESTART_SECONDS, ReceiverLauncher, TrackedReceiver
 from headrace.stream.inputs import Input, KafkaInput
 from headrace.stream_context import StreamContext
+from headrace.stream_folder import LedgerSetBackError
 from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import LogStorage
 
@@ -50,10 +51,11 @@ _DELETE_SECONDS = 10.0
 @dataclass(frozen=True, slots=True)
 class JobSign:
     """A sign of life: the receiver job was alive at ``written_ms``, by its ledger's clock. Its lease lasts for
-    ``lease_ms``."""
+    ``lease_ms``. ``epoch`` is that of the job."""
 
     written_ms: int
     lease_ms: int
+    epoch: int = 0
 
 
 def write_sign(folder: LogStorage, lease: JobLease, now_ms: int) -> None:
@@ -74,13 +76,14 @@ def find_sign(folder: LogStorage) -> JobSign | None:
     except StoredFileMissingError:
         return None
     try:
-        return JobSign(int(sign["written_ms"]), int(sign["lease_ms"]))
-    except (KeyError, TypeError) as error:
+        return JobSign(int(sign["written_ms"]), int(sign["lease_ms"]), int(sign.get("epoch", 0)))
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{PATH} is not the sign of life of a receiver job: {error!r}") from error
 
 
 class JobSignWriter:
-    """Keeps the sign of a running job. A thread writes, so that a slow store does not delay the job's lease."""
+    """Keeps the sign of a running job, and the mark of its ledger. A thread writes, so that a slow store does not delay
+    the job's lease."""
 
     def __init__(self, context: StreamContext, lease: JobLease) -> None:
         self._context = context
@@ -90,7 +93,13 @@ class JobSignWriter:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-job-sign")
 
     def write_if_due(self, now_ms: int) -> None:
-        """Begin to write the sign every third of the lease. ``now_ms``: the ledger's time, as it has just answered."""
+        """Begin to write the sign every third of the lease. ``now_ms``: the ledger's time, as it has just answered.
+
+        Raises:
+            LedgerSetBackError: the last time, the ledger was older than the folder: it was replaced meanwhile.
+        """
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
         now = self._context.clock.monotonic()
         if now < self._next_write or not (self._writing is None or self._writing.done()):
             return
@@ -100,7 +109,7 @@ class JobSignWriter:
     def delete(self) -> None:
         """Delete the sign: the job has stopped, and all of its receivers have ended."""
         try:
-            self._pool.submit(self._context.storage.delete, PATH).result(_DELETE_SECONDS)
+            self._pool.submit(self._end).result(_DELETE_SECONDS)
         except (HeadraceError, OSError) as error:
             logger.warning("the job's sign of life %s/%s was not deleted: %s", self._context.storage.url, PATH, error)
 
@@ -108,9 +117,16 @@ class JobSignWriter:
         """Write no more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def _end(self) -> None:
+        self._context.storage.mark.leave()
+        self._context.storage.delete(PATH)
+
     def _write(self, now_ms: int) -> None:
         try:
+            self._context.storage.mark.leave()
             write_sign(self._context.storage, self._lease, now_ms)
+        except LedgerSetBackError:
+            raise
         except (HeadraceError, OSError) as error:
             logger.warning("the job's sign of life %s/%s was not written: %s", self._context.storage.url, PATH, error)
 
@@ -251,8 +267,8 @@ class ReceiverTracker:
         """Keep the receivers running until the job is asked to stop (in the ledger, by ``stop``, or by a file while the
         ledger does not answer) or loses its lease.
 
-        Raises KeyVersionsError and unexpected errors, after cancelling the receivers; the caller then releases the
-        lease as failed.
+        Raises KeyVersionsError, LedgerSetBackError and unexpected errors, after cancelling the receivers; the caller
+        then releases the lease as failed.
         """
         stop = stop or threading.Event()
         try:

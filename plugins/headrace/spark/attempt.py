@@ -114,6 +114,8 @@ class _AttemptRun:
         started = self._clock.monotonic()
         batch = self._ledger.batches.get(self._claim.stream, self._claim.batch_time_ms)
         try:
+            # Before anything is written: a ledger that was set back to a time before this attempt is then refused.
+            self._attempt.context.storage.mark.leave(attempt=self._claim.number)
             plan = plan_attempt(self._attempt.context, self._claim, batch)
         except Exception as error:
             self._fail(error, [])
