@@ -25,11 +25,11 @@ from headrace.blocks import BlockHandle
 from headrace.errors import Failure, HeadraceError
 from headrace.ledger.states import EventKind
 from headrace.wal.errors import SegmentMissingError, StoredFileMissingError
-from headrace.wal.scan import RecoveryMode, scan_segment
+from headrace.wal.scan import RecoveryMode, ScannedFrame, scan_segment
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.tables import EventRow
+    from headrace.ledger.events import Standing
     from headrace.wal.storage import Data, LogStorage, RandomAccessFile, SegmentFile
 
 MARK_PATH = "ledger-mark.json"
@@ -68,14 +68,16 @@ def unknown_block(stream_name: str, ledger: Ledger, log: LogStorage, path: str) 
         StorageError: the storage cannot be read.
     """
     scan = scan_segment(log, path, newest=True, mode=RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS)
-    proven, held = dict[BlockHandle, str](), dict[int, BlockHandle]()
+    proven = dict[BlockHandle, str]()
+    before: ScannedFrame | None = None
     try:
         for frame in scan:
-            header = frame.header
-            # A frame whose write failed, and that was written again elsewhere, is the last one of its segment.
-            for sequence in [each for each in held if each <= (header.last_accepted_sequence or -1)]:
-                proven[held.pop(sequence)] = f"block {sequence} of receiver {header.receiver} in epoch {header.epoch}"
-            held[header.sequence] = frame.handle
+            accepted = frame.header.last_accepted_sequence
+            # As `LogScan.settled`: only the next frame of the same file shows it.
+            if before is not None and accepted is not None and before.header.sequence <= accepted:
+                header = before.header
+                proven[before.handle] = f"block {header.sequence} of receiver {header.receiver} in epoch {header.epoch}"
+            before = frame
     except (SegmentMissingError, StoredFileMissingError):
         return None
     known = {block.info.handle for block in ledger.blocks.of_segment(stream_name, path)}
@@ -116,13 +118,10 @@ class Mark:
         event = int(fields["event_id"]), int(fields["at_ms"]), str(fields["kind"])
         return cls(*event, int(fields.get("attempt", 0)), receivers)
 
-    def is_of(self, event: EventRow | None) -> bool:
-        """Whether it names this event. A ledger that was set back gives the same ids to other events."""
-        return event is not None and (event.event_id, event.at_ms, event.kind) == (
-            self.event_id,
-            self.at_ms,
-            self.kind,
-        )
+    @property
+    def event(self) -> tuple[int, int, str]:
+        """The event by its id, time and kind. A ledger that was set back gives the same ids to other events."""
+        return self.event_id, self.at_ms, self.kind
 
 
 def read_mark(folder: LogStorage) -> Mark | None:
@@ -158,13 +157,17 @@ class LedgerMark:
             LedgerSetBackError: the ledger lacks what the mark names.
             StorageError: the storage cannot be read.
         """
+        return self._check()[0]
+
+    def _check(self) -> tuple[Mark | None, Standing]:
         # The file first: a ledger that is in use gets ahead of it meanwhile, and never behind.
         mark = read_mark(self._folder)
-        if mark is not None and (ahead := self._ahead(mark)) is not None and self._holds_data():
+        standing = self._ledger.events.standing(self._stream_name, 0 if mark is None else mark.event_id)
+        if mark is not None and (ahead := self._ahead(mark, standing)) is not None and self._holds_data():
             root = self._folder.url.rpartition("/")[0]
             raise set_back(self._stream_name, root, f"{self._folder.url}/{MARK_PATH}", ahead)
         self._checked_at = time.monotonic()
-        return mark
+        return mark, standing
 
     def check_if_due(self) -> None:
         """Check, unless this process has done so within `CHECKED_SECONDS`."""
@@ -182,35 +185,24 @@ class LedgerMark:
             LedgerSetBackError: as `check`.
             StorageError: the mark cannot be written.
         """
-        before = self.check()
-        event = self._ledger.events.newest(self._stream_name)
-        if event is None:
+        before, standing = self._check()
+        if standing.newest is None:
             return
-        receivers = {
-            (row.receiver_id.input_id, row.receiver_id.index): (row.epoch, row.last_accepted_sequence)
-            for row in self._ledger.receivers.all(self._stream_name)
-        }
-        attempt = max(attempt, 0 if before is None else before.attempt)
-        mark = Mark(event.event_id, event.at_ms, event.kind, attempt, receivers)
+        highest = max(attempt, 0 if before is None else before.attempt)
+        mark = Mark(*standing.newest, highest, standing.receivers)
         if mark != before:
             self._folder.write_atomically(MARK_PATH, json.dumps(mark.to_json()).encode())
 
-    def _ahead(self, mark: Mark) -> str | None:
+    def _ahead(self, mark: Mark, standing: Standing) -> str | None:
         """What the ledger lacks; None if it has all that the mark names."""
-        events = self._ledger.events
-        if not mark.is_of(events.find(self._stream_name, mark.event_id)) and not self._is_rebuilt_from(mark):
+        if standing.found != mark.event and not self._is_rebuilt_from(mark):
             return f"it names event {mark.event_id}, {mark.kind}, which the ledger does not have"
-        rows = {
-            (row.receiver_id.input_id, row.receiver_id.index): (row.epoch, row.last_accepted_sequence)
-            for row in self._ledger.receivers.all(self._stream_name)
-        }
         for (input_id, index), (epoch, sequence) in mark.receivers.items():
-            known = rows.get((input_id, index))
-            if known is None or known < (epoch, sequence):
+            known = standing.receivers.get((input_id, index), (0, -1))
+            if known < (epoch, sequence):
                 return (
-                    f"block {sequence} of receiver {self._stream_name}/{input_id}/{index} in epoch {epoch} was accepted"
-                    + (", and the ledger does not know the receiver" if known is None else "")
-                    + ("" if known is None else f", and the ledger's last one is {known[1]} in epoch {known[0]}")
+                    f"block {sequence} of receiver {self._stream_name}/{input_id}/{index} in epoch {epoch} was "
+                    f"accepted, and the ledger's last one is {known[1]} in epoch {known[0]}"
                 )
         return None
 

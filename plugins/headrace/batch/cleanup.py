@@ -119,6 +119,9 @@ def clean_up(context: StreamContext) -> Cleaned:
     partial = 0
     if _begins_an_hour(context):
         partial = context.storage.remove_partial_writes(PARTIAL_WRITE_SECONDS)
+    if segments or marked or leftovers or removed.files:
+        # An older copy names files that are deleted now.
+        context.storage.mark.leave()
     events = _prune_events(context, mark)
     return Cleaned(segments, blocks, marked, leftovers, events, removed, partial)
 

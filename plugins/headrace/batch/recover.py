@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from headrace.batch.allocation import restore_manifest
 from headrace.batch.checkpoint import (
     CheckpointError,
+    SavedState,
     checkpoint_now,
     checkpoint_paths,
     find_newest,
@@ -32,8 +34,10 @@ from headrace.errors import Failure, HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerError, StreamNotFoundError
 from headrace.ledger.states import BatchState, EventKind, PartitionState
-from headrace.ledger.tables import StreamRow
+from headrace.ledger.tables import Declared, StreamRevision, StreamRow
 from headrace.stream import Input, ReceiverInput, Stream
+from headrace.stream.model import StreamDefinitionError
+from headrace.stream.stream import code_in, without_code
 from headrace.stream_context import StreamContext
 from headrace.wal.frame import segments_in
 from headrace.wal.scan import RecoveryMode
@@ -136,6 +140,8 @@ def recover(
             _refuse_while_alive(contents, now_ms)
         if contents.saved.stream is not None:
             _check_definition(contents.saved.stream, contents.saved.path, definition, accept_code, report)
+            saved = _without_others_code(contents.saved, definition, accept_code, report)
+            contents = replace(contents, saved=saved)
         _rebuild(contents, ledger, folder, definition, force=force, report=report, progress=progress)
     else:
         context = _registered(stream_name, ledger, folder)
@@ -220,6 +226,80 @@ def _check_definition(
             remedy="Give the stream's own definition (--definition module:attribute); or, if all of this is the "
             "stream's, say --accept-code.",
         )
+
+
+def _without_others_code(
+    saved: SavedState,
+    given: Stream | None,
+    accept_code: Callable[[Sequence[str]], bool],
+    report: Recovered,
+) -> SavedState:
+    """The checkpoint's definitions, each without code that neither the definition that is used names nor a person
+    accepts: whoever can write into the folder can have written them, and a process asks for a definition by its
+    revision. The current definition is taken from the stream's row, so that there is one copy of it.
+    """
+    current = saved.stream
+    if current is None:
+        return saved
+    used = given.named_code if given is not None else _code_in(current.definition)
+    older = [row for row in saved.revisions if row.revision != current.revision]
+    texts = [
+        current.definition,
+        *(row.definition for row in older),
+        *(row.definition for row in saved.replay_definitions),
+    ]
+    others = sorted({code for text in texts for code in _code_in(text)} - set(used))
+    allowed = set(used)
+    if others and not report.dry_run and accept_code(others):
+        allowed.update(others)
+    else:
+        report.notices += [
+            "A definition in the checkpoint, an earlier one of the stream or a replay's, chooses code that the one in "
+            f"use does not: {code}. It is recorded without this."
+            for code in others
+        ]
+
+    def safe(text: str) -> str:
+        return text if allowed.issuperset(_code_in(text)) else json.dumps(without_code(_fields(text)))
+
+    current = replace(current, definition=safe(current.definition))
+    if given is not None and not _is_valid(current.definition):
+        # Without the class of a receiver, for example, it is no definition.
+        current = replace(current, **Declared.by(given).columns())
+    rows = [
+        StreamRevision(
+            **Declared.of(current).columns(), revision=current.revision, created_at_ms=current.updated_at_ms
+        ),
+        *(replace(row, definition=safe(row.definition)) for row in reversed(older)),
+    ]
+    # Without their code, two definitions may be the same: the first of these rows counts.
+    distinct = {Declared.of(row).digest: row for row in reversed(rows)}
+    return replace(
+        saved,
+        stream=current,
+        revisions=sorted(distinct.values(), key=lambda row: row.revision),
+        replay_definitions=[replace(row, definition=safe(row.definition)) for row in saved.replay_definitions],
+    )
+
+
+def _is_valid(definition: str) -> bool:
+    try:
+        Stream.from_json(definition)
+    except StreamDefinitionError:
+        return False
+    return True
+
+
+def _code_in(definition: str) -> list[str]:
+    return code_in(_fields(definition))
+
+
+def _fields(definition: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(definition)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _note_other_definition(used: str, given: Stream | None, report: Recovered) -> None:

@@ -16,13 +16,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, delete, insert, select, update
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.ledger.database import LockedStream, Repository, insert_or_update
 from headrace.ledger.model import partition_key
+from headrace.ledger.receiving_tables import receivers
 from headrace.ledger.states import EventKind
 from headrace.ledger.tables import EventRow, GapRow, events, gaps, listener_cursors, totals
 from headrace.secrets import without_secrets
@@ -82,6 +83,15 @@ def _cleaned(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _cleaned(inside) for name, inside in value.items()}
     return [_cleaned(inside) for inside in value] if isinstance(value, list | tuple) else value
+
+
+class Standing(NamedTuple):
+    """How far a stream is in its ledger: an event that was looked for, and the newest one that is not of a block, each
+    as (id, time, kind) or None; and by input and index, each receiver's epoch and its last accepted block."""
+
+    found: tuple[int, int, str] | None
+    newest: tuple[int, int, str] | None
+    receivers: Mapping[tuple[str, int], tuple[int, int]]
 
 
 class Events(Repository):
@@ -144,17 +154,22 @@ class Events(Repository):
         with self._database.read() as connection:
             return connection.execute(query.limit(1)).scalar_one_or_none() or 0
 
-    def newest(self, stream: str) -> EventRow | None:
-        """Return the newest event, those of blocks left out; None if there is none."""
-        query = _selected().where(events.c.stream == stream, events.c.block_id.is_(None))
+    def standing(self, stream: str, event_id: int) -> Standing:
+        """Return how far the ledger is, in one transaction. ``event_id``: the event that is looked for."""
+        columns = select(events.c.event_id, events.c.at_ms, events.c.kind).where(events.c.stream == stream)
+        newest = columns.where(events.c.block_id.is_(None)).order_by(events.c.event_id.desc()).limit(1)
+        table = receivers.c
+        instances = select(table.input_id, table.receiver_index, table.epoch, table.last_accepted_sequence)
         with self._database.read() as connection:
-            return EventRow.row(connection, query.order_by(events.c.event_id.desc()).limit(1))
-
-    def find(self, stream: str, event_id: int) -> EventRow | None:
-        """Return the event of the stream with this id, or None."""
-        query = _selected().where(events.c.stream == stream, events.c.event_id == event_id)
-        with self._database.read() as connection:
-            return EventRow.row(connection, query)
+            found, last = (
+                None if row is None else tuple(row)
+                for row in (
+                    connection.execute(columns.where(events.c.event_id == event_id)).one_or_none(),
+                    connection.execute(newest).one_or_none(),
+                )
+            )
+            rows = connection.execute(instances.where(table.stream == stream)).all()
+        return Standing(found, last, {(row[0], row[1]): (row[2], row[3]) for row in rows})
 
     def of_batch(self, stream: str, batch_time_ms: int) -> list[EventRow]:
         """Return the events of one batch, oldest first."""

@@ -14,7 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import JsonValue, model_validator
 
 from headrace.errors import Failure, HeadraceError
 from headrace.stream.contract import DECODER_SHAPES, OUTPUT_SHAPES, wrong_values
@@ -52,13 +52,7 @@ class Stream(StreamFields):
     @property
     def named_code(self) -> list[str]:
         """What chooses the code that runs, as "field: value": each reference, and Spark's settings that were given."""
-        fields = self.model_dump(mode="json")
-        given = fields.pop("spark")
-        default = SparkSettings().model_dump(mode="json")
-        return [
-            *references_in(fields),
-            *(f"spark.{name}: {json.dumps(value)}" for name, value in given.items() if value != default[name]),
-        ]
+        return code_in(self.model_dump(mode="json"))
 
     @property
     def digest(self) -> str:
@@ -392,6 +386,32 @@ def _same_places(live: tuple[Output, ...], replay: list[Output]) -> Iterator[str
 
 PARAMETERS = "parameters"
 """The attribute of an attempt that holds the parameters given by its run."""
+
+
+def code_in(definition: Mapping[str, JsonValue]) -> list[str]:
+    """What chooses the code that runs in the JSON of a definition: `Stream.named_code`. Nothing of it is checked or
+    imported."""
+    fields = dict(definition)
+    given = fields.pop("spark", None)
+    default = SparkSettings().model_dump(mode="json")
+    settings = given if isinstance(given, dict) else {} if given is None else {"": given}
+    return [
+        *references_in(fields),
+        *(f"spark.{name}: {json.dumps(value)}" for name, value in settings.items() if value != default.get(name)),
+    ]
+
+
+def without_code(definition: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """The JSON of a definition without all that `code_in` lists: to keep as a record, not to run."""
+    return {name: _without_references(value) for name, value in definition.items() if name != "spark"}
+
+
+def _without_references(value: JsonValue) -> JsonValue:
+    if isinstance(value, dict):
+        return {name: _without_references(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_references(each) for each in value]
+    return None if isinstance(value, str) and is_reference(value) else value
 
 
 class ParameterError(HeadraceError):

@@ -175,6 +175,11 @@ class Version:
                 f"The state's version {where} has the format {fields.get('version')}, "
                 f"this headrace reads {FORMAT_VERSION}."
             )
+        if _has_user_type(fields["schema"]):
+            # Spark would import its class, or load the pickle beside its name: the folder supplies data, never code.
+            raise StateDamagedError(
+                f"The state's version {where} has a column of a user-defined type, which headrace writes in no state."
+            )
         files = [StoredFile(*file) for file in fields["files"]]
         based_on = fields["based_on"]
         return cls(
@@ -191,6 +196,13 @@ class Version:
             changes=tuple(files[index] for index in fields["changes"]),
             table=tuple(files[index] for index in fields["table"]),
         )
+
+
+def _has_user_type(schema: Any) -> bool:
+    """Whether a type in Spark's JSON of a schema names a class of Python or Java."""
+    if isinstance(schema, dict):
+        return schema.get("type") == "udt" or any(map(_has_user_type, schema.values()))
+    return isinstance(schema, list) and any(map(_has_user_type, schema))
 
 
 @dataclass

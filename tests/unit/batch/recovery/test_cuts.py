@@ -26,6 +26,7 @@ from headrace.batch.set_back import LedgerSetBackError, refuse_if_set_back
 from headrace.fsck.findings import Problem
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, Ledger
+from headrace.stream_folder import MARK_PATH
 from headrace.wal.storage import LocalStorage, SystemCalls
 
 CUTS = 34
@@ -73,7 +74,7 @@ class RecordingCalls(SystemCalls):
                 str(path.relative_to(self._root)): path.read_bytes() for path in self._root.rglob("*") if path.is_file()
             }
             torn = None
-            if written is not None and self._random.random() < 0.4:
+            if written is not None and self._random.random() < 0.6:
                 torn = str(written.relative_to(self._root))
                 files[torn] = files[torn][: self._random.randrange(len(files[torn]))]
             with closing(sqlite3.connect(self._database)) as database:
@@ -142,7 +143,7 @@ def check_beside(life: Life, ledger: Ledger, before: Ledger, cut: Cut) -> None:
         refuse_if_set_back(life.context_in(ledger))
     except LedgerSetBackError as refused:
         error: str | None = str(refused)
-        assert f"{NAME}/log/" in str(error) or f"{NAME}/checkpoints/" in str(error)
+        assert any(f"{NAME}/{file}" in str(error) for file in ("log/", "checkpoints/", MARK_PATH))
     else:
         error = None
     findings = check_stream(ledger, NAME, kafka=False).findings
