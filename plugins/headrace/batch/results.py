@@ -177,7 +177,8 @@ def _write_all(context: StreamContext, rows: Sequence[BatchRow]) -> None:
             if before.result:
                 replaced.append(result_path(before.batch_time_ms, before.result))
         context.ledger.batches.mark_checkpointed(context.name, written)
-        context.storage.mark.leave(attempt=max(row.attempt for row in rows))
+        if written:
+            folder.mark.leave(attempt=max(row.attempt for row in written))
         list(pool.map(folder.delete, replaced))
     if errors:
         raise errors[0]

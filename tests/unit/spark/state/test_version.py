@@ -52,6 +52,15 @@ def test_a_version_with_a_flipped_bit_is_an_error() -> None:
         Version.from_bytes(data, "here")
 
 
+def test_a_version_with_a_class_in_its_schema_is_refused() -> None:
+    """Spark would import the class, or load the pickle that stands beside its name."""
+    evil = {"type": "udt", "pyClass": "evil.Type", "serializedClass": "gAS=", "sqlType": "integer"}
+    for kind in (evil, {"type": "array", "elementType": evil, "containsNull": True}):
+        schema = {"type": "struct", "fields": [{"name": "n", "type": kind, "nullable": True, "metadata": {}}]}
+        with pytest.raises(StateDamagedError, match="a user-defined type"):
+            Version.from_bytes(replace(VERSION, schema=schema).to_bytes(), "here")
+
+
 def test_a_later_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.spark.state.version.FORMAT_VERSION", 2)
     data = VERSION.to_bytes()
