@@ -1,6 +1,7 @@
 """Runs one attempt at a batch, from its plan to its result in the ledger:
 
-1. Plan what each output reads, and check the manifests (``batch_plan``).
+1. Plan what each output reads, and check the manifests (``batch_plan``). Meanwhile check that the ledger is the
+   folder's, and leave its mark (``stream_folder``).
 2. Open the Spark session, if a step needs it (``batch_command``).
 3. Update the state, if the attempt includes that step (``state.updating``).
 4. Make the rows of the outputs that share a transform and a window (``batch_frames``), and write each of these outputs
@@ -22,6 +23,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -114,9 +116,11 @@ class _AttemptRun:
         started = self._clock.monotonic()
         batch = self._ledger.batches.get(self._claim.stream, self._claim.batch_time_ms)
         try:
-            # Before anything is written: a ledger that was set back to a time before this attempt is then refused.
-            self._attempt.context.storage.mark.leave(attempt=self._claim.number)
-            plan = plan_attempt(self._attempt.context, self._claim, batch)
+            with ThreadPoolExecutor(1, "headrace-mark") as pool:
+                # Before anything is written: a ledger that was set back to a time before this attempt is then refused.
+                marked = pool.submit(self._attempt.context.storage.mark.leave, attempt=self._claim.number)
+                plan = plan_attempt(self._attempt.context, self._claim, batch)
+                marked.result()
         except Exception as error:
             self._fail(error, [])
             raise
