@@ -188,8 +188,9 @@ class LedgerMark:
         before, standing = self._check()
         if standing.newest is None:
             return
-        highest = max(attempt, 0 if before is None else before.attempt)
-        mark = Mark(*standing.newest, highest, standing.receivers)
+        # The first mark, of a stream of an earlier version for example, has the numbers of all attempts before.
+        known = self._ledger.attempts.highest(self._stream_name) if before is None else before.attempt
+        mark = Mark(*standing.newest, max(attempt, known), standing.receivers)
         if mark != before:
             self._folder.write_atomically(MARK_PATH, json.dumps(mark.to_json()).encode())
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, Row, Text, cast, literal, select, update
+from sqlalchemy import Connection, Row, Text, cast, func, literal, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.batch_states import (
@@ -350,6 +350,12 @@ class Attempts(Repository):
             .limit(limit)
         )
         return self._rows(BatchOutputRow, query)
+
+    def highest(self, stream: str) -> int:
+        """Return the highest number of an attempt at any batch, 0 without any. Reads all attempts of the stream."""
+        query = select(func.max(batch_attempts.c.number)).where(batch_attempts.c.stream == stream)
+        with self._database.read() as connection:
+            return connection.execute(query).scalar_one() or 0
 
     def recorded(self, stream: str, times: Sequence[int]) -> dict[int, dict[str, RecordedOutput]]:
         """Return the records of successful outputs of many batches, by batch time and output id."""
