@@ -122,15 +122,15 @@ def rebuilt_times(receiving: Receiving, folder: Path) -> list[int]:
     """The batch times in a ledger that is rebuilt from a last checkpoint."""
     checkpoint_now(receiving.context, receiving.clock.now_ms())
     with Ledger.open(f"sqlite:///{folder}/new.db", clock=receiving.clock) as ledger:
-        folder = receiving.storage.below("shop")
-        before = {path: folder.read(path) for path in folder.paths()}
-        recover("shop", ledger, folder, definition=receiving.stream, force=True)
-        # The stream goes on with the ledger that it has: a rebuilt one takes the folder over.
-        for path in {*folder.paths()} - before.keys():
-            folder.delete(path)
-        for path, data in before.items():
-            folder.write_atomically(path, data)
+        storage = receiving.storage.below("shop")
+        before = {path: storage.read(path) for path in storage.paths()}
+        recover("shop", ledger, storage, definition=receiving.stream, force=True)
         assert findings(ledger) == []
+        # The stream goes on with the ledger that it has: a rebuilt one takes the folder over.
+        for path in {*storage.paths()} - before.keys():
+            storage.delete(path)
+        for path, data in before.items():
+            storage.write_atomically(path, data)
         return times(ledger)
 
 
