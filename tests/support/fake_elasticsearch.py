@@ -28,6 +28,7 @@ class Action:
     version_type: str | None
     document: Any
     raw: bytes
+    if_seq_no: int | None = None
 
 
 @dataclass
@@ -57,6 +58,8 @@ class FakeElasticsearch:
     """One entry for each of the next bulk requests; True: it is carried out, but its response is lost."""
     not_fetched: deque[set[str]] = field(default_factory=deque)
     """One entry for each of the next requests that fetch documents: the ids whose shard is not available."""
+    not_read: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """The error (type, reason) in place of a document, by its id."""
     unreadable: set[str] = field(default_factory=set)
     """The ids of documents that make each request fail that fetches them."""
     descriptions: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -117,6 +120,10 @@ class FakeElasticsearch:
                 error = {"type": "no_shard_available_action_exception", "reason": "No shard available"}
                 docs.append({"_id": id_, "error": error})
                 continue
+            if id_ in self.not_read:
+                kind, reason = self.not_read[id_]
+                docs.append({"_id": id_, "error": {"type": kind, "reason": reason}})
+                continue
             stored = self.indices.get(index, {}).get(id_)
             if stored is None or stored.document is None:
                 docs.append({"_id": id_, "found": False})
@@ -174,7 +181,8 @@ class FakeElasticsearch:
             return _item_error(400, "document_parsing_exception", "failed to parse")
         held = self.indices.setdefault(index, {})
         there = held.get(action.id)
-        conflict = _conflict(action, there)
+        asked_for = f"required seqNo [{action.if_seq_no}], but no document was found with it"
+        conflict = _conflict(action, there) if action.if_seq_no is None else asked_for
         if conflict is not None:
             return _item_error(409, "version_conflict_engine_exception", f"[{action.id}]: version conflict, {conflict}")
         existed = there is not None and there.document is not None
@@ -198,7 +206,8 @@ def parse_bulk(body: bytes) -> list[Action]:
             document = json.loads(raw) if raw else None
         except ValueError:
             document = raw
-        actions.append(Action(verb, meta["_id"], meta.get("version"), meta.get("version_type"), document, raw))
+        numbers = meta.get("version"), meta.get("version_type")
+        actions.append(Action(verb, meta["_id"], *numbers, document, raw, meta.get("if_seq_no")))
     return actions
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections import deque
@@ -15,7 +16,12 @@ from headrace.clock import Clock
 from headrace.elasticsearch.bulk_bodies import PreparedRows, created_answer
 from headrace.elasticsearch.concrete_index import describe_indices, single_index
 from headrace.elasticsearch.counts import IndexingCounts
-from headrace.elasticsearch.errors import ElasticsearchRefusedError, UnsuitableTargetError
+from headrace.elasticsearch.error_kinds import NO_TYPE, is_size
+from headrace.elasticsearch.errors import (
+    ElasticsearchRefusedError,
+    ElasticsearchUnavailableError,
+    UnsuitableTargetError,
+)
 from headrace.elasticsearch.misplaced import Misplaced, take_back
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
@@ -28,6 +34,7 @@ from headrace.elasticsearch.verdicts import (
     item_reason,
     judge_item,
     judge_response,
+    kind_hint,
     refusal,
 )
 from headrace.elasticsearch.version_conflicts import StoredSource, VersionConflicts
@@ -40,6 +47,9 @@ MAX_OFFENDERS = 16
 Ids and versions are checked before sending, so no such document is expected. A wrong setting that invalidates every
 request must not move a whole batch into the dead-letter index one document at a time.
 """
+
+TRIES_ALONE = 3
+"""How often a document is sent alone before status 500 is taken as its own."""
 
 # A request with this answer was rejected before any of it was executed.
 _TOO_MANY_REQUESTS = 429
@@ -77,6 +87,12 @@ class BulkSender:
     Only items that Elasticsearch rejects temporarily (429, 5xx, a block on the index) and requests without an answer
     are sent again, with the same bytes, after a pause. A request refused as too large or invalid is halved until it
     passes or contains one document; that document is rejected.
+
+    Status 500, and an error about the size of the request, may be one document's, or that of a server that is ill. Such
+    a request is sent again, and then halved. A document that fails alone in this way is a suspect, of which a request
+    may have `MAX_OFFENDERS`. It is rejected if it fails with the same error `TRIES_ALONE` times, and a document that
+    has passed before passes right afterwards: so an outage makes no dead letters. An error about the size may pass
+    later, so it is tried for ``max_retry_seconds``. Without another document to compare with, the batch fails.
     """
 
     def __init__(
@@ -108,6 +124,9 @@ class BulkSender:
         # An alias that is deleted meanwhile must not become an index of its name.
         required = "&require_alias=true" if options.through_alias and index == options.index else ""
         self._path = f"/{quote(index, safe='')}/_bulk?{_TIMEOUT}{required}&{_ANSWER}"
+        self.witness: bytes | None = None
+        """The body of a request that changes nothing, with a document that the index has taken."""
+        self.moved = options.error_kinds
 
     def send(self, prepared: PreparedRows, lines: Any) -> SentRequest:
         """Send these lines (ascending numbers) and return when each has a final outcome.
@@ -135,6 +154,25 @@ class BulkSender:
 
     def refused(self, status: int, reason: Reason, document: str = "") -> ElasticsearchRefusedError:
         return refusal(status, reason, self._index, document)
+
+    def note_witness(self, id_: str, document: bytes | None) -> None:
+        """Keep a document that the index has taken, to compare others with."""
+        if self.witness is None and document is not None:
+            # No document has this sequence number. So the server prepares the write as any other, and does not do it.
+            action = {"index": {"_id": id_, "if_seq_no": 2**53 - 1, "if_primary_term": 1}}
+            self.witness = json.dumps(action).encode() + b"\n" + document + b"\n"
+
+    def witness_passes(self) -> bool:
+        """Whether a document that the index has taken before is taken now too: a conflict says so."""
+        if self.witness is None:
+            return False
+        try:
+            items = bulk_items(self.post(self.witness).json(), 1)
+        except NoAnswerError:
+            return False
+        return items is not None and (
+            items[0]["status"] < 300 or judge_item(items[0]["status"], items[0]) is Item.CONFLICT
+        )
 
     def check_places(self, ids: list[str], items: list[dict[str, Any]], retry_budget: RetryBudget) -> None:
         """Raise ElasticsearchRefusedError if the answers to these documents name another index or id than asked for.
@@ -189,6 +227,20 @@ class BulkSender:
         return isinstance(answer, dict) and answer.get("hits", {}).get("total", {}).get("value", 0) > 0
 
 
+def bulk_items(parsed: Any, number: int) -> list[dict[str, Any]] | None:
+    """What a bulk answer says of each of ``number`` documents, in their order; None if it is no such answer."""
+    entries = parsed.get("items") if isinstance(parsed, dict) else None
+    if not isinstance(entries, list) or len(entries) != number:
+        return None
+    items = [next(iter(entry.values())) for entry in entries if isinstance(entry, dict) and len(entry) == 1]
+    complete = all(isinstance(item, dict) and type(item.get("status")) is int for item in items)
+    return items if complete and len(items) == number else None
+
+
+def _is_size(reason: Reason) -> bool:
+    return is_size(reason.type, reason.text)
+
+
 class _Sending:
     """The state of one ``BulkSender.send``."""
 
@@ -203,6 +255,15 @@ class _Sending:
         self._conflicts = sender.conflicts(self._sent.counts)
         # Lines that an earlier try may have written, although no answer confirmed it.
         self._unknown: set[int] = set()
+        # Lines to send alone: how often they failed so, in a row with one type of error.
+        self._suspects: dict[int, tuple[int, str]] = {}
+        # Whether some line has failed as a suspect does.
+        self._doubted = False
+        self._descending = True
+        # The last suspect that failed alone, and its reason.
+        self._failed_suspect: tuple[str, Reason] | None = None
+        # Whether errors about the size were tried for max_retry_seconds.
+        self._waited = False
 
     def run(self) -> SentRequest:
         counts = self._sent.counts
@@ -221,6 +282,8 @@ class _Sending:
                 self._again(piece, str(error))
                 continue
             self._take(piece, response)
+            if not self._pieces and self._suspects:
+                self._send_suspects()
             if not self._pieces and (gone := self._conflicts.settle(self._prepared, self._retry_budget)):
                 self._pieces.append(np.asarray(sorted(gone)))
         if counts.created or counts.updated:
@@ -235,18 +298,21 @@ class _Sending:
         self._pieces.appendleft(piece)
 
     def _take(self, piece: Any, response: Response) -> None:
-        verdict = judge_response(response)
+        verdict = judge_response(response, self._sender.moved)
         if verdict is Whole.READ_ITEMS:
             self._read_items(piece, response)
         elif verdict is Whole.NOT_NOW:
             if response.status != _TOO_MANY_REQUESTS:
                 self._unknown.update(piece.tolist())
             self._again(piece, f"{response.status} {': '.join(response.error())}")
+        elif verdict is Whole.SUSPECT:
+            if response.status != _TOO_MANY_REQUESTS:
+                self._unknown.update(piece.tolist())
+            self._suspect(piece, response.status, Reason(*response.error()))
         elif verdict is Whole.REFUSED:
             raise self._sender.refused(response.status, Reason(*response.error()))
         elif len(piece) > 1:
-            half = len(piece) // 2
-            self._pieces.extendleft((piece[half:], piece[:half]))
+            self._halve(piece)
         elif verdict is Whole.TOO_LARGE:
             size = len(self._prepared.body(piece))
             self._reject(int(piece[0]), Reason(DOCUMENT_TOO_LARGE, f"{size} bytes are more than a request may have"))
@@ -262,6 +328,87 @@ class _Sending:
             raise self._sender.refused(400, reason)
         self._reject(line, reason)
 
+    def _halve(self, piece: Any) -> None:
+        half = len(piece) // 2
+        self._pieces.extendleft((piece[half:], piece[:half]))
+
+    def _suspect(self, piece: Any, status: int, reason: Reason, *, each: bool = False) -> None:
+        line = int(piece[0])
+        if len(piece) == 1 and line in self._suspects:
+            self._failed_alone(line, status, reason)
+        else:
+            self._doubt(piece, status, reason, each=each)
+
+    def _doubt(self, piece: Any, status: int, reason: Reason, *, each: bool) -> None:
+        """Find out why these documents fail: because of one of them, their size together, or an ill server. ``each``:
+        the server says it of each of them."""
+        first = self._prepared.describe(int(piece[0]))
+        why = f"{status} {reason}, for {first} ({len(piece)} of {len(self._lines)} documents)"
+        if not self._doubted:
+            # It may have been a moment of the server's.
+            self._doubted = True
+            self._again(piece, why)
+        elif self._sender.witness is None:
+            self._look_for_one_that_passes(piece, why, reason)
+        elif (each or len(piece) == 1) and len(piece) <= MAX_OFFENDERS - len(self._suspects):
+            self._suspects |= dict.fromkeys(piece.tolist(), (0, ""))
+        elif len(piece) > 1:
+            self._halve(piece)
+        else:
+            # So many failures are the server's.
+            self._pieces.append(piece)
+            self._wait(why, reason)
+
+    def _look_for_one_that_passes(self, piece: Any, why: str, reason: Reason) -> None:
+        """Halve the piece down to one document, to find the size that passes; from then on, with a wait each time, so
+        that a server that is ill gets no more requests than by waiting alone."""
+        half = len(piece) // 2
+        if half and self._descending:
+            self._pieces.appendleft(piece[:half])
+            self._pieces.append(piece[half:])
+            return
+        self._descending = False
+        self._pieces.extend((piece[:half], piece[half:]) if half else (piece,))
+        self._wait(why, reason)
+
+    def _send_suspects(self) -> None:
+        """Let each suspect be sent alone: at once for the first time, later after a wait."""
+        if self._failed_suspect is not None:
+            why, reason = self._failed_suspect
+            try:
+                self._wait(why, reason)
+            except ElasticsearchUnavailableError:
+                if self._waited or not _is_size(reason) or not self._passes_now():
+                    raise
+                self._waited = True
+        self._pieces.extend(np.asarray([line]) for line in self._suspects)
+
+    def _failed_alone(self, line: int, status: int, reason: Reason) -> None:
+        """Reject a suspect if it has failed often enough, and another document passes now."""
+        document = self._prepared.describe(line)
+        self._failed_suspect = (f"{status} {reason}, for {document} alone", reason)
+        tries, type_ = self._suspects[line]
+        tries = tries + 1 if type_ == reason.type else 1
+        self._suspects[line] = (tries, reason.type)
+        if tries < TRIES_ALONE or (_is_size(reason) and not self._waited):
+            return
+        if not self._passes_now():
+            # The server is ill. The suspects are sent again after a wait.
+            self._pieces.clear()
+            return
+        if reason.type == NO_TYPE:
+            raise self._sender.refused(status, reason, document)
+        del self._suspects[line]
+        self._reject(line, reason)
+
+    def _passes_now(self) -> bool:
+        self._sent.counts.requests += 1
+        return self._sender.witness_passes()
+
+    def _wait(self, why: str, reason: Reason) -> None:
+        self._retry_budget.wait(why, kind_hint(reason.type))
+        self._sent.counts.retries += 1
+
     def _reject(self, line: int, reason: Reason) -> None:
         self._retry_budget.progressed()
         self._sent.rejected.append((line, reason))
@@ -271,33 +418,48 @@ class _Sending:
             self._retry_budget.progressed()
             self._sent.counts.created += len(piece)
             self._sender.in_place = True
+            self._passed(int(piece[0]))
+            for line in self._suspects.keys() & set(piece.tolist()):
+                del self._suspects[line]
             return
-        parsed = response.json()
-        items = parsed.get("items") if isinstance(parsed, dict) else None
-        if not isinstance(items, list) or len(items) != len(piece):
+        items = bulk_items(response.json(), len(piece))
+        if items is None:
             # A proxy or another server answered. Whether the request was executed is unknown, so it is sent again;
             # repeating it is harmless.
             self._unknown.update(piece.tolist())
             self._again(piece, f"an answer that is no bulk answer: {response.body[:200].decode('utf-8', 'replace')!r}")
             return
-        later: list[int] = []
-        why = ""
         ids = self._prepared.ids(piece).to_pylist()
-        answered = [item for entry in items for item in entry.values()]
-        self._sender.check_places(ids, answered, self._retry_budget)
-        for line, item in zip(piece.tolist(), answered, strict=True):
-            verdict = judge_item(item["status"], item)
-            if verdict is Item.NOT_NOW:
-                if item["status"] >= 500:
-                    self._unknown.add(line)
-                later.append(line)
-                why = f"{item['status']} {item_reason(item)}, for {self._prepared.describe(line)}"
+        given = [item.get("_id", id_) for id_, item in zip(ids, items, strict=True)]
+        if given != ids and sorted(map(str, given)) == sorted(ids):
+            raise self._sender.refused(
+                200, Reason("wrong_answer", "the answer has the documents in another order than the request")
+            )
+        self._sender.check_places(ids, items, self._retry_budget)
+        failed: dict[Item, list[tuple[int, dict[str, Any]]]] = {Item.NOT_NOW: [], Item.SUSPECT: []}
+        for line, item in zip(piece.tolist(), items, strict=True):
+            verdict = judge_item(item["status"], item, self._sender.moved)
+            if verdict in failed:
+                failed[verdict].append((line, item))
             else:
+                self._suspects.pop(line, None)
                 self._settle(line, verdict, item)
-        if len(later) < len(piece):
+        self._take_failed(failed[Item.NOT_NOW], failed[Item.SUSPECT], len(piece))
+
+    def _take_failed(
+        self, later: list[tuple[int, dict[str, Any]]], suspects: list[tuple[int, dict[str, Any]]], of: int
+    ) -> None:
+        """Take the lines without an outcome of a request of ``of`` lines, with what the answer says of each."""
+        self._unknown.update(line for line, item in (*later, *suspects) if item["status"] >= 500)
+        if len(later) + len(suspects) < of:
             self._retry_budget.progressed()
         if later:
-            self._again(np.asarray(later), f"{why} ({len(later)} of {len(piece)} documents)")
+            line, item = later[-1]
+            why = f"{item['status']} {item_reason(item)}, for {self._prepared.describe(line)}"
+            self._again(np.asarray([line for line, _ in later]), f"{why} ({len(later)} of {of} documents)")
+        if suspects:
+            _, item = suspects[0]
+            self._suspect(np.asarray([line for line, _ in suspects]), item["status"], item_reason(item), each=True)
 
     def _all_created(self, piece: Any, body: bytes) -> bool:
         """Whether the answer says that all documents were created in their places.
@@ -308,8 +470,14 @@ class _Sending:
         verb = next((verb for verb in (b"create", b"index") if body.startswith(b'{"items":[{"%b":{' % verb)), None)
         return verb is not None and body == created_answer(verb, self._sender.place, self._prepared.ids(piece))
 
+    def _passed(self, line: int) -> None:
+        if self._sender.witness is None:
+            self._sender.note_witness(self._prepared.id(line), self._prepared.document(line))
+
     def _settle(self, line: int, verdict: Item, item: dict[str, Any]) -> None:
         counts = self._sent.counts
+        if verdict in (Item.CREATED, Item.UPDATED, Item.CONFLICT):
+            self._passed(line)
         if verdict is Item.CREATED:
             counts.created += 1
         elif verdict is Item.UPDATED:

@@ -27,10 +27,11 @@ from headrace.clock import Clock
 from headrace.elasticsearch import columns
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.bulk_bodies import PreparedRows, prepare_rows
-from headrace.elasticsearch.bulk_sender import BulkSender
+from headrace.elasticsearch.bulk_sender import BulkSender, bulk_items
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.dead_letters import MAPPINGS, OriginalRecord
 from headrace.elasticsearch.document_ids import Identities
+from headrace.elasticsearch.error_kinds import NO_TYPE
 from headrace.elasticsearch.errors import DeadLetterMissingError, ElasticsearchRefusedError
 from headrace.elasticsearch.options import IndexingOptions, WriteMethod
 from headrace.elasticsearch.transport import Transport
@@ -41,6 +42,8 @@ PAGE = 100
 IDS_PAGE = 1000
 """Ids that are read at once, and letters that are deleted at once."""
 _REASONS_REPORTED = 100
+# The types of 404 for one letter: it was deleted. The deletion of a missing one has no error.
+_GONE = ("document_missing_exception", NO_TYPE)
 _CONTENTS = ("key", "value", "value_text", "document_text", "headers")
 
 
@@ -243,16 +246,21 @@ class DeadLetterIndex:
         def unanswered(body: Any) -> str | None:
             """Keep what Elasticsearch cannot do at the moment, and say why."""
             again, why = [], None
-            for entry, answered in zip(left, body["items"], strict=True):
-                (item,) = answered.values()
-                verdict = judge_item(item["status"], item)
-                if item["status"] in (404, 409):
+            items = bulk_items(body, len(left))
+            if items is None or [item.get("_id", letter.id) for item, (letter, _) in zip(items, left, strict=True)] != [
+                letter.id for letter, _ in left
+            ]:
+                return f"an answer that is no bulk answer: {str(body)[:200]!r}"
+            for entry, item in zip(left, items, strict=True):
+                status, reason = item["status"], item_reason(item)
+                verdict = judge_item(status, item)
+                if status == 409 or (status == 404 and reason.type in _GONE):
                     moved.append(entry[0])
-                elif verdict is Item.NOT_NOW:
+                elif verdict in (Item.NOT_NOW, Item.SUSPECT):
                     again.append(entry)
-                    why = f"{item['status']} {item_reason(item)}"
-                elif item["status"] >= 300:
-                    raise refusal(item["status"], item_reason(item), self._name)
+                    why = f"{status} {reason}"
+                elif status >= 300:
+                    raise refusal(status, reason, self._name)
             left[:] = again
             return why
 

@@ -28,6 +28,7 @@ from headrace.elasticsearch.bulk_sender import DOCUMENT_TOO_LARGE, BulkSender
 from headrace.elasticsearch.concrete_index import describe_indices, single_index
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.document_ids import MAX_ID_BYTES, identify, record_ids, row_parts
+from headrace.elasticsearch.error_kinds import is_size
 from headrace.elasticsearch.errors import DeadLettersRefusedError, ElasticsearchRefusedError, UnsuitableTargetError
 from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
 from headrace.elasticsearch.retry_budget import request_with_retries
@@ -295,6 +296,9 @@ class DeadLetterWriter:
         """Buffer and count the dead letters of these rows; writes them when the buffer is full."""
         for row, reason in rejected:
             letter = self._numbered(dead_letter(batch, row, reason, self._options))
+            if is_size(reason.type, reason.text):
+                # With the value, the letter would be larger than the document that was refused for its size.
+                letter = replace(letter, omit_value=True)
             self._held.append(letter)
             self._bytes_held += letter.size
             counts.dead_lettered += 1
@@ -338,7 +342,7 @@ class DeadLetterWriter:
             if sent.counts.dropped:
                 raise self._refused(Reason("dropped", "an ingest pipeline of the index drops it"))
             for line, reason in sent.refused:
-                if reason.type != DOCUMENT_TOO_LARGE:
+                if reason.type != DOCUMENT_TOO_LARGE and not is_size(reason.type, reason.text):
                     raise self._refused(reason)
                 too_large.append(letters[line])
         return too_large

@@ -6,8 +6,8 @@ module imports no definition at run time: Spark's Python workers import it, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
@@ -96,6 +96,8 @@ class IndexingOptions:
     max_retry_seconds: float = 30.0
     """How long a request may make no progress before the task fails."""
     request_timeout_seconds: float = 60.0
+    error_kinds: Mapping[str, str] = field(default_factory=dict)
+    """The kinds (`headrace.elasticsearch.error_kinds.ErrorKind`) of types of errors, where they are not the table's."""
     refresh: bool = False
     """Whether to refresh the index once, after all tasks."""
 
@@ -167,6 +169,7 @@ class IndexingOptions:
             requests_in_flight=output.requests_in_flight,
             max_retry_seconds=output.max_retry_seconds,
             request_timeout_seconds=output.request_timeout_seconds,
+            error_kinds=dict(output.error_kinds),
             refresh=output.refresh,
             stream_name=stream_name,
             output_id=output.step,

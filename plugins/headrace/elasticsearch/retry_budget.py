@@ -51,8 +51,9 @@ class RetryBudget:
         self._failing_since = None
         self._report_at = REPORTED_AFTER_SECONDS
 
-    def wait(self, reason: str) -> None:
-        """Wait before the next try. ``reason`` is the last failure, for warnings and the error.
+    def wait(self, reason: str, hint: str = "") -> None:
+        """Wait before the next try. ``reason`` is the last failure, for warnings and the error; ``hint`` is added to
+        the error's remedy.
 
         Raises ElasticsearchUnavailableError when ``max_seconds`` are over, IndexingCancelledError when cancelled.
         """
@@ -69,7 +70,7 @@ class RetryBudget:
                 f"{self._what} made no progress for {self._max_seconds:g} s ({self._failures + 1} tries); "
                 f"the last answer: {reason}",
                 remedy="Nothing was dropped. Check the cluster. The next run of the batch DAG tries the batch again. "
-                "'max_retry_seconds' sets how long to wait.",
+                f"'max_retry_seconds' sets how long to wait.{hint and f' {hint}'}",
             )
         failing = now - self._failing_since
         ceiling = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(self._failures, 20))

@@ -1,10 +1,13 @@
 """Classifies Elasticsearch's answers, for one item of a bulk request and for the whole request.
 
-A bad document and a closed index both give status 400, so the type and the text of the error are compared. A document
-is at fault if the error is on the list of errors that a document causes: it does not fit the mapping, is not JSON, or a
-pipeline rejects it. Errors on the list of the index's fail the batch. All others are in doubt: a pipeline's processor
-passes on whatever error its code raises. They are a document's where other documents pass, and fail the batch where
-none does: a failed batch loses nothing, while a faulty index would make every document a dead letter. Measured on 8.19.
+A bad document and a closed index both give status 400, so the type and the text of the error are compared
+(``error_kinds`` has the types). A document is at fault if it does not fit the mapping, is not JSON, or a pipeline
+rejects it. What is the index's or the credentials' fails the batch, and what passes is sent again. Status 400 with
+another type is in doubt: a pipeline's processor passes on whatever error its code raises. It is a document's where
+other documents pass, and fails the batch where none does: a failed batch loses nothing, while a faulty index would make
+every document a dead letter. So is status 500 with another type, and an error about the size of the request: both may
+be the server's too, so the document is sent alone, several times, before it is compared with others. An error of no
+type, and any other status, fail the batch. Measured on 8.19.
 
 New fields beyond ``index.mapping.total_fields.limit`` are the document's fault: the index accepts all documents without
 new fields. If most documents have new fields, the output's limit of dead letters fails the batch.
@@ -13,10 +16,20 @@ new fields. If most documents have new fields, the output's limit of dead letter
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from headrace.elasticsearch.error_kinds import (
+    COMPUTATION,
+    KIND_OF,
+    NO_TYPE,
+    OF_PROCESSORS,
+    VERSION_CONFLICTS,
+    ErrorKind,
+    is_size,
+)
 from headrace.elasticsearch.errors import ElasticsearchRefusedError
 from headrace.elasticsearch.transport import Response, encodable
 
@@ -48,6 +61,8 @@ class Item(Enum):
     """The document itself is at fault: a dead letter."""
     DOUBTFUL = auto()
     """The document is at fault if others pass, else the index."""
+    SUSPECT = auto()
+    """The document may be at fault, or the server is ill: send it alone."""
     REFUSED = auto()
     """The index or the credentials are at fault: stop."""
 
@@ -61,67 +76,15 @@ class Whole(Enum):
     """Send it in smaller parts."""
     INVALID = auto()
     """Some item makes the whole request invalid: find it."""
+    SUSPECT = auto()
+    """One document, or the size, may make the whole request fail, or the server is ill."""
     REFUSED = auto()
 
 
-# Errors of status 400 about the index or the cluster. validation_exception: no room for another shard in the cluster.
-_INDEX_AT_FAULT = frozenset(
-    {
-        "index_closed_exception",
-        "invalid_index_name_exception",
-        "validation_exception",
-        "security_exception",
-        "index_not_found_exception",
-        "invalid_alias_name_exception",
-        "routing_missing_exception",
-    }
-)
 _INDEX_AT_FAULT_TEXT = re.compile(
     r"^no write index is defined for alias|^pipeline with id \[|^only write ops with an op_type of create are allowed"
     # One full shard; documents of others pass.
     r"|(?i:^number of documents in the (index|shard) can(no|')t exceed)"
-)
-# Errors that Java code raises over a value: with status 500, but no later try of the same document helps.
-_COMPUTATION = frozenset(
-    {
-        "arithmetic_exception",
-        "array_index_out_of_bounds_exception",
-        "array_store_exception",
-        "class_cast_exception",
-        "concurrent_modification_exception",
-        "date_time_exception",
-        "date_time_parse_exception",
-        "empty_stack_exception",
-        "general_script_exception",
-        "index_out_of_bounds_exception",
-        "negative_array_size_exception",
-        "no_such_element_exception",
-        "null_pointer_exception",
-        "string_index_out_of_bounds_exception",
-        "unsupported_operation_exception",
-        "unsupported_temporal_type_exception",
-    }
-)
-_OF_PROCESSORS = _COMPUTATION | {"illegal_argument_exception", "number_format_exception", "script_exception"}
-# The document does not fit the mapping, is no JSON, or is rejected by a pipeline on purpose.
-_DOCUMENT_AT_FAULT = frozenset(
-    {
-        "document_parsing_exception",
-        "mapper_parsing_exception",
-        "mapper_exception",
-        "strict_dynamic_mapping_exception",
-        "parsing_exception",
-        "parse_exception",
-        "x_content_parse_exception",
-        "x_content_e_o_f_exception",
-        "json_parse_exception",
-        "json_e_o_f_exception",
-        "stream_constraints_exception",
-        "max_bytes_length_exceeded_exception",
-        "action_request_validation_exception",
-        "fail_processor_exception",
-        "dissect_exception",
-    }
 )
 # illegal_argument_exception can come from any check in Java code. These texts are about a document. They are matched
 # from their beginning, because the rest may quote the document.
@@ -143,78 +106,128 @@ _DOCUMENT_AT_FAULT_TEXT = re.compile(
 _CURRENT_VERSION = re.compile(r"current version \[(\d+)\]")
 
 _BAD_REQUEST = 400
+_SERVER_ERROR = 500
+# The server, or a proxy in front of it, says that it cannot answer now.
+_NOT_NOW = frozenset({408, 429, 502, 503, 504})
 _DELETED_WITHOUT_DOCUMENT = "not_found"
+_RESULTS = {
+    "created": Item.CREATED,
+    "updated": Item.UPDATED,
+    "deleted": Item.DELETED,
+    _DELETED_WITHOUT_DOCUMENT: Item.DELETED,
+    "noop": Item.DROPPED,
+}
+_OF_KIND = {
+    ErrorKind.DOCUMENT: Item.REJECTED,
+    ErrorKind.PASSING: Item.NOT_NOW,
+    ErrorKind.CREDENTIAL: Item.REFUSED,
+    ErrorKind.INDEX: Item.REFUSED,
+}
+_WHOLE_OF_KIND = {
+    ErrorKind.DOCUMENT: Whole.INVALID,
+    ErrorKind.PASSING: Whole.NOT_NOW,
+    ErrorKind.CREDENTIAL: Whole.REFUSED,
+    ErrorKind.INDEX: Whole.REFUSED,
+}
+_NOT_MOVED: Mapping[str, str] = {}
 
 
-def judge_item(status: int, item: dict[str, Any]) -> Item:
-    """The verdict on one entry of a bulk answer's ``items`` (the object below the action's name)."""
-    if item.get("error") is not None:
-        return _judge_error(status, item_reason(item))
+def judge_item(status: int, item: dict[str, Any], moved: Mapping[str, str] = _NOT_MOVED) -> Item:
+    """The verdict on one entry of a bulk answer's ``items`` (the object below the action's name).
+
+    ``moved``: the kinds that the user gives to types of errors.
+    """
     result = item.get("result")
-    if result in ("deleted", _DELETED_WITHOUT_DOCUMENT):
-        return Item.DELETED
-    if result == "noop":
-        return Item.DROPPED
-    return Item.CREATED if result == "created" else Item.UPDATED
+    if item.get("error") is not None or (status >= 300 and result != _DELETED_WITHOUT_DOCUMENT):
+        return _judge_error(status, item_reason(item), moved)
+    return _RESULTS.get(str(result), Item.REFUSED)
 
 
-def _judge_error(status: int, reason: Reason) -> Item:
-    if status == 409:
+def _judge_error(status: int, reason: Reason, moved: Mapping[str, str]) -> Item:
+    if status == 409 and reason.type in VERSION_CONFLICTS:
         return Item.CONFLICT
-    if reason.type in _COMPUTATION:
-        return Item.DOUBTFUL
-    if status == 429 or status >= 500 or reason.type == "cluster_block_exception":
-        # A block ends when someone frees disk space or ends the maintenance; max_retry_seconds limits the wait.
-        return Item.NOT_NOW
-    if status != _BAD_REQUEST or index_at_fault(reason):
-        return Item.REFUSED
-    return Item.REJECTED if document_at_fault(reason) else Item.DOUBTFUL
+    if given := moved.get(reason.type):
+        return _OF_KIND[ErrorKind(given)]
+    kind = KIND_OF.get(reason.type)
+    if is_size(reason.type, reason.text) or status == 413:
+        verdict = Item.SUSPECT
+    elif kind is ErrorKind.PASSING or status in _NOT_NOW:
+        verdict = Item.NOT_NOW
+    elif status in (401, 403) or kind in (ErrorKind.CREDENTIAL, ErrorKind.INDEX):
+        verdict = Item.REFUSED
+    elif status == _SERVER_ERROR:
+        # The server may raise a known type over its own files, too.
+        verdict = Item.SUSPECT if kind is None else Item.DOUBTFUL
+    elif status != _BAD_REQUEST or reason.type == NO_TYPE or index_at_fault(reason):
+        verdict = Item.REFUSED
+    else:
+        verdict = Item.REJECTED if document_at_fault(reason) else Item.DOUBTFUL
+    return verdict
 
 
-def judge_response(response: Response) -> Whole:
-    """The verdict on an answer as a whole."""
+def judge_response(response: Response, moved: Mapping[str, str] = _NOT_MOVED) -> Whole:
+    """The verdict on an answer as a whole. ``moved``: the kinds that the user gives to types of errors."""
     status = response.status
     if status == 200:
         return Whole.READ_ITEMS
-    if status in (408, 429) or status >= 500:
-        return Whole.NOT_NOW
     if status == 413:
         return Whole.TOO_LARGE
-    reason = Reason(*response.error())
-    if reason.type == "cluster_block_exception":
+    return _judge_whole(status, Reason(*response.error()), moved)
+
+
+def _judge_whole(status: int, reason: Reason, moved: Mapping[str, str]) -> Whole:
+    if given := moved.get(reason.type):
+        return _WHOLE_OF_KIND[ErrorKind(given)]
+    kind = KIND_OF.get(reason.type)
+    if is_size(reason.type, reason.text):
+        return Whole.SUSPECT
+    if kind is ErrorKind.PASSING or status in _NOT_NOW or status > _SERVER_ERROR:
         return Whole.NOT_NOW
-    if status == _BAD_REQUEST and not index_at_fault(reason):
-        return Whole.INVALID
-    return Whole.REFUSED
+    if kind in (ErrorKind.CREDENTIAL, ErrorKind.INDEX) or index_at_fault(reason):
+        return Whole.REFUSED
+    return {_SERVER_ERROR: Whole.SUSPECT, _BAD_REQUEST: Whole.INVALID}.get(status, Whole.REFUSED)
+
+
+def kind_of_unread(kind: str, moved: Mapping[str, str] = _NOT_MOVED) -> ErrorKind | None:
+    """The kind of an error in place of a document that was asked for; None if it is unknown.
+
+    ``moved`` counts only for types that have no kind: a document that the user may not read is never one that cannot
+    be read.
+    """
+    known = KIND_OF.get(kind)
+    return known if known is not None or kind not in moved else ErrorKind(moved[kind])
 
 
 def document_at_fault(reason: Reason) -> bool:
     """Whether an error of status 400 is known to be about one document."""
     if reason.type == "illegal_argument_exception":
         return _DOCUMENT_AT_FAULT_TEXT.match(reason.text) is not None
-    return reason.type in _DOCUMENT_AT_FAULT
+    return KIND_OF.get(reason.type) is ErrorKind.DOCUMENT and reason.type not in COMPUTATION
 
 
 def usual_of_processors(reason: Reason) -> bool:
     """Whether processors of pipelines refuse a document with such an error."""
-    return reason.type in _OF_PROCESSORS
+    return reason.type in OF_PROCESSORS
 
 
 def index_at_fault(reason: Reason) -> bool:
     """Whether an error of status 400 is known to be about the index, so that no part of the request can pass."""
-    return reason.type in _INDEX_AT_FAULT or _INDEX_AT_FAULT_TEXT.search(reason.text) is not None
+    return (
+        KIND_OF.get(reason.type) in (ErrorKind.INDEX, ErrorKind.CREDENTIAL)
+        or _INDEX_AT_FAULT_TEXT.search(reason.text) is not None
+    )
 
 
 def item_reason(item: dict[str, Any]) -> Reason:
     """Why an item failed, with the deeper cause that Elasticsearch gives."""
     error = item.get("error")
     if not isinstance(error, dict):
-        return Reason("unknown", encodable(str(error)))
+        return Reason(NO_TYPE, encodable(str(error or "the answer gives no reason")))
     text = str(error.get("reason", ""))
     cause = error.get("caused_by")
     deeper = str(cause.get("reason", "")) if isinstance(cause, dict) else ""
     reason = f"{text}: {deeper}" if deeper and deeper not in text else text
-    return Reason(str(error.get("type", "unknown")), encodable(reason))
+    return Reason(str(error.get("type") or NO_TYPE), encodable(reason))
 
 
 def current_version(reason: Reason) -> int | None:
@@ -257,18 +270,30 @@ _ANY_REMEDY = (
 )
 
 
-def refusal(status: int, reason: Reason, index: str, document: str = "") -> ElasticsearchRefusedError:
-    """The error that fails the batch, with a remedy. ``document`` describes the one that was refused."""
+def kind_hint(type_: str) -> str:
+    """A sentence about the setting that gives this type of error another kind."""
+    return (
+        f'If errors of this type are about single documents, error_kinds={{"{type_}": "document"}} of the output makes '
+        "dead letters of them (docs/outputs.md)."
+    )
+
+
+def refusal(status: int | None, reason: Reason, index: str, document: str = "") -> ElasticsearchRefusedError:
+    """The error that fails the batch, with a remedy. ``document`` describes the one that was refused. ``status`` is
+    None where the answer has none for this document."""
     if status == 401:
         remedy = "Check the connection's login, API key or token."
-    elif status == 403 or reason.type == "security_exception":
+    elif status == 403 or KIND_OF.get(reason.type) is ErrorKind.CREDENTIAL:
         remedy = (
             "Grant the connection's user the privileges create_doc, index, read, delete, view_index_metadata and "
             "auto_configure on the index, and also create_index and manage on its dead-letter index (docs/security.md)."
         )
     else:
-        remedy = next((remedy for sign, remedy in _REMEDIES if sign.search(str(reason))), _ANY_REMEDY)
+        remedy = next((remedy for sign, remedy in _REMEDIES if sign.search(str(reason))), "")
+        if not remedy:
+            remedy = _ANY_REMEDY if reason.type in KIND_OF else f"{_ANY_REMEDY} {kind_hint(reason.type)}"
+    shown = str(reason) if status is None else f"{status}, {reason}"
     return ElasticsearchRefusedError(
-        f"The search server refuses {document or 'a request'} for index {index!r} with {status}, {reason}.",
+        f"The search server refuses {document or 'a request'} for index {index!r} with {shown}.",
         remedy=remedy,
     )

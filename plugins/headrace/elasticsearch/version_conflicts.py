@@ -33,15 +33,14 @@ from urllib.parse import quote
 
 from headrace.elasticsearch.bulk_bodies import PreparedRows
 from headrace.elasticsearch.counts import EXAMPLES, HeldVersion, IndexingCounts
+from headrace.elasticsearch.error_kinds import ErrorKind, is_size
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget, request_with_retries
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport, error_of
-from headrace.elasticsearch.verdicts import Reason, current_version, refusal
+from headrace.elasticsearch.verdicts import Reason, current_version, kind_of_unread, refusal
 
 _FETCHED_AT_ONCE = 500
 _SERVER_ERROR = 500
-# Errors that are not a document's, and pass: a shard that is not ready after a restart, a node that is busy or gone.
-_NOT_NOW = re.compile("shard|node|transport|rejected|timeout|circuit|cancelled|block|closed")
 _ANSWER = b'{"docs":['
 # Before a document in an answer. In an id these quotes would be escaped.
 _SOURCE = b',"_source":'
@@ -121,9 +120,16 @@ class VersionConflicts:
             pass
         parsed = response.json()
         documents = parsed.get("docs") if isinstance(parsed, dict) else None
-        if response.status == 200 and isinstance(documents, list) and len(documents) == len(lines):
-            return documents
-        if response.status == _SERVER_ERROR or response.body.startswith(_ANSWER):
+        if response.status == 200 and isinstance(documents, list):
+            if _ids_of(documents) == [prepared.id(line) for line in lines]:
+                return documents
+            raise refusal(
+                None,
+                Reason("wrong_answer", f"an answer about {len(documents)} documents, not about those asked for"),
+                self._index,
+                f"to show {len(lines)} documents",
+            )
+        if response.status == _SERVER_ERROR or _by_size(response) or response.body.startswith(_ANSWER):
             if len(lines) > 1:
                 return None
             return [_unread(response)]
@@ -138,7 +144,9 @@ class VersionConflicts:
         if response.status not in RETRIED_STATUSES:
             return response
         kind, reason = response.error()
-        if response.status == _SERVER_ERROR and not _NOT_NOW.search(kind):
+        if response.status == _SERVER_ERROR and kind_of_unread(kind) is not ErrorKind.PASSING:
+            return response
+        if _by_size(response) and len(json.loads(body)["ids"]) > 1:
             return response
         retry_budget.wait(f"{response.status} {kind} {reason}")
         return None
@@ -161,9 +169,13 @@ class VersionConflicts:
         if "found" in there:
             self._count(prepared, line, there, retry_budget)
             return True
-        kind, _ = error_of(there, "")
-        if _NOT_NOW.search(kind):
+        reason = Reason(*error_of(there, "no reason"))
+        kind = kind_of_unread(reason.type, self._options.error_kinds)
+        if kind is ErrorKind.PASSING:
             return False
+        if kind is not ErrorKind.DOCUMENT:
+            # No statement about the document: it may be another record's, and this record in no index.
+            raise refusal(None, reason, self._index, f"to show {prepared.describe(line)}, which exists,")
         self._counts.uncompared += 1
         return True
 
@@ -209,6 +221,15 @@ class VersionConflicts:
             self._counts.uncompared += 1
         else:
             self._gone.append(line)
+
+
+def _ids_of(documents: list[Any]) -> list[Any]:
+    return [there.get("_id") if isinstance(there, dict) else None for there in documents]
+
+
+def _by_size(response: Response) -> bool:
+    """Whether fewer documents may be answered."""
+    return response.status != 200 and is_size(*response.error())
 
 
 def _unread(response: Response) -> dict[str, Any]:

@@ -328,6 +328,11 @@ class ElasticsearchOutput(OutputDefinition):
     requests_in_flight: int = Field(default=2, ge=1, le=64)
     request_timeout_seconds: PositiveFloat = 60.0
     max_retry_seconds: PositiveFloat = 30.0
+    error_kinds: dict[str, Literal["document", "passing", "credential", "index"]] = Field(
+        default_factory=dict,
+        description="The kinds of the server's errors by type, where headrace's own do not fit. An error of a document "
+        "makes a dead letter, a passing one is tried again, those of the credential and the index fail the batch.",
+    )
     refresh: bool = False
 
     @field_validator("hosts")
@@ -336,6 +341,16 @@ class ElasticsearchOutput(OutputDefinition):
         if any("@" in host or url_holds_secret(host) for host in value):
             raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
         return tuple(check_host(host) for host in value)
+
+    @field_validator("error_kinds")
+    @classmethod
+    def _conflicts_have_no_kind(cls, value: dict[str, str]) -> dict[str, str]:
+        if named := sorted(type_ for type_ in value if not type_.strip() or "version_conflict" in type_):
+            raise ValueError(
+                f"gives a kind to {named[0]!r}; a version conflict is settled by comparing the documents, and every "
+                "other error is named by its type"
+            )
+        return value
 
     @model_validator(mode="after")
     def _says_where_and_how(self) -> Self:

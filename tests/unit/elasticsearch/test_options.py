@@ -33,6 +33,7 @@ def test_every_setting_of_an_output_that_concerns_writing_is_in_the_options() ->
         "requests_in_flight": 3,
         "request_timeout_seconds": 1.5,
         "max_retry_seconds": 2.5,
+        "error_kinds": {"some_exception": "document"},
         "refresh": True,
     }
     of_definition = {
