@@ -12,11 +12,8 @@ from __future__ import annotations
 import base64
 import binascii
 import gzip
-import hashlib
-import hmac
 import json
 import random
-import socket
 import ssl
 import threading
 import time
@@ -26,12 +23,24 @@ from typing import Any, Protocol, Self
 from urllib.parse import unquote, urlsplit
 
 import urllib3
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, SSLError
+from urllib3.exceptions import HTTPError, ProtocolError
 
 from headrace.connections import Connection, resolve
+from headrace.elasticsearch.deadline import BYTES_PER_SECOND, Deadline, watched
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexingOptionsError
+from headrace.elasticsearch.tls import (
+    PLAINTEXT_REFUSED,
+    FingerprintPool,
+    TlsFault,
+    TlsFiles,
+    says_plaintext_at_tls,
+    speaks_tls,
+    tls_context,
+    tls_fault,
+)
 
-DEFAULT_PORT = 9200
+DEFAULT_PORTS = {"http": 80, "https": 443}
+"""Those of every URL: a search server behind an ingress or in a cloud listens there, and its own 9200 is named."""
 
 AWS_EXTRA = frozenset({"aws_region", "aws_service", "aws_profile", "aws_session_token"})
 """The keys of a connection's extra by which requests to an Amazon OpenSearch Service domain are signed."""
@@ -61,6 +70,8 @@ class Node:
     host: str
     port: int
     path_prefix: str = ""
+    port_assumed: bool = field(default=False, compare=False)
+    """Whether the address names no port, so that it is the one of every such URL."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host}:{self.port}{self.path_prefix}"
@@ -105,7 +116,7 @@ class Cluster:
         """
         if settings.connection:
             return cls.from_connection(resolve(settings.connection, environ))
-        return cls(nodes=tuple(_node(host, default_scheme="http") for host in settings.hosts))
+        return cls(nodes=tuple(_node(host) for host in settings.hosts))
 
     @classmethod
     def from_connection(cls, connection: Connection) -> Self:
@@ -154,7 +165,7 @@ def _nodes(connection: Connection, extra: Mapping[str, Any]) -> tuple[Node, ...]
     scheme = _scheme(connection)
     prefix = str(extra.get("path_prefix") or "").rstrip("/")
     nodes = tuple(
-        _node(host.strip(), default_scheme=scheme, default_port=connection.port or DEFAULT_PORT, prefix=prefix)
+        _node(host.strip(), default_scheme=scheme, default_port=connection.port, prefix=prefix)
         for host in connection.host.split(",")
     )
     if scheme == "https" and any(node.scheme != "https" for node in nodes):
@@ -199,10 +210,11 @@ def _proxy(connection: Connection, extra: Mapping[str, Any]) -> str | None:
     return str(proxy)
 
 
-def _scheme(connection: Connection) -> str:
+def _scheme(connection: Connection) -> str | None:
+    """http or https; None if the connection names neither."""
     by_type = connection.conn_type if connection.conn_type in ("http", "https") else None
-    scheme = (connection.schema or by_type or "http").lower()
-    if scheme not in ("http", "https"):
+    scheme = (connection.schema or by_type or "").lower() or None
+    if scheme not in ("http", "https", None):
         raise IndexingOptionsError(
             f"The schema of connection {connection.id!r} is neither http nor https.",
             remedy="Set it to https. A path belongs into path_prefix in its extra.",
@@ -214,15 +226,30 @@ def _scheme(connection: Connection) -> str:
     return scheme
 
 
-def _node(text: str, *, default_scheme: str, default_port: int = DEFAULT_PORT, prefix: str = "") -> Node:
-    parts = urlsplit(text if "://" in text else f"{default_scheme}://{text}")
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+def _node(text: str, *, default_scheme: str | None = None, default_port: int | None = None, prefix: str = "") -> Node:
+    """``default_scheme`` is None if nothing names one; then a host needs a port, and is asked by http."""
+    named = "://" in text
+    parts = urlsplit(text if named else f"{default_scheme or 'http'}://{text}")
+    try:
+        port = default_port if parts.port is None else parts.port
+    except ValueError:
+        port = 0
+    if parts.scheme not in DEFAULT_PORTS or not parts.hostname or "@" in parts.netloc or port == 0:
         # The text may hold a credential, so it is not repeated.
         raise IndexingOptionsError(
             "One of the hosts is not an http or https URL, or holds credentials.",
             remedy="Write it as https://host:9200.",
         )
-    return Node(parts.scheme, parts.hostname, parts.port or default_port, parts.path.rstrip("/") or prefix)
+    if port is None and not named and default_scheme is None:
+        raise IndexingOptionsError(
+            f"The search server's host {parts.hostname!r} has neither a port nor http:// or https://.",
+            remedy=f"Write the port, as {parts.hostname}:9200 (port 9200 is no longer assumed); or a URL, "
+            "for which port 443 (https) or 80 (http) is the default.",
+        )
+    assumed = port is None
+    return Node(
+        parts.scheme, parts.hostname, port or DEFAULT_PORTS[parts.scheme], parts.path.rstrip("/") or prefix, assumed
+    )
 
 
 def _authorization(connection: Connection, extra: Mapping[str, Any]) -> str | None:
@@ -256,11 +283,6 @@ def _boolean(value: object, name: str, connection_id: str) -> bool:
 
 LONGEST_PAUSE_SECONDS = 30.0
 """The longest time for which a node that does not answer is left out."""
-
-UNTRUSTED = ("certificate_verify_failed", "doesn't match", "fingerprint")
-"""One of these is in the text of an error about an untrusted certificate, in lower case."""
-
-_HASHES = {32: "md5", 40: "sha1", 64: "sha256"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,12 +345,15 @@ class ElasticsearchTransport:
     """
 
     def __init__(self, cluster: Cluster, *, connections: int, timeout_seconds: float) -> None:
-        """``connections`` is per node, ``timeout_seconds`` for each whole request."""
+        """``connections`` is per node. ``timeout_seconds`` is for each whole request: a large one that progresses may
+        take longer (`headrace.elasticsearch.deadline`)."""
         self._nodes = _Nodes(
             [_NodePool(node, _pool(cluster, node, connections, timeout_seconds)) for node in cluster.nodes]
         )
         self._signer = RequestSigner(cluster.aws) if cluster.aws else None
         self._by_proxy = cluster.proxy is not None
+        self._ca_certs = cluster.ca_certs
+        self._timeout_seconds = timeout_seconds
         self._compress = cluster.http_compress
         self._headers = {"accept": "application/json", "user-agent": "headrace"}
         if cluster.authorization:
@@ -350,28 +375,95 @@ class ElasticsearchTransport:
             headers |= self._signer.headers(method, f"{node}{path}", body)
         # A proxy needs the whole URL; through a tunnel it does not see the request.
         target = f"{node}{path}" if self._by_proxy and node.scheme == "http" else node.path_prefix + path
-        try:
-            # No redirect is followed: it would send the credentials to another address.
-            answer = chosen.pool.urlopen(
-                method, target, body=body, headers=headers, retries=False, redirect=False, assert_same_host=False
-            )
-        except HTTPError as error:
+        with Deadline(self._timeout_seconds, len(body or b"")) as deadline:
+            try:
+                answer, data = _answer(chosen.pool, deadline, method, target, body=body, headers=headers)
+            except HTTPError as error:
+                self._nodes.failed(chosen)
+                raise self._no_answer(chosen, deadline, error) from error
+        if deadline.passed:
+            # An answer without a length ends with its connection.
             self._nodes.failed(chosen)
-            if isinstance(error, SSLError) and any(sign in str(error).lower() for sign in UNTRUSTED):
-                raise ElasticsearchRefusedError(
-                    f"The certificate of the search server at {chosen.node} is not trusted: {error}.",
-                    remedy="Give the authority's certificate as ca_certs in the connection's extra.",
-                ) from error
-            raise NoAnswerError(f"no answer from {chosen.node}: {error}") from error
+            raise _too_slow(node, deadline)
+        if node.scheme == "http" and says_plaintext_at_tls(answer.status, data):
+            raise _refused(node, PLAINTEXT_REFUSED)
         if answer.status in _NODE_AWAY:
             self._nodes.failed(chosen)
         else:
             self._nodes.answered(chosen)
-        return Response(answer.status, answer.data, answer.headers.get("x-elastic-product"))
+        return Response(answer.status, data, answer.headers.get("x-elastic-product"))
+
+    def _no_answer(
+        self, chosen: _NodePool, deadline: Deadline, error: HTTPError
+    ) -> NoAnswerError | ElasticsearchRefusedError:
+        if deadline.passed:
+            return _too_slow(chosen.node, deadline)
+        if (fault := self._tls_fault(chosen, error)) is not None:
+            return _refused(chosen.node, fault)
+        return NoAnswerError(f"no answer from {chosen.node}: {error}{_port_hint(chosen.node)}")
+
+    def _tls_fault(self, chosen: _NodePool, error: HTTPError) -> TlsFault | None:
+        """What is wrong with the use of TLS, where that is why there is no answer."""
+        node = chosen.node
+        if node.scheme == "https":
+            return tls_fault(error, self._ca_certs)
+        # Elasticsearch closes a connection on which it gets no TLS, and does not say why.
+        if self._by_proxy or chosen.asked_for_tls or not isinstance(error, ProtocolError):
+            return None
+        chosen.asked_for_tls = True
+        return PLAINTEXT_REFUSED if speaks_tls(node.host, node.port, min(5.0, self._timeout_seconds)) else None
 
     def close(self) -> None:
         self._nodes.close()
 
+
+def _answer(
+    pool: urllib3.HTTPConnectionPool,
+    deadline: Deadline,
+    method: str,
+    target: str,
+    *,
+    body: bytes | None,
+    headers: dict[str, str],
+) -> tuple[urllib3.BaseHTTPResponse, bytes]:
+    """The answer and its whole body. Raises HTTPError."""
+    # No redirect is followed: it would send the credentials to another address.
+    answer = pool.urlopen(
+        method,
+        target,
+        body=body,
+        headers=headers,
+        retries=False,
+        redirect=False,
+        assert_same_host=False,
+        preload_content=False,
+    )
+    parts = []
+    for part in answer.stream(_PART_BYTES, decode_content=True):
+        parts.append(part)
+        deadline.progressed(len(part))
+    return answer, b"".join(parts)
+
+
+def _too_slow(node: Node, deadline: Deadline) -> NoAnswerError:
+    return NoAnswerError(
+        f"no answer from {node}: it had not ended after {deadline.seconds:.0f} s (request_timeout_seconds, and a "
+        f"second for each {BYTES_PER_SECOND} bytes)"
+    )
+
+
+def _refused(node: Node, fault: TlsFault) -> ElasticsearchRefusedError:
+    return ElasticsearchRefusedError(f"The search server at {node} {fault.what}.", remedy=fault.remedy)
+
+
+def _port_hint(node: Node) -> str:
+    if not node.port_assumed:
+        return ""
+    return f" (port {node.port} is that of {node.scheme}, since the address names none; Elasticsearch's own is 9200)"
+
+
+# What is read of an answer at once: little, so that an answer over a slow link is seen to progress.
+_PART_BYTES = 4 * 1024
 
 # Another node, or the same one later, may answer otherwise.
 _NODE_AWAY = frozenset({502, 503, 504})
@@ -383,6 +475,8 @@ class _NodePool:
     pool: urllib3.HTTPConnectionPool
     failures: int = 0
     """Failures since the last answer."""
+    asked_for_tls: bool = False
+    """Whether it was asked whether it speaks TLS, since it does not answer in plaintext."""
     left_out_until: float = 0.0
 
 
@@ -432,19 +526,17 @@ def _pool(cluster: Cluster, node: Node, connections: int, timeout_seconds: float
         "block": True,
     }
     if node.scheme == "http":
-        return _through(cluster.proxy, node, common) or urllib3.HTTPConnectionPool(node.host, **common)
-    try:
-        context = _tls_context(cluster)
-    except (OSError, ValueError) as error:
-        raise IndexingOptionsError(
-            f"A certificate or key of the connection to {node} cannot be used: {error}.",
-            remedy="The files ca_certs, client_cert and client_key have to be on every host on which batches and "
-            "executors run.",
-        ) from error
-    if cluster.ssl_assert_fingerprint:
-        return _FingerprintPool(node, cluster.ssl_assert_fingerprint, _tls_context(cluster), context, **common)
-    common |= {"ssl_context": context, "cert_reqs": "CERT_REQUIRED" if cluster.verify_certs else "CERT_NONE"}
-    return _through(cluster.proxy, node, common) or urllib3.HTTPSConnectionPool(node.host, **common)
+        return watched(_through(cluster.proxy, node, common) or urllib3.HTTPConnectionPool(node.host, **common))
+    files = TlsFiles(cluster.ca_certs, cluster.client_cert, cluster.client_key)
+    fingerprint = cluster.ssl_assert_fingerprint
+
+    def context() -> ssl.SSLContext:
+        return tls_context(files, verify_certs=cluster.verify_certs, by_fingerprint=bool(fingerprint), where=node)
+
+    if fingerprint:
+        return watched(FingerprintPool(node.host, fingerprint, context(), context(), **common))
+    common |= {"ssl_context": context(), "cert_reqs": "CERT_REQUIRED" if cluster.verify_certs else "CERT_NONE"}
+    return watched(_through(cluster.proxy, node, common) or urllib3.HTTPSConnectionPool(node.host, **common))
 
 
 def _through(proxy: str | None, node: Node, settings: dict[str, Any]) -> urllib3.HTTPConnectionPool | None:
@@ -459,97 +551,6 @@ def _through(proxy: str | None, node: Node, settings: dict[str, Any]) -> urllib3
         **{name: value for name, value in settings.items() if name != "port"},
     )
     return manager.connection_from_host(node.host, node.port, node.scheme)
-
-
-def _tls_context(cluster: Cluster) -> ssl.SSLContext:
-    if cluster.ssl_assert_fingerprint:
-        # No authority is trusted: the certificate with the fingerprint becomes the only one.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    else:
-        # The system's authorities are trusted besides those of ca_certs, or of certifi.
-        context = ssl.create_default_context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if cluster.ssl_assert_fingerprint or not cluster.verify_certs:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    elif cluster.ca_certs:
-        context.load_verify_locations(cluster.ca_certs)
-    else:
-        import certifi
-
-        context.load_verify_locations(certifi.where())
-    if cluster.client_cert:
-        context.load_cert_chain(cluster.client_cert, cluster.client_key)
-    return context
-
-
-class _FingerprintPool(urllib3.HTTPSConnectionPool):
-    """Trusts the node if a certificate of its chain has the fingerprint: its own, or that of its authority.
-
-    Elasticsearch prints the fingerprint of its authority at its first start; urllib3 compares only the node's own. A
-    node may send a certificate that has not signed its own. So a first handshake only finds the certificate, and every
-    connection that sends a request is verified against it. Names and dates are not checked.
-    """
-
-    def __init__(
-        self, node: Node, fingerprint: str, unverified: ssl.SSLContext, trusting: ssl.SSLContext, **settings: Any
-    ) -> None:
-        self._fingerprint = fingerprint.replace(":", "").lower()
-        if len(self._fingerprint) not in _HASHES or not set(self._fingerprint) <= set("0123456789abcdef"):
-            raise IndexingOptionsError(
-                "'ssl_assert_fingerprint' in the connection's extra is not a fingerprint.",
-                remedy="Give the SHA-256 of a certificate as 64 hexadecimal digits.",
-            )
-        self._unverified = unverified
-        self._trusting = trusting
-        self._found = False
-        self._finding = threading.Lock()
-        super().__init__(node.host, ssl_context=trusting, cert_reqs="CERT_REQUIRED", assert_hostname=False, **settings)
-
-    def _validate_conn(self, conn: Any) -> None:
-        """Connect. Called before each request."""
-        if conn.is_closed and not self._found:
-            if not self._finding.acquire(timeout=conn.timeout):
-                raise ConnectTimeoutError(conn, f"no TLS handshake with {self.host} within {conn.timeout} s")
-            try:
-                if not self._found:
-                    self._find_certificate(conn.timeout)
-                    self._found = True
-            finally:
-                self._finding.release()
-        super()._validate_conn(conn)
-
-    def _find_certificate(self, timeout: Any) -> None:
-        """Make the certificate with the fingerprint the only one that is trusted. Raises SSLError or OSError."""
-        with (
-            socket.create_connection((self.host, self.port or 443), timeout) as plain,
-            self._unverified.wrap_socket(plain, server_hostname=self.host) as encrypted,
-        ):
-            chain = _chain(encrypted)
-        algorithm = _HASHES[len(self._fingerprint)]
-        for certificate in chain:
-            if hmac.compare_digest(hashlib.new(algorithm, certificate).hexdigest(), self._fingerprint):
-                self._trusting.load_verify_locations(cadata=certificate)
-                self._trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
-                self._trusting.verify_mode = ssl.CERT_REQUIRED
-                return
-        fingerprints = ", ".join(hashlib.new(algorithm, certificate).hexdigest() for certificate in chain)
-        raise SSLError(f"no certificate of the node has the fingerprint {self._fingerprint}; they have {fingerprints}")
-
-
-# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name.
-_NO_CHECK_TIME = 0x200000
-# OpenSSL's X509_FILETYPE_ASN1.
-_DER = 2
-
-
-def _chain(encrypted: ssl.SSLSocket) -> list[bytes]:
-    """The certificates that the node has sent, in DER."""
-    reading: Any = encrypted
-    if hasattr(reading, "get_unverified_chain"):
-        return list(reading.get_unverified_chain())
-    # Python before 3.13 has it only there.
-    return [certificate.public_bytes(_DER) for certificate in reading._sslobj.get_unverified_chain()]
 
 
 @dataclass(frozen=True, slots=True)

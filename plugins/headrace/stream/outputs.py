@@ -1,8 +1,4 @@
-"""The outputs of a stream: Elasticsearch, console, Parquet, Kafka and foreach_batch, with their document ids.
-
-Names of indices are checked as Elasticsearch's MetadataCreateIndexService does, before anything is sent. Characters
-that would make a name an expression over several indices (wildcards, commas, date mathematics) are refused.
-"""
+"""The outputs of a stream: Elasticsearch, console, Parquet, Kafka and foreach_batch, with their document ids."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
-    AfterValidator,
+    BeforeValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -34,6 +30,7 @@ from headrace.stream.model import (
     check_identifier,
     validate_part,
 )
+from headrace.stream.place_names import MAX_NAME_BYTES, IndexName, check_no_placeholder
 from headrace.stream.secrets import Servers
 from headrace.stream.settings import DeadLetterLimit, check_storage_url
 from headrace.stream.state import Window
@@ -46,33 +43,7 @@ RECORD_COLUMNS = frozenset(
 )
 """The columns of records that no transform has changed."""
 
-MAX_NAME_BYTES = 255
-_FORBIDDEN = '\\/*?"<>| ,#:'
-_FORBIDDEN_FIRST = "-_+"
 _SUFFIX = "-dead-letters"
-
-
-def check_index_name(name: str) -> str:
-    """Return the name if it is valid. Raises ValueError, which the definition's error repeats."""
-    forbidden = sorted(set(name) & set(_FORBIDDEN))
-    if not name:
-        raise ValueError("is empty; name an index")
-    if name != name.lower():
-        raise ValueError("is no name for an index: it has capital letters")
-    if forbidden or not name.isprintable():
-        shown = ", ".join("blanks" if character == " " else character for character in forbidden)
-        raise ValueError(f"is no name for an index: it has {shown or 'characters that cannot be printed'}")
-    if name[0] in _FORBIDDEN_FIRST:
-        raise ValueError(f"is no name for an index: it begins with {name[0]}")
-    if name in (".", ".."):
-        raise ValueError("is no name for an index: it is a folder's")
-    size = len(name.encode())
-    if size > MAX_NAME_BYTES:
-        raise ValueError(f"is no name for an index: it has {size} bytes in UTF-8, more than {MAX_NAME_BYTES}")
-    return name
-
-
-IndexName = Annotated[str, AfterValidator(check_index_name)]
 
 
 def dead_letters_of(index: str) -> str:
@@ -505,7 +476,9 @@ def _as_columns(ids: RecordIds | KeyIds | ColumnIds) -> tuple[str, ...] | None:
 
 
 def _host(text: str) -> str:
-    return (text if "://" in text else f"http://{text}").rstrip("/").lower()
+    """The address with its port, so that two ways to write it are equal."""
+    parts = urlsplit((text if "://" in text else f"http://{text}").rstrip("/").lower())
+    return f"{parts.scheme}://{parts.hostname}:{parts.port or {'http': 80, 'https': 443}[parts.scheme]}{parts.path}"
 
 
 class ConsoleOutput(OutputDefinition):
@@ -544,7 +517,7 @@ class ParquetOutput(OutputDefinition):
     @field_validator("path")
     @classmethod
     def _path_is_a_folder(cls, value: str) -> str:
-        value = check_storage_url(value)
+        value = check_no_placeholder(check_storage_url(value), "folder")
         parts = urlsplit(value)
         if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
             raise ValueError(
@@ -596,7 +569,9 @@ class KafkaOutput(OutputDefinition):
     id: Identifier = "kafka"
     connection: str | None = None
     bootstrap_servers: Servers | None = None
-    topic: str = Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")
+    topic: Annotated[str, BeforeValidator(partial(check_no_placeholder, what="topic"))] = Field(
+        pattern=r"^[a-zA-Z0-9._-]{1,249}$"
+    )
     transaction_timeout_seconds: PositiveFloat = 60.0
 
     @model_validator(mode="after")

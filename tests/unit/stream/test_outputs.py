@@ -154,7 +154,8 @@ def test_tombstones_follow_the_ids() -> None:
         ({"index": "_flights"}, "begins with _"),
         ({"index": "flights,other"}, "it has ,"),
         ({"index": "flights-*"}, r"it has \*"),
-        ({"index": "<flights-{now/d}>"}, "it has /, <, >"),
+        ({"index": "<flights-{now/d}>"}, "date mathematics; nothing is filled in"),
+        ({"dead_letter_index": "letters-{{ds}}"}, "placeholder"),
         ({"index": "flights\t"}, "cannot be printed"),
         ({"index": ".."}, "folder"),
         ({"index": "é" * 128}, "256 bytes"),
@@ -198,3 +199,32 @@ def test_ids_that_recur_are_not_created() -> None:
             document_ids=ColumnIds(columns=("user",), with_batch_time=False),
             write_method="create",
         )
+
+
+@pytest.mark.parametrize(
+    "placeholder",
+    [
+        *("${topic}", "%{type}", "{{service}}", "$tag", "%y.%m.%d", "%Y%m%d", "%{+yyyy.MM.dd}", "{name}"),
+        *("<x-{now/d}>", "@{x}", "$(x)", "[yyyy.MM]", "yyyy.MM.dd"),
+    ],
+)
+def test_placeholders_of_other_tools_are_refused_in_every_place(placeholder: str) -> None:
+    for make in (
+        lambda name: ElasticsearchOutput(hosts="http://h:1", index=name),
+        lambda name: ElasticsearchOutput(hosts="http://h:1", index="i", dead_letter_index=name),
+        lambda name: KafkaOutput(bootstrap_servers="h:1", topic=name),
+        lambda name: ParquetOutput(path=f"/data/{name}"),
+    ):
+        with pytest.raises(StreamDefinitionError, match="nothing is filled in"):
+            make(f"logs-{placeholder}")
+
+
+@pytest.mark.parametrize("name", ["logs-2026.11.28", "logs_a-b.c", "logs%20", "cost$", "日志"])
+def test_a_name_without_a_placeholder_is_taken(name: str) -> None:
+    assert ElasticsearchOutput(hosts="http://h:1", index=name).index == name
+
+
+@pytest.mark.parametrize(("mine", "other"), [("https://h", "https://h:443/"), ("http://h", "h:80")])
+def test_two_spellings_of_one_address_are_one_cluster(mine: str, other: str) -> None:
+    outputs = [ElasticsearchOutput(hosts=host, index="i") for host in (mine, other)]
+    assert outputs[0].shares_cluster(outputs[1])
