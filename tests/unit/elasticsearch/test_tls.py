@@ -146,9 +146,13 @@ def closes(file: str) -> Answer:
 
 
 def alerts(_: str) -> Answer:
-    return lambda connected: connected.sendall(
-        b"HTTP/1.1 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server."
-    )
+    """As a server of Go's does: it answers in plaintext."""
+
+    def answer(connected: socket.socket) -> None:
+        connected.recv(65536)
+        connected.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.")
+
+    return answer
 
 
 @pytest.mark.parametrize("kind", [closes, by_tls, alerts])
