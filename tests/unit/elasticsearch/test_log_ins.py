@@ -138,7 +138,7 @@ def test_a_server_whose_path_is_missing_is_refused_with_that_remedy(server: Serv
 
 def test_http_requests_go_through_the_proxy_with_its_login(server: Server) -> None:
     server.prefix = "http://search.invalid:9200"
-    made = cluster("search.invalid", login="me", password="es-secret", proxy=f"http://joe:p%40ss@{server.address}")
+    made = cluster("search.invalid:9200", login="me", password="es-secret", proxy=f"http://joe:p%40ss@{server.address}")
     assert find_index(made).name == "clicks"
     for arrived in server.arrived:
         assert arrived.headers["proxy-authorization"] == f"Basic {base64.b64encode(b'joe:p@ss').decode()}"
@@ -172,12 +172,12 @@ def test_https_requests_ask_the_proxy_for_a_tunnel_and_show_it_nothing_else(serv
 )
 def test_settings_that_do_not_fit_are_refused_by_name(extra: dict[str, Any], error_text: str) -> None:
     with pytest.raises(IndexingOptionsError, match=error_text):
-        cluster("search", **extra)
+        cluster("search:9200", **extra)
 
 
 def test_half_of_the_aws_keys_is_refused() -> None:
     with pytest.raises(IndexingOptionsError, match="neither both keys nor none"):
-        cluster("search", login="AKID", aws_region="eu-central-1")
+        cluster("search:9200", login="AKID", aws_region="eu-central-1")
 
 
 @pytest.mark.parametrize("token", [None, "a-session-token"])
