@@ -127,8 +127,13 @@ def _state_problems(snapshot: StreamSnapshot, batch: BatchRow, *, is_run: bool) 
     elif batch.state is BatchState.FAILED and not is_run and newest and _all_recorded(snapshot, batch):
         yield "It has failed, but all its outputs have a record of success."
     if is_run and batch.state in (BatchState.COMPLETED, BatchState.ABANDONED, BatchState.ABSORBED):
+        # An attempt that died after its last record runs nothing: the next one to begin completes the batch by them.
         taken = {
-            output for row in snapshot.running if row.batch_time_ms == batch.batch_time_ms for output in row.outputs
+            output
+            for row in snapshot.running
+            if row.batch_time_ms == batch.batch_time_ms
+            for output in row.outputs
+            if not ((record := newest.get(output)) and record.attempt == row.number and is_recorded(record))
         }
         if batch.state is not BatchState.COMPLETED or taken & set(steps):
             yield f"It is {batch.state.value}, but an attempt runs it."

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -169,13 +169,23 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
         With ``spark`` the outputs are written. Without it each output counts as written.
         """
         done: list[BatchOnClock] = []
+        for run in self.due_runs():
+            try:
+                batch_time_ms = begin_run({"dag_run": run}, self.context)
+            except NothingToRun:
+                continue
+            done.append(self._run(batch_time_ms, takes_over=takes_over({"dag_run": run}, self.stream), spark=spark))
+        return done
+
+    def due_runs(self) -> Iterator[SimpleNamespace]:
+        """Yield the runs that the schedule has made since the last call, as Airflow describes a DAG run."""
         nothing_else = TimeRestriction(None, None, catchup=False)
         while True:
             info = self._timetable.next_dagrun_info(last_automated_data_interval=self._last, restriction=nothing_else)
             if info is None or info.data_interval is None or to_ms(info.run_after) > self.clock.now_ms():
-                return done
+                return
             self._last = info.data_interval
-            run = SimpleNamespace(
+            yield SimpleNamespace(
                 run_id=f"scheduled__{info.data_interval.end.isoformat()}",
                 run_type="scheduled",
                 logical_date=info.logical_date,
@@ -183,11 +193,6 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
                 run_after=info.run_after,
                 clear_number=0,
             )
-            try:
-                batch_time_ms = begin_run({"dag_run": run}, self.context)
-            except NothingToRun:
-                continue
-            done.append(self._run(batch_time_ms, takes_over=takes_over({"dag_run": run}, self.stream), spark=spark))
 
     def _run(self, batch_time_ms: int, *, takes_over: bool, spark: SparkSession | None) -> BatchOnClock:
         name = self.stream.name
@@ -283,9 +288,14 @@ class StreamOnClock(AbstractContextManager["StreamOnClock"]):
             self._check("the tracker and the receivers have done what is due", until)
 
     def _is_up_to(self, now_ms: int) -> bool:
+        return self._threads_wait() and self._has_beaten(now_ms)
+
+    def _threads_wait(self) -> bool:
+        working = [receiver for receiver in list(self._receivers.values()) if not receiver.is_stalled]
+        return self._trackers_clock.is_waited_for(_TRACKER) and all(each.is_settled for each in working)
+
+    def _has_beaten(self, now_ms: int) -> bool:
         working = {key: receiver for key, receiver in list(self._receivers.items()) if not receiver.is_stalled}
-        if not self._trackers_clock.is_waited_for(_TRACKER) or not all(each.is_settled for each in working.values()):
-            return False
         beaten_ms = {
             (row.receiver_id.input_id, row.receiver_id.index): row.heartbeat_ms
             for row in self.ledger.receivers.all(self.stream.name)
@@ -365,10 +375,13 @@ class _Receiver:
             return ReceiverClients(consumer, FakeTopicIds(running.kafka), FakeEndOffsets(running.kafka))
 
         def run() -> None:
-            report = receive(
-                context, task.scheduled, lease_ms=task.lease_ms, stop=self._stop, clients=clients, opened=opened
-            )
-            self._error = report.error
+            try:
+                self._error = receive(
+                    context, task.scheduled, lease_ms=task.lease_ms, stop=self._stop, clients=clients, opened=opened
+                ).error
+            except Exception as error:
+                # A task of Spark would fail with it.
+                self._error = str(error)
 
         self._thread = threading.Thread(target=run, name=_READING, daemon=True)
         self._thread.start()

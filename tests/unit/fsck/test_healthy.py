@@ -220,3 +220,13 @@ def test_damage_is_reported_also_of_a_stream_that_runs(shop: Shop, monkeypatch: 
     shop.log_path(gone).unlink()
     between_the_looks(shop, monkeypatch, lambda: shop.store() and None)
     assert [finding.subject for finding in shop.check().findings] == [gone]
+
+
+def test_an_attempt_that_died_after_its_last_record_is_no_damage(shop: Shop) -> None:
+    """Its commit of the end was lost. The next attempt completes the batch by the records, and does not begin."""
+    died = shop.begin(TIMES[2])
+    for output in died.outputs:
+        shop.ledger.attempts.record_output(died, output, {})
+    with pytest.raises(AlreadyCompletedError):
+        shop.begin(TIMES[2])
+    assert shop.check_ledger() == []

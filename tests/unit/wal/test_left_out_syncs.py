@@ -127,9 +127,7 @@ def holds(disk: Disk, path: str, content: bytes) -> bool:
 
 def broken_by(promise: Callable[[Disk, Random], bool], folder: Path, left_out: str | None) -> list[int]:
     """The cuts, of `CUTS` random ones, after which the promise is broken."""
-    return [
-        seed for seed in range(CUTS) if not promise(Disk(folder / f"{seed}" / "storage", left_out), Random(seed))
-    ]
+    return [seed for seed in range(CUTS) if not promise(Disk(folder / f"{seed}" / "storage", left_out), Random(seed))]
 
 
 def test_every_sync_in_the_source_has_a_promise_that_needs_it() -> None:
