@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from random import Random
@@ -328,6 +329,7 @@ class Life:
             batch_time_ms = self._task(lambda: begin_run({"dag_run": run}, context))
         except NothingToRun:
             return
+        assert batch_time_ms is not None
         self._await_blocks(batch_time_ms)
         self._task(lambda: allocate(context, batch_time_ms, takes_over=takes_over({"dag_run": run}, self.stream)))
         if ends_early:
@@ -336,7 +338,7 @@ class Life:
         self.random.shuffle(steps)
         for outputs in self.random.choice(([steps], [[step] for step in steps])):
             with contextlib.suppress(AlreadyCompletedError):
-                self._task(lambda outputs=outputs: self._attempt(batch_time_ms, outputs), tries=3, gives_up=True)
+                self._task(partial(self._attempt, batch_time_ms, outputs), tries=3, gives_up=True)
         self._finish(batch_time_ms)
 
     def _await_blocks(self, batch_time_ms: int) -> None:
