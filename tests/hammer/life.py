@@ -28,6 +28,7 @@ from headrace.batch.allocation import allocate
 from headrace.batch.batch_range import RangeProgress, TimeRange
 from headrace.batch.checkpoint import write_checkpoint
 from headrace.batch.cleanup import clean_up
+from headrace.batch.next_try import due_batches
 from headrace.batch.results import write_results
 from headrace.errors import REPAIR, TRY_NUMBER, Failure, HeadraceError
 from headrace.fsck.stream_check import check_stream
@@ -43,7 +44,7 @@ from headrace.ledger.states import BatchState
 from headrace.receiver import block_generator
 from headrace.runs.batch_run import NothingToRun, begin_run, takes_over
 from headrace.runs.readiness import blocks_ready
-from headrace.runs.retries import due_batches, is_held_back
+from headrace.runs.retries import is_held_back
 from headrace.spark import range_run
 from headrace.spark.attempt import run_attempt
 from headrace.spark.batch_attempt import BatchAttempt

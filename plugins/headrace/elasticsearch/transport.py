@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import gzip
 import json
+import logging
 import random
 import ssl
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 from urllib.parse import unquote, urlsplit
 
@@ -26,6 +28,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, ProtocolError
 
 from headrace.connections import Connection, resolve
+from headrace.elasticsearch.aws_signature import AWS_EXTRA, AwsIdentity, RequestSigner
 from headrace.elasticsearch.deadline import BYTES_PER_SECOND, Deadline, watched
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexingOptionsError
 from headrace.elasticsearch.tls import (
@@ -39,11 +42,11 @@ from headrace.elasticsearch.tls import (
     tls_fault,
 )
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_PORTS = {"http": 80, "https": 443}
 """Those of every URL: a search server behind an ingress or in a cloud listens there, and its own 9200 is named."""
 
-AWS_EXTRA = frozenset({"aws_region", "aws_service", "aws_profile", "aws_session_token"})
-"""The keys of a connection's extra by which requests to an Amazon OpenSearch Service domain are signed."""
 ALLOWED_EXTRA = AWS_EXTRA | frozenset(
     {
         "api_key",
@@ -60,6 +63,27 @@ ALLOWED_EXTRA = AWS_EXTRA | frozenset(
     }
 )
 """The keys that a connection's extra may have. Files (ca_certs, ...) must exist on the executors' hosts."""
+# Of the hooks of Airflow's providers and of the official clients. headrace has its own, or has no use for them.
+_LEFT_ASIDE = frozenset(
+    {
+        "timeout",
+        "request_timeout",
+        "max_retries",
+        "retry_on_timeout",
+        "retry_on_status",
+        "fetch_size",
+        "field_multi_value_leniency",
+        "opaque_id",
+        "connections_per_node",
+        "pool_maxsize",
+        "maxsize",
+        "sniff_on_start",
+        "sniff_on_connection_fail",
+        "sniff_timeout",
+        "sniffer_timeout",
+        "ssl_show_warn",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +151,8 @@ class Cluster:
         Raises IndexingOptionsError if the connection has no host, more than one credential, an unknown or invalid
         setting, or asks for both http and https; ConnectionTypeError if it is of another type.
         """
-        connection.check_type("elasticsearch", "https", "http")
-        extra: Mapping[str, Any] = connection.extra or {}
-        unknown = sorted(set(extra) - ALLOWED_EXTRA)
-        if unknown:
-            raise IndexingOptionsError(
-                f"The extra of connection {connection.id!r} has {', '.join(map(repr, unknown))}.",
-                remedy=f"It may have {', '.join(sorted(ALLOWED_EXTRA))}.",
-            )
+        connection.check_type("elasticsearch", "opensearch", "https", "http")
+        connection, extra = _taken(connection)
         aws = AwsIdentity.of(connection, extra)
         return cls(
             nodes=_nodes(connection, extra),
@@ -148,6 +166,35 @@ class Cluster:
             proxy=_proxy(connection, extra),
             aws=aws,
         )
+
+
+def _taken(connection: Connection) -> tuple[Connection, Mapping[str, Any]]:
+    """The connection, and the settings of its extra that headrace takes, under headrace's names."""
+    extra = dict(connection.extra)
+    # As Airflow's OpenSearch provider has them.
+    if "url_prefix" in extra:
+        extra.setdefault("path_prefix", extra.pop("url_prefix"))
+    if "use_ssl" in extra and _boolean(extra.pop("use_ssl"), "use_ssl", connection.id) and not connection.schema:
+        connection = replace(connection, schema="https")
+    if unknown := sorted(set(extra) - ALLOWED_EXTRA - _LEFT_ASIDE):
+        # Not for each worker of Spark.
+        import difflib
+
+        near = [found[0] for name in unknown if (found := difflib.get_close_matches(name, ALLOWED_EXTRA, n=1))]
+        raise IndexingOptionsError(
+            f"The extra of connection {connection.id!r} has {', '.join(map(repr, unknown))}.",
+            remedy=(f"Did you mean {', '.join(near)}? " if near else "")
+            + f"It may have {', '.join(sorted(ALLOWED_EXTRA))}.",
+        )
+    if aside := sorted(set(extra) & _LEFT_ASIDE):
+        _log_aside(connection.id, ", ".join(aside))
+    return connection, {name: value for name, value in extra.items() if name not in _LEFT_ASIDE}
+
+
+# Once in a process.
+@functools.lru_cache(maxsize=256)
+def _log_aside(connection_id: str, names: str) -> None:
+    logger.info("%s of connection %r is left aside: headrace sets its own", names, connection_id)
 
 
 def _nodes(connection: Connection, extra: Mapping[str, Any]) -> tuple[Node, ...]:
@@ -551,92 +598,3 @@ def _through(proxy: str | None, node: Node, settings: dict[str, Any]) -> urllib3
         **{name: value for name, value in settings.items() if name != "port"},
     )
     return manager.connection_from_host(node.host, node.port, node.scheme)
-
-
-@dataclass(frozen=True, slots=True)
-class AwsIdentity:
-    """Who signs, and for which region. Without keys they come from where botocore looks for them."""
-
-    region: str
-    service: str = "es"
-    profile: str | None = None
-    access_key: str | None = field(default=None, repr=False)
-    secret_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(cls, connection: Connection, extra: Mapping[str, Any]) -> Self | None:
-        """The identity of a connection, whose login and password are its keys; None if it has no ``aws_region``.
-
-        Raises IndexingOptionsError: the settings are incomplete, or there is another credential beside them.
-        """
-        given = sorted(name for name in AWS_EXTRA if extra.get(name))
-        if not extra.get("aws_region"):
-            if given:
-                raise IndexingOptionsError(
-                    f"The extra of connection {connection.id!r} has {', '.join(given)} and no aws_region.",
-                    remedy="Give the region of the domain as aws_region.",
-                )
-            return None
-        if others := [name for name in ("api_key", "bearer_token") if extra.get(name)]:
-            raise IndexingOptionsError(
-                f"Connection {connection.id!r} has aws_region and {', '.join(others)}.", remedy="Keep one credential."
-            )
-        if bool(connection.login) != bool(connection.password) or (connection.login and extra.get("aws_profile")):
-            raise IndexingOptionsError(
-                f"Connection {connection.id!r} has aws_region, and neither both keys nor none.",
-                remedy="Give the access key as login and the secret key as password; or aws_profile; or none of these, "
-                "so that the role of the host is used.",
-            )
-        return cls(
-            region=str(extra["aws_region"]),
-            service=str(extra.get("aws_service") or "es"),
-            profile=extra.get("aws_profile"),
-            access_key=connection.login,
-            secret_key=connection.password,
-            session_token=extra.get("aws_session_token"),
-        )
-
-
-class RequestSigner:
-    """Makes the headers of requests that are signed by AWS Signature Version 4. Temporary keys are renewed by botocore.
-
-    botocore is the extra ``aws``, and must be on the executors' hosts too.
-
-    Raises IndexingOptionsError if botocore is missing or finds no keys.
-    """
-
-    def __init__(self, identity: AwsIdentity) -> None:
-        try:
-            from botocore.credentials import Credentials
-            from botocore.exceptions import BotoCoreError
-            from botocore.session import Session
-        except ImportError as error:
-            raise IndexingOptionsError(
-                "The connection has aws_region, and botocore is not installed.",
-                remedy="Install headrace[aws] wherever batches and executors run.",
-            ) from error
-        if identity.access_key:
-            self._credentials: Any = Credentials(identity.access_key, identity.secret_key, identity.session_token)
-        else:
-            try:
-                self._credentials = Session(profile=identity.profile).get_credentials()
-            except BotoCoreError as error:
-                raise IndexingOptionsError(f"botocore cannot look for AWS keys: {error}.") from error
-        if self._credentials is None:
-            raise IndexingOptionsError(
-                "botocore finds no AWS keys on this host.",
-                remedy="Give the host a role, or aws_profile in the connection's extra, or the keys as its login and "
-                "password.",
-            )
-        self._identity = identity
-
-    def headers(self, method: str, url: str, body: bytes | None) -> dict[str, str]:
-        """The headers that sign this request. ``body`` is as sent, so compressed if it is."""
-        from botocore.auth import SigV4Auth
-        from botocore.awsrequest import AWSRequest
-
-        request = AWSRequest(method, url, data=body)
-        frozen = self._credentials.get_frozen_credentials()
-        SigV4Auth(frozen, self._identity.service, self._identity.region).add_auth(request)
-        return dict(request.headers.items())

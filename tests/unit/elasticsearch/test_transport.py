@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import ipaddress
 import json
+import logging
 import pickle
 import socket
 import ssl
@@ -365,6 +366,33 @@ def test_hosts_are_urls() -> None:
     )
 
 
+def test_a_connection_of_airflows_opensearch_provider_is_taken_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    module._log_aside.cache_clear()
+    extra = {"use_ssl": "true", "verify_certs": False, "url_prefix": "/search", "timeout": 30, "http_compress": True}
+    with caplog.at_level(logging.INFO):
+        cluster = Cluster.from_connection(connection(conn_type="opensearch", extra=extra))
+    assert cluster.nodes == (Node("https", "es.example", 9200, "/search"),)
+    assert (cluster.verify_certs, cluster.http_compress) == (False, True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "timeout of connection 'es' is left aside: headrace sets its own"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"verify_cert": False}, "has 'verify_cert'. Did you mean verify_certs?"),
+        ({"headers": {"Authorization": "Bearer hunter2"}}, "has 'headers'. It may have"),
+        ({"use_ssl": "perhaps"}, "'use_ssl' in the extra of connection 'es' is neither true nor false"),
+    ],
+)
+def test_what_a_connection_may_not_have_is_named(extra: dict[str, object], says: str) -> None:
+    with pytest.raises(IndexingOptionsError) as refused:
+        Cluster.from_connection(connection(extra=extra))
+    assert says in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_connection_is_looked_up_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"conn_type": "elasticsearch", "host": "a,b:9201", "port": 9243, "schema": "https"}
     monkeypatch.setenv("AIRFLOW_CONN_ES", json.dumps(fields | {"login": "me", "password": "hunter2"}))
@@ -459,7 +487,7 @@ def test_a_connection_of_another_type_is_noticed(conn_type: str) -> None:
         connection(conn_type="https", schema="http"),
         connection(conn_type="https", host="a,http://b"),
         connection(schema="https", host="http://a"),
-        connection(extra={"sniff_on_start": True}),
+        connection(extra={"node_class": "requests"}),
         connection(extra={"verify_certs": "perhaps"}),
         connection(login="me", extra={"api_key": "k"}),
         connection(host="http://me:hunter2@a"),

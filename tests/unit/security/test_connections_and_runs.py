@@ -72,7 +72,7 @@ def test_a_kafka_connection_loads_no_code_and_starts_no_program(name: str) -> No
     assert SECRET not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["node_class", "transport_class", "serializer", "headers", "hosts", "timeout"])
+@pytest.mark.parametrize("name", ["node_class", "transport_class", "serializer", "headers", "hosts", "http_auth"])
 def test_an_elasticsearch_connection_says_nothing_but_what_is_known(name: str) -> None:
     connection = Connection("es", "elasticsearch", host="h", extra={name: SECRET})
     with pytest.raises(IndexingOptionsError, match=name) as refused:
