@@ -27,7 +27,7 @@ SOURCES = sorted(Path(headrace.__file__).parent.rglob("*.py"))
 # Loads objects, or runs text.
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "yaml", "cloudpickle", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
-# Registers the user's own modules to be sent by value, and loads nothing; loads only what it has pickled itself, in a test.
+# Registers the user's own modules to be sent by value; loads only what it has pickled itself, in a test.
 SENDS_ONLY = {"spark/transforms.py", "testing/extensions.py"}
 
 
