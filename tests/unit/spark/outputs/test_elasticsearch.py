@@ -142,7 +142,9 @@ def test_the_batch_of_a_transforms_test_has_no_manifest() -> None:
     assert options_of(output, batch, report="r").manifests == ()
 
 
-@pytest.mark.parametrize(("version", "refused"), [(NOW_MS + 3_600_000, False), (NOW_MS + 366 * 86_400_000, True)])
+@pytest.mark.parametrize(
+    ("version", "refused"), [(NOW_MS + 3_600_000, False), (NOW_MS + 366 * 86_400_000, True)], ids=["soon", "in a year"]
+)
 def test_documents_of_a_batch_time_that_nobody_has_yet_fail_the_batch(
     written: WrittenBatch, version: int, *, refused: bool
 ) -> None:
