@@ -109,3 +109,25 @@ def _is_in_spark_task() -> bool:
     """Whether this is one of Spark's Python workers: Spark starts them as modules of pyspark."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec is not None and spec.name.startswith("pyspark.")
+
+
+_LONGEST_LINE = 300
+
+
+def headline(error: str) -> tuple[str, str | None]:
+    """Return the line of an error that matters, and the whole error if it has more.
+
+    Of a Python traceback this is the line after the frames, of other errors the first one.
+    """
+    lines = [line.rstrip() for line in error.splitlines() if line.strip()]
+    if not lines:
+        return error, None
+    first, inside = lines[0], False
+    for line in lines:
+        if line.lstrip().startswith("Traceback (most recent call last)"):
+            inside = True
+        elif inside and not line[0].isspace():
+            first, inside = line, False
+    if len(first) > _LONGEST_LINE:
+        first = first[:_LONGEST_LINE].rstrip() + " …"
+    return first, None if error.strip() == first else error

@@ -57,10 +57,20 @@ def last_epoch_end(ranges: Iterable[OffsetRange]) -> EpochEnd | None:
 
 @dataclass(frozen=True, slots=True)
 class FoundFrame:
-    """A block in the log. ``accepted``: whether later frames of its writer prove it accepted; None: no later frame."""
+    """A block in the log. ``accepted``: whether later writes of its writer prove it accepted; None: no later write.
+
+    ``first_sequence`` is that of the first block of the same write; None: this one is the first. The ledger had
+    accepted all blocks of a write, or none."""
 
     info: BlockInfo
     accepted: bool | None
+    first_sequence: int | None = None
+
+    @property
+    def write(self) -> tuple[ReceiverId, int, int]:
+        """Identifies the write: the receiver, its epoch, and the sequence of the write's first block."""
+        first = self.info.sequence if self.first_sequence is None else self.first_sequence
+        return self.info.receiver, self.info.epoch, first
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +271,10 @@ def _read_frames(
 ) -> tuple[list[FoundFrame], list[LostPart]]:
     scan = scan_log(log, mode=mode, deleted=deleted)
     # Payloads are dropped at once: the headers of a long log fit in memory, its records do not.
-    frames = [FoundFrame(_block_info(settled.frame), settled.accepted) for settled in scan.settled()]
+    frames = [
+        FoundFrame(_block_info(settled.frame), settled.accepted, settled.frame.header.first_sequence)
+        for settled in scan.settled()
+    ]
     missing = [error for error in scan.missing if not deleted(error.segment)]
     notices += [str(tail) for tail in scan.torn_tails]
     notices += [error.what for error in [*scan.damage, *missing]]

@@ -110,8 +110,8 @@ def rebuild_stream(
         },
     )
     undecided = [
-        f"Block {info.handle} of {info.receiver} is its writer's last, and nothing shows whether the ledger had "
-        "accepted it: it counts, since no other block has its offsets. Kafka is not read again for it; a queue "
+        f"Block {info.handle} of {info.receiver} is of its writer's last write, and nothing shows whether the ledger "
+        "had accepted it: it counts, since no other block has its offsets. Kafka is not read again for it; a queue "
         "that had not been told that it is stored gives its records once more."
         for info in accepted.undecided
     ]

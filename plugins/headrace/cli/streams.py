@@ -61,10 +61,16 @@ def list_streams(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
             for summary in streams
         ],
     )
+    alike: dict[tuple[str, str, str | None], list[str]] = {}
     for summary in streams:
         if summary.state != "well":
-            remedy = "" if summary.remedy is None else f" What to do: {summary.remedy}"
-            _print_line(f"{summary.name} is {_words(summary.state)}: {summary.reason}{remedy}")
+            alike.setdefault((summary.state, summary.reason, summary.remedy), []).append(summary.name)
+    for (state, reason, what_to_do), names in alike.items():
+        # A ledger that is locked is the reason of all its streams.
+        more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
+        remedy = "" if what_to_do is None else f" What to do: {what_to_do}"
+        _print_line(f"{names[0]}{more} {_words(state)}: {reason}{remedy}")
+    for summary in streams:
         if stale[summary.name] is not None:
             _print_line(f"{summary.name}: {stale[summary.name]}")
 

@@ -1,11 +1,13 @@
-"""Adds blocks to the stream, each in one transaction, and finds blocks by batch time or segment.
+"""Adds blocks to the stream, those of one write in one transaction, and finds blocks by batch time or segment.
 
 The rows of the log's segments follow: adding a block opens its segment and closes the previous one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +24,7 @@ from headrace.ledger.errors import (
     PositionNotFoundError,
     SegmentRemovedError,
 )
-from headrace.ledger.events import record_block
+from headrace.ledger.events import record_blocks
 from headrace.ledger.receivers import require_receiver
 from headrace.ledger.receiving_tables import (
     UNCLAIMED_SUMS,
@@ -44,8 +46,10 @@ from headrace.ledger.receiving_tables import (
 )
 from headrace.ledger.tables import StreamRow
 
-# The statements of `add` are built once, since they run several times a second for every receiver.
+# The statements of `add_all` are built once, since they run several times a second for every receiver.
 _insert_block = insert(blocks)
+_last_block = select(func.max(blocks.c.block_id))
+_insert_blocks = insert(blocks).returning(blocks.c.block_id, sort_by_parameter_order=True)
 _this_receiver = (
     receivers.c.stream == bindparam("key_stream"),
     receivers.c.input_id == bindparam("key_input_id"),
@@ -57,7 +61,7 @@ _accept = (
     .values(
         last_accepted_sequence=bindparam("accepted"),
         segment_id=bindparam("new_segment_id"),
-        received_blocks=receivers.c.received_blocks + 1,
+        received_blocks=receivers.c.received_blocks + bindparam("blocks"),
         received_bytes=receivers.c.received_bytes + bindparam("payload_bytes"),
     )
 )
@@ -122,67 +126,95 @@ class Blocks(Repository):
         block: BlockInfo,
         epoch_ends: Mapping[TopicPartition, EpochEnd] = MappingProxyType({}),
     ) -> AddedBlock:
-        """Add a durable block to the stream, in one transaction: positions, block, event.
+        """Add one durable block, as `add_all` does."""
+        return self.add_all(lease, [block], epoch_ends)[0]
 
-        Its batch time is the first unsealed interval end after its cut time, or after its event time if it has one
-        (future times count as now). It is never before that of its partitions' earlier blocks, so a batch's ranges of a
-        partition are contiguous. If it is not the event time's own batch time, the block is late. Adding the same block
-        again returns the first result, with ``duplicate`` set. ``epoch_ends`` are those of the partitions' last records
-        in the block, if known.
+    def add_all(
+        self,
+        lease: ReceiverLease,
+        new_blocks: Sequence[BlockInfo],
+        epoch_ends: Mapping[TopicPartition, EpochEnd] = MappingProxyType({}),
+    ) -> list[AddedBlock]:
+        """Add the durable blocks of one write of the log, in the order of their sequences, in one transaction:
+        positions, blocks, events. All are added, or none.
+
+        A block's batch time is the first unsealed interval end after its cut time, or after its event time if it has
+        one (future times count as now). It is never before that of its partitions' earlier blocks, so a batch's ranges
+        of a partition are contiguous. If it is not the event time's own batch time, the block is late. Adding the same
+        blocks again returns the first results, with ``duplicate`` set. ``epoch_ends`` are those of the partitions' last
+        records in the blocks, if known.
 
         Raises:
-            LeaseLostError: the receiver's or its job's epoch is stale, or the block was written in another epoch.
+            LeaseLostError: the receiver's or its job's epoch is stale, or a block was written in another epoch.
             PartitionNotAssignedError: a partition does not belong to this receiver.
-            PositionConflictError: a range does not begin at its partition's position.
-            BlockConflictError: the sequence was used for another block, or is before an accepted one.
-            SegmentRemovedError: the block's segment is being removed.
+            PositionConflictError: a range does not begin at its partition's position, or at the end of the one before.
+            BlockConflictError: a sequence was used for another block, or is before an accepted one, or the blocks are
+                not in one segment.
+            SegmentRemovedError: the blocks' segment is being removed.
         """
-        receiver_id = lease.receiver_id
-        if block.receiver != receiver_id or block.epoch != lease.epoch:
-            raise LeaseLostError(
-                f"A block of {block.receiver} in epoch {block.epoch} cannot be added by {receiver_id} "
-                f"in epoch {lease.epoch}.",
-                remedy="Read its offsets again in the current epoch.",
-            )
+        receiver_id, last = lease.receiver_id, new_blocks[-1]
+        for block in new_blocks:
+            if block.receiver != receiver_id or block.epoch != lease.epoch:
+                raise LeaseLostError(
+                    f"A block of {block.receiver} in epoch {block.epoch} cannot be added by {receiver_id} "
+                    f"in epoch {lease.epoch}.",
+                    remedy="Read its offsets again in the current epoch.",
+                )
+        _require_one_write(new_blocks)
         with self._database.write_receiver(receiver_id) as (connection, locked):
             receiver = require_receiver(connection, locked, lease)
-            if block.sequence <= receiver.last_accepted_sequence:
-                return _added_before(connection, locked, block)
-            ranges = block.filled
-            watermarks, latest_ms = _check_positions(connection, receiver_id, ranges)
-            event_ms = None if block.event_time_ms is None else max(0, min(block.event_time_ms, locked.now_ms))
-            cut_ms = min(block.cut_time_ms, locked.now_ms) if event_ms is None else event_ms
-            open_ms = locked.row.batch_time_after(max(cut_ms, locked.row.sealed_until_ms))
-            batch_time_ms = without_batch(connection, locked, max(open_ms, latest_ms))
-            moves = [(r, max(mark_ms, event_ms or 0)) for r, mark_ms in zip(ranges, watermarks, strict=True)]
-            segment_id = segment_for(connection, locked, lease, receiver, block.handle.segment)
-            _move_positions(
-                connection,
-                receiver_id,
-                moves,
-                epoch_ends,
-                source_position=block.source_position,
-                batch_time_ms=batch_time_ms,
-                now_ms=locked.now_ms,
-            )
+            if new_blocks[0].sequence <= receiver.last_accepted_sequence:
+                return [_added_before(connection, locked, block) for block in new_blocks]
+            moves = _Moves(connection, receiver_id)
+            times = [moves.add(locked, block) for block in new_blocks]
+            segment_id = segment_for(connection, locked, lease, receiver, last.handle.segment)
+            moves.execute(epoch_ends, locked.now_ms)
             connection.execute(
                 _accept,
                 {
                     **_receiver_key(receiver_id),
-                    "accepted": block.sequence,
+                    "accepted": last.sequence,
                     "new_segment_id": max(segment_id, receiver.segment_id or 0),
-                    "payload_bytes": block.payload_bytes,
+                    "blocks": len(new_blocks),
+                    "payload_bytes": sum(block.payload_bytes for block in new_blocks),
                 },
             )
-            columns = block_columns(block, batch_time_ms=batch_time_ms, segment_id=segment_id, now_ms=locked.now_ms)
-            block_id = new_id(connection.execute(_insert_block, columns))
-            size = {"blocks": 1, "records": block.records, "payload_bytes": block.payload_bytes}
-            time = {"stream": receiver_id.stream, "batch_time_ms": batch_time_ms}
-            connection.execute(self._count_unclaimed, {**time, "part": unclaimed_part(receiver_id.index), **size})
-            sizes = {"records": block.records, "payload_bytes": block.payload_bytes}
-            payload = {"receiver": str(receiver_id), "batch_time_ms": batch_time_ms, **sizes}
-            record_block(connection, receiver_id.stream, locked.now_ms, block_id, payload)
-            return AddedBlock(block_id, batch_time_ms, late=is_late(locked.row, block, batch_time_ms))
+            block_ids = _insert(
+                connection,
+                [
+                    block_columns(block, batch_time_ms=batch_time_ms, segment_id=segment_id, now_ms=locked.now_ms)
+                    for block, batch_time_ms in zip(new_blocks, times, strict=True)
+                ],
+            )
+            self._count(connection, receiver_id, zip(times, new_blocks, strict=True))
+            payloads = [
+                {
+                    "receiver": str(receiver_id),
+                    "batch_time_ms": batch_time_ms,
+                    "records": block.records,
+                    "payload_bytes": block.payload_bytes,
+                }
+                for block, batch_time_ms in zip(new_blocks, times, strict=True)
+            ]
+            record_blocks(connection, receiver_id.stream, locked.now_ms, dict(zip(block_ids, payloads, strict=True)))
+            return [
+                AddedBlock(block_id, batch_time_ms, late=is_late(locked.row, block, batch_time_ms))
+                for block_id, batch_time_ms, block in zip(block_ids, times, new_blocks, strict=True)
+            ]
+
+    def _count(self, connection: Connection, receiver_id: ReceiverId, added: Iterable[tuple[int, BlockInfo]]) -> None:
+        """Count blocks among the unclaimed ones of their batch times."""
+        sums: dict[int, list[int]] = {}
+        for batch_time_ms, block in added:
+            of_time = sums.setdefault(batch_time_ms, [0, 0, 0])
+            for place, amount in enumerate((1, block.records, block.payload_bytes)):
+                of_time[place] += amount
+        key = {"stream": receiver_id.stream, "part": unclaimed_part(receiver_id.index)}
+        rows = [
+            {**key, "batch_time_ms": batch_time_ms, "blocks": count, "records": records, "payload_bytes": payload_bytes}
+            for batch_time_ms, (count, records, payload_bytes) in sums.items()
+        ]
+        connection.execute(self._count_unclaimed, rows)
 
     def unclaimed(self, stream: str, limit: int = 1000, *, after_ms: int = 0) -> list[UnclaimedTime]:
         """Return the oldest ``limit`` batch times after ``after_ms`` that have blocks and no batch."""
@@ -219,36 +251,114 @@ class Blocks(Repository):
             return [stored_block(row) for row in connection.execute(query.order_by(blocks.c.block_id))]
 
 
-def _check_positions(
-    connection: Connection, receiver_id: ReceiverId, ranges: list[OffsetRange]
-) -> tuple[list[int], int]:
-    """Check that every range begins at its partition's position.
+def _require_one_write(new_blocks: Sequence[BlockInfo]) -> None:
+    """Raises BlockConflictError unless the blocks follow each other in one segment."""
+    for before, block in pairwise(new_blocks):
+        if block.handle.segment != before.handle.segment or block.sequence <= before.sequence:
+            raise BlockConflictError(
+                f"Block {block.sequence} in {block.handle.segment} does not follow block {before.sequence} in "
+                f"{before.handle.segment}.",
+                remedy="Add the blocks of one write of the log, in the order of their sequences.",
+            )
 
-    Returns the partitions' watermarks in the order of the ranges, and their latest batch time.
-    """
-    owned = {
-        (row.topic, row.topic_id, row.partition): row
-        for row in connection.execute(
-            _owned_positions,
-            {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index},
-        )
-    }
-    latest_ms = 0
-    watermarks: list[int] = []
-    expected: dict[tuple[str, str, int], int] = {}
-    for r in ranges:
-        key = (r.partition.topic, r.partition.topic_id, r.partition.partition)
-        row = owned.get(key)
-        if row is None:
-            raise _not_owned(connection, receiver_id, r)
-        if key in expected:
-            raise BlockConflictError(f"A block names {r.partition} twice.", remedy="One range per partition and block.")
-        expected[key] = row.next_offset
-        if row.next_offset != r.from_offset:
-            raise PositionConflictError(r.partition, expected=row.next_offset, got=r.from_offset)
-        latest_ms = max(latest_ms, row.last_batch_time_ms)
-        watermarks.append(row.watermark_ms)
-    return watermarks, latest_ms
+
+@dataclass(slots=True)
+class _Move:
+    """What blocks do to a partition's position."""
+
+    from_offset: int
+    until_offset: int
+    batch_time_ms: int
+    watermark_ms: int
+    records: int = 0
+    source_position: str | None = None
+
+
+class _Moves:
+    """The moves of a receiver's positions by blocks that are added one after the other in one transaction."""
+
+    def __init__(self, connection: Connection, receiver_id: ReceiverId) -> None:
+        self._connection = connection
+        self._receiver_id = receiver_id
+        self._owned = {
+            (row.topic, row.topic_id, row.partition): row
+            for row in connection.execute(
+                _owned_positions,
+                {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index},
+            )
+        }
+        self._moves: dict[TopicPartition, _Move] = {}
+
+    def add(self, locked: LockedStream, block: BlockInfo) -> int:
+        """Move the block's partitions to its end. Returns its batch time.
+
+        Raises as `Blocks.add_all`, if a range of the block does not begin at its partition's position.
+        """
+        if len({r.partition for r in block.filled}) < len(block.filled):
+            raise BlockConflictError(
+                f"Block {block.sequence} names a partition twice.", remedy="One range per partition and block."
+            )
+        moves = [self._move_of(r) for r in block.filled]
+        event_ms = None if block.event_time_ms is None else max(0, min(block.event_time_ms, locked.now_ms))
+        cut_ms = min(block.cut_time_ms, locked.now_ms) if event_ms is None else event_ms
+        open_ms = locked.row.batch_time_after(max(cut_ms, locked.row.sealed_until_ms))
+        latest_ms = max([open_ms, *(move.batch_time_ms for move in moves)])
+        batch_time_ms = without_batch(self._connection, locked, latest_ms)
+        for r, move in zip(block.filled, moves, strict=True):
+            move.until_offset = r.until_offset
+            move.batch_time_ms = batch_time_ms
+            move.watermark_ms = max(move.watermark_ms, event_ms or 0)
+            move.records += r.records
+            move.source_position = block.source_position or move.source_position
+        return batch_time_ms
+
+    def _move_of(self, r: OffsetRange) -> _Move:
+        move = self._moves.get(r.partition)
+        if move is None:
+            row = self._owned.get((r.partition.topic, r.partition.topic_id, r.partition.partition))
+            if row is None:
+                raise _not_owned(self._connection, self._receiver_id, r)
+            move = _Move(row.next_offset, row.next_offset, row.last_batch_time_ms, row.watermark_ms)
+            self._moves[r.partition] = move
+        if move.until_offset != r.from_offset:
+            raise PositionConflictError(r.partition, expected=move.until_offset, got=r.from_offset)
+        return move
+
+    def execute(self, epoch_ends: Mapping[TopicPartition, EpochEnd], now_ms: int) -> None:
+        """Write the moves.
+
+        Raises:
+            BlockConflictError: a position moved since it was read.
+        """
+        if not self._moves:
+            return
+        ends = {partition: epoch_ends.get(partition) for partition in self._moves}
+        moved = self._connection.execute(
+            _move_position,
+            [
+                {
+                    **_receiver_key(self._receiver_id),
+                    "key_topic": partition.topic,
+                    "key_topic_id": partition.topic_id,
+                    "key_partition": partition.partition,
+                    "from_offset": move.from_offset,
+                    "until_offset": move.until_offset,
+                    "batch_time_ms": move.batch_time_ms,
+                    "new_watermark_ms": move.watermark_ms,
+                    "records": move.records,
+                    "new_leader_epoch": None if end is None else end.leader_epoch,
+                    "new_epoch_end_offset": None if end is None else end.end_offset,
+                    "new_source_position": move.source_position,
+                    "now_ms": now_ms,
+                }
+                for (partition, move), end in zip(self._moves.items(), ends.values(), strict=True)
+            ],
+        ).rowcount
+        if moved != len(self._moves):
+            # They were checked under the lock just before: someone wrote without it.
+            raise BlockConflictError(
+                f"{len(self._moves)} positions were to move, {moved} did.", remedy="Read them again."
+            )
 
 
 def _not_owned(
@@ -269,44 +379,16 @@ def _not_owned(
     return PartitionNotAssignedError(receiver_id, r.partition, row.receiver_index)
 
 
-def _move_positions(
-    connection: Connection,
-    receiver_id: ReceiverId,
-    moves: list[tuple[OffsetRange, int]],
-    epoch_ends: Mapping[TopicPartition, EpochEnd],
-    *,
-    source_position: str | None,
-    batch_time_ms: int,
-    now_ms: int,
-) -> None:
-    """Move positions to the ends of ranges, each with the partition's watermark."""
-    if not moves:
-        return
-    ends = [epoch_ends.get(r.partition) for r, _ in moves]
-    moved = connection.execute(
-        _move_position,
-        [
-            {
-                **_receiver_key(receiver_id),
-                "key_topic": r.partition.topic,
-                "key_topic_id": r.partition.topic_id,
-                "key_partition": r.partition.partition,
-                "from_offset": r.from_offset,
-                "until_offset": r.until_offset,
-                "batch_time_ms": batch_time_ms,
-                "new_watermark_ms": watermark_ms,
-                "records": r.records,
-                "new_leader_epoch": None if end is None else end.leader_epoch,
-                "new_epoch_end_offset": None if end is None else end.end_offset,
-                "new_source_position": source_position,
-                "now_ms": now_ms,
-            }
-            for (r, watermark_ms), end in zip(moves, ends, strict=True)
-        ],
-    ).rowcount
-    if moved != len(moves):
-        # They were checked under the lock just before: someone wrote without it.
-        raise BlockConflictError(f"{len(moves)} positions were to move, {moved} did.", remedy="Read them again.")
+def _insert(connection: Connection, rows: list[dict[str, Any]]) -> list[int]:
+    """Insert rows of ``blocks``. Returns their ids, in the order of the rows."""
+    if len(rows) == 1:
+        return [new_id(connection.execute(_insert_block, rows[0]))]
+    if connection.dialect.name == "sqlite":
+        # SQLAlchemy would insert one row after the other. There is no other writer, and ids ascend by one.
+        connection.execute(_insert_block, rows)
+        last = int(connection.execute(_last_block).scalar_one())
+        return list(range(last - len(rows) + 1, last + 1))
+    return list(connection.execute(_insert_blocks, rows).scalars())
 
 
 def block_columns(block: BlockInfo, *, batch_time_ms: int, segment_id: int, now_ms: int) -> dict[str, Any]:

@@ -18,7 +18,12 @@ Passwords come from a connection or from libpq, never from the URL itself.
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import sqlite3
+import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -66,6 +71,8 @@ from headrace.ledger.engines import READS, begin_write, connect_file, thread_tur
 from headrace.ledger.errors import (
     LedgerConflictError,
     LedgerError,
+    LedgerFullError,
+    LedgerLockedError,
     LedgerMissingError,
     LedgerUnavailableError,
     LedgerUrlError,
@@ -84,6 +91,16 @@ _ROWS = 5_000
 _CONDITIONS = 200
 # Transient errors: a read-only transaction (25006), or a transaction that was idle (25P03) or took (25P04) too long.
 _PASSING_SQLSTATES = frozenset({"25006", "25P03", "25P04"})
+_DISK_FULL, _LOCK_TIMEOUT = "53100", "55P03"
+# How long `Database.write_refusals` waits, and at least for each stream's lock.
+_REFUSED_SECONDS = 1.0
+_SHORT_SECONDS = 0.02
+# A commit of SQLite takes a few pages of 4 KiB.
+_ROOM_BYTES = 64 << 10
+# Postgres finds a full disk when it extends a file. A temporary table is gone with the transaction, and not logged.
+_EXTEND = text(
+    "CREATE TEMPORARY TABLE headrace_room ON COMMIT DROP AS SELECT repeat('x', 1000) FROM generate_series(1, 64)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +141,20 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that only reads; it never waits for writers."""
-        with _translated(), self._reader.begin() as connection:
+        with _translated(self.engine.url), self._reader.begin() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """A read-only transaction in which all statements see the same moment."""
         options = {READS: True} if self.is_sqlite else {READS: True, "isolation_level": "REPEATABLE READ"}
-        with _translated(), self.engine.execution_options(**options).begin() as connection:
+        with _translated(self.engine.url), self.engine.execution_options(**options).begin() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that writes. It is durable when the block ends, and rolled back when it raises."""
-        with _translated(), self.engine.begin() as connection:
+        with _translated(self.engine.url), self.engine.begin() as connection:
             yield connection
 
     @contextmanager
@@ -188,20 +205,57 @@ class Database:
         now_ms = self.clock.now_ms() if self.clock else row.now_ms
         return LockedStream(stream_row, now_ms, stream_row.outputs, row.claimed_ms)
 
-    def write_refusal(self, stream: str) -> str | None:
-        """Why a write to the stream cannot begin within a second; None if it can. Nothing is written."""
+    def write_refusals(self, stream_names: Sequence[str]) -> dict[str, LedgerUnavailableError]:
+        """Why writes to these streams cannot begin, by stream; those to others can. Nothing is written.
+
+        Waits for a second, for all streams together. A lock that can be taken is not enough: the disk must have room.
+        """
+        if not stream_names:
+            return {}
+        refusals: dict[str, LedgerUnavailableError] = {}
         try:
             if self.is_sqlite:
-                # A connection of its own: those of the engine wait for a lock for longer.
-                with _translated(), closing(connect_file(self.engine.url)) as connection:
-                    begin_write(connection, Path(self.engine.url.database or ""), lock_timeout_ms=1_000)
-            else:
-                with self.write() as connection:
-                    connection.execute(text("SET LOCAL lock_timeout = '1s'"))
-                    self.lock_stream(connection, stream)
+                self._begin_and_end()
+                return {}
+            self._extend()
+            deadline = time.monotonic() + _REFUSED_SECONDS
+            for name in stream_names:
+                seconds = max(_SHORT_SECONDS, deadline - time.monotonic())
+                try:
+                    with self.write() as connection:
+                        connection.execute(text(f"SET LOCAL lock_timeout = {int(1000 * seconds)}"))
+                        self.lock_stream(connection, name)
+                except LedgerLockedError as error:
+                    refusals[name] = error
         except LedgerUnavailableError as error:
-            return error.what
-        return None
+            # This concerns all of them.
+            return dict.fromkeys(stream_names, error)
+        return refusals
+
+    def _extend(self) -> None:
+        """Have Postgres extend a file. Raises LedgerUnavailableError."""
+        try:
+            with self.write() as connection:
+                connection.execute(_EXTEND)
+        except LedgerUnavailableError:
+            raise
+        except LedgerError as error:
+            # The role may make no temporary tables; then only a real write finds a full disk.
+            logger.debug("%s", error)
+
+    def _begin_and_end(self) -> None:
+        """Begin a write to the SQLite file, and end it. Raises LedgerUnavailableError."""
+        path = Path(self.engine.url.database or "")
+        # A connection of its own: those of the engine wait for a lock for longer.
+        with _translated(self.engine.url), closing(connect_file(self.engine.url)) as connection:
+            begin_write(connection, path, lock_timeout_ms=int(1000 * _REFUSED_SECONDS))
+        # Only a write finds a quota.
+        try:
+            with tempfile.TemporaryFile(dir=path.parent) as file:
+                file.write(bytes(_ROOM_BYTES))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _full(self.engine.url, error.strerror or str(error)) from error
 
     def now_ms(self, connection: Connection | None = None) -> int:
         """Return the ledger's time, in milliseconds since the Unix epoch."""
@@ -239,6 +293,8 @@ def _lock_key(name: str) -> int:
     """The number by which Postgres knows the lock. A stream's name has no slash, a receiver's has two."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8, person=b"headrace").digest(), signed=True)
 
+
+logger = logging.getLogger(__name__)
 
 _Row = TypeVar("_Row", bound=Model)
 
@@ -306,20 +362,55 @@ def _database_now() -> Any:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translated(url: URL) -> Iterator[None]:
     """Translate the driver's errors to the ledger's. The engine hides parameters, and none holds a password."""
+    began = time.monotonic()
     try:
         yield
     except IntegrityError as error:
         raise LedgerConflictError(f"The ledger refused a row: {_first_line(error)}.") from error
     except (PoolTimeoutError, DBAPIError, sqlite3.Error) as error:
         if _is_unavailable(error):
-            raise LedgerUnavailableError(
-                f"The ledger's database failed: {_first_line(error)}.",
-                remedy="Check that it runs, that the ledger's URL or connection has the right address, login and "
-                "password, and that no other program holds it locked; the step can be repeated.",
-            ) from error
+            raise _unavailable(url, error, time.monotonic() - began) from error
         raise LedgerError(f"The ledger's database refused a statement: {_first_line(error)}.") from error
+
+
+def _unavailable(url: URL, error: Exception, seconds: float) -> LedgerUnavailableError:
+    """The error for a transaction that failed after so many seconds."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    state = getattr(cause, "sqlstate", None)
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL or state == _DISK_FULL:
+        return _full(url, _first_line(error))
+    after = f" after {seconds:.0f} s" if seconds >= _REFUSED_SECONDS else ""
+    what = f"The ledger's database failed{after}: {_first_line(error)}."
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or state == _LOCK_TIMEOUT:
+        return LedgerLockedError(
+            what,
+            remedy="End what holds its lock, such as an open transaction in a database shell, or a backup.",
+        )
+    return LedgerUnavailableError(
+        what,
+        remedy="Check that it runs, that the ledger's URL or connection has the right address, login and "
+        "password, and that no other program holds it locked; the step can be repeated.",
+    )
+
+
+def _full(url: URL, why: str) -> LedgerFullError:
+    if url.get_backend_name() != "sqlite":
+        return LedgerFullError(
+            f"The disk of the ledger's database {url.database} on {url.host or 'this host'} is full: {why}.",
+            remedy="Make room on the disk of the database server.",
+        )
+    try:
+        disk = os.statvfs(Path(url.database or "").parent)
+        free = f"{disk.f_bavail * disk.f_frsize:,} bytes are free"
+    except OSError:
+        free = "the free bytes are not known"
+    return LedgerFullError(
+        f"The disk of the ledger {url.database} is full: {why}, {free}.",
+        remedy="Make room on that disk, or raise its quota.",
+    )
 
 
 def _is_unavailable(error: Exception) -> bool:

@@ -40,6 +40,14 @@ class LedgerUnavailableError(LedgerError):
     """The database did not answer, or another writer held it longer than the busy timeout. A retry may help."""
 
 
+class LedgerLockedError(LedgerUnavailableError):
+    """Another transaction held a lock of the database for longer than the caller waits."""
+
+
+class LedgerFullError(LedgerUnavailableError):
+    """The disk of the ledger's database is full."""
+
+
 class LedgerMissingError(LedgerUnavailableError):
     """There is no ledger at the place: no task of its streams has run yet, or it was lost."""
 

@@ -70,10 +70,12 @@ def record_batches(
         connection.execute(_insert_event, rows)
 
 
-def record_block(connection: Connection, stream: str, now_ms: int, block_id: int, payload: Mapping[str, Any]) -> None:
-    """Add a block's event. It is deleted with the block's row, and is not in the batches' timelines."""
-    of_block = {"stream": stream, "at_ms": now_ms, "kind": EventKind.BLOCK_ADDED.value, "batch_time_ms": None}
-    connection.execute(_insert_event, {**of_block, "block_id": block_id, "payload": dict(payload)})
+def record_blocks(connection: Connection, stream: str, now_ms: int, payloads: Mapping[int, Mapping[str, Any]]) -> None:
+    """Add the events of blocks, by block id. They are deleted with the blocks' rows, and are not in the batches'
+    timelines."""
+    of_all = {"stream": stream, "at_ms": now_ms, "kind": EventKind.BLOCK_ADDED.value, "batch_time_ms": None}
+    rows = [{**of_all, "block_id": block_id, "payload": dict(payload)} for block_id, payload in payloads.items()]
+    connection.execute(_insert_event, rows)
 
 
 def _cleaned(value: Any) -> Any:

@@ -18,6 +18,7 @@ from headrace.ledger.batch_tables import AttemptRow, BatchRow, batch_attempts, b
 from headrace.ledger.blocks import stored_bytes_of
 from headrace.ledger.clock_corrections import CLOCK_SKEW_MS
 from headrace.ledger.database import Repository, any_of
+from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.receiving_tables import LIVE, PositionRow, ReceiverRow, positions, receivers, unclaimed_times
 from headrace.ledger.states import UNFINISHED, AttemptState, BatchState, PartitionState
 from headrace.ledger.tables import (
@@ -109,9 +110,9 @@ class StreamNumbers(StreamNow):
 class Overviews(Repository):
     """Reads overviews of several streams at once."""
 
-    def write_refusal(self, stream: str) -> str | None:
-        """Why the ledger cannot be written at the moment, after a second's wait; None if it can be."""
-        return self._database.write_refusal(stream)
+    def write_refusals(self, stream_names: Sequence[str]) -> dict[str, LedgerUnavailableError]:
+        """Why these streams cannot be written at the moment, by stream; those that can are left out. Waits a second."""
+        return self._database.write_refusals(stream_names)
 
     def of(self, rows: Sequence[StreamRow], points: int) -> list[StreamOverview]:
         """Return an overview of each stream in the order of ``rows``, with ``points`` recent batches and samples."""

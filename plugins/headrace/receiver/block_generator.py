@@ -1,8 +1,9 @@
 """Cuts the data that a receiver adds into blocks, and has them stored one after the other, as Spark's BlockGenerator.
 
 Three threads work here: the receiver's own (adds), the cutter's timer (cuts at each block interval) and the pushing
-thread (stores one block after the other, and sends the heartbeat). A block is cut at the interval or when it reaches
-its maximum bytes. The queue is bounded in blocks, each block in bytes. When the queue is full, the interval's cut waits
+thread (stores all blocks that wait, and sends the heartbeat). A block is cut at the interval or when it reaches
+its maximum bytes. The queue is bounded in blocks, each block in bytes, and blocks that are stored together have no more
+bytes than one block may have. When the queue is full, the interval's cut waits
 and the block grows to its maximum; then adding waits. This gives back-pressure, and fewer, larger blocks under load.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
@@ -150,7 +151,7 @@ class BlockGenerator(Generic[T]):
         self._queue: deque[GeneratedBlock[T] | Callable[[], None]] = deque()
         self._queued_blocks = 0
         self._queued_bytes = 0
-        self._pushing: GeneratedBlock[T] | None = None
+        self._pushing: list[GeneratedBlock[T]] = []
         self._failure: BaseException | None = None
         self._timer = RecurringTimer(
             clock, block_interval_ms, self._on_interval, f"blocks-{receiver.index}", now_ms=self._now_ms
@@ -170,9 +171,10 @@ class BlockGenerator(Generic[T]):
         with self._changed:
             return self._failure
 
-    def start(self, push: Callable[[GeneratedBlock[T]], None], tick: Callable[[], None]) -> None:
-        """Start both threads. The pushing thread calls ``push`` with one block after the other, to store it. It calls
-        ``tick`` after each block, and at least every ``TICK_SECONDS`` between blocks.
+    def start(self, push: Callable[[Sequence[GeneratedBlock[T]]], None], tick: Callable[[], None]) -> None:
+        """Start both threads. The pushing thread calls ``push`` with the blocks that wait, in order, to store them: as
+        many as have together no more than the maximum bytes of a block, and at least one. It calls ``tick`` after each
+        push, and at least every ``TICK_SECONDS`` between them.
 
         An error that one of them raises ends the generator: queued blocks are not pushed. See `failure`.
         Raises GeneratorStateError unless this is the first start.
@@ -258,21 +260,19 @@ class BlockGenerator(Generic[T]):
             blocks, nbytes = self._queued_blocks, self._queued_bytes
             if self._filling:
                 blocks, nbytes = blocks + 1, nbytes + self._filling_bytes
-            if self._pushing is not None:
-                blocks, nbytes = blocks + 1, nbytes + self._pushing.nbytes
-            return blocks, nbytes
+            return blocks + len(self._pushing), nbytes + sum(block.nbytes for block in self._pushing)
 
     @property
     def is_pushing(self) -> bool:
         """Whether a block that was cut is not pushed yet."""
         with self._changed:
-            return self._pushing is not None or bool(self._queue)
+            return bool(self._pushing or self._queue)
 
     def sealed_through_ms(self) -> int:
         """Return the time before which every block is pushed; no block with an earlier cut time will follow."""
         with self._changed:
-            if self._pushing is not None:
-                return self._pushing.cut_time_ms
+            if self._pushing:
+                return self._pushing[0].cut_time_ms
             for entry in self._queue:
                 if isinstance(entry, GeneratedBlock):
                     return entry.cut_time_ms
@@ -316,7 +316,7 @@ class BlockGenerator(Generic[T]):
                 except Exception as error:
                     self._fail(error)
 
-    def _push(self, push: Callable[[GeneratedBlock[T]], None], tick: Callable[[], None]) -> None:
+    def _push(self, push: Callable[[Sequence[GeneratedBlock[T]]], None], tick: Callable[[], None]) -> None:
         try:
             while self._push_next(push, tick):
                 pass
@@ -325,27 +325,40 @@ class BlockGenerator(Generic[T]):
                 self._fail(error)
             logger.error("receiver %s: the thread that stores blocks has ended: %s", self._receiver, error)
 
-    def _push_next(self, push: Callable[[GeneratedBlock[T]], None], tick: Callable[[], None]) -> bool:
-        """Push the next entry, or tick. Returns whether there may be more."""
+    def _push_next(self, push: Callable[[Sequence[GeneratedBlock[T]]], None], tick: Callable[[], None]) -> bool:
+        """Push the next blocks, or call the next action, or tick. Returns whether there may be more."""
         with self._changed:
             if not self._queue:
                 if self._state not in (GeneratorState.ACTIVE, GeneratorState.STOPPED_ADDING_DATA):
                     return False
                 self._changed.wait(TICK_SECONDS)
-            entry = self._queue.popleft() if self._queue else None
-            if isinstance(entry, GeneratedBlock):
-                self._queued_blocks -= 1
-                self._queued_bytes -= entry.nbytes
-                self._pushing = entry
-                self._changed.notify_all()
-        if isinstance(entry, GeneratedBlock):
-            push(entry)
+            blocks = self._take_blocks()
+            action = None if blocks or not self._queue else self._queue.popleft()
+        if blocks:
+            push(blocks)
             with self._changed:
-                self._pushing = None
-        elif entry is not None:
-            entry()
+                self._pushing = []
+        elif action is not None and not isinstance(action, GeneratedBlock):
+            action()
         tick()
         return True
+
+    def _take_blocks(self) -> list[GeneratedBlock[T]]:
+        """Take the blocks to push together from the queue, up to the next action. Called under the lock."""
+        taken: list[GeneratedBlock[T]] = []
+        nbytes = 0
+        while self._queue and isinstance(block := self._queue[0], GeneratedBlock):
+            nbytes += block.nbytes
+            if taken and nbytes > self._max_block_bytes:
+                break
+            taken.append(block)
+            self._queue.popleft()
+            self._queued_blocks -= 1
+            self._queued_bytes -= block.nbytes
+        if taken:
+            self._pushing = taken
+            self._changed.notify_all()
+        return taken
 
     def _fail(self, error: BaseException) -> None:
         """Stop taking, cutting and pushing. Called under the lock."""
@@ -355,5 +368,5 @@ class BlockGenerator(Generic[T]):
         self._filling, self._filling_bytes = [], 0
         self._queue.clear()
         self._queued_blocks = self._queued_bytes = 0
-        self._pushing = None
+        self._pushing = []
         self._changed.notify_all()

@@ -1,9 +1,10 @@
 """Stores what was received, always in this order (rule 1 of the design; `BlockStore.store`):
 
-1. Drop records of topics that may have been created again, and join the others to one block for each event time.
-2. Write the block to the log, and sync it. A failure is retried in a new segment; a full disk is waited for.
-3. Add it to the ledger, in one transaction with the partitions' positions. Its outcome must be known before the next
-   block, so this waits. Then copy it to the host's disk, if the stream has local copies.
+1. Drop records of topics that may have been created again, and join the others of each block that waits to one block
+   for each event time.
+2. Write all these blocks to the log, with one sync. A failure is retried in a new segment; a full disk is waited for.
+3. Add them to the ledger, in one transaction with the partitions' positions: all or none. The outcome must be known
+   before the next write, so this waits. Then copy them to the host's disk, if the stream has local copies.
 4. Note the offsets, which the consuming thread then commits to Kafka.
 5. Send a heartbeat if one is due, and end the segment if it is old enough.
 
@@ -14,9 +15,11 @@ took over, and offsets that Kafka took back after they were read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TypeVar
 
 import pyarrow as pa
@@ -34,7 +37,9 @@ from headrace.ledger.errors import (
 from headrace.ledger.events import DURATION_BOUNDS, observation
 from headrace.ledger.receiving_tables import AddedBlock, EpochEnd, ReceiverLease
 from headrace.ledger.states import EventKind
+from headrace.receiver.block_generator import GeneratedBlock
 from headrace.receiver.event_times import by_event_time
+from headrace.receiver.health import LEDGER_TRANSACTION, LOG_WRITE, SLOW_SECONDS, SlowPart
 from headrace.receiver.pausing import Pausing, room_for
 from headrace.receiver.receiver import StoreFailedError
 from headrace.receiver.record_source import Gap, RecordSource
@@ -45,7 +50,7 @@ from headrace.wal.local_copies import BlockCopies, CopyCounts
 from headrace.wal.recovery import LogRecovery, cut_is_reported, unreported_cuts
 from headrace.wal.scan import TornTail
 from headrace.wal.storage import LogStorage
-from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
+from headrace.wal.writer import NewBlock, WriteAheadLogWriter, WrittenFrame
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +59,19 @@ T = TypeVar("T")
 # One try and three retries, as Spark's ReliableKafkaReceiver; the log writes each to a new segment.
 STORE_TRIES = 4
 _FIRST_WAIT_SECONDS = 0.2
-# A failover of Postgres, or a busy SQLite. The frame is durable and its outcome must be known before the next one
-# (at most one frame of an epoch is undecided, rule 10), so the receiver waits and does not write it again.
+# A failover of Postgres, or a busy SQLite. The frames are durable and their outcome must be known before the next write
+# (at most one write of an epoch is undecided, rule 10), so the receiver waits and does not write them again.
 LEDGER_TIMEOUT_SECONDS = 60.0
 # While the disk is full: the first and the longest wait before it is checked again.
 _FIRST_CHECK_SECONDS = 0.5
 _LONGEST_CHECK_SECONDS = 10.0
-# The room needed to continue: this many blocks like the waiting one, and at least this many bytes, so that the disk is
+# Of each part of storing, so many durations are averaged; that a part is slow is logged this often.
+_RECENT = 10
+_WARN_SECONDS = 60.0
+# Blocks that are written together, at most. The generator bounds their bytes; but records whose event times span a year
+# are one block for each batch time.
+_MAX_BLOCKS = 256
+# The room needed to continue: this many times the blocks that wait, and at least this many bytes, so that the disk is
 # not full again at once.
 _ROOM_BLOCKS = 4
 _ROOM_BYTES = 4 << 20
@@ -71,7 +82,7 @@ class StoreCounts:
     """What a receiver has stored since it began. The pushing thread writes it.
 
     ``durations`` are two histograms (`headrace.ledger.events.observation`): "log_write", writing and syncing a block,
-    and "ledger_transaction", adding it to the ledger.
+    and "ledger_transaction", adding it to the ledger. ``recent`` has the last few of each.
     """
 
     blocks: int = 0
@@ -81,12 +92,18 @@ class StoreCounts:
     dropped_records: int = 0
     late_records: int = 0
     durations: dict[str, float] = field(default_factory=dict)
+    recent: dict[str, deque[float]] = field(default_factory=dict)
     copies: CopyCounts = field(default_factory=CopyCounts)
 
     def took(self, name: str, seconds: float) -> None:
         """Add a duration to one of the histograms."""
         for key, amount in observation(name, seconds, DURATION_BOUNDS).items():
             self.durations[key] = self.durations.get(key, 0.0) + amount
+        self.recent.setdefault(name, deque(maxlen=_RECENT)).append(seconds)
+
+    def recent_seconds(self) -> dict[str, float]:
+        """The means of the last few durations, by name and ``_seconds``."""
+        return {f"{name}_seconds": round(fmean(seconds), 3) for name, seconds in self.recent.items()}
 
 
 class BlockStore:
@@ -130,6 +147,7 @@ class BlockStore:
         self._last_accepted: int | None = None
         self._is_undecided = False
         self._writing_since: float | None = None
+        self._next_warning: dict[str, float] = {}
 
     @property
     def writing_seconds(self) -> float:
@@ -137,39 +155,51 @@ class BlockStore:
         since = self._writing_since
         return 0.0 if since is None else self._clock.monotonic() - since
 
-    def store(self, chunks: Sequence[RecordChunk], cut_time_ms: int) -> None:
-        """Store the chunks as one block per event time; chunks without records only move positions.
+    def store(self, generated: Sequence[GeneratedBlock[RecordChunk]]) -> None:
+        """Store what was cut, in order, as one block per cut and event time; chunks without records only move
+        positions.
 
         Raises:
             StoreFailedError: all tries failed; Kafka still has the records, and a custom receiver has no
                 acknowledgement for them.
             LeaseLostError: another receiver has taken over; nothing more was accepted.
         """
+        chunks = (chunk for block in generated for chunk in block.items)
         partitions = dict.fromkeys(offset_range.partition for chunk in chunks for offset_range in chunk.ranges)
         dropped = self._not_to_store(list(partitions))
-        for group in by_event_time(chunks):
-            self._store_block(group, cut_time_ms, dropped)
+        blocks = (self._joined(group, block.cut_time_ms) for block in generated for group in by_event_time(block.items))
+        waiting = deque(self._left(blocks, dropped))
+        while waiting:
+            group = _next_group(waiting)
+            try:
+                self._store_group(group)
+            except PartitionNotAssignedError as error:
+                # The partition was taken away by force. Frames that were written stay intents, and the other records
+                # are written again: the ledger refused the whole group.
+                logger.warning("%s", error)
+                waiting.extendleft(reversed(self._left(group, [error.partition])))
+                continue
+            for block in group:
+                self._next_offsets.update((r.partition, r.until_offset) for r in block.ranges)
+                self._source.commits.note(block.ranges)
             self.tick()
 
-    def _store_block(self, chunks: Sequence[RecordChunk], cut_time_ms: int, dropped: Sequence[TopicPartition]) -> None:
-        """``dropped``: partitions whose records are not stored."""
+    def _left(self, blocks: Iterable[_Unstored], dropped: Sequence[TopicPartition]) -> list[_Unstored]:
+        """What is left of the blocks without these partitions."""
+        return [left for block in blocks if (left := block.without(dropped, self._counts)).ranges]
+
+    def _joined(self, chunks: Sequence[RecordChunk], cut_time_ms: int) -> _Unstored:
         records, ranges = combine(chunks)
         ranges = tuple(self._with_leader_epoch(offset_range) for offset_range in ranges)
-        if dropped:
-            records, ranges = self._without(records, ranges, dropped)
-        while ranges:
-            try:
-                if records is None:
-                    self._advance(ranges)
-                else:
-                    self._write_and_add(records, ranges, cut_time_ms, chunks[0].event_time_ms, _source_position(chunks))
-                break
-            except PartitionNotAssignedError as error:
-                # The partition was taken away by force. If a frame was written, it stays an intent.
-                logger.warning("%s", error)
-                records, ranges = self._without(records, ranges, [error.partition])
-        self._next_offsets.update((offset_range.partition, offset_range.until_offset) for offset_range in ranges)
-        self._source.commits.note(ranges)
+        return _Unstored(records, ranges, cut_time_ms, chunks[0].event_time_ms, _source_position(chunks))
+
+    def _store_group(self, group: Sequence[_Unstored]) -> None:
+        """Store blocks that are written together, or move the positions of one without records."""
+        blocks = [block.to_write() for block in group if block.records is not None]
+        if blocks:
+            self._write_and_add(blocks)
+        else:
+            self._advance([r for block in group for r in block.ranges])
 
     def _with_leader_epoch(self, offset_range: OffsetRange) -> OffsetRange:
         end = (
@@ -242,14 +272,7 @@ class BlockStore:
         for offset_range in ranges:
             self.advance(offset_range.partition, offset_range.from_offset, offset_range.until_offset, None)
 
-    def _write_and_add(
-        self,
-        records: pa.RecordBatch,
-        ranges: tuple[OffsetRange, ...],
-        cut_time_ms: int,
-        event_time_ms: int | None,
-        source_position: str | None,
-    ) -> None:
+    def _write_and_add(self, blocks: Sequence[NewBlock]) -> None:
         last: Exception | None = None
         failures = full = 0
         while failures < STORE_TRIES:
@@ -257,46 +280,42 @@ class BlockStore:
                 self._wait(_FIRST_WAIT_SECONDS * 2 ** (failures - 1))
             try:
                 with self._writing():
-                    frame = self._writer.write(
-                        records,
-                        ranges,
-                        cut_time_ms=cut_time_ms,
-                        last_accepted_sequence=self._last_accepted,
-                        event_time_ms=event_time_ms,
-                        source_position=source_position,
-                    )
-                # Here, not after the ledger's answer: if the ledger refuses the block, perhaps no other follows, and
+                    frames = self._writer.write_all(blocks, last_accepted_sequence=self._last_accepted)
+                # Here, not after the ledger's answer: if the ledger refuses the blocks, perhaps no other follows, and
                 # the receiver would pause for good on a disk that has room.
-                self._pausing.stored(frame.payload_bytes)
-                self._counts.took("log_write", frame.seconds)
-                info = BlockInfo(
-                    receiver=self._lease.receiver_id,
-                    epoch=self._lease.epoch,
-                    sequence=frame.sequence,
-                    cut_time_ms=cut_time_ms,
-                    handle=frame.handle,
-                    ranges=ranges,
-                    records=records.num_rows,
-                    payload_bytes=frame.payload_bytes,
-                    event_time_ms=event_time_ms,
-                    source_position=source_position,
-                )
-                self._add(info, frame)
+                self._pausing.stored(sum(frame.payload_bytes for frame in frames))
+                self._took(LOG_WRITE, frames[0].seconds, blocks=len(frames))
+                infos = [
+                    BlockInfo(
+                        receiver=self._lease.receiver_id,
+                        epoch=self._lease.epoch,
+                        sequence=frame.sequence,
+                        cut_time_ms=block.cut_time_ms,
+                        handle=frame.handle,
+                        ranges=block.ranges,
+                        records=block.records.num_rows,
+                        payload_bytes=frame.payload_bytes,
+                        event_time_ms=block.event_time_ms,
+                        source_position=block.source_position,
+                    )
+                    for block, frame in zip(blocks, frames, strict=True)
+                ]
+                self._add(infos, frames)
             except (WriteFailedError, SegmentRemovedError, StorageError, OSError) as error:
                 self._counts.write_failures += 1
                 last = error
                 if is_out_of_space(error):
                     # Not this receiver's failure: a restarted receiver would have the same problem, and would first
                     # have to read everything again.
-                    self._await_room(error, records.nbytes, full)
+                    self._await_room(error, sum(block.records.nbytes for block in blocks), full)
                     full += 1
                     continue
                 failures += 1
-                logger.warning("storing a block failed (%d of %d tries): %s", failures, STORE_TRIES, error)
+                logger.warning("storing %s failed (%d of %d tries): %s", _sizes(blocks), failures, STORE_TRIES, error)
             else:
                 return
         raise StoreFailedError(
-            f"A block of {records.num_rows} records could not be stored in {STORE_TRIES} tries: {last}.",
+            f"{_sizes(blocks)} could not be stored in {STORE_TRIES} tries: {last}.",
             remedy="The receiver starts again from the ledger's positions; check the log's disk or object store.",
         ) from last
 
@@ -310,29 +329,41 @@ class BlockStore:
             seconds = min(_LONGEST_CHECK_SECONDS, seconds * 2)
             self._wait(seconds)
 
-    def _add(self, info: BlockInfo, frame: WrittenFrame) -> None:
+    def _add(self, infos: Sequence[BlockInfo], frames: Sequence[WrittenFrame]) -> None:
         self._is_undecided = True
         ends = {
             offset_range.partition: end
+            for info in infos
             for offset_range in info.ranges
             if (end := self._source.leader_epochs.end_at(offset_range.partition, offset_range.until_offset)) is not None
         }
-        added = self._retried(lambda: self._add_to_ledger(info, ends))
+        added = self._retried(lambda: self._add_to_ledger(infos, ends))
         self._is_undecided = False
-        self._last_accepted = info.sequence
-        self._counts.blocks += 1
-        self._counts.records += info.records
-        self._counts.late_records += info.records if added.late else 0
-        self._counts.payload_bytes += info.payload_bytes
-        if self._copies is not None:
-            self._copies.write(frame.handle, frame.parts)
-        self._report_closed(frame.closed)
+        self._last_accepted = infos[-1].sequence
+        for info, frame, of_ledger in zip(infos, frames, added, strict=True):
+            self._counts.blocks += 1
+            self._counts.records += info.records
+            self._counts.late_records += info.records if of_ledger.late else 0
+            self._counts.payload_bytes += info.payload_bytes
+            if self._copies is not None:
+                self._copies.write(frame.handle, frame.parts)
+        self._report_closed(frames[0].closed)
 
-    def _add_to_ledger(self, info: BlockInfo, ends: Mapping[TopicPartition, EpochEnd]) -> AddedBlock:
+    def _add_to_ledger(
+        self, infos: Sequence[BlockInfo], ends: Mapping[TopicPartition, EpochEnd]
+    ) -> Sequence[AddedBlock]:
         began = self._clock.monotonic()
-        added = self._ledger.blocks.add(self._lease, info, ends)
-        self._counts.took("ledger_transaction", self._clock.monotonic() - began)
+        added = self._ledger.blocks.add_all(self._lease, infos, ends)
+        self._took(LEDGER_TRANSACTION, self._clock.monotonic() - began, blocks=len(infos))
         return added
+
+    def _took(self, name: str, seconds: float, *, blocks: int) -> None:
+        self._counts.took(name, seconds)
+        now = self._clock.monotonic()
+        if seconds >= SLOW_SECONDS and now >= self._next_warning.get(name, 0.0):
+            self._next_warning[name] = now + _WARN_SECONDS
+            part = SlowPart(self._lease.receiver_id, name, seconds)
+            logger.warning("Storing %d block(s) is slow: %s. %s", blocks, part, part.remedy)
 
     def _report_closed(self, segments: Sequence[str]) -> None:
         for segment in segments:
@@ -360,15 +391,45 @@ class BlockStore:
                 self._wait(seconds)
                 seconds = min(5.0, seconds * 2)
 
-    def _without(
-        self, records: pa.RecordBatch | None, ranges: tuple[OffsetRange, ...], dropped: Sequence[TopicPartition]
-    ) -> tuple[pa.RecordBatch | None, tuple[OffsetRange, ...]]:
-        self._counts.dropped_records += sum(
-            offset_range.records for offset_range in ranges if offset_range.partition in dropped
-        )
-        if records is None:
-            return None, tuple(offset_range for offset_range in ranges if offset_range.partition not in dropped)
-        return without(records, ranges, dropped)
+
+@dataclass(frozen=True, slots=True)
+class _Unstored:
+    """A block that is not stored yet; ``records`` is None if it only moves positions. The rest is as in `NewBlock`."""
+
+    records: pa.RecordBatch | None
+    ranges: tuple[OffsetRange, ...]
+    cut_time_ms: int
+    event_time_ms: int | None
+    source_position: str | None
+
+    def without(self, dropped: Sequence[TopicPartition], counts: StoreCounts) -> _Unstored:
+        """Return the block without the records of these partitions, which are counted as dropped."""
+        gone = [r for r in self.ranges if r.partition in dropped]
+        if not gone:
+            return self
+        counts.dropped_records += sum(r.records for r in gone)
+        if self.records is None:
+            return replace(self, ranges=tuple(r for r in self.ranges if r not in gone))
+        records, ranges = without(self.records, self.ranges, dropped)
+        return replace(self, records=records, ranges=ranges)
+
+    def to_write(self) -> NewBlock:
+        """Return the block for the log; it must have records."""
+        return NewBlock(self.records, self.ranges, self.cut_time_ms, self.event_time_ms, self.source_position)
+
+
+def _next_group(waiting: deque[_Unstored]) -> list[_Unstored]:
+    """Take the next blocks that are written together: all that have records, or one without."""
+    group = [waiting.popleft()]
+    if group[0].records is not None:
+        while waiting and waiting[0].records is not None and len(group) < _MAX_BLOCKS:
+            group.append(waiting.popleft())
+    return group
+
+
+def _sizes(blocks: Sequence[NewBlock]) -> str:
+    records = sum(block.records.num_rows for block in blocks)
+    return f"A block of {records} records" if len(blocks) == 1 else f"{len(blocks)} blocks of {records} records"
 
 
 def _source_position(chunks: Sequence[RecordChunk]) -> str | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from headrace.blocks import ReceiverId
 from headrace.clock import time_text
 from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.ledger.errors import RevisionNotFoundError
@@ -342,6 +343,51 @@ def numbers(receivers: Collection[ReceiverRow], now_ms: int) -> Numbers:
         queue_bytes=sum(reported.get("queued_bytes", 0) for reported in stats),
         paused=any(receiver.paused_reason for receiver in live),
     )
+
+
+# A local disk syncs in milliseconds, and an object store takes about a second.
+SLOW_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlowPart:
+    """A part that takes long when a receiver stores blocks: ``seconds`` is the mean of its last few calls."""
+
+    receiver: ReceiverId
+    name: str
+    seconds: float
+
+    def __str__(self) -> str:
+        what = "a sync of the log" if self.name == LOG_WRITE else "a transaction of the ledger"
+        return f"{what} takes {self.seconds:.1f} s in receiver {self.receiver}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        if self.name == LOG_WRITE:
+            return "Look at the disk, or the object store, of the stream's storage. More receivers there are as slow."
+        return (
+            "Look at the disk and the load of the ledger's database, and at what holds locks in it. More receivers "
+            "make it slower."
+        )
+
+
+LOG_WRITE, LEDGER_TRANSACTION = "log_write", "ledger_transaction"
+"""The parts of storing a block. ``<name>_seconds`` in a receiver's stats is the mean of its last few calls."""
+
+
+def slow_parts(receivers: Iterable[ReceiverRow]) -> list[SlowPart]:
+    """Return each part that is slow, in the receiver in which it is slowest."""
+    slow = [
+        SlowPart(row.receiver_id, name, seconds)
+        for row in receivers
+        for name in (LOG_WRITE, LEDGER_TRANSACTION)
+        if (seconds := row.stats.get(f"{name}_seconds") or 0.0) >= SLOW_SECONDS
+    ]
+    worst: dict[str, SlowPart] = {}
+    for part in sorted(slow, key=lambda part: -part.seconds):
+        worst.setdefault(part.name, part)
+    return list(worst.values())
 
 
 # Runs are too slow if this many batches in a row began late: a single late start is caught up.

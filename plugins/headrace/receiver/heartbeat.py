@@ -431,6 +431,7 @@ class ReceiverStats:
             "connected": source.connected,
             "client_error": source.client_error,
             "disk": self._pausing.disk,
+            **counts.recent_seconds(),
             "totals": self.totals(),
         }
 

@@ -245,7 +245,10 @@ class Pausing:
 
     def disk_is_full(self, error: BaseException) -> None:
         """Pause: a write found no room."""
-        self._full = f"the log's disk is full, and is tried again until there is room: {error}"
+        url = self._context.storage.url
+        space = space_of(url)
+        free = "" if space is None else f", {space[0]:,} bytes are free"
+        self._full = f"the log's disk is full ({url}{free}), and is tried again until there is room: {error}"
 
     def stored(self, nbytes: int) -> None:
         """Note that a block was written: the disk has room, and the log has grown by ``nbytes``."""

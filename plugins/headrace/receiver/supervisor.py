@@ -35,7 +35,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerUnavailableError, ReceiverRefusedError
 from headrace.ledger.receiving_tables import ReceiverLease, ScheduledReceiver
 from headrace.ledger.states import ReceiverState
-from headrace.receiver.block_generator import BlockGenerator, GeneratedBlock
+from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import BlockStore, StoreCounts, report_recovery
 from headrace.receiver.custom_source import CustomSource, NoEndOffsets, NoTopicIds
 from headrace.receiver.event_times import AdminEndOffsets, EndOffsets, EndOffsetTracker, EventTimes
@@ -154,7 +154,7 @@ class ReceiverSupervisor:
         error: BaseException | None = None
         self._stop = stop
         try:
-            self._generator.start(self._push, self._store.tick)
+            self._generator.start(self._store.store, self._store.tick)
             self._receive()
             if self._generator.failure is None:
                 # A source that still has something must not wait forever for a disk that is full.
@@ -239,11 +239,6 @@ class ReceiverSupervisor:
         if not self._drains:
             self._drains = True
             self._heartbeat.drain_until(self._clock.monotonic() + _DRAIN_TIMEOUT_SECONDS)
-
-    # -- the pushing thread ----------------------------------------------------------------------------------------
-
-    def _push(self, block: GeneratedBlock[RecordChunk]) -> None:
-        self._store.store(block.items, block.cut_time_ms)
 
     # -- draining and ending ---------------------------------------------------------------------------------------
 

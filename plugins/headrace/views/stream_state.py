@@ -10,12 +10,21 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.clock import readable_seconds, time_text
-from headrace.errors import FAILURE, Failure
+from headrace.errors import FAILURE, Failure, headline
 from headrace.ledger.batch_tables import AttemptRow
+from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.states import BatchState, DesiredState
 from headrace.ledger.tables import JobRow
-from headrace.receiver.health import InputProblem, Part, input_problems, open_transactions, slow_runs_of
+from headrace.receiver.health import (
+    InputProblem,
+    Part,
+    SlowPart,
+    input_problems,
+    open_transactions,
+    slow_parts,
+    slow_runs_of,
+)
 from headrace.views.batches import Unfinished
 
 # A stream is late beyond the larger of this time and this many batch intervals.
@@ -84,7 +93,7 @@ class Evidence:
     overview: StreamOverview
     unfinished: Sequence[Unfinished] = ()
     failed: Sequence[Unfinished] = ()
-    write_refusal: str | None = None
+    write_refusal: LedgerUnavailableError | None = None
     lag_seconds: float | None = None
     batch_dag_id: str = ""
     receiver_dag_id: str = ""
@@ -119,6 +128,12 @@ class Evidence:
         return min(self.unfinished, key=lambda unfinished: unfinished.due_ms, default=None)
 
     @property
+    def slow_parts(self) -> list[SlowPart]:
+        """What is slow where the job's receivers store their blocks, by their last heartbeats."""
+        job = self.overview.job
+        return [] if job is None else slow_parts(row for row in self.overview.receivers if row.job_epoch == job.epoch)
+
+    @property
     def has_paused_receivers(self) -> bool:
         """Whether a live receiver is paused."""
         return any(
@@ -137,7 +152,6 @@ _AGAIN = (
     "cause that the error names, and run it again."
 )
 _NO_RECEIVER = "Look at the receiver job's log, and whether Spark gets the executors that the receivers need."
-_LONGEST_LINE = 300
 
 
 def judge(evidence: Evidence) -> list[Finding]:
@@ -162,25 +176,6 @@ def judge(evidence: Evidence) -> list[Finding]:
     return findings or [_well(evidence)]
 
 
-def headline(error: str) -> tuple[str, str | None]:
-    """Return the line of an error that matters, and the whole error if it has more.
-
-    Of a Python traceback this is the line after the frames, of other errors the first one.
-    """
-    lines = [line.rstrip() for line in error.splitlines() if line.strip()]
-    if not lines:
-        return error, None
-    first, inside = lines[0], False
-    for line in lines:
-        if line.lstrip().startswith("Traceback (most recent call last)"):
-            inside = True
-        elif inside and not line[0].isspace():
-            first, inside = line, False
-    if len(first) > _LONGEST_LINE:
-        first = first[:_LONGEST_LINE].rstrip() + " …"
-    return first, None if error.strip() == first else error
-
-
 # -- failing -----------------------------------------------------------------------------------------------------------
 
 
@@ -190,9 +185,8 @@ def _unwritable(evidence: Evidence) -> Iterator[Finding]:
         # No heartbeat could be written either, so what is older than this is not known to be true any more.
         yield Finding(
             State.FAILING,
-            f"The ledger cannot be written: {evidence.write_refusal}",
-            "End what holds its lock, such as an open transaction in a database shell, or a backup. Receivers and "
-            "batches then go on by themselves.",
+            f"The ledger cannot be written: {evidence.write_refusal.what}",
+            f"{evidence.write_refusal.remedy} Receivers and batches then go on by themselves.",
             None if overview.job is None else overview.job.heartbeat_ms,
             newest_ms=overview.now_ms,
         )
@@ -513,8 +507,9 @@ def _restart(evidence: Evidence, dag: DagFacts | None, problem: InputProblem, *,
     custom = _is_custom(evidence, problem.input_id)
     if alive and (custom or problem.part is Part.RECEIVER):
         after_change = "; stop and start the stream after a change of their code" if custom else ""
+        slow = "".join(f"By its last heartbeat, {part}. {part.remedy} " for part in evidence.slow_parts)
         return (
-            "The receivers' last errors say why, with their stacks in "
+            f"{slow}The receivers' last errors say why, with their stacks in "
             f"`headrace events list {evidence.overview.stream.name} --kind receiver_error`. "
             "One that writes nothing has lost its executor, hangs, or cannot reach the ledger. "
             f"They are started again until it is over{after_change}."
@@ -553,14 +548,20 @@ def _behind(evidence: Evidence) -> Iterator[Finding]:
     if transactions:
         yield _open_transaction(transactions, overview.now_ms)
     lag = None if transactions else evidence.lag_seconds
+    slow_to_store = evidence.slow_parts
     if lag is not None and lag > evidence.limit_seconds and not evidence.has_paused_receivers:
+        cause = "".join(f"; {part}" for part in slow_to_store)
         yield Finding(
             State.FALLING_BEHIND,
-            f"The receivers are {readable_seconds(lag)} behind Kafka.",
-            "Give the input more receivers, or raise limits.max_rate if it is set. The list of partitions shows where "
-            "the lag is.",
+            f"The receivers are {readable_seconds(lag)} behind Kafka{cause}.",
+            " ".join(part.remedy for part in slow_to_store)
+            or "Give the input more receivers, or raise limits.max_rate if it is set. The list of partitions shows "
+            "where the lag is.",
             overview.now_ms - int(lag * 1000),
         )
+    elif overview.job is not None and overview.job.alive(overview.now_ms):
+        for part in slow_to_store:
+            yield Finding(State.WELL, f"Storing is slow: {part}.", part.remedy)
     oldest = evidence.oldest
     if oldest is None or slow is not None or is_standing_still(evidence):
         return

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from headrace.ledger import Ledger
 from headrace.ledger.batch_tables import BatchRow
+from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.overviews import StreamOverview
 from headrace.ledger.receiving_tables import PositionRow, ReceiverRow
 from headrace.ledger.states import UNFINISHED, BatchState, PartitionState, ReceiverState
@@ -163,10 +164,10 @@ def summaries(
 ) -> list[StreamSummary]:
     """Judge several streams of a ledger, with as many queries as for one."""
     overviews = ledger.overviews.of([row for row, _ in placed], POINTS)
-    refusals = [ledger.overviews.write_refusal(now.stream.name) if _is_silent(now) else None for now in overviews]
+    refusals = ledger.overviews.write_refusals([now.stream.name for now in overviews if _is_silent(now)])
     return [
-        _summary(overview, place, facts, refusal)
-        for overview, (_, place), refusal in zip(overviews, placed, refusals, strict=True)
+        _summary(overview, place, facts, refusals.get(overview.stream.name))
+        for overview, (_, place) in zip(overviews, placed, strict=True)
     ]
 
 
@@ -177,7 +178,10 @@ def _is_silent(overview: StreamOverview) -> bool:
 
 
 def _summary(
-    overview: StreamOverview, place: Placed, facts: Mapping[str, DagFacts], write_refusal: str | None
+    overview: StreamOverview,
+    place: Placed,
+    facts: Mapping[str, DagFacts],
+    write_refusal: LedgerUnavailableError | None,
 ) -> StreamSummary:
     now = numbers(overview.receivers, overview.now_ms)
     unfinished = [*unfinished_of(overview)]

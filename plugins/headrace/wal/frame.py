@@ -106,6 +106,13 @@ class FrameHeader:
     raw_bytes: int
     event_time_ms: int | None = None
     source_position: str | None = None
+    written_with: int | None = None
+    """The sequence of the first frame of the write that wrote this one; None: this is the first."""
+
+    @property
+    def first_sequence(self) -> int:
+        """The sequence of the first frame of the same write. The ledger accepts all frames of a write or none."""
+        return self.sequence if self.written_with is None else self.written_with
 
     def to_json(self) -> bytes:
         return _dump(
@@ -116,6 +123,7 @@ class FrameHeader:
                 "cut_ms": self.cut_time_ms,
                 **({} if self.event_time_ms is None else {"event_ms": self.event_time_ms}),
                 **({} if self.source_position is None else {"source_position": self.source_position}),
+                **({} if self.written_with is None else {"written_with": self.written_with}),
                 "records": self.records,
                 "raw_bytes": self.raw_bytes,
                 "ranges": _dump_ranges(self.ranges),
@@ -136,6 +144,7 @@ class FrameHeader:
             raw_bytes=fields["raw_bytes"],
             event_time_ms=fields.get("event_ms"),
             source_position=fields.get("source_position"),
+            written_with=fields.get("written_with"),
         )
 
 

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SettledFrame:
-    """A block, and whether the ledger had accepted it (None: undecided, it is its writer's last frame)."""
+    """A block, and whether the ledger had accepted it (None: undecided, it is of its writer's last write)."""
 
     frame: ScannedFrame
     accepted: bool | None
@@ -107,26 +107,24 @@ class LogScan:
             yield from self._receiver(list(of_receiver), set(there))
 
     def settled(self) -> Iterator[SettledFrame]:
-        """The blocks, each with whether the ledger accepted it. Later frames show this, since they carry their writer's
-        last accepted sequence; at most the last frame of each epoch stays undecided."""
-        held: ScannedFrame | None = None
+        """The blocks, each with whether the ledger accepted it. Later writes show this, since their frames carry the
+        last accepted sequence; at most the frames of each epoch's last write stay undecided."""
+        held: list[ScannedFrame] = []
         for event in self.events():
             header = event.header if isinstance(event, ScannedFrame) else event
-            if held is not None:
-                of = held.header
+            if held:
+                of = held[-1].header
                 is_same = (header.receiver, header.epoch) == (of.receiver, of.epoch)
-                is_reported = is_same and not (isinstance(header, SegmentEnd) and header.last_accepted_sequence is None)
-                if is_reported:
-                    accepted = header.last_accepted_sequence
-                    yield SettledFrame(held, accepted is not None and accepted >= of.sequence)
-                    held = None
-                elif not is_same:
-                    yield SettledFrame(held, None)
-                    held = None
+                if not is_same:
+                    yield from (SettledFrame(frame, None) for frame in held)
+                    held = []
+                elif _reports(header, of):
+                    accepted = -1 if header.last_accepted_sequence is None else header.last_accepted_sequence
+                    yield from (SettledFrame(frame, accepted >= frame.header.sequence) for frame in held)
+                    held = []
             if isinstance(event, ScannedFrame):
-                held = event
-        if held is not None:
-            yield SettledFrame(held, None)
+                held.append(event)
+        yield from (SettledFrame(frame, None) for frame in held)
 
     def _receiver(self, names: list[SegmentName], there: set[SegmentName]) -> Iterator[ScanEvent]:
         """Scan one receiver's segments. ``names`` are those that exist or that the ledger has, ``there`` those that
@@ -208,6 +206,14 @@ class LogScan:
         if self._mode is RecoveryMode.POINT_IN_TIME_RECOVERY:
             return False
         raise error
+
+
+def _reports(header: FrameHeader | SegmentHeader | SegmentEnd, before: FrameHeader) -> bool:
+    """Whether the header of a later frame reports if the ledger accepted the block before it. One of the same write was
+    written before the ledger had the block, and so was an end frame that reports nothing."""
+    if isinstance(header, FrameHeader):
+        return header.first_sequence > before.sequence
+    return not (isinstance(header, SegmentEnd) and header.last_accepted_sequence is None)
 
 
 def scan_log(

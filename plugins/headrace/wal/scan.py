@@ -418,12 +418,11 @@ class SegmentScan:
             behind: int | None = fault.end
         else:
             behind = file.next_frame(self._id, offset + 1, end)
-        # A segment's header and first block are one write; a crash may have lost any page of it.
-        at_first_write = offset == 0 and self._known.accepted is not None
-        is_relied_on = offset < self._known.accepted_end
-        at_tail = (behind is None or at_first_write) and self.ending is None and not is_relied_on
-        if at_tail and self._newest and self._durable_length is None:
-            ranges = fault.header.ranges if isinstance(fault.header, FrameHeader) else None
+        rest = self._rest_of_write(file, offset, behind, end)
+        at_tail = rest is not None
+        if rest is not None and self._newest and self._durable_length is None:
+            of_fault = fault.header.ranges if isinstance(fault.header, FrameHeader) else ()
+            ranges = (*of_fault, *(r for header in rest for r in header.ranges)) or None
             self.torn_tail = TornTail(self.segment, offset, file.size - offset, fault.reason, ranges)
             if self._mode is RecoveryMode.ABSOLUTE_CONSISTENCY:
                 accepted = self._known.accepted_between(offset, None)
@@ -432,6 +431,36 @@ class SegmentScan:
         lost = self._positions.lost(file, offset, behind, end, fault)
         kind = TornTailError if at_tail else DamagedFrameError
         return self._pass_over(kind(self.segment, offset, fault.reason, lost.ranges, exact=lost.exact), behind)
+
+    def _rest_of_write(self, file: Window, offset: int, behind: int | None, end: int) -> list[FrameHeader] | None:
+        """The headers of the whole frames behind the damage at ``offset``, if a crash can have left all this at the end
+        of a segment; None if not. ``behind``: where the frames may begin, None if there are none.
+
+        Several blocks may be one write, and so are a segment's header and its first blocks; a crash may have lost any
+        page of it. A later write, or a block that the ledger has, shows that the bytes had been whole.
+        """
+        if self.ending is not None or offset < self._known.accepted_end:
+            return None
+        headers: list[FrameHeader] = []
+        if behind is None:
+            return headers
+        if self._known.accepted is None:
+            return None  # A block behind the damage may have been accepted.
+        at = file.next_frame(self._id, offset + 1, end)
+        while at is not None:
+            try:
+                header = file.header(self._id, at)
+            except FrameFault:
+                return None  # A frame of a newer version.
+            is_with = offset == 0 or (
+                isinstance(header, FrameHeader) and header.first_sequence <= self._last_sequence + 1
+            )
+            if not is_with:
+                return None
+            if isinstance(header, FrameHeader):
+                headers.append(header)
+            at = file.next_frame(self._id, at + 1, end)
+        return headers
 
     def _pass_over(self, error: DamagedFrameError, behind: int | None) -> int | None:
         self.damage.append(error)

@@ -37,12 +37,31 @@ SEGMENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class NewBlock:
+    """A block to be written: records (``RECORD_SCHEMA``) with the ranges that hold them. The rest is as in `BlockInfo`.
+
+    Raises ValueError if the ranges do not hold as many records.
+    """
+
+    records: pa.RecordBatch
+    ranges: tuple[OffsetRange, ...]
+    cut_time_ms: int
+    event_time_ms: int | None = None
+    source_position: str | None = None
+
+    def __post_init__(self) -> None:
+        held = sum(r.records for r in self.ranges)
+        if held != self.records.num_rows:
+            raise ValueError(f"ranges of {held} records, a block of {self.records.num_rows}")
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenFrame:
     """A block that is durable, or written without a sync.
 
     ``opened`` is the segment that this write created (None: it appended to an open one). ``closed`` are the segments
-    closed or given up since the last write: they never grow again. ``seconds`` is the time that the store took to write
-    and sync the frame, ``parts`` are the frame's bytes."""
+    closed or given up since the last write: they never grow again. Both are those of a write's first frame. ``seconds``
+    is the time that the store took to write and sync all frames of the write, ``parts`` are the frame's bytes."""
 
     handle: BlockHandle
     sequence: int
@@ -150,38 +169,45 @@ class WriteAheadLogWriter:
         event_time_ms: int | None = None,
         source_position: str | None = None,
     ) -> WrittenFrame:
-        """Append a block (``RECORD_SCHEMA``); with ``sync_blocks`` it is durable, file and directory, when this
-        returns.
+        """Append one block, as `write_all` does with the `NewBlock` of these fields."""
+        block = NewBlock(records, tuple(ranges), cut_time_ms, event_time_ms, source_position)
+        return self.write_all([block], last_accepted_sequence=last_accepted_sequence)[0]
 
-        ``ranges`` must hold as many records as ``records``. ``last_accepted_sequence`` is the newest of this writer's
-        sequences that the ledger has accepted, None before the first. ``event_time_ms`` and
-        ``source_position``: as in `BlockInfo`.
+    def write_all(self, blocks: Sequence[NewBlock], *, last_accepted_sequence: int | None) -> tuple[WrittenFrame, ...]:
+        """Append blocks to one segment with one sync; with ``sync_blocks`` they are durable, file and directory, when
+        this returns.
 
-        Raises WriteFailedError when the block is not durable: the segment is given up and the sequence is not used
-        again. The block may be written again; it gets a new segment and sequence. Raises PayloadError and
+        ``last_accepted_sequence`` is the newest of this writer's sequences that the ledger has accepted, None before
+        the first. The ledger must accept all these blocks in one transaction, or none of them.
+
+        Raises WriteFailedError when the blocks are not durable: the segment is given up and the sequences are not used
+        again. The blocks may be written again; they get a new segment and new sequences. Raises PayloadError and
         FrameTooLongError with nothing written.
         """
-        if sum(r.records for r in ranges) != records.num_rows:
-            raise ValueError(f"ranges of {sum(r.records for r in ranges)} records, a block of {records.num_rows}")
-        payload = encode(records, self._codec)
+        payloads = [encode(block.records, self._codec) for block in blocks]
         with self._lock:
             if self._is_closed:
                 raise ValueError("write to a closed log")
             self._last_accepted = last_accepted_sequence
-            header = FrameHeader(
-                receiver=self._receiver,
-                epoch=self._epoch,
-                sequence=self._next_sequence,
-                last_accepted_sequence=last_accepted_sequence,
-                cut_time_ms=cut_time_ms,
-                ranges=tuple(ranges),
-                records=records.num_rows,
-                raw_bytes=records.nbytes,
-                event_time_ms=event_time_ms,
-                source_position=source_position,
-            )
-            self._roll_if_due(payload.size)
-            return self._write(header, payload)
+            first = self._next_sequence
+            headers = [
+                FrameHeader(
+                    receiver=self._receiver,
+                    epoch=self._epoch,
+                    sequence=sequence,
+                    last_accepted_sequence=last_accepted_sequence,
+                    cut_time_ms=block.cut_time_ms,
+                    ranges=block.ranges,
+                    records=block.records.num_rows,
+                    raw_bytes=block.records.nbytes,
+                    event_time_ms=block.event_time_ms,
+                    source_position=block.source_position,
+                    written_with=None if sequence == first else first,
+                )
+                for sequence, block in enumerate(blocks, first)
+            ]
+            self._roll_if_due(sum(payload.size for payload in payloads))
+            return self._write(headers, payloads)
 
     def roll_if_due(self, last_accepted_sequence: int | None) -> tuple[str, ...]:
         """Close the segment if it is ``segment_seconds`` old; for a receiver that has nothing to write. Returns the
@@ -203,53 +229,60 @@ class WriteAheadLogWriter:
             self._is_closed = True
             return self._take_closed()
 
-    def _write(self, header: FrameHeader, payload: pa.Buffer) -> WrittenFrame:
+    def _write(self, headers: Sequence[FrameHeader], payloads: Sequence[pa.Buffer]) -> tuple[WrittenFrame, ...]:
         segment = self._segment
         opening: list[Data] = []
         if segment is None:
             segment, opening_frame = self._next_segment()
             opening = [opening_frame]
         offset = segment.length + sum(len(memoryview(part)) for part in opening)
-        head, body = frame.build(header, payload, segment=segment.id, offset=offset)
-        length = len(head) + payload.size
-        # Whatever happens from here on, the sequence and a new segment's number are not used again.
-        self._next_sequence += 1
+        placed: list[tuple[BlockHandle, tuple[Data, Data]]] = []
+        for header, payload in zip(headers, payloads, strict=True):
+            built = frame.build(header, payload, segment=segment.id, offset=offset)
+            placed.append((BlockHandle(segment.path, offset, len(built[0]) + payload.size), built))
+            offset += placed[-1][0].length
+        # Whatever happens from here on, the sequences and a new segment's number are not used again.
+        self._next_sequence += len(headers)
         if opening:
             self._next_number += 1
-        parts: list[Data] = [*opening, head, body]
+        parts: list[Data] = [*opening, *(part for _, built in placed for part in built)]
         began = self._clock.monotonic()
         try:
             if self._close_after_write:
-                self._write_whole(segment, parts, offset + length, header.sequence)
+                self._write_whole(segment, parts, offset, len(headers))
             else:
                 segment.append(self._storage, parts, sync=self._sync_blocks)
         except BaseException as error:
             self._give_up(segment)
             if isinstance(error, Exception):
-                raise WriteFailedError(segment.path, header.sequence, error) from error
+                raise WriteFailedError(segment.path, headers[0].sequence, error) from error
             raise
         seconds = self._clock.monotonic() - began
-        segment.blocks += 1
+        segment.blocks += len(headers)
         if opening:
             self._previous.clear()
             self._segment = segment
         if self._close_after_write:
             self._leave(segment, PreviousState.CLOSED)
-        return WrittenFrame(
-            handle=BlockHandle(segment.path, offset, length),
-            sequence=header.sequence,
-            payload_bytes=payload.size,
-            opened=segment.path if opening else None,
-            closed=self._take_closed(),
-            seconds=seconds,
-            parts=(head, payload),
+        opened, closed = segment.path if opening else None, self._take_closed()
+        return tuple(
+            WrittenFrame(
+                handle=handle,
+                sequence=header.sequence,
+                payload_bytes=payload.size,
+                opened=None if number else opened,
+                closed=() if number else closed,
+                seconds=seconds,
+                parts=(built[0], payload),
+            )
+            for number, (header, payload, (handle, built)) in enumerate(zip(headers, payloads, placed, strict=True))
         )
 
-    def _write_whole(self, segment: _OpenSegment, parts: list[Data], end_offset: int, sequence: int) -> None:
-        """Write a segment of one block as one object."""
-        # The ledger cannot have accepted this block yet, so the end frame names no accepted sequence.
+    def _write_whole(self, segment: _OpenSegment, parts: list[Data], end_offset: int, blocks: int) -> None:
+        """Write a segment of so many blocks as one object."""
+        # The ledger cannot have accepted these blocks yet, so the end frame names no accepted sequence.
         self._last_accepted = None
-        end, _ = frame.build(self._end(1, sequence + 1), None, segment=segment.id, offset=end_offset)
+        end, _ = frame.build(self._end(blocks, self._next_sequence), None, segment=segment.id, offset=end_offset)
         whole = b"".join(memoryview(part) for part in [*parts, end])
         self._storage.write_atomically(segment.path, whole, exclusive=True)
         segment.length = len(whole)

@@ -21,7 +21,7 @@ from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.frame import RECORD_SCHEMA
 from headrace.wal.storage import open_storage
-from headrace.wal.writer import WriteAheadLogWriter
+from headrace.wal.writer import NewBlock, WriteAheadLogWriter
 
 START_MS = 1_700_000_000_000
 INTERVAL_MS = 10_000
@@ -139,9 +139,10 @@ class Life:
         )
         self.random.choice(kinds)()
 
-    def store(self, *, add: bool = True) -> None:
-        """A block of some partitions of a receiver, into the log and, unless it dies meanwhile, into the ledger."""
-        receiver_id = self.random.choice(list(self.receivers))
+    def store(self, *, add: bool = True, of: ReceiverId | None = None) -> None:
+        """Blocks of some partitions of a receiver, one write into the log and, unless it dies meanwhile, into the
+        ledger."""
+        receiver_id = of or self.random.choice(list(self.receivers))
         receiver = self.receivers[receiver_id]
         owned = [
             row
@@ -150,38 +151,49 @@ class Life:
         ]
         if not owned:
             return
-        taken = sorted(self.random.sample(owned, self.random.randint(1, len(owned))), key=lambda row: row.partition)
-        ranges = []
-        for row in taken:
-            records, holes = self.random.randint(1, 4), self.random.choice((0, 0, 2))
-            until = row.next_offset + records + holes
-            ranges.append(OffsetRange(row.partition, row.next_offset, until, records))
+        at = {row.partition: row.next_offset for row in owned}
         now_ms = self.clock.now_ms()
-        event_ms = None
-        if self.stream.batch_by == "timestamp":
-            event_ms = now_ms - self.random.choice((0, 0, 500, 15_000))
-        batch = record_batch(ranges)
-        written = receiver.writer.write(
-            batch, tuple(ranges), cut_time_ms=now_ms, last_accepted_sequence=receiver.accepted, event_time_ms=event_ms
-        )
+        number = 1 if of else self.random.choice((1, 1, 2, 3))
+        blocks = [self._block(at, now_ms, of_all=of is not None) for _ in range(number)]
+        frames = receiver.writer.write_all(blocks, last_accepted_sequence=receiver.accepted)
         if not add:
             return
         self.clock.advance(self.random.choice((0, 0, 0, 1, 3_000)))
-        self.ledger.blocks.add(
-            receiver.lease,
+        infos = [
             BlockInfo(
                 receiver=receiver_id,
                 epoch=receiver.lease.epoch,
                 sequence=written.sequence,
                 cut_time_ms=now_ms,
                 handle=written.handle,
-                ranges=tuple(ranges),
-                records=batch.num_rows,
+                ranges=block.ranges,
+                records=block.records.num_rows,
                 payload_bytes=written.payload_bytes,
-                event_time_ms=event_ms,
-            ),
-        )
-        receiver.accepted = written.sequence
+                event_time_ms=block.event_time_ms,
+            )
+            for block, written in zip(blocks, frames, strict=True)
+        ]
+        self.ledger.blocks.add_all(receiver.lease, infos)
+        receiver.accepted = infos[-1].sequence
+
+    def settle(self) -> None:
+        """Each receiver stores a block of all its partitions: what was left undecided has been read again."""
+        for receiver_id in self.receivers:
+            self.store(of=receiver_id)
+
+    def _block(self, at: dict[TopicPartition, int], now_ms: int, *, of_all: bool = False) -> NewBlock:
+        """A block of some of these partitions, or of all, whose offsets it moves."""
+        taken = sorted(at) if of_all else sorted(self.random.sample(sorted(at), self.random.randint(1, len(at))))
+        ranges = []
+        for partition in taken:
+            records, holes = self.random.randint(1, 4), self.random.choice((0, 0, 2))
+            until = at[partition] + records + holes
+            ranges.append(OffsetRange(partition, at[partition], until, records))
+            at[partition] = until
+        event_ms = None
+        if self.stream.batch_by == "timestamp":
+            event_ms = now_ms - self.random.choice((0, 0, 500, 15_000))
+        return NewBlock(record_batch(ranges), tuple(ranges), now_ms, event_ms)
 
     def leave_undecided(self) -> None:
         """A receiver dies between log and ledger, or right after the ledger has accepted."""

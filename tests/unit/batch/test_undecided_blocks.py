@@ -6,7 +6,7 @@ import pytest
 
 from headrace.batch.accepted_blocks import accepted_blocks
 from headrace.batch.checkpoint import SavedReceiver, SavedState
-from headrace.batch.found_files import FolderContents, FoundFrame
+from headrace.batch.found_files import FolderContents, FoundFrame, LostPart
 from headrace.batch.results import FoundResults
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.receiving_tables import PositionRow
@@ -17,7 +17,14 @@ Ranges = dict[TopicPartition, tuple[int, int]]
 
 
 def frame(
-    epoch: int, ranges: Ranges, *, accepted: bool | None = None, cut_ms: int = 1_000, sequence: int = 0, index: int = 0
+    epoch: int,
+    ranges: Ranges,
+    *,
+    accepted: bool | None = None,
+    cut_ms: int = 1_000,
+    sequence: int = 0,
+    index: int = 0,
+    first: int | None = None,
 ) -> FoundFrame:
     info = BlockInfo(
         receiver=ReceiverId("shop", "clicks", index),
@@ -29,7 +36,7 @@ def frame(
         records=1,
         payload_bytes=1,
     )
-    return FoundFrame(info, accepted)
+    return FoundFrame(info, accepted, first)
 
 
 def decide(
@@ -37,6 +44,8 @@ def decide(
     checkpoint: dict[TopicPartition, int] | None = None,
     opened: dict[TopicPartition, int] | None = None,
     last_accepted: int = -1,
+    lost: tuple[LostPart, ...] = (),
+    listed: tuple[FoundFrame, ...] = (),
 ) -> tuple[list[int], list[int], int]:
     """The epochs of the blocks that count, of those among them that nothing confirms, and how many were refused.
 
@@ -59,11 +68,12 @@ def decide(
         manifests={},
         damaged_manifests={},
         results=FoundResults({}, {}),
-        lost=(),
+        lost=lost,
         notices=(),
         last_sign_ms=0,
         lease_ms=0,
     )
+    contents.__dict__["listed"] = frozenset(frame.info.handle for frame in listed)
     decided = accepted_blocks(contents)
     epochs = sorted(info.epoch for info in decided.blocks), sorted(info.epoch for info in decided.undecided)
     return *epochs, decided.refused
@@ -140,3 +150,52 @@ def test_a_block_added_between_the_checkpoint_s_two_looks_counts() -> None:
     last = frame(1, {ZERO: (0, 5)}, sequence=3)
     assert decide(last, checkpoint={ZERO: 0}, last_accepted=3) == ([1], [], 0)
     assert decide(last, checkpoint={ZERO: 0}, last_accepted=2) == ([1], [1], 0)
+
+
+def write(epoch: int, *ranges: Ranges, accepted: bool | None = None, cut_ms: int = 1_000) -> list[FoundFrame]:
+    """The blocks of one write."""
+    return [
+        frame(epoch, each, accepted=accepted, cut_ms=cut_ms, sequence=number, first=0)
+        for number, each in enumerate(ranges)
+    ]
+
+
+def test_all_blocks_of_the_last_write_are_undecided() -> None:
+    """Its second block begins where its first one ends, and shows nothing about that."""
+    assert decide(*write(1, {ZERO: (0, 5)}, {ZERO: (5, 9)}, {ONE: (0, 2)})) == ([1, 1, 1], [1, 1, 1], 0)
+
+
+def test_a_block_behind_the_write_decides_all_of_it() -> None:
+    blocks = write(1, {ZERO: (0, 5)}, {ONE: (0, 2)}, {ZERO: (5, 9)})
+    assert decide(*blocks, frame(2, {ZERO: (9, 10)})) == ([1, 1, 1, 2], [2], 0)
+    assert decide(*blocks, opened={ONE: 2}) == ([1, 1, 1], [], 0)
+
+
+@pytest.mark.parametrize("again", [(0, 3), (0, 5), (0, 7), (0, 12)])
+def test_a_write_is_replaced_whole(again: tuple[int, int]) -> None:
+    """Nothing of it was accepted if any of its offsets were read again; the offsets behind are still in the source."""
+    blocks = write(1, {ZERO: (0, 5)}, {ZERO: (5, 9)}, {ONE: (0, 2)})
+    assert decide(*blocks, frame(2, {ZERO: again}, accepted=True)) == ([2], [], 3)
+    assert decide(*blocks, frame(2, {ZERO: again}, cut_ms=2_000)) == ([2], [2], 3)
+
+
+def test_the_checkpoint_knows_all_of_a_write_or_nothing() -> None:
+    blocks = write(1, {ZERO: (0, 5)}, {ZERO: (5, 9)}, {ONE: (0, 2)})
+    assert decide(*blocks, checkpoint={ZERO: 9, ONE: 2}) == ([1, 1, 1], [], 0)
+    assert decide(*blocks, checkpoint={ZERO: 5, ONE: 0}) == ([], [], 3)
+    assert decide(*blocks, checkpoint={ZERO: 9, ONE: 0}) == ([], [], 3)
+    assert decide(*blocks, checkpoint={ZERO: 0, ONE: 0}) == ([1, 1, 1], [1, 1, 1], 0)
+    assert decide(*blocks, checkpoint={ZERO: 0, ONE: 0}, last_accepted=2) == ([1, 1, 1], [], 0)
+
+
+def test_a_manifest_that_lists_one_block_of_a_write_decides_all_of_it() -> None:
+    blocks = write(1, {ZERO: (0, 5)}, {ZERO: (5, 9)}, {ONE: (0, 2)})
+    assert decide(*blocks, listed=(blocks[1],)) == ([1, 1, 1], [], 0)
+
+
+def test_a_write_with_a_lost_block_is_read_again_from_kafka() -> None:
+    first, middle, last = write(1, {ZERO: (0, 5)}, {ZERO: (5, 9)}, {ZERO: (9, 12)})
+    lost = LostPart(middle.info.handle.segment, "damaged", middle.info.ranges)
+    assert decide(first, last, lost=(lost,)) == ([], [], 2)
+    # If the position went on behind it, it had been accepted.
+    assert decide(first, last, frame(2, {ZERO: (12, 13)}, accepted=True), lost=(lost,)) == ([1, 1, 2], [], 0)

@@ -227,3 +227,67 @@ def test_all_that_waits_is_counted_however_many_times_it_is(world: Any) -> None:
 def test_an_unknown_stream_is_named(ledger: Any) -> None:
     with pytest.raises(StreamNotFoundError, match="'nowhere'"):
         ledger.allocations.seal("nowhere", 1000)
+
+
+def together(world: Any, *offsets: dict[int, tuple[int, int]], **overrides: Any) -> list[Any]:
+    """The blocks of one write."""
+    handle = overrides.pop("segment", "1-1-a")
+    blocks = [world.block(each, **overrides) for each in offsets]
+    return [replace(b, handle=BlockHandle(handle, b.sequence * 100, 100)) for b in blocks]
+
+
+def test_blocks_of_one_write_are_added_one_after_the_other(world: Any) -> None:
+    blocks = together(world, {0: (0, 10)}, {0: (10, 12), 1: (0, 5)}, {1: (5, 6)})
+    added = world.ledger.blocks.add_all(world.receiver, blocks)
+    assert [world.position(partition) for partition in range(3)] == [12, 6, 0]
+    stored = world.ledger.allocations.blocks_of("flights", NOW_MS + 1000)
+    assert [block.info for block in stored] == blocks
+    assert [block.block_id for block in stored] == [each.block_id for each in added]
+    events = world.ledger.events.page("flights", kinds=[EventKind.BLOCK_ADDED])
+    assert [event.payload["records"] for event in events] == [10, 7, 1]
+    (waiting,) = world.ledger.blocks.unclaimed("flights")
+    assert (waiting.blocks, waiting.records, waiting.payload_bytes) == (3, 18, 180)
+    (row,) = world.ledger.receivers.all("flights")
+    assert (row.last_accepted_sequence, row.received_blocks, row.received_bytes) == (blocks[-1].sequence, 3, 180)
+
+
+def test_each_block_of_a_write_gets_its_own_batch_time(world: Any) -> None:
+    world.clock.advance(2_500)
+    cuts = (NOW_MS + 100, NOW_MS + 1_200, NOW_MS + 900)
+    blocks = [
+        replace(block, cut_time_ms=cut)
+        for block, cut in zip(together(world, {0: (0, 1)}, {0: (1, 2)}, {0: (2, 3), 1: (0, 1)}), cuts, strict=True)
+    ]
+    added = world.ledger.blocks.add_all(world.receiver, blocks)
+    # The last one was cut earlier than the one before it in its partition.
+    assert [each.batch_time_ms - NOW_MS for each in added] == [1_000, 2_000, 2_000]
+    assert [time.blocks for time in world.ledger.blocks.unclaimed("flights")] == [1, 2]
+
+
+@pytest.mark.parametrize("start", [9, 11], ids=["overlap", "hole"])
+def test_a_write_is_refused_whole(world: Any, start: int) -> None:
+    with pytest.raises(PositionConflictError) as refused:
+        world.ledger.blocks.add_all(world.receiver, together(world, {1: (0, 5)}, {0: (0, 10)}, {0: (start, 20)}))
+    assert (refused.value.expected, refused.value.got) == (10, start)
+    assert [world.position(partition) for partition in range(3)] == [0, 0, 0]
+    assert world.ledger.blocks.unclaimed("flights") == []
+
+
+def test_a_write_whose_answer_was_lost_is_added_once(world: Any) -> None:
+    blocks = together(world, {0: (0, 10)}, {0: (10, 12)})
+    first = world.ledger.blocks.add_all(world.receiver, blocks)
+    again = world.ledger.blocks.add_all(world.receiver, blocks)
+    assert [replace(each, duplicate=False) for each in again] == first
+    assert all(each.duplicate for each in again)
+    assert world.position() == 12
+    longer = [*blocks, *together(world, {0: (12, 13)})]
+    with pytest.raises(BlockConflictError):
+        world.ledger.blocks.add_all(world.receiver, longer)
+
+
+def test_blocks_of_two_writes_are_not_added_together(world: Any) -> None:
+    blocks = [*together(world, {0: (0, 1)}), *together(world, {0: (1, 2)}, segment="1-1-b")]
+    with pytest.raises(BlockConflictError, match="does not follow"):
+        world.ledger.blocks.add_all(world.receiver, blocks)
+    with pytest.raises(BlockConflictError, match="does not follow"):
+        world.ledger.blocks.add_all(world.receiver, together(world, {0: (0, 1)}, {0: (1, 2)})[::-1])

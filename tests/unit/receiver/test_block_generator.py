@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 from tests.unit.receiver.waiting import eventually
@@ -19,16 +20,18 @@ class Pushes:
 
     def __init__(self) -> None:
         self.blocks: list[GeneratedBlock[str]] = []
+        self.pushes: list[int] = []
         self.ticks = 0
         self.may_push = threading.Event()
         self.may_push.set()
         self.failure: Exception | None = None
 
-    def push(self, block: GeneratedBlock[str]) -> None:
+    def push(self, blocks: Sequence[GeneratedBlock[str]]) -> None:
+        self.pushes.append(len(blocks))
         assert self.may_push.wait(5)
         if self.failure is not None:
             raise self.failure
-        self.blocks.append(block)
+        self.blocks += blocks
 
     def tick(self) -> None:
         self.ticks += 1
@@ -322,3 +325,48 @@ class TestRecurringTimer:
         timer.start()
         assert timer.stop(interrupt=False) == 100
         assert called == [100]
+
+
+def test_all_blocks_that_wait_are_pushed_together(setting: Setting) -> None:
+    setting.start()
+    setting.pushes.may_push.clear()
+    for item in ("one", "two", "three", "four"):
+        setting.generator.add_data(item, 1)
+        setting.cut()
+        eventually(lambda: bool(setting.pushes.pushes))
+    assert setting.generator.queued == (4, 4)
+    assert setting.generator.is_pushing
+    setting.pushes.may_push.set()
+    setting.generator.stop()
+    assert setting.pushes.pushes == [1, 3]
+    assert setting.pushes.items == ["one", "two", "three", "four"]
+
+
+def test_blocks_that_are_pushed_together_have_no_more_bytes_than_one_may_have() -> None:
+    setting = Setting(max_block_bytes=10)
+    setting.start()
+    setting.pushes.may_push.clear()
+    for item, nbytes in (("first", 1), ("a", 4), ("b", 4), ("c", 4), ("d", 10)):
+        setting.generator.add_data(item, nbytes)
+        if nbytes < 10:
+            setting.cut()
+        eventually(lambda: bool(setting.pushes.pushes))
+    setting.pushes.may_push.set()
+    setting.generator.stop()
+    assert setting.pushes.pushes == [1, 2, 1, 1]
+
+
+def test_an_action_is_called_between_the_blocks_around_it(setting: Setting) -> None:
+    setting.start()
+    setting.pushes.may_push.clear()
+    setting.generator.add_data("held", 1)
+    setting.cut()
+    eventually(lambda: bool(setting.pushes.pushes))
+    stored: list[list[str]] = []
+    setting.generator.add_data("before", 1)
+    setting.generator.after_push(lambda: stored.append(setting.pushes.items))
+    setting.generator.add_data("behind", 1)
+    setting.pushes.may_push.set()
+    setting.generator.stop()
+    assert stored == [["held", "before"]]
+    assert setting.pushes.pushes == [1, 1, 1]

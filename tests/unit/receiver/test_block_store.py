@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,11 @@ from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError, PartitionNotAssignedError, PositionConflictError
 from headrace.ledger.states import PartitionState
 from headrace.receiver.block_store import BlockStore, StoreCounts
+from headrace.receiver.supervisor import ReceiverSupervisor
 from headrace.stream import LocalCopies, Storage, Stream
 from headrace.wal.local_copies import BlockCopies, CopySettings
 from headrace.wal.reader import read_blocks
+from headrace.wal.recovery import scan_log
 
 PARTITION = TopicPartition("flights", "topic-id", 0)
 
@@ -183,7 +186,9 @@ def test_a_gap_of_a_partition_that_is_taken_by_force_meanwhile_is_its_next_owner
         raise PartitionNotAssignedError(lease.receiver_id, partition, 1)
 
     monkeypatch.setattr(setting.ledger.positions, "advance", advance)
-    monkeypatch.setattr(setting.ledger.blocks, "add", lambda lease, info, _: advance(lease, info.ranges[0].partition))
+    monkeypatch.setattr(
+        setting.ledger.blocks, "add_all", lambda lease, infos, _: advance(lease, infos[0].ranges[0].partition)
+    )
     with setting.running() as running:
         eventually(lambda: lost(setting) and bool(asked))
     assert running.report.state is ReceiverState.STOPPED
@@ -256,7 +261,7 @@ def test_a_block_that_the_ledger_has_not_accepted_is_not_copied(
     def add(*_: Any) -> Any:
         raise LedgerUnavailableError("There is no connection.")
 
-    monkeypatch.setattr(type(setting.ledger.blocks), "add", add)
+    monkeypatch.setattr(type(setting.ledger.blocks), "add_all", add)
     setting.kafka.produce("flights", 0, b"a")
     assert "did not answer" in (setting.start().join().error or "")
     assert len(setting.storage.paths("log")) == 1
@@ -283,3 +288,178 @@ def test_a_stream_without_the_setting_has_no_copies(setting: Setting, tmp_path: 
         assert running.end().state is ReceiverState.STOPPED
     assert setting.receiver().stats["copied_blocks"] == 0
     assert not (tmp_path / "copies").exists()
+
+
+class Gate:
+    """A storage whose appends wait while ``open`` is not set; ``appends`` counts them."""
+
+    def __init__(self, storage: Any, shared: SimpleNamespace | None = None) -> None:
+        self._storage = storage
+        self.shared = shared or SimpleNamespace(open=threading.Event(), appends=0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def below(self, path: str) -> Gate:
+        return Gate(self._storage.below(path), self.shared)
+
+    def create_segment(self, path: str) -> Any:
+        file = self._storage.create_segment(path)
+
+        def append(parts: Any, *, sync: bool = True) -> None:
+            self.shared.appends += 1
+            assert self.shared.open.wait(60)
+            file.append(parts, sync=sync)
+
+        return SimpleNamespace(append=append, close=file.close)
+
+
+@pytest.fixture
+def many(make_stream: Callable[..., Stream], make_setting: Callable[[Stream], Setting]) -> Any:
+    """A receiver of two partitions; `wait_for` lets so many blocks wait behind the first one."""
+    made: Any = make_setting(make_stream())
+    made.topic(2)
+    made.assign(0, 0)
+    made.gate = Gate(made.storage)
+
+    def wait_for(running: Any, blocks: int) -> None:
+        store = made.supervisors[-1]._generator
+        for number in range(blocks + 1):
+            made.kafka.produce("flights", number % 2, b"%d" % number)
+            eventually(lambda number=number: store.queued[0] == number + 1 and not store._filling)  # type: ignore[misc]
+            eventually(lambda: made.gate.shared.appends > 0)
+
+    made.wait_for = wait_for
+    return made
+
+
+@pytest.fixture
+def supervised(many: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    many.supervisors = []
+    run = ReceiverSupervisor.run
+
+    def noted(supervisor: ReceiverSupervisor, stop: threading.Event) -> Any:
+        many.supervisors.append(supervisor)
+        return run(supervisor, stop)
+
+    monkeypatch.setattr(ReceiverSupervisor, "run", noted)
+    return many
+
+
+def sequences(setting: Any) -> list[tuple[int, int, bool | None]]:
+    """Each frame's sequence, that of its write's first frame, and whether the log proves it accepted."""
+    settled = scan_log(setting.storage.below("log")).settled()
+    return [(each.frame.header.sequence, each.frame.header.first_sequence, each.accepted) for each in settled]
+
+
+def test_all_blocks_that_wait_are_one_write_and_one_transaction(
+    supervised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transactions: list[int] = []
+    plain = type(supervised.ledger.blocks).add_all
+
+    def add_all(blocks: Any, lease: Any, infos: Any, ends: Any) -> Any:
+        transactions.append(len(infos))
+        return plain(blocks, lease, infos, ends)
+
+    monkeypatch.setattr(type(supervised.ledger.blocks), "add_all", add_all)
+    with supervised.running(storage=supervised.gate) as running:
+        eventually(lambda: bool(supervised.supervisors))
+        supervised.wait_for(running, 5)
+        supervised.gate.shared.open.set()
+        eventually(lambda: supervised.positions() == [3, 3])
+        assert running.end().state is ReceiverState.STOPPED
+    assert transactions == [1, 5]
+    assert sequences(supervised) == [(0, 0, True), *((sequence, 1, True) for sequence in range(1, 6))]
+    assert [value for *_, value in supervised.stored()] == [b"0", b"2", b"4", b"1", b"3", b"5"]
+    # One for each write, and the end of the segment.
+    assert supervised.gate.shared.appends == 3
+    assert supervised.receiver().received_blocks == 6
+
+
+def test_a_write_whose_commit_was_answered_by_an_error_is_stored_once(
+    supervised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The COMMIT was done; the ledger returns the first results at the second try."""
+    answers: list[bool] = []
+    plain = type(supervised.ledger.blocks).add_all
+
+    def add_all(blocks: Any, lease: Any, infos: Any, ends: Any) -> Any:
+        added = plain(blocks, lease, infos, ends)
+        answers.append(all(each.duplicate for each in added))
+        if len(answers) == 2:
+            raise LedgerUnavailableError("The connection broke before the answer came.")
+        return added
+
+    monkeypatch.setattr(type(supervised.ledger.blocks), "add_all", add_all)
+    with supervised.running(storage=supervised.gate) as running:
+        eventually(lambda: bool(supervised.supervisors))
+        supervised.wait_for(running, 4)
+        supervised.gate.shared.open.set()
+        eventually(lambda: len(answers) == 3)
+        assert running.end().state is ReceiverState.STOPPED
+    assert answers == [False, False, True]
+    assert [value for *_, value in supervised.stored()] == [b"0", b"2", b"4", b"1", b"3"]
+    assert supervised.receiver().received_blocks == 5
+
+
+def test_a_write_without_an_answer_is_read_from_the_ledger_s_positions(
+    supervised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the COMMIT was done or not; the log does not deny what may have been accepted."""
+    monkeypatch.setattr("headrace.receiver.block_store.LEDGER_TIMEOUT_SECONDS", 0.0)
+    plain = type(supervised.ledger.blocks).add_all
+    fault = SimpleNamespace(done=True)
+
+    def add_all(blocks: Any, lease: Any, infos: Any, ends: Any) -> Any:
+        if fault.done is None or len(infos) == 1:
+            return plain(blocks, lease, infos, ends)
+        if fault.done:
+            plain(blocks, lease, infos, ends)
+        raise LedgerUnavailableError("The connection broke before the answer came.")
+
+    monkeypatch.setattr(type(supervised.ledger.blocks), "add_all", add_all)
+    expected: list[bytes] = []
+    for done in (True, False):
+        fault.done = done
+        supervised.gate = Gate(supervised.storage)
+        running = supervised.start(storage=supervised.gate)
+        eventually(lambda: bool(supervised.supervisors))
+        supervised.wait_for(running, 3)
+        supervised.gate.shared.open.set()
+        assert "did not answer" in (running.join().error or "")
+        supervised.supervisors.clear()
+        expected += [b"0", b"1", b"2", b"3"]
+    assert supervised.positions() == [3, 2]
+    fault.done = None
+    with supervised.running():
+        eventually(lambda: supervised.positions() == [4, 4])
+    assert sorted(value for *_, value in supervised.stored()) == sorted(expected)
+    first, second = sequences(supervised)[:4], sequences(supervised)[4:8]
+    assert first == second == [(0, 0, True), (1, 1, None), (2, 1, None), (3, 1, None)]
+
+
+def test_a_partition_that_is_taken_by_force_leaves_the_others_of_a_write(
+    supervised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = type(supervised.ledger.blocks).add_all
+
+    def add_all(blocks: Any, lease: Any, infos: Any, ends: Any) -> Any:
+        mine = supervised.partitions[1]
+        if any(r.partition == mine for info in infos for r in info.ranges):
+            raise PartitionNotAssignedError(lease.receiver_id, mine, 1)
+        return plain(blocks, lease, infos, ends)
+
+    monkeypatch.setattr(type(supervised.ledger.blocks), "add_all", add_all)
+    with supervised.running(storage=supervised.gate) as running:
+        eventually(lambda: bool(supervised.supervisors))
+        supervised.wait_for(running, 4)
+        supervised.gate.shared.open.set()
+        eventually(lambda: supervised.positions()[0] == 3)
+        assert running.end().state is ReceiverState.STOPPED
+    assert supervised.positions() == [3, 0]
+    # The refused write stays an intent; what was left of it is a write of its own.
+    assert sequences(supervised) == [
+        (0, 0, True), *((sequence, 1, False) for sequence in range(1, 5)), (5, 5, True), (6, 5, True)
+    ]  # fmt: skip
+    assert [value for *_, value in supervised.stored()] == [b"0", b"2", b"4"]

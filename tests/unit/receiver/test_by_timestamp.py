@@ -10,7 +10,7 @@ from tests.unit.receiver.conftest import refuse_topic_ids
 from tests.unit.receiver.waiting import eventually
 
 from headrace.ledger.receiving_tables import StoredBlock
-from headrace.receiver import heartbeat, kafka_errors
+from headrace.receiver import block_store, heartbeat, kafka_errors
 from headrace.receiver.rates import RateLimiter
 from headrace.stream import Stream
 from headrace.testing.fake_kafka import FakeEntry
@@ -167,7 +167,8 @@ def test_the_heartbeat_goes_on_between_the_batches_of_one_cut(
     make_timed: Callable[[int], Timed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an old, quiet topic each record may have a batch of its own: thousands of blocks in a cut."""
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.0)
+    monkeypatch.setattr(block_store, "_MAX_BLOCKS", 20)
     made = make_timed(1)
     made.produce(0, *range(200))
     beats: set[int] = set()

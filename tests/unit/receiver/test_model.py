@@ -25,7 +25,8 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.kafka.records import RecordChunk
 from headrace.ledger import Ledger
-from headrace.ledger.errors import LeaseLostError
+from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
+from headrace.receiver.block_generator import GeneratedBlock
 from headrace.receiver.block_store import BlockStore, StoreCounts
 from headrace.receiver.event_times import EventTimes
 from headrace.receiver.kafka_source import KafkaReceiver
@@ -167,12 +168,14 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
 
     @rule(
         index=st.integers(0, RECEIVERS - 1),
-        crash=st.sampled_from([None, None, None, "before log", "before ledger", "after ledger"]),
+        crash=st.sampled_from([None, None, None, "before log", "before ledger", "after ledger", "answer lost"]),
+        cuts=st.integers(1, 4),
     )
-    def store(self, index: int, crash: str | None) -> None:
+    def store(self, index: int, crash: str | None, cuts: int = 1) -> None:
+        """So many blocks wait, and are stored together."""
         process = self.alive[index]
         if process is not None:
-            self._store(index, process, crash)
+            self._store(index, process, crash, cuts)
 
     @rule(failures=st.integers(1, 5))
     def break_disk(self, failures: int) -> None:
@@ -221,7 +224,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         self.faults.failures = 0
         if zombie.buffer:
             with pytest.raises(LeaseLostError):
-                zombie.store.store(zombie.buffer, self.clock.now_ms())
+                zombie.store.store(cut(zombie.buffer, 2, self.clock.now_ms()))
 
     @rule(milliseconds=st.integers(0, 3_000))
     def time_passes(self, milliseconds: int) -> None:
@@ -325,13 +328,13 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             assert isinstance(event, RecordChunk)
             process.buffer += [event] if process.times is None else process.times.split(event)
 
-    def _store(self, index: int, process: Process, crash: str | None) -> bool:
+    def _store(self, index: int, process: Process, crash: str | None, cuts: int = 1) -> bool:
         """Whether the process lives on."""
         if not process.buffer:
             return True
         process.crash.point = crash
         try:
-            process.store.store(process.buffer, self.clock.now_ms())
+            process.store.store(cut(process.buffer, cuts, self.clock.now_ms()))
         except (CrashError, StoreFailedError):
             process.crash.point = None
             self.zombies.append(process)
@@ -343,6 +346,13 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         return True
 
 
+def cut(chunks: list[RecordChunk], cuts: int, now_ms: int) -> list[GeneratedBlock[RecordChunk]]:
+    """Cut the chunks into up to so many blocks, one after the other."""
+    size = max(1, -(-len(chunks) // cuts))
+    parts = [tuple(chunks[at : at + size]) for at in range(0, len(chunks), size)]
+    return [GeneratedBlock(now_ms, part, sum(chunk.nbytes for chunk in part)) for part in parts]
+
+
 def _crashing(step: Callable[..., Any], crash: SimpleNamespace, before: str, after: str | None) -> Callable[..., Any]:
     def crashing(*args: Any, **options: Any) -> Any:
         if crash.point == before:
@@ -350,6 +360,9 @@ def _crashing(step: Callable[..., Any], crash: SimpleNamespace, before: str, aft
         result = step(*args, **options)
         if after is not None and crash.point == after:
             raise CrashError
+        if after is not None and crash.point == "answer lost":
+            crash.point = None
+            raise LedgerUnavailableError("The connection broke before the answer came.")
         return result
 
     return crashing
@@ -357,7 +370,7 @@ def _crashing(step: Callable[..., Any], crash: SimpleNamespace, before: str, aft
 
 def _crashing_ledger(ledger: Ledger, crash: SimpleNamespace) -> Any:
     return SimpleNamespace(
-        blocks=SimpleNamespace(add=_crashing(ledger.blocks.add, crash, "before ledger", "after ledger")),
+        blocks=SimpleNamespace(add_all=_crashing(ledger.blocks.add_all, crash, "before ledger", "after ledger")),
         positions=ledger.positions,
         segments=ledger.segments,
     )
@@ -365,7 +378,9 @@ def _crashing_ledger(ledger: Ledger, crash: SimpleNamespace) -> Any:
 
 def _crashing_writer(writer: WriteAheadLogWriter, crash: SimpleNamespace) -> Any:
     return SimpleNamespace(
-        write=_crashing(writer.write, crash, "before log", None), close=writer.close, roll_if_due=writer.roll_if_due
+        write_all=_crashing(writer.write_all, crash, "before log", None),
+        close=writer.close,
+        roll_if_due=writer.roll_if_due,
     )
 
 

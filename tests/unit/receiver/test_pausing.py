@@ -105,6 +105,8 @@ def test_a_full_disk_pauses_the_receiver_and_it_goes_on_when_there_is_room(setti
     disk = Disk(setting.storage)
     with setting.running(storage=disk) as running:
         eventually(lambda: "disk is full" in setting.paused_for())
+        assert setting.stream.folder_url in setting.paused_for()
+        assert "bytes are free" in setting.paused_for()
         assert "No space left on device" in setting.paused_for()
         # Longer than it would have tried for, and every heartbeat keeps the lease.
         eventually(lambda: disk.refused > STORE_TRIES)

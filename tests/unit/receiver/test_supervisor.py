@@ -382,8 +382,8 @@ class ForgetfulBlocks:
     def __init__(self, blocks: Any) -> None:
         self._blocks, self.lost = blocks, 0
 
-    def add(self, lease: Any, info: Any, epoch_ends: Any) -> Any:
-        added = self._blocks.add(lease, info, epoch_ends)
+    def add_all(self, lease: Any, infos: Any, epoch_ends: Any) -> Any:
+        added = self._blocks.add_all(lease, infos, epoch_ends)
         if not self.lost:
             self.lost += 1
             raise LedgerUnavailableError("the connection broke")
@@ -409,7 +409,7 @@ def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
 ) -> None:
     """The ledger may have taken it: rebuilt from a log that denies it, it would lose it."""
     monkeypatch.setattr("headrace.receiver.block_store.LEDGER_TIMEOUT_SECONDS", 0.0)
-    plain = type(setting.ledger.blocks).add
+    plain = type(setting.ledger.blocks).add_all
 
     def add(self: Any, *args: Any) -> Any:
         added = plain(self, *args)
@@ -417,7 +417,7 @@ def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
             raise LedgerUnavailableError("The connection broke before the answer came.")
         return added
 
-    monkeypatch.setattr(type(setting.ledger.blocks), "add", add)
+    monkeypatch.setattr(type(setting.ledger.blocks), "add_all", add)
     setting.assign(0, 0)
     setting.kafka.produce("flights", 0, b"a")
     running = setting.start(0)

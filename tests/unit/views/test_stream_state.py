@@ -5,23 +5,25 @@ Fault by fault: the cause that is named first, the remedy, and after how many se
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from tests.support.seeded_ledger import SITUATIONS, seed
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock, time_text
-from headrace.errors import FAILURE, WARNING, Failure
+from headrace.errors import FAILURE, WARNING, Failure, headline
 from headrace.ledger import Ledger
 from headrace.receiver.health import INPUTS, InputHealth
-from headrace.views.stream_state import DagFacts, Finding, headline, judge
-from headrace.views.streams import Placed, StreamSummary, summarize
+from headrace.views.stream_state import DagFacts, Finding, judge
+from headrace.views.streams import Placed, StreamSummary, default_place, summaries, summarize
 
 from .conftest import INTERVAL_MS, Shop, T
 
@@ -495,3 +497,73 @@ def test_a_headline_is_the_line_that_matters_and_the_rest_are_details(shop: Shop
 )
 def test_headline(error: str, line: str, whole: bool) -> None:
     assert headline(error) == (line, None if whole else error)
+
+
+@pytest.mark.parametrize(
+    ("part", "reason", "remedy"),
+    [
+        ("log_write", "a sync of the log takes 8.0 s in receiver shop/records/0", "Look at the disk, or the object"),
+        ("ledger_transaction", "a transaction of the ledger takes 8.0 s in receiver", "what holds locks in it"),
+    ],
+)
+def test_what_is_slow_to_store_is_named_with_its_seconds(running: Shop, part: str, reason: str, remedy: str) -> None:
+    slow = {f"{part}_seconds": 8.0}
+    running.beat(**slow)
+    assert any(reason in text for text in running.summary().also) or reason in running.summary().reason
+    running.beat(total_lag=5_000, lag_seconds=200.0, **slow)
+    summary = running.summary()
+    assert summary.state == "falling_behind"
+    assert reason in summary.reason
+    assert remedy in (summary.remedy or "")
+    assert "Give the input more receivers" not in (summary.remedy or "")
+    # Nor is an executor blamed for the silence that follows.
+    silent_receiver(running)
+    summary = running.summary()
+    assert reason[2:] in (summary.remedy or "")
+
+
+def test_a_part_that_is_as_slow_as_usual_is_not_named(running: Shop) -> None:
+    running.beat(total_lag=5_000, lag_seconds=200.0, log_write_seconds=1.2, ledger_transaction_seconds=0.1)
+    summary = running.summary()
+    assert "takes" not in summary.reason
+    assert "Give the input more receivers" in (summary.remedy or "")
+
+
+def test_a_full_disk_of_the_ledger_is_named_though_its_lock_can_be_taken(
+    running: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.clock.advance(LEASE_MS + 1_000)
+
+    def full(**_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("headrace.ledger.database.tempfile.TemporaryFile", full)
+        summary = running.summary()
+    path = running.ledger.url.removeprefix("sqlite:///")
+    assert summary.state == "failing"
+    assert f"The disk of the ledger {path} is full: No space left on device, " in summary.reason
+    assert "bytes are free" in summary.reason
+    assert "Make room on that disk" in (summary.remedy or "")
+    assert running.summary().state == "stalled"
+
+
+def test_one_locked_ledger_is_asked_once_for_all_its_streams(running: Shop) -> None:
+    names = ["shop", *(f"shop-{number:02d}" for number in range(49))]
+    for name in names[1:]:
+        running.ledger.streams.register(
+            name, running.stream.model_copy(update={"name": name}).to_json(), batch_interval_ms=1_000,
+            block_interval_ms=200,
+        )  # fmt: skip
+        running.ledger.jobs.acquire(name, holder="test", lease_ms=LEASE_MS)
+    running.clock.advance(LEASE_MS + 1_000)
+    rows = [(row, default_place(row.name, running.ledger.url)) for row in running.ledger.streams.all()]
+    with locked(running):
+        began = time.monotonic()
+        listed = summaries(running.ledger, rows, {})
+        seconds = time.monotonic() - began
+    assert [summary.name for summary in listed] == sorted(names)
+    assert len({summary.reason for summary in listed}) == 1
+    assert "database is locked" in listed[0].reason
+    # One wait of a second, not one for each stream; a busy machine may take a few.
+    assert seconds < 25

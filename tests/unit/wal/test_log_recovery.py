@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from headrace.blocks import BlockInfo, ReceiverId
 from headrace.clock import ManualClock
 from headrace.wal.errors import DamagedFrameError, StorageError, WriteFailedError
 from headrace.wal.recovery import COPIES_KEPT, scan_log
-from headrace.wal.scan import READ_TRIES
-from headrace.wal.storage import LocalStorage
-from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
+from headrace.wal.scan import READ_TRIES, RecoveryMode
+from headrace.wal.storage import LocalStorage, open_storage
+from headrace.wal.writer import NewBlock, WriteAheadLogWriter, WrittenFrame
 
 OpenWriter = Callable[..., WriteAheadLogWriter]
 
@@ -194,3 +195,136 @@ def test_an_error_of_the_storage_that_is_no_bad_sector_stops_the_writer(
     files.fail("pread", errno.EACCES, path="*", times=100)
     with pytest.raises(StorageError, match="cannot read"):
         WriteAheadLogWriter(storage, "", receiver, 2, clock=clock)
+
+
+def write_three(writer: WriteAheadLogWriter, at: int, accepted: int | None = None) -> list[BlockInfo]:
+    """Three blocks of one write, as the ledger would know them."""
+    made = [make_block([b"%d" % number * 900], from_offset=number) for number in range(at, at + 3)]
+    blocks = [NewBlock(batch, ranges, 0) for batch, ranges in made]
+    frames = writer.write_all(blocks, last_accepted_sequence=accepted)
+    return [
+        BlockInfo(writer._receiver, writer._epoch, frame.sequence, 0, frame.handle, block.ranges, 1, 900)
+        for block, frame in zip(blocks, frames, strict=True)
+    ]
+
+
+def spoil(path: Path, info: BlockInfo) -> None:
+    """Zero a part of the block, as where a crash lost its page."""
+    with path.open("r+b") as file:
+        file.seek(info.handle.offset + 10)
+        file.write(bytes(100))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("is_first", [True, False], ids=["the segment's first write", "a later write"])
+def test_any_block_of_the_last_write_may_be_torn(
+    tmp_path: Path, receiver: ReceiverId, lost: int, is_first: bool
+) -> None:
+    storage = LocalStorage(tmp_path)
+    writer = WriteAheadLogWriter(storage, "", receiver, 1)
+    before = [] if is_first else write_three(writer, 0)
+    written = write_three(writer, 3, None if is_first else 2)
+    spoil(tmp_path / written[0].handle.segment, written[lost])
+    writer._segment.release()  # type: ignore[union-attr]
+    successor = WriteAheadLogWriter(storage, "", receiver, 2, accepted=lambda _: before)
+    assert successor.recovery.damage == ()
+    (tail,) = successor.recovery.torn_tails
+    assert (tail.offset, tail.kept is not None) == (written[lost].handle.offset, True)
+    assert tail.ranges == tuple(r for info in written[lost + 1 :] for r in info.ranges) or lost == 2
+    write(successor, 9)
+    settled = [(frame.frame.header.sequence, frame.accepted) for frame in scan_log(storage).settled()]
+    # Those before the torn one stay, and are undecided; the first write is decided by the second one.
+    kept = [(info.sequence, None if lost else True) for info in written[:lost]]
+    assert settled == [*((info.sequence, True if lost else None) for info in before), *kept, (0, None)]
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_block_of_an_earlier_write_is_not_torn(tmp_path: Path, receiver: ReceiverId, accepted: bool) -> None:
+    """A later write shows that it was whole once, whether the ledger has it or not."""
+    storage = LocalStorage(tmp_path)
+    writer = WriteAheadLogWriter(storage, "", receiver, 1)
+    write(writer)
+    first = write_three(writer, 1, 0)
+    write_three(writer, 4, 3 if accepted else 0)
+    writer._segment.release()  # type: ignore[union-attr]
+    spoil(tmp_path / first[0].handle.segment, first[1])
+    successor = WriteAheadLogWriter(storage, "", receiver, 2, accepted=lambda _: first if accepted else [])
+    assert successor.recovery.torn_tails == ()
+    (damage,) = successor.recovery.damage
+    assert damage.offset == first[1].handle.offset
+
+
+def test_without_a_ledger_a_block_before_a_whole_one_is_damaged(tmp_path: Path, receiver: ReceiverId) -> None:
+    """The one behind it may have been accepted, so that a person decides."""
+    storage = LocalStorage(tmp_path)
+    writer = WriteAheadLogWriter(storage, "", receiver, 1)
+    write(writer)
+    written = write_three(writer, 1, 0)
+    writer._segment.release()  # type: ignore[union-attr]
+    spoil(tmp_path / written[0].handle.segment, written[1])
+    with pytest.raises(DamagedFrameError):
+        list(scan_log(storage))
+    scan = scan_log(storage, mode=RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS)
+    assert [(frame.frame.header.sequence, frame.accepted) for frame in scan.settled()] == [
+        (0, True),
+        (1, None),
+        (3, None),
+    ]
+
+
+def test_the_blocks_of_a_write_are_decided_by_the_next_write(open_writer: OpenWriter, storage: FaultyStorage) -> None:
+    writer = open_writer(1)
+    write_three(writer, 0)
+    write_three(writer, 3, 2)
+    write_three(writer, 6, 2)
+    writer.close(8)
+    open_writer(2)
+    assert [frame.accepted for frame in scan_log(storage).settled()] == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_old_frames_with_the_same_last_accepted_one_are_each_a_write(
+    open_writer: OpenWriter, storage: FaultyStorage
+) -> None:
+    """As where the ledger refused them one after the other."""
+    writer = open_writer(1)
+    for at in range(3):
+        write(writer, at)
+    assert [frame.accepted for frame in scan_log(storage).settled()] == [False, False, None]
+
+
+def test_a_write_that_fails_has_no_block(tmp_path: Path, receiver: ReceiverId) -> None:
+    files = FaultyFiles()
+    storage = LocalStorage(tmp_path, calls=files)
+    writer = WriteAheadLogWriter(storage, "", receiver, 1)
+    write_three(writer, 0)
+    files.fail("fdatasync", errno.EIO)
+    with pytest.raises(WriteFailedError):
+        write_three(writer, 3, 2)
+    again = write_three(writer, 3, 2)
+    assert [info.sequence for info in again] == [6, 7, 8]
+    writer.close(8)
+    settled = [(frame.frame.header.sequence, frame.accepted) for frame in scan_log(storage).settled()]
+    assert settled == [(0, True), (1, True), (2, True), (6, True), (7, True), (8, True)]
+    files.close_all()
+
+
+def test_a_write_of_several_blocks_is_one_append_and_one_sync(tmp_path: Path, receiver: ReceiverId) -> None:
+    files = FaultyFiles()
+    writer = WriteAheadLogWriter(LocalStorage(tmp_path, calls=files), "", receiver, 1)
+    write(writer)
+    files.calls.clear()
+    write_three(writer, 1, 0)
+    assert [call for call, _ in files.calls if call in ("writev", "fsync", "fdatasync")] == ["writev", "fdatasync"]
+    files.close_all()
+
+
+def test_a_write_of_several_blocks_is_one_object(receiver: ReceiverId) -> None:
+    storage = open_storage(f"memory://bucket/{secrets.token_hex(8)}")
+    writer = WriteAheadLogWriter(storage, "", receiver, 1)
+    written = write_three(writer, 0)
+    write_three(writer, 3, 2)
+    assert len(storage.paths()) == 2
+    assert {info.handle.segment for info in written} == {sorted(storage.paths())[0]}
+    scan = scan_log(storage)
+    assert [frame.accepted for frame in scan.settled()] == [True] * 3 + [None] * 3
+    assert scan.damage == []

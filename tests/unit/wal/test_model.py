@@ -3,7 +3,7 @@
 Writes and syncs fail, receivers crash between log and ledger, go on as zombies, lose what they had not synced; batches
 are allocated and completed, their segments cleaned, and the ledger is lost. Always: what the ledger accepted and no
 cleanup took is read back as it was written, positions are where the model has them, and the log alone proves what was
-accepted, but for the last block of each writer's life.
+accepted, but for the blocks of the last write of each writer's life.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -34,7 +34,7 @@ from headrace.wal.reader import read_block
 from headrace.wal.recovery import scan_log
 from headrace.wal.scan import RecoveryMode
 from headrace.wal.storage import LocalStorage
-from headrace.wal.writer import WriteAheadLogWriter
+from headrace.wal.writer import NewBlock, WriteAheadLogWriter
 
 STREAM = "air"
 RECEIVERS = 2
@@ -90,7 +90,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             self.files.heal()
             for index in range(RECEIVERS):
                 self.restart(index)
-                self.write(index, 0, 1, None, None)
+                self.write(index, 0, [1], None, None)
             self.look_at_everything()
             self.ledger_is_lost()
             assert broken_rules(self.ledger, STREAM) == []
@@ -104,30 +104,30 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
     @rule(
         index=st.integers(0, RECEIVERS - 1),
         partition=st.integers(0, 1),
-        count=st.integers(1, 5),
+        counts=st.lists(st.integers(1, 5), min_size=1, max_size=4),
         fault=st.sampled_from(
             [None, None, None, "writev", "fsync", "fdatasync", "open", "close", "ftruncate", "folder"]
         ),
         crash=st.sampled_from([None, None, None, "before ledger", "after ledger", "no answer"]),
     )
-    def write(self, index: int, partition: int, count: int, fault: str | None, crash: str | None) -> None:
+    def write(self, index: int, partition: int, counts: list[int], fault: str | None, crash: str | None) -> None:
+        """One write of blocks of so many records."""
         life = self.lives[index] = self.lives[index] or self.begin(index)
         mine = [each for each, owner in zip(PARTITIONS, OWNERS, strict=True) if owner == index]
         if fault == "folder":
             self.files.fail("fsync", errno.EIO, path="log")
         elif fault is not None:
-            self.files.fail(fault, errno.EIO, path="*.wal", written=100 * count)
-        block = self.log(life, mine[partition % len(mine)], count)
+            self.files.fail(fault, errno.EIO, path="*.wal", written=100 * sum(counts))
+        blocks = self.log(life, mine[partition % len(mine)], counts)
         self.files.heal()
-        if block is None:
+        if not blocks:
             return
         if crash == "before ledger":
             self.dies(index)
             return
-        added = self.ledger.blocks.add(life.lease, block)
-        assert not added.duplicate
-        self.blocks.append(block)
-        for r in block.ranges:
+        assert not any(added.duplicate for added in self.ledger.blocks.add_all(life.lease, blocks))
+        self.blocks += blocks
+        for r in blocks[-1].ranges:
             self.positions[r.partition] = r.until_offset
         if crash is not None:
             # Nobody writes on who does not know what became of the last block.
@@ -135,7 +135,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             if crash == "no answer":
                 life.writer.close(None)
         else:
-            life.accepted = block.sequence
+            life.accepted = blocks[-1].sequence
 
     @rule(partition=st.integers(0, len(PARTITIONS) - 1), offsets=st.integers(1, 5))
     def advance(self, partition: int, offsets: int) -> None:
@@ -194,10 +194,10 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         if self.lives[life.lease.receiver_id.index] is None:
             return  # Nobody has replaced it yet.
         mine = [tp for tp, owner in zip(PARTITIONS, OWNERS, strict=True) if owner == life.lease.receiver_id.index]
-        block = self.log(life, mine[0], 2)
-        if block is not None:
+        blocks = self.log(life, mine[0], [2, 1])
+        if blocks:
             with pytest.raises(LeaseLostError):
-                self.ledger.blocks.add(life.lease, block)
+                self.ledger.blocks.add_all(life.lease, blocks)
 
     @rule(milliseconds=st.integers(100, 70_000))
     def time_passes(self, milliseconds: int) -> None:
@@ -268,20 +268,20 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         scan = scan_log(
             self.storage, deleted=lambda path: path in self.removed, mode=RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS
         )
-        undecided: Counter[tuple[ReceiverId, int]] = Counter()
+        undecided: dict[tuple[ReceiverId, int], set[int]] = defaultdict(set)
         found: set[tuple[ReceiverId, int, int]] = set()
         for settled in scan.settled():
             header = settled.frame.header
             key = (header.receiver, header.epoch, header.sequence)
             if settled.accepted is None:
-                undecided[header.receiver, header.epoch] += 1
+                undecided[header.receiver, header.epoch].add(header.first_sequence)
                 left.pop(key, None)
                 continue
             assert settled.accepted == (key in left)
             if settled.accepted:
                 found.add(key)
                 assert (header.ranges, settled.frame.handle) == (left[key].ranges, left[key].handle)
-        assert all(count == 1 for count in undecided.values())
+        assert all(len(writes) == 1 for writes in undecided.values())
         assert found == set(left)
 
     # -- how -------------------------------------------------------------------------------------------------------
@@ -293,29 +293,33 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         number = block.ranges[0].partition.partition
         assert batch["value"].to_pylist() == [self.values[number, offset] for offset in offsets]
 
-    def log(self, life: Life, partition: TopicPartition, count: int) -> BlockInfo | None:
-        """A block that is durable in the log, and no more; None where the disk failed."""
-        start = self.positions[partition]
-        values = [b"%d %d" % (partition.partition, start + place) * 40 for place in range(count)]
-        self.values.update({(partition.partition, start + place): value for place, value in enumerate(values)})
-        batch, _ = make_block(values, partition=partition.partition, from_offset=start)
-        ranges = (OffsetRange(partition, start, start + count, count),)
+    def log(self, life: Life, partition: TopicPartition, counts: list[int]) -> list[BlockInfo]:
+        """Blocks that are durable in the log by one write, and no more; none where the disk failed."""
+        start, blocks = self.positions[partition], []
+        for count in counts:
+            values = [b"%d %d" % (partition.partition, start + place) * 40 for place in range(count)]
+            self.values.update({(partition.partition, start + place): value for place, value in enumerate(values)})
+            batch, _ = make_block(values, partition=partition.partition, from_offset=start)
+            ranges = (OffsetRange(partition, start, start + count, count),)
+            blocks.append(NewBlock(batch, ranges, self.clock.now_ms()))
+            start += count
         try:
-            frame = life.writer.write(
-                batch, ranges, cut_time_ms=self.clock.now_ms(), last_accepted_sequence=life.accepted
-            )
+            frames = life.writer.write_all(blocks, last_accepted_sequence=life.accepted)
         except WriteFailedError:
-            return None
-        return BlockInfo(
-            life.lease.receiver_id,
-            life.lease.epoch,
-            frame.sequence,
-            self.clock.now_ms(),
-            frame.handle,
-            ranges,
-            count,
-            frame.payload_bytes,
-        )
+            return []
+        return [
+            BlockInfo(
+                life.lease.receiver_id,
+                life.lease.epoch,
+                frame.sequence,
+                block.cut_time_ms,
+                frame.handle,
+                block.ranges,
+                block.records.num_rows,
+                frame.payload_bytes,
+            )
+            for block, frame in zip(blocks, frames, strict=True)
+        ]
 
     def dies(self, index: int) -> None:
         life = self.lives[index]

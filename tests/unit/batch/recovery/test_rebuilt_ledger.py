@@ -31,6 +31,7 @@ def test_a_rebuilt_ledger_is_the_lost_one_table_by_table(
     life.register(life.ledger)
     for _ in range(30):
         life.step()
+    life.settle()
     life.finish()
     life.checkpoint()
     life.checkpoint()
@@ -207,7 +208,7 @@ def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(
     live: Callable[..., Life], new_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = live(0, steps=0)
-    add = life.ledger.blocks.add
+    add = life.ledger.blocks.add_all
 
     def add_late(*block: Any) -> Any:
         life.clock.advance(40_000)
@@ -215,7 +216,7 @@ def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(
         return add(*block)
 
     with monkeypatch.context() as patch:
-        patch.setattr(life.ledger.blocks, "add", add_late)
+        patch.setattr(life.ledger.blocks, "add_all", add_late)
         while not all_blocks(life.ledger):
             life.store()
     for _ in range(10):
