@@ -24,6 +24,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.connections import Connection, ConnectionNotFoundError, resolve
+from headrace.kafka.client_errors import Explained, KeptError, missing_file
 from headrace.kafka.errors import ClientSettingError
 from headrace.kafka.tokens import OAUTH_CALLBACK, TokenSource, with_tokens
 from headrace.stream.inputs import CLIENT_SETTINGS, KafkaInput
@@ -390,24 +391,29 @@ def open_consumer(config: Mapping[str, Any]) -> Consumer:
 
     Raises ClientSettingError for settings that librdkafka refuses, and TokenError.
     """
-    with _refusals():
+    with _refusals(config):
         return Consumer(with_tokens(config))
 
 
 def open_producer(config: Mapping[str, Any]) -> Producer:
     """A producer with these settings. Raises as `open_consumer` does."""
-    with _refusals():
+    with _refusals(config):
         return Producer(with_tokens(config))
 
 
 def open_admin(config: Mapping[str, Any]) -> AdminClient:
     """An admin client with these settings; nothing has to poll it. Raises as `open_consumer` does."""
-    with _refusals():
+    with _refusals(config):
         return AdminClient(with_tokens(config))
 
 
 @contextlib.contextmanager
-def _refusals() -> Iterator[None]:
+def _refusals(config: Mapping[str, Any]) -> Iterator[None]:
+    if (missing := missing_file(config)) is not None:
+        raise ClientSettingError(
+            f"A client of Kafka is not made: {missing}.",
+            remedy="Put the file there, or correct the path in the connection.",
+        )
     try:
         yield
     except KafkaException as error:
@@ -420,8 +426,6 @@ def _refusals() -> Iterator[None]:
 # By then a client with a broken connection has tried again several times: another broker would have answered.
 _HOPE_SECONDS = 3.0
 _SLACK_SECONDS = 5.0
-# librdkafka puts times and counts in its errors, which make the text of the same error differ each time.
-_COUNTED = re.compile(r" \(after \d+ms in state [A-Z_]+(, \d+ identical error\(s\) suppressed)?\)")
 
 
 class AskingAdmin(AdminClient):
@@ -432,35 +436,30 @@ class AskingAdmin(AdminClient):
         """``gives_up_early``: an unreachable server ends a wait early, not only a refused log-in. Raises as
         `open_consumer` does."""
         self._gives_up_early = gives_up_early
-        self._heard: str | None = None
-        self._is_refused = False
-        with _refusals():
+        self._last = KeptError(config)
+        self._has_heard = False
+        with _refusals(config):
             super().__init__(with_tokens({**config, "error_cb": self._on_error}))
 
     def wait(self, futures: Collection[concurrent.futures.Future[Any]], seconds: float) -> None:
         """Wait until all are done, but not much longer than ``seconds``, and about 3 s if no broker lets it log in."""
         began = time.monotonic()
-        self._heard, self._is_refused = None, False
+        self._has_heard = False
         open_ones = set(futures)
         while open_ones and time.monotonic() < began + seconds + _SLACK_SECONDS:
             self.poll(0)
-            _, open_ones = concurrent.futures.wait(open_ones, timeout=0.1)
-            hopeless = self._is_refused or (self._gives_up_early and self._heard is not None)
+            done, open_ones = concurrent.futures.wait(open_ones, timeout=0.1)
+            if any(not future.cancelled() and future.exception() is None for future in done):
+                self._last.clear()
+            hopeless = self._last.is_refused or (self._gives_up_early and self._has_heard)
             if hopeless and time.monotonic() > began + _HOPE_SECONDS:
                 return
 
-    def last_error(self) -> str | None:
-        """The last error of a connection since the last `wait` began; None if there was none."""
+    def last_error(self) -> Explained | None:
+        """The last real error of a connection since the last answer, examined; None if there was none."""
         self.poll(0)
-        return self._heard
+        return self._last.examined()
 
     def _on_error(self, error: KafkaError) -> None:
-        # "All brokers down" says less than the error of one broker.
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or self._heard is None:
-            self._heard = plain(error)
-            self._is_refused = error.code() == KafkaError._AUTHENTICATION
-
-
-def plain(error: KafkaError) -> str:
-    """The error's name and text, without times and counts."""
-    return f"{error.name()}: {_COUNTED.sub('', error.str())}"
+        self._has_heard = True
+        self._last.note(error)

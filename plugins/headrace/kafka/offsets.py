@@ -158,12 +158,18 @@ class OffsetQuestions:
 
     def _unreadable(self, what: str) -> RangesUnreadableError:
         why = why_silent(self._admin)
-        return unreadable(what if why is None else f"{what} (the client's last error: {why})")
+        if why is None:
+            return unreadable(what)
+        again = f"{why.remedy} Then run it again." if why.is_real else RUN_AGAIN
+        return unreadable(f"{what} (the client's last error: {why.text})", again)
 
 
-def unreadable(what: str) -> RangesUnreadableError:
+RUN_AGAIN = "Run it again once Kafka answers."
+
+
+def unreadable(what: str, remedy: str = RUN_AGAIN) -> RangesUnreadableError:
     """The error with the text "Kafka ``what``."."""
-    return RangesUnreadableError(f"Kafka {what}.", remedy="Run it again once Kafka answers.")
+    return RangesUnreadableError(f"Kafka {what}.", remedy=remedy)
 
 
 def request_offsets(

@@ -24,9 +24,10 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.client import AskingAdmin, ClientConfig, admin_config, consumer_config, open_consumer, plain
+from headrace.kafka.client import AskingAdmin, ClientConfig, admin_config, consumer_config, open_consumer
+from headrace.kafka.client_errors import KeptError
 from headrace.kafka.errors import RangesUnreadableError, RecordsDifferError, RecordsReplacedError
-from headrace.kafka.offsets import ANSWER_SECONDS, Kept, OffsetQuestions, check_available, gone, listed
+from headrace.kafka.offsets import ANSWER_SECONDS, RUN_AGAIN, Kept, OffsetQuestions, check_available, gone, listed
 from headrace.kafka.ranges import RangeRun, RecordedRange
 from headrace.kafka.records import (
     FIRST_RECORDS,
@@ -182,10 +183,9 @@ class KafkaRangeReader:
         self._stall_seconds = stall_seconds
         self._questions = questions
         self._records_at_once = FIRST_RECORDS
-        self._last_error: str | None = None
-        self._is_refused = False
+        self._last_error = KeptError(clients.consumer)
         self._fetched: set[tuple[str, int]] = set()
-        self._consumer = consumer_factory({**clients.consumer, "error_cb": self._on_error})
+        self._consumer = consumer_factory({**clients.consumer, "error_cb": self._last_error.note})
 
     def close(self) -> None:
         """Close the consumer."""
@@ -260,7 +260,6 @@ class KafkaRangeReader:
         for key, reading in open_runs.items():
             reading.is_anew = key in self._fetched
         self._fetched.update(open_runs)
-        self._last_error = None
         self._consumer.incremental_assign(
             [KafkaPartition(*key, reading.next_offset) for key, reading in open_runs.items()]
         )
@@ -275,12 +274,13 @@ class KafkaRangeReader:
                 silent_seconds = time.monotonic() - progressed_at
                 if progressed:
                     progressed_at = time.monotonic()
-                    self._is_refused = False
-                elif self._is_refused and silent_seconds > _REFUSED_SECONDS:
-                    raise RangesUnreadableError(
-                        f"Kafka refuses the log-in: {self._last_error}.",
-                        remedy="Check the credentials in the input's connection.",
-                    )
+                    self._last_error.connected()
+                elif (
+                    self._last_error.is_refused
+                    and silent_seconds > _REFUSED_SECONDS
+                    and (refused := self._last_error.examined()) is not None
+                ):
+                    raise RangesUnreadableError(f"Kafka refuses the log-in: {refused.text}.", remedy=refused.remedy)
                 elif silent_seconds > self._stall_seconds:
                     raise self._stalled(list(open_runs.values()))
                 done = [key for key, reading in open_runs.items() if reading.is_done]
@@ -384,7 +384,7 @@ class KafkaRangeReader:
                 where = f"{message.topic()}-{message.partition()}, offset {message.offset()}"
                 raise RangesUnreadableError(f"Kafka's {where} cannot be read: {error.name()}: {error.str()}.")
             else:
-                self._on_error(error)
+                self._last_error.note(error)
                 if reading is not None:
                     held.add(key)
         return good
@@ -402,23 +402,16 @@ class KafkaRangeReader:
         for reading in readings:
             reading.is_anew = True
 
-    def _on_error(self, error: Any) -> None:
-        """Keep the last error for the stall's message. Most errors pass, since librdkafka reconnects by itself."""
-        if error.code() == KafkaError._ALL_BROKERS_DOWN and self._last_error is not None:
-            # It says less than the error of one broker.
-            return
-        self._last_error = plain(error)
-        self._is_refused = error.code() == KafkaError._AUTHENTICATION
-
     def _stalled(self, readings: Sequence[_Reading]) -> RangesUnreadableError:
         missing = []
         for reading in readings:
             end = "" if reading.end is None else f", where Kafka says that it ends at {reading.end}"
             missing.append(f"{reading.run} from offset {reading.next_offset} on{end}")
-        reported = f" The client's last error: {self._last_error}." if self._last_error else ""
+        last = self._last_error.examined()
+        reported = f" The client's last error: {last.text}." if last is not None else ""
         return RangesUnreadableError(
             f"Kafka brought nothing for {self._stall_seconds:.0f} s; missing is {listed(missing)}.{reported}",
-            remedy="Run it again once Kafka answers.",
+            remedy=f"{last.remedy} Then run it again." if last is not None and last.is_real else RUN_AGAIN,
         )
 
     def _differ(self, differences: Sequence[tuple[RecordedRange, int]]) -> RecordsDifferError:

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from headrace.blocks import TopicPartition
-from headrace.kafka.client import AskingAdmin, admin_config, plain
+from headrace.kafka.client import AskingAdmin, admin_config
+from headrace.kafka.client_errors import SERVERS_REMEDY, Explained, plain
 from headrace.kafka.errors import KafkaNotAskedError, TopicsNotFoundError
 from headrace.stream.inputs import KafkaInput
 
@@ -184,12 +185,11 @@ class AdminQuestions:
 
     def not_asked(self, error: BaseException) -> KafkaNotAskedError:
         """The error that names the servers that did not answer, and why."""
-        why = why_silent(self.admin) or error_text(error)
-        return KafkaNotAskedError(
-            f"Kafka at {self.servers} cannot be asked: {why}.",
-            remedy="See to the servers, or to the address and the security settings of "
-            + (f"connection {self.source.connection!r}." if self.source.connection else "bootstrap_servers."),
-        )
+        known = why_silent(self.admin)
+        text, remedy = (error_text(error), SERVERS_REMEDY) if known is None else (known.text, known.remedy)
+        if self.source.connection:
+            remedy = remedy.replace("the connection", f"connection {self.source.connection!r}")
+        return KafkaNotAskedError(f"Kafka at {self.servers} cannot be asked: {text}.", remedy=remedy)
 
 
 def wait_for(admin: Any, futures: Collection[concurrent.futures.Future[Any]], seconds: float) -> None:
@@ -200,8 +200,8 @@ def wait_for(admin: Any, futures: Collection[concurrent.futures.Future[Any]], se
         concurrent.futures.wait(futures, timeout=seconds + 5)
 
 
-def why_silent(admin: Any) -> str | None:
-    """The last error of the client's connections, if it is known."""
+def why_silent(admin: Any) -> Explained | None:
+    """The last real error of the client's connections, if it is known."""
     return admin.last_error() if isinstance(admin, AskingAdmin) else None
 
 

@@ -23,7 +23,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import Clock, SystemClock
-from headrace.kafka.client import open_consumer, plain
+from headrace.kafka.client import open_consumer
+from headrace.kafka.client_errors import KeptError, plain
 from headrace.kafka.records import (
     FIRST_RECORDS,
     MAX_RECORDS,
@@ -190,8 +191,7 @@ class KafkaReceiver:
         self.leader_epochs = LeaderEpochs()
         self._fatal: str | None = None
         self._closed = False
-        self.client_error: str | None = None
-        """The client's last error that is not about a partition; None once it is connected again."""
+        self._last_error = KeptError(config)
         self.connected: bool | None = None
         """Whether any broker is reachable, None while unknown."""
         self.below_position = 0
@@ -410,6 +410,11 @@ class KafkaReceiver:
             gaps.append(Gap(owned.partition, begin, until, reason))
         return gaps
 
+    @property
+    def client_error(self) -> str | None:
+        """The client's last real error that is not about a partition; None once it is connected again."""
+        return self._last_error.text
+
     # -- errors ----------------------------------------------------------------------------------------------------
 
     def _separate_errors(self, messages: Sequence[Any], findings: Findings) -> list[Any]:
@@ -457,9 +462,7 @@ class KafkaReceiver:
 
     def _on_error(self, error: Any) -> None:
         """Note an error of the client itself; most are transient, since librdkafka reconnects by itself."""
-        # "All brokers down" says less than the error of one of them.
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or self.client_error is None:
-            self.client_error = plain(error)
+        self._last_error.note(error)
         if error.fatal() or error.code() == KafkaError._FATAL:
             self._fatal = plain(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -470,7 +473,7 @@ class KafkaReceiver:
         brokers = statistics.get("brokers", {}).values()
         self.connected = any(broker.get("state") == "UP" for broker in brokers)
         if self.connected:
-            self.client_error = None
+            self._last_error.connected()
         topics = statistics.get("topics", {})
         with self._lock:
             for (topic, number), owned in self._owned.items():

@@ -137,8 +137,8 @@ def topic_id(config: Config, topic: str) -> str:
         if why is None:
             raise KafkaOutputError(f"Kafka did not describe topic {topic!r} in {_QUESTION_SECONDS:g} s.") from error
         raise KafkaRefusedError(
-            f"Kafka does not describe topic {topic!r}: {why}.",
-            remedy="Check the servers, and the address and the login of the output's connection.",
+            f"Kafka does not describe topic {topic!r}: {why.text}.",
+            remedy=why.remedy,
         ) from error
 
 
