@@ -120,6 +120,11 @@ _FETCH_SHARE = 16
 # not grow: with its default of 100 ms a client tries, and writes a line to stderr, 18 times a second.
 _RECONNECT_MS = 1_000
 
+# A cut link, or a leader that hangs, leaves a request unanswered. librdkafka waits 60 s for it and 30 s for a new
+# connection, even if the link works again. A fetch has to arrive within the first of the two.
+_SOCKET_MS = 12_000
+_CONNECTION: Mapping[str, Any] = {"socket.timeout.ms": _SOCKET_MS, "socket.connection.setup.timeout.ms": 10_000}
+
 _DEFAULTS: Mapping[str, Any] = {
     "fetch.wait.max.ms": 100,
     # When its queue is full, librdkafka checks again after this time; its default of a second starves a fast receiver.
@@ -130,6 +135,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "reconnect.backoff.ms": _RECONNECT_MS,
     "reconnect.backoff.max.ms": 5_000,
     "statistics.interval.ms": 5_000,
+    **_CONNECTION,
 }
 
 _FORCED: Mapping[str, Any] = {
@@ -155,6 +161,9 @@ def consumer_config(
     # This bounds only the largest record: Kafka sends one even if it exceeds the bounds of a fetch. A client that may
     # not receive it drops the connection, which stops every other partition of that broker as well.
     config.setdefault("receive.message.max.bytes", 1_000_000_000)
+    if "socket.timeout.ms" not in given:
+        # librdkafka refuses a time that is not longer than the brokers' wait for records.
+        config["socket.timeout.ms"] = _SOCKET_MS + int(config["fetch.wait.max.ms"])
     config["group.id"] = group
     config.setdefault("client.id", f"headrace-{group}")
     config.update(_FORCED)
@@ -226,13 +235,18 @@ def admin_config(source: KafkaInput, environ: Mapping[str, str] | None = None) -
     kept = {name: value for name, value in config.items() if name not in _CONSUMER_ONLY}
     # The client's requests go to the broker that Kafka last named as controller, with KRaft any of them. When that
     # broker stops, no request is answered until the metadata names another one, so it is refreshed often.
-    return {**kept, "reconnect.backoff.ms": _RECONNECT_MS, "topic.metadata.refresh.interval.ms": _ADMIN_REFRESH_MS}
+    return {
+        **_CONNECTION,
+        **kept,
+        "reconnect.backoff.ms": _RECONNECT_MS,
+        "topic.metadata.refresh.interval.ms": _ADMIN_REFRESH_MS,
+    }
 
 
 # A connection may set these for the consumer; an admin client would warn about them.
 _CONSUMER_ONLY = frozenset(
     {*_DEFAULTS, *_prefetch(Limits()), "fetch.min.bytes", "fetch.error.backoff.ms", "fetch.message.max.bytes"}
-)
+) - frozenset(_CONNECTION)
 
 
 def _connection_config(source: KafkaInput, environ: Mapping[str, str] | None = None) -> ClientConfig:

@@ -213,9 +213,30 @@ def test_the_admin_client_gets_only_the_connection() -> None:
         "allow.auto.create.topics",
         # Without brokers it would try 18 times a second.
         "reconnect.backoff.ms",
+        # A cut link shall not be waited for.
+        "socket.connection.setup.timeout.ms",
+        "socket.timeout.ms",
         # Which broker to ask goes out of date.
         "topic.metadata.refresh.interval.ms",
     }
+
+
+def test_a_request_that_a_cut_link_lost_is_given_up_within_20_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = KafkaInput(bootstrap_servers="b:1", topics=("a",))
+    for made in (consumer_config(source, group="g", limits=Limits()), admin_config(source)):
+        assert int(made["socket.timeout.ms"]) + int(made.get("reconnect.backoff.max.ms", 5_000)) <= 20_000
+        assert made["socket.connection.setup.timeout.ms"] == 10_000
+    # A connection's own times count, for both clients.
+    own = {"bootstrap.servers": "b:1", "socket.timeout.ms": 90_000}
+    assert config(monkeypatch, own)["socket.timeout.ms"] == 90_000
+    assert admin_config(KafkaInput(connection="brokers", topics=("a",)))["socket.timeout.ms"] == 90_000
+
+
+def test_a_long_wait_for_records_is_within_the_time_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    from confluent_kafka import Consumer
+
+    made = config(monkeypatch, {"bootstrap.servers": "localhost:1"}, {"fetch.wait.max.ms": 30_000})
+    Consumer({**made, "log_level": 0}).close()
 
 
 def test_librdkafka_knows_every_setting() -> None:
