@@ -22,6 +22,20 @@ from urllib.parse import parse_qsl, quote, urlsplit
 HIDDEN = "***"
 """What stands in the place of a secret."""
 
+
+class _Compiled:
+    """A regular expression that is compiled when it is first used. Every process imports this module, and few need it:
+    to compile all of them takes longer than to import the rest of what a Spark worker needs."""
+
+    def __init__(self, text: str, flags: re.RegexFlag = re.NOFLAG) -> None:
+        self._text, self._flags = text, flags
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(re.compile(self._text, self._flags), name)
+        setattr(self, name, method)
+        return method
+
+
 # What ends a name that has a secret's word in it, and is none: a path, a column, the name of another secret.
 _ABOUT = (
     r"(?:names?|refs?|arn|path|file|files|location|column|columns|field|header|provider|manager|store|scope|backend|type"
@@ -45,16 +59,16 @@ HIDDEN_NAMES = (
 """What is in the name of a secret, as a regular expression of Python and of Java. A keyprovider is a class and a
 keyfile a path; token_url, secret_name and signature_version are no secrets."""
 
-_NAME = re.compile(HIDDEN_NAMES)
+_NAME = _Compiled(HIDDEN_NAMES)
 # In a URL's query and among Spark's settings, whatever is about a token or a signature is a secret.
-_ANYWHERE = re.compile(r"(?i)token|signature")
-_QUERY_KEY = re.compile(r"(?i)^(?:key|code|sig|x-amz-credential)$")
+_ANYWHERE = _Compiled(r"(?i)token|signature")
+_QUERY_KEY = _Compiled(r"(?i)^(?:key|code|sig|x-amz-credential)$")
 # A key of another name is one if its value is no word.
-_SOME_KEY = re.compile(r"(?i:(?:^|[._-])key)$|[a-z0-9]Key$")
-_OPAQUE = re.compile(r"(?=[^\s]*\d)(?=[^\s]*[A-Za-z])[\w+/=.-]{20,}")
-_CREDENTIALS_FILE = re.compile(r"(?:file:)?(?:/[\w.@-]+)+\.\w+")
+_SOME_KEY = _Compiled(r"(?i:(?:^|[._-])key)$|[a-z0-9]Key$")
+_OPAQUE = _Compiled(r"(?=[^\s]*\d)(?=[^\s]*[A-Za-z])[\w+/=.-]{20,}")
+_CREDENTIALS_FILE = _Compiled(r"(?:file:)?(?:/[\w.@-]+)+\.\w+")
 # Values of "auth" and the like that name a way to log in.
-_WAYS = re.compile(
+_WAYS = _Compiled(
     r"(?i)none|basic|digest|bearer|o(?:auth|auth2|idc)|iam|kerberos|gssapi|spnego|ntlm|plain|scram[\w-]*|saml|ldap|sasl|m?tls"
     r"|ssl|jwt|token|api_?key|aws|gcp|azure|sigv4|default|anonymous|true|false|required|optional|enabled|disabled"
 )
@@ -79,8 +93,8 @@ _WEBHOOKS = (
 _SCHEME_NAME = r"\b(?i:bearer|basic|apikey|negotiate)"
 _HEADER_VALUE = r"(?=[\w+/=.~-]*(?:\d|=|[a-z][A-Z]))[\w+/=.~-]{6,}"
 _JWT = r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)*"
-_VALUE = re.compile(rf"{_SCHEME_NAME}\s+{_HEADER_VALUE}|-----BEGIN [A-Z ]*PRIVATE KEY|{_JWT}|{_KEYS}|{_WEBHOOKS}")
-_URL_LOGIN = re.compile(r"//[^/\s@:]*:[^/\s@]+@")
+_VALUE = _Compiled(rf"{_SCHEME_NAME}\s+{_HEADER_VALUE}|-----BEGIN [A-Z ]*PRIVATE KEY|{_JWT}|{_KEYS}|{_WEBHOOKS}")
+_URL_LOGIN = _Compiled(r"//[^/\s@:]*:[^/\s@]+@")
 
 
 def names_secret(name: str, value: str = "") -> bool:
@@ -121,37 +135,37 @@ def url_holds_secret(url: str) -> bool:
 
 # A name and what assigns its value, in JSON, Python, a URL, properties, headers, Scala's maps, and text that was quoted
 # again. A name begins where no other does, so a long run of characters is read once.
-_ASSIGNED = re.compile(
+_ASSIGNED = _Compiled(
     r"""(?<![\w.-])(?P<name>[\w.-]{1,200}+)(?:\\*["'])?\]?[ \t]{0,9}(?P<by>=>|->|[=:]|%3[dD])[ \t]{0,9}[\[(]?"""
 )
 # --password hunter2, <password>hunter2</password>, ("password", "hunter2"), and (password,hunter2) of Scala.
-_PAIRED = re.compile(
+_PAIRED = _Compiled(
     r"""--(?P<option>[\w.-]{1,200}+)[ \t]+|<(?P<element>[\w.:-]{1,200}+)>"""
     r"""|\(\s{0,9}b?["']?(?P<first>[\w.-]{1,200}+)["']?"""
     r"""\s{0,9},\s{0,9}"""
 )
-_SAID = re.compile(r"""(?i)\b(?:password|passphrase|passwd)\s+(?:is\s+)?(["'])(?P<value>.{1,500}?)\1""")
-_QUOTED = re.compile(r"""b?(?P<quote>\\*["'])""")
-_BARE = re.compile(r"""[^\s&"'<>]+""")
-_SCHEME = re.compile(r"(?i)(?:bearer|basic|apikey|token|negotiate|digest|aws4-hmac-sha256)\s+\S+")
-_TO_LINE_END = re.compile(r"(?i)(?:proxy-?)?authorization$|cookie$|jaas[._-]?config$")
+_SAID = _Compiled(r"""(?i)\b(?:password|passphrase|passwd)\s+(?:is\s+)?(["'])(?P<value>.{1,500}?)\1""")
+_QUOTED = _Compiled(r"""b?(?P<quote>\\*["'])""")
+_BARE = _Compiled(r"""[^\s&"'<>]+""")
+_SCHEME = _Compiled(r"(?i)(?:bearer|basic|apikey|token|negotiate|digest|aws4-hmac-sha256)\s+\S+")
+_TO_LINE_END = _Compiled(r"(?i)(?:proxy-?)?authorization$|cookie$|jaas[._-]?config$")
 _NEVER = frozenset({"", "none", "null", "nil", "true", "false", "str", "int", "bool", "bytes", HIDDEN})
-_STRONG = re.compile(r"(?i)secret|passw|passphrase|passcode|pwd|private|AIRFLOW_CONN_")
-_PLAIN_WORD = re.compile(r"[a-z]{1,15}[.,;:!?)]*|[A-Z][a-z]{0,14}[.,;:!?)]*")
-_PLACEHOLDER = re.compile(r"\$\{?\w|\{\{|%\(|<\w")
-_PEM = re.compile(r"-----BEGIN (?P<kind>[A-Z ]*PRIVATE KEY)-----.*?(?:-----END (?P=kind)-----|\Z)", re.DOTALL)
-_LOGIN = re.compile(
+_STRONG = _Compiled(r"(?i)secret|passw|passphrase|passcode|pwd|private|AIRFLOW_CONN_")
+_PLAIN_WORD = _Compiled(r"[a-z]{1,15}[.,;:!?)]*|[A-Z][a-z]{0,14}[.,;:!?)]*")
+_PLACEHOLDER = _Compiled(r"\$\{?\w|\{\{|%\(|<\w")
+_PEM = _Compiled(r"-----BEGIN (?P<kind>[A-Z ]*PRIVATE KEY)-----.*?(?:-----END (?P=kind)-----|\Z)", re.DOTALL)
+_LOGIN = _Compiled(
     r"""(?P<before>[A-Za-z][\w+.-]{0,30}://[^\s:/@"'<>]{0,200}:)(?!\d{1,5}(?:[/?#\s,]|$))[^\s"'<>]{1,500}@"""
 )
-_HTTP_LOGIN = re.compile(r"""(?P<before>https?://)[^\s/@:"'<>]{1,500}@""")
-_WEBHOOK_URL = re.compile(rf"""(?P<before>{_WEBHOOKS})[^\s"'<>]*""")
-_FORMS = re.compile(rf"{_JWT}|{_KEYS}")
-_HEADER_FORM = re.compile(
+_HTTP_LOGIN = _Compiled(r"""(?P<before>https?://)[^\s/@:"'<>]{1,500}@""")
+_WEBHOOK_URL = _Compiled(rf"""(?P<before>{_WEBHOOKS})[^\s"'<>]*""")
+_FORMS = _Compiled(rf"{_JWT}|{_KEYS}")
+_HEADER_FORM = _Compiled(
     r"(?P<before>\b(?i:bearer|basic|apikey|negotiate)\s+)(?=[\w+/=.~-]*(?:\d|=|[a-z][A-Z]))[\w+/=.~-]{6,}"
 )
 
 _LEAST_KNOWN = 6
-_WORD = re.compile(r"[a-z]{1,11}|[A-Z]{1,11}")
+_WORD = _Compiled(r"[a-z]{1,11}|[A-Z]{1,11}")
 _known: set[str] = set()
 
 
@@ -267,7 +281,7 @@ def _end_of_value(text: str, at: int, name: str) -> int:
         line = text.find("\n", at)
         return closing if closing >= 0 else (line if line >= 0 else len(text))
     if _TO_LINE_END.search(name):
-        bare = re.compile(r"""[^\n"'\]})]+""").match(text, at)
+        bare = _Compiled(r"""[^\n"'\]})]+""").match(text, at)
     else:
         bare = _SCHEME.match(text, at) or _BARE.match(text, at)
     return at if bare is None else bare.end()

@@ -62,7 +62,7 @@ def test_the_help_imports_no_command_except_one_that_is_listed_by_itself() -> No
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert set(shown.splitlines()[-1].split()) == {
-        *("headrace", "headrace.clock", "headrace.errors"),
+        *("headrace", "headrace.clock", "headrace.errors", "headrace.secrets"),
         *("headrace.cli", "headrace.cli.main", "headrace.cli.options", "headrace.cli.output", "headrace.cli.trace"),
     }
 

@@ -182,7 +182,8 @@ def test_a_document_that_is_too_large_for_the_servers_memory_is_a_letter_without
     assert (counts.created, counts.dead_lettered) == (19, 1)
     (letter,) = elasticsearch.documents(LETTERS).values()
     assert "value" not in letter and letter["reason"]["type"] == "circuit_breaking_exception"
-    assert sum(clock.waits) >= 30
+    # All of the time for retries, of which the requests themselves take some.
+    assert sum(clock.waits) > 15
 
 
 @pytest.mark.parametrize(

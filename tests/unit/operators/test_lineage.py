@@ -125,8 +125,8 @@ def test_each_kind_of_output_is_named_and_dead_letters_are_an_output(
         for output in emit(operator, task)["outputs"]
     }
     assert found == {
-        ("elasticsearch://es1:9200", "flights"): 2,
-        ("elasticsearch://es1:9200", "flights-dead-letters"): 1,
+        ("elasticsearch://es1:443", "flights"): 2,
+        ("elasticsearch://es1:443", "flights-dead-letters"): 1,
         ("file", "/data/flights"): 3,
         ("kafka://k1:9092", "clean"): 3,
     }

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from headrace.batch.allocation import write_manifest
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.errors import Failure
@@ -108,7 +107,8 @@ def manifest_of(folder: Path, blocks: tuple[ManifestBlock, ...]) -> str:
         inputs={"lines": blocks},
         folder_url=str(folder),
     )
-    return write_manifest(storage, manifest)[0].uri
+    manifest.write(storage)
+    return manifest.uri
 
 
 def test_a_batch_whose_log_is_gone_is_refused_with_its_time_its_input_and_what_to_do(tmp_path: Path) -> None:
