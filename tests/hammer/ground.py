@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -13,7 +13,9 @@ from examples.demo.producing import create_topic
 from examples.demo.stack import DemoStack
 from tests.hammer.disk import SmallDisk
 from tests.hammer.errors import HammerError, SmallDiskError
-from tests.hammer.kinds import LedgerKind
+from tests.hammer.kinds import LedgerKind, Target
+from tests.hammer.link import Link
+from tests.hammer.network import Network
 from tests.hammer.pipeline import (
     DAG_FILE,
     INDEX,
@@ -48,7 +50,13 @@ class Ground:
     """
 
     def __init__(
-        self, data: Path, *, cluster: bool, ledger: LedgerKind = LedgerKind.POSTGRES, keys: bool = True
+        self,
+        data: Path,
+        *,
+        cluster: bool,
+        ledger: LedgerKind = LedgerKind.POSTGRES,
+        keys: bool = True,
+        network: bool = False,
     ) -> None:
         self.data = data.absolute()
         self._ledger = ledger
@@ -65,9 +73,14 @@ class Ground:
         if cluster:
             self.cluster = SparkCluster(self.data / "spark", workers=_WORKERS, cores=_CORES, memory=_MEMORY)
         self._stack = self._make_stack()
+        self.network: Network | None = None
+        if network:
+            self.network = Network(self._stack, [self.kafka], ledger=ledger is LedgerKind.POSTGRES)
 
     def __enter__(self) -> Self:
         try:
+            if self.network is not None:
+                self.network.__enter__()
             self._stack.start()
             if self.cluster is not None:
                 self.cluster.start()
@@ -109,6 +122,19 @@ class Ground:
         if self._ledger is LedgerKind.SQLITE:
             return f"sqlite:///{self.data / 'ledger.db'}"
         return str(self._stack.state.services["postgres"].address)
+
+    @property
+    def shown_ledger_url(self) -> str:
+        """The ledger as Airflow's tasks and pages reach it: through its link if it has one."""
+        links = self.links.get(Target.LEDGER_LINK)
+        if links is None:
+            return self.ledger_url
+        return self.ledger_url.replace(f":{links[0].target}/", f":{links[0].port}/")
+
+    @property
+    def links(self) -> Mapping[Target, Sequence[Link]]:
+        """The links by target; empty without a network."""
+        return self.network.links if self.network is not None else {}
 
     def delete_ledger(self) -> None:
         """Delete the ledger's database, in which all streams are lost."""
@@ -155,6 +181,8 @@ class Ground:
 
     def _stop(self) -> None:
         self._stack.stop()
+        if self.network is not None:
+            self.network.__exit__(None, None, None)
         if self.cluster is not None:
             self.cluster.stop()
         end_stack_processes(self._stack.state.id, self._stack.state.recorded_processes())

@@ -20,6 +20,7 @@ from tests.hammer.journal import Journal
 from tests.hammer.judgement import Judgement
 from tests.hammer.kinds import Fault, LedgerKind, Target
 from tests.hammer.load import Load
+from tests.hammer.onlooker import Onlooker
 from tests.hammer.pipeline import STREAM, TOPIC, records
 from tests.hammer.schedule import ScheduleOptions, make_schedule
 from tests.hammer.services import Services
@@ -36,6 +37,7 @@ _STALL_SECONDS = 600.0
 _LAST_LOAD_SECONDS = 10.0
 _ONE_JOB_SECONDS = 120.0
 _MAX_BATCHES = 100_000
+_NO_LEDGER_LINK = "a file of SQLite is not behind a network"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,17 @@ def run_hammer(options: HammerOptions, say: Callable[[str], None]) -> Judgement:
     say(f"seed {options.schedule.seed}: {len(faults)} faults in {options.schedule.minutes:g} minutes")
     for fault in faults:
         say(f"  {fault}")
-    ground = Ground(options.data, cluster=options.schedule.cluster, ledger=options.ledger, keys=options.keys)
+    ground = Ground(
+        options.data,
+        cluster=options.schedule.cluster,
+        ledger=options.ledger,
+        keys=options.keys,
+        network=options.schedule.network,
+    )
+    without_link = ground.network is not None and Target.LEDGER_LINK not in ground.links
+    if without_link:
+        faults = [fault for fault in faults if fault.kind.target is not Target.LEDGER_LINK]
+        say(f"no link to the ledger: {_NO_LEDGER_LINK}")
     if ground.disk is None:
         faults = [fault for fault in faults if fault.kind.target is not Target.DISK]
         say(f"no disk will be full: {ground.no_disk}")
@@ -98,6 +110,8 @@ class _Run:
             disk=ground.disk,
             delete_ledger=ground.delete_ledger,
             journal=journal,
+            links=ground.links,
+            look=Onlooker(ground.shown_ledger_url, STREAM).look,
         )
         self._elasticsearch = ElasticsearchSide(ground.elasticsearch.url)
         self._load = Load(ground.kafka.bootstrap_servers, TOPIC, records(self._seed), rate=options.rate)

@@ -28,6 +28,10 @@ class Injection:
     missed: str | None = None
     ended: float | None = None
     notes: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    """What a person was shown of the stream while it lasted, each text once."""
+    unnamed: str | None = None
+    """What is missing in ``shown``: the part that was hit, though the fault lasted long enough to be seen."""
 
     @property
     def hit(self) -> bool:
@@ -63,11 +67,11 @@ class Journal:
             self.injections.append(injection)
         return injection
 
-    def injected(self, injection: Injection, pids: Sequence[int]) -> None:
-        """Record that the fault hit these processes."""
+    def injected(self, injection: Injection, pids: Sequence[int] = ()) -> None:
+        """Record that the fault hit, and which processes; a fault of a link hits none."""
         injection.injected, injection.pids = self.now(), tuple(pids)
         some = ", ".join(map(str, pids[:4])) + (", …" if len(pids) > 4 else "")
-        self.say(f"fault #{injection.fault}: {injection.kind} (pid {some})")
+        self.say(f"fault #{injection.fault}: {injection.kind}" + (f" (pid {some})" if some else ""))
 
     def missed(self, injection: Injection, why: str) -> None:
         """Record that the fault missed, and why."""

@@ -57,12 +57,18 @@ class Link:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
-        self._reset(set(self._pairs))
+        self._reset(self.open)
 
     @property
     def fault(self) -> Action | None:
         """What is wrong with the link now; None if nothing is."""
         return self._fault
+
+    @property
+    def open(self) -> set[Pair]:
+        """The connections that go through it."""
+        with self._changed:
+            return set(self._pairs)
 
     def begin(self, fault: Action) -> None:
         """Let the fault begin. `Action.RESET` is over at once, all others last until `end`."""
@@ -71,7 +77,7 @@ class Link:
             self._fault = None if fault is Action.RESET else fault
             self._changed.notify_all()
         if fault in (Action.RESET, Action.CUT):
-            self._reset(set(self._pairs))
+            self._reset(self.open)
 
     def end(self) -> None:
         """Let everything pass. Connections that have lost bytes are reset, as by a firewall that has forgotten them."""
@@ -82,7 +88,7 @@ class Link:
         self._reset(torn, counted=False)
 
     def flap(self, seconds: float, seed: float, abort: threading.Event) -> None:
-        """Cut the link and heal it in turn for ``seconds``, or until ``abort`` is set; the same seed, the same times."""
+        """Cut the link and heal it in turn for ``seconds``, or until ``abort`` is set, at the times of `flapping`."""
         cut = True
         for phase in flapping(seconds, seed):
             # Not begin(): what all the cuts have done counts together.
