@@ -42,8 +42,10 @@ class FaultInjector:
         journal: Journal,
         links: Mapping[Target, Sequence[Link]] | None = None,
         look: Callable[[], Shown] | None = None,
+        leader: Callable[[], str] | None = None,
     ) -> None:
-        """``links`` by target, if the run has some; ``look`` returns what a person is shown of the stream."""
+        """``links`` by target, if the run has some; ``look`` returns what a person is shown of the stream,
+        ``leader`` the name of the broker to hit as the leader."""
         self.hanging = signals.Hanging()
         self._targets = targets
         self._services = services
@@ -53,6 +55,7 @@ class FaultInjector:
         self._links = links or {}
         self._link_locks = {target: threading.Lock() for target in self._links}
         self._look = look
+        self._leader = leader
         self._abort = threading.Event()
         self._disk_lock = threading.Lock()
         self._ledger_lock = threading.Lock()
@@ -143,9 +146,8 @@ class FaultInjector:
     # --- servers
 
     def _inject_into_server(self, fault: Fault, injection: Injection) -> None:
-        names = self._services.named(fault.kind.target.value)
-        name = names[int(fault.pick * len(names))]
         deadline = time.monotonic() + _TIMEOUT_SECONDS
+        name = self._choose_server(fault, deadline)
         while True:
             # A server that is down, from another fault or by itself, is restarted by the service manager.
             answers(self._services.servers[name], _ANSWER_SECONDS)
@@ -160,6 +162,19 @@ class FaultInjector:
             self._journal.note(injection, f"answers after {time.monotonic() - began:.1f} s")
         else:
             self._journal.note(injection, f"does not answer within {_ANSWER_SECONDS:g} s")
+
+    def _choose_server(self, fault: Fault, deadline: float) -> str:
+        if fault.kind.target is not Target.LEADER:
+            names = self._services.named(fault.kind.target.value)
+            return names[int(fault.pick * len(names))]
+        if self._leader is None:
+            raise TargetMissedError("the run has one broker")
+        while True:
+            try:
+                return self._leader()
+            except TargetMissedError:
+                if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+                    raise
 
     def _hit_server(self, fault: Fault, injection: Injection, server: Server) -> None:
         if fault.kind.action is Action.HANG:

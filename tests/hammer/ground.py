@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 from examples.demo.elasticsearch_side import ElasticsearchSide
 from examples.demo.producing import create_topic
 from examples.demo.stack import DemoStack
+from tests.hammer.brokers import further_brokers, launch_further, name_of_leader
 from tests.hammer.disk import SmallDisk
 from tests.hammer.errors import HammerError, SmallDiskError
 from tests.hammer.kinds import LedgerKind, Target
@@ -57,6 +58,7 @@ class Ground:
         ledger: LedgerKind = LedgerKind.POSTGRES,
         keys: bool = True,
         network: bool = False,
+        brokers: int = 1,
     ) -> None:
         self.data = data.absolute()
         self._ledger = ledger
@@ -73,14 +75,19 @@ class Ground:
         if cluster:
             self.cluster = SparkCluster(self.data / "spark", workers=_WORKERS, cores=_CORES, memory=_MEMORY)
         self._stack = self._make_stack()
+        others = further_brokers(self.kafka, self.data, brokers) if brokers > 1 else []
+        self.brokers: list[KafkaServer] = [self.kafka, *others]
+        extra = {"bootstrap.servers": self.bootstrap_servers}
+        self.airflow.connections["kafka_default"] = {"conn_type": "kafka", "extra": extra}
         self.network: Network | None = None
         if network:
-            self.network = Network(self._stack, [self.kafka], ledger=ledger is LedgerKind.POSTGRES)
+            self.network = Network(self._stack, self.brokers, ledger=ledger is LedgerKind.POSTGRES)
 
     def __enter__(self) -> Self:
         try:
             if self.network is not None:
                 self.network.__enter__()
+            launch_further(self.brokers)
             self._stack.start()
             if self.cluster is not None:
                 self.cluster.start()
@@ -96,7 +103,7 @@ class Ground:
 
     def begin(self) -> None:
         """Make the topic and the index, and let the DAGs run."""
-        create_topic(self.kafka.bootstrap_servers, TOPIC, PARTITIONS)
+        create_topic(self.bootstrap_servers, TOPIC, PARTITIONS, len(self.brokers))
         elasticsearch = ElasticsearchSide(self.elasticsearch.url)
         elasticsearch.create_index(INDEX, MAPPINGS)
         if self.keys:
@@ -114,7 +121,8 @@ class Ground:
     @property
     def servers(self) -> Mapping[str, Server]:
         """All servers that a service manager would restart, by name."""
-        return {**self._stack.servers, **(self.cluster.servers if self.cluster else {})}
+        further = {broker.name: broker for broker in self.brokers[1:]}
+        return {**self._stack.servers, **further, **(self.cluster.servers if self.cluster else {})}
 
     @property
     def ledger_url(self) -> str:
@@ -148,8 +156,17 @@ class Ground:
 
     @property
     def kafka(self) -> KafkaServer:
-        """The broker."""
+        """The broker, or the first of several."""
         return _there(self._stack.kafka)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """All brokers, past the links."""
+        return ",".join(broker.bootstrap_servers for broker in self.brokers)
+
+    def leader(self) -> str:
+        """The name of the broker that leads the topic's first partition. Raises TargetMissedError if none does."""
+        return name_of_leader(self.bootstrap_servers, TOPIC, self.brokers)
 
     @property
     def elasticsearch(self) -> ElasticsearchServer:
@@ -181,6 +198,8 @@ class Ground:
 
     def _stop(self) -> None:
         self._stack.stop()
+        for broker in self.brokers[1:]:
+            broker.stop()
         if self.network is not None:
             self.network.__exit__(None, None, None)
         if self.cluster is not None:

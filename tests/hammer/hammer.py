@@ -111,10 +111,11 @@ class _Run:
             delete_ledger=ground.delete_ledger,
             journal=journal,
             links=ground.links,
+            leader=ground.leader,
             look=Onlooker(ground.shown_ledger_url, STREAM).look,
         )
         self._elasticsearch = ElasticsearchSide(ground.elasticsearch.url)
-        self._load = Load(ground.kafka.bootstrap_servers, TOPIC, records(self._seed), rate=options.rate)
+        self._load = Load(ground.bootstrap_servers, TOPIC, records(self._seed), rate=options.rate)
         self._watch = Watch(ledger, self._elasticsearch, self._load, journal)
 
     def to_its_end(self, faults: Sequence[Fault]) -> Judgement:
@@ -167,7 +168,7 @@ class _Run:
 
     def _settle(self) -> None:
         began = time.monotonic()
-        ends = offsets(self._ground.kafka.bootstrap_servers, TOPIC)
+        ends = offsets(self._ground.bootstrap_servers, TOPIC)
         self._watch.expect(sum(end - first for first, end in ends.values()))
         self._watch.until(lambda snapshot: snapshot.settled, stall=_STALL_SECONDS)
         deadline = time.monotonic() + _ONE_JOB_SECONDS
@@ -178,7 +179,7 @@ class _Run:
 
     def _judge(self, faults: Sequence[Fault]) -> Judgement:
         self._journal.say("judging")
-        servers = self._ground.kafka.bootstrap_servers
+        servers = self._ground.bootstrap_servers
         kafka, proof, keys = examine_records(
             servers, self._elasticsearch, self._load, seed=self._seed, keys=self._ground.keys
         )

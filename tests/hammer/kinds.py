@@ -102,6 +102,7 @@ _SERVERS = frozenset(
         Target.ELASTICSEARCH,
         Target.POSTGRES,
         Target.WORKER,
+        Target.LEADER,
     }
 )
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from tests.hammer import fault_injector
 from tests.hammer import services as services_module
+from tests.hammer.errors import TargetMissedError
 from tests.hammer.fault_injector import FaultInjector
 from tests.hammer.journal import Journal
 from tests.hammer.kinds import BY_NAME, KINDS, Fault, Kind, Target
@@ -309,3 +310,26 @@ def test_release_ends_the_faults_of_links(of_links: FaultInjector, link: Link, j
         of_links.release()
         thread.join(60)
     assert link.fault is None
+
+
+def test_the_leader_is_the_broker_that_leads_when_it_is_hit(
+    injector: FaultInjector, server: Sleeper, journal: Journal
+) -> None:
+    answers: list[str | None] = [None, None, server.name]
+
+    def leader() -> str:
+        name = answers.pop(0)
+        if name is None:
+            raise TargetMissedError("nobody leads")
+        return name
+
+    injector._leader = leader
+    before = server.process.pid
+    injection = injector.inject(fault("leader kill -9", hold=0.1))
+    assert injection.hit
+    assert injection.pids == (before,)
+    assert not answers
+
+
+def test_without_further_brokers_a_leader_is_a_miss(injector: FaultInjector) -> None:
+    assert "one broker" in str(injector.inject(fault("leader SIGSTOP")).missed)
