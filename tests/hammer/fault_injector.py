@@ -269,8 +269,16 @@ class FaultInjector:
                 seconds = fault.hold - (until - time.monotonic())
                 self._journal.note(injection, f"is shown after {seconds:.0f} s: {shown}")
         if fault.kind.visible and fault.hold >= VISIBLE_SECONDS and self._look is not None and not named:
-            injection.unnamed = f"in {fault.hold:.0f} s nothing named {words[0]} with a remedy"
-            self._journal.note(injection, f"{injection.unnamed}; the last that was shown: {injection.shown[-1:]}")
+            self._note_unnamed(fault, injection)
+
+    def _note_unnamed(self, fault: Fault, injection: Injection) -> None:
+        """Record that nothing named the part; it counts if nothing else was to be shown at the same time."""
+        lacking = f"in {fault.hold:.0f} s nothing named {PART_BEHIND[fault.kind.target][0]} with a remedy"
+        if others := self._journal.others_at(injection):
+            self._journal.note(injection, f"{lacking}; not counted, because of {', '.join(others)}")
+            return
+        injection.unnamed = lacking
+        self._journal.note(injection, f"{lacking}; the last that was shown: {injection.shown[-1:]}")
 
     # --- the ledger
 

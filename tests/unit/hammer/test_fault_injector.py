@@ -294,6 +294,29 @@ def test_a_fault_that_lasts_has_to_be_shown_with_its_part_and_a_remedy(
     assert (injection.unnamed is None) is seen
 
 
+@pytest.mark.parametrize(
+    ("other", "ended", "counts"),
+    [
+        ("batch kill -9", True, False),
+        ("kafka SIGSTOP", False, False),
+        ("ledger-link cut", False, False),
+        ("ledger-link cut", True, True),
+    ],
+)
+def test_another_fault_may_hide_what_a_link_would_show(
+    *, other: str, ended: bool, counts: bool, of_links: FaultInjector, link: Link, journal: Journal
+) -> None:
+    opened = journal.open(fault(other))
+    journal.injected(opened)
+    if ended:
+        journal.close(opened)
+        wait_until(lambda: journal.now() > float(str(opened.ended)))
+    with socket.create_connection(("127.0.0.1", link.port), 30):
+        wait_until(lambda: len(link.open) == 1)
+        injection = of_links.inject(fault("kafka-link cut", hold=0.2))
+    assert (injection.unnamed is not None) is counts
+
+
 def test_a_short_or_a_slow_fault_need_not_be_shown(of_links: FaultInjector, link: Link) -> None:
     for kind, hold in (("kafka-link cut", 0.05), ("kafka-link flapping", 0.2)):
         with socket.create_connection(("127.0.0.1", link.port), 30):
