@@ -67,9 +67,9 @@ def run_hammer(options: HammerOptions, say: Callable[[str], None]) -> Judgement:
         ledger=options.ledger,
         keys=options.keys,
         network=options.schedule.network,
+        brokers=options.schedule.brokers,
     )
-    without_link = ground.network is not None and Target.LEDGER_LINK not in ground.links
-    if without_link:
+    if ground.network is not None and Target.LEDGER_LINK not in ground.links:
         faults = [fault for fault in faults if fault.kind.target is not Target.LEDGER_LINK]
         say(f"no link to the ledger: {_NO_LEDGER_LINK}")
     if ground.disk is None:
