@@ -136,13 +136,13 @@ class Producing:
         return delivered
 
 
-def create_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
+def create_topic(bootstrap_servers: str, topic: str, partitions: int, replicas: int = 1) -> None:
     """Create the topic. Raises DemoError if that fails, also if the topic exists already."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 3})
     try:
-        admin.create_topics([NewTopic(topic, num_partitions=partitions, replication_factor=1)])[topic].result(30)
+        admin.create_topics([NewTopic(topic, num_partitions=partitions, replication_factor=replicas)])[topic].result(30)
     except KafkaException as error:
         raise DemoError(f"The topic {topic} cannot be created: {error}.") from error

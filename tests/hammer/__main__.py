@@ -23,6 +23,8 @@ def faults(
     rate: Annotated[float, typer.Option(min=1, help="Records produced a second.")] = 400.0,
     pace: Annotated[float, typer.Option(min=1, help="Seconds between two faults, on average.")] = 20.0,
     cluster: Annotated[bool, typer.Option("--cluster", help="Spark as a cluster of two workers.")] = False,
+    network: Annotated[bool, typer.Option("--network", help="Also the faults of links between the parts.")] = False,
+    brokers: Annotated[int, typer.Option(min=1, help="Kafka's brokers; of three, the leader is hit.")] = 1,
     ledger: Annotated[LedgerKind, typer.Option(help="The database of the ledger.")] = LedgerKind.POSTGRES,
     keys: Annotated[bool, typer.Option(help="Also documents by key, with deletions: one batch runs at a time.")] = True,
     only: Annotated[list[Target] | None, typer.Option(help="Hit only these.")] = None,
@@ -39,7 +41,15 @@ def faults(
     """
     from tests.hammer.schedule import ScheduleOptions, make_schedule
 
-    schedule = ScheduleOptions(seed=seed, minutes=minutes, pace=pace, cluster=cluster, only=frozenset(only or ()))
+    schedule = ScheduleOptions(
+        seed=seed,
+        minutes=minutes,
+        pace=pace,
+        cluster=cluster,
+        network=network,
+        brokers=brokers,
+        only=frozenset(only or ()),
+    )
     if dry_run:
         for fault in make_schedule(schedule):
             typer.echo(str(fault))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 from tests.hammer import signals
 from tests.hammer.disk import SmallDisk
 from tests.hammer.errors import SmallDiskError, TargetMissedError
 from tests.hammer.journal import Injection, Journal
-from tests.hammer.kinds import Action, Fault, Target
+from tests.hammer.kinds import PART_BEHIND, VISIBLE_SECONDS, Action, Fault, Target
+from tests.hammer.link import Link
+from tests.hammer.onlooker import Shown
 from tests.hammer.services import Services, answers
 from tests.hammer.target_processes import Group, TargetProcesses
 
@@ -24,6 +26,7 @@ _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 180.0
 _STOP_SECONDS = 60.0
 _REFILL_SECONDS = 0.5
+_LOOK_SECONDS = 4.0
 
 
 class FaultInjector:
@@ -37,13 +40,22 @@ class FaultInjector:
         disk: SmallDisk | None,
         delete_ledger: Callable[[], None],
         journal: Journal,
+        links: Mapping[Target, Sequence[Link]] | None = None,
+        look: Callable[[], Shown] | None = None,
+        leader: Callable[[], str] | None = None,
     ) -> None:
+        """``links`` by target, if the run has some; ``look`` returns what a person is shown of the stream,
+        ``leader`` the name of the broker to hit as the leader."""
         self.hanging = signals.Hanging()
         self._targets = targets
         self._services = services
         self._disk = disk
         self._delete_ledger = delete_ledger
         self._journal = journal
+        self._links = links or {}
+        self._link_locks = {target: threading.Lock() for target in self._links}
+        self._look = look
+        self._leader = leader
         self._abort = threading.Event()
         self._disk_lock = threading.Lock()
         self._ledger_lock = threading.Lock()
@@ -57,6 +69,8 @@ class FaultInjector:
             elif fault.kind.target is Target.LEDGER:
                 with self._ledger_lock:
                     self._lose_ledger(fault, injection)
+            elif fault.kind.target.is_link:
+                self._inject_into_link(fault, injection)
             elif fault.kind.target.is_server:
                 self._inject_into_server(fault, injection)
             else:
@@ -71,6 +85,9 @@ class FaultInjector:
         """End all faults that are being held, and inject no more."""
         self._abort.set()
         self.hanging.release()
+        for links in self._links.values():
+            for link in links:
+                link.end()
         if self._disk is not None:
             self._disk.empty()
 
@@ -129,9 +146,8 @@ class FaultInjector:
     # --- servers
 
     def _inject_into_server(self, fault: Fault, injection: Injection) -> None:
-        names = self._services.named(fault.kind.target.value)
-        name = names[int(fault.pick * len(names))]
         deadline = time.monotonic() + _TIMEOUT_SECONDS
+        name = self._choose_server(fault, deadline)
         while True:
             # A server that is down, from another fault or by itself, is restarted by the service manager.
             answers(self._services.servers[name], _ANSWER_SECONDS)
@@ -146,6 +162,19 @@ class FaultInjector:
             self._journal.note(injection, f"answers after {time.monotonic() - began:.1f} s")
         else:
             self._journal.note(injection, f"does not answer within {_ANSWER_SECONDS:g} s")
+
+    def _choose_server(self, fault: Fault, deadline: float) -> str:
+        if fault.kind.target is not Target.LEADER:
+            names = self._services.named(fault.kind.target.value)
+            return names[int(fault.pick * len(names))]
+        if self._leader is None:
+            raise TargetMissedError("the run has one broker")
+        while True:
+            try:
+                return self._leader()
+            except TargetMissedError:
+                if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+                    raise
 
     def _hit_server(self, fault: Fault, injection: Injection, server: Server) -> None:
         if fault.kind.action is Action.HANG:
@@ -181,6 +210,75 @@ class FaultInjector:
         self._abort.wait(fault.hold)
         stood = self.hanging.go_on(group)
         self._journal.note(injection, "goes on" if stood else "has been ended by others while it hung")
+
+    # --- links
+
+    def _inject_into_link(self, fault: Fault, injection: Injection) -> None:
+        links = self._links.get(fault.kind.target)
+        if not links:
+            raise TargetMissedError("the run has no such link")
+        self._abort.wait(fault.aim)
+        with self._link_locks[fault.kind.target]:
+            over = threading.Event()
+            flapping = [
+                threading.Thread(target=link.flap, args=(_TIMEOUT_SECONDS + fault.hold, fault.pick, over), daemon=True)
+                for link in links
+                if fault.kind.action is Action.FLAP
+            ]
+            try:
+                for thread in flapping:
+                    thread.start()
+                if not flapping:
+                    self._begin(links, fault.kind.action)
+                self._await_effect(links, fault.kind.action)
+                self._journal.injected(injection)
+                self._watch_link(fault, injection)
+            finally:
+                over.set()
+                for thread in flapping:
+                    thread.join()
+                for link in links:
+                    link.end()
+            self._journal.note(injection, f"is over, after {sum(link.affected for link in links)} effects")
+
+    def _begin(self, links: Sequence[Link], action: Action) -> None:
+        for link in links:
+            link.begin(action)
+
+    def _await_effect(self, links: Sequence[Link], action: Action) -> None:
+        """Wait until something is reset, refused, held back or lost."""
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while not any(link.affected for link in links):
+            if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+                raise TargetMissedError(f"nothing went through the link for {_TIMEOUT_SECONDS:g} s")
+            if action is Action.RESET:
+                self._begin(links, action)
+
+    def _watch_link(self, fault: Fault, injection: Injection) -> None:
+        """Hold the fault, and see whether a person is shown the part behind the link with a remedy."""
+        until, words = time.monotonic() + fault.hold, PART_BEHIND[fault.kind.target]
+        named = False
+        while (left := until - time.monotonic()) > 0 and not self._abort.wait(min(_LOOK_SECONDS, left)):
+            if self._look is None:
+                continue
+            shown = self._look()
+            if str(shown) not in injection.shown:
+                injection.shown.append(str(shown))
+            if not named and shown.names(words):
+                named = True
+                seconds = fault.hold - (until - time.monotonic())
+                self._journal.note(injection, f"is shown after {seconds:.0f} s: {shown}")
+        if fault.kind.visible and fault.hold >= VISIBLE_SECONDS and self._look is not None and not named:
+            self._note_unnamed(fault, injection)
+
+    def _note_unnamed(self, fault: Fault, injection: Injection) -> None:
+        """Record that nothing named the part; it counts if nothing else was to be shown at the same time."""
+        lacking = f"in {fault.hold:.0f} s nothing named {PART_BEHIND[fault.kind.target][0]} with a remedy"
+        if others := self._journal.others_at(injection):
+            self._journal.note(injection, f"{lacking}; not counted, because of {', '.join(others)}")
+            return
+        injection.unnamed = lacking
+        self._journal.note(injection, f"{lacking}; the last that was shown: {injection.shown[-1:]}")
 
     # --- the ledger
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -11,9 +11,12 @@ from typing import Self, TypeVar
 from examples.demo.elasticsearch_side import ElasticsearchSide
 from examples.demo.producing import create_topic
 from examples.demo.stack import DemoStack
+from tests.hammer.brokers import further_brokers, launch_further, name_of_leader
 from tests.hammer.disk import SmallDisk
 from tests.hammer.errors import HammerError, SmallDiskError
-from tests.hammer.kinds import LedgerKind
+from tests.hammer.kinds import LedgerKind, Target
+from tests.hammer.link import Link
+from tests.hammer.network import Network
 from tests.hammer.pipeline import (
     DAG_FILE,
     INDEX,
@@ -48,7 +51,14 @@ class Ground:
     """
 
     def __init__(
-        self, data: Path, *, cluster: bool, ledger: LedgerKind = LedgerKind.POSTGRES, keys: bool = True
+        self,
+        data: Path,
+        *,
+        cluster: bool,
+        ledger: LedgerKind = LedgerKind.POSTGRES,
+        keys: bool = True,
+        network: bool = False,
+        brokers: int = 1,
     ) -> None:
         self.data = data.absolute()
         self._ledger = ledger
@@ -65,9 +75,19 @@ class Ground:
         if cluster:
             self.cluster = SparkCluster(self.data / "spark", workers=_WORKERS, cores=_CORES, memory=_MEMORY)
         self._stack = self._make_stack()
+        others = further_brokers(self.kafka, self.data, brokers) if brokers > 1 else []
+        self.brokers: list[KafkaServer] = [self.kafka, *others]
+        extra = {"bootstrap.servers": self.bootstrap_servers}
+        self.airflow.connections["kafka_default"] = {"conn_type": "kafka", "extra": extra}
+        self.network: Network | None = None
+        if network:
+            self.network = Network(self._stack, self.brokers, ledger=ledger is LedgerKind.POSTGRES)
 
     def __enter__(self) -> Self:
         try:
+            if self.network is not None:
+                self.network.__enter__()
+            launch_further(self.brokers)
             self._stack.start()
             if self.cluster is not None:
                 self.cluster.start()
@@ -83,7 +103,7 @@ class Ground:
 
     def begin(self) -> None:
         """Make the topic and the index, and let the DAGs run."""
-        create_topic(self.kafka.bootstrap_servers, TOPIC, PARTITIONS)
+        create_topic(self.bootstrap_servers, TOPIC, PARTITIONS, len(self.brokers))
         elasticsearch = ElasticsearchSide(self.elasticsearch.url)
         elasticsearch.create_index(INDEX, MAPPINGS)
         if self.keys:
@@ -101,7 +121,8 @@ class Ground:
     @property
     def servers(self) -> Mapping[str, Server]:
         """All servers that a service manager would restart, by name."""
-        return {**self._stack.servers, **(self.cluster.servers if self.cluster else {})}
+        further = {broker.name: broker for broker in self.brokers[1:]}
+        return {**self._stack.servers, **further, **(self.cluster.servers if self.cluster else {})}
 
     @property
     def ledger_url(self) -> str:
@@ -109,6 +130,19 @@ class Ground:
         if self._ledger is LedgerKind.SQLITE:
             return f"sqlite:///{self.data / 'ledger.db'}"
         return str(self._stack.state.services["postgres"].address)
+
+    @property
+    def shown_ledger_url(self) -> str:
+        """The ledger as Airflow's tasks and pages reach it: through its link if it has one."""
+        links = self.links.get(Target.LEDGER_LINK)
+        if links is None:
+            return self.ledger_url
+        return self.ledger_url.replace(f":{links[0].target}/", f":{links[0].port}/")
+
+    @property
+    def links(self) -> Mapping[Target, Sequence[Link]]:
+        """The links by target; empty without a network."""
+        return self.network.links if self.network is not None else {}
 
     def delete_ledger(self) -> None:
         """Delete the ledger's database, in which all streams are lost."""
@@ -122,8 +156,17 @@ class Ground:
 
     @property
     def kafka(self) -> KafkaServer:
-        """The broker."""
+        """The broker, or the first of several."""
         return _there(self._stack.kafka)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """All brokers, past the links."""
+        return ",".join(broker.bootstrap_servers for broker in self.brokers)
+
+    def leader(self) -> str:
+        """The name of the broker that leads the topic's first partition. Raises TargetMissedError if none does."""
+        return name_of_leader(self.bootstrap_servers, TOPIC, self.brokers)
 
     @property
     def elasticsearch(self) -> ElasticsearchServer:
@@ -155,6 +198,10 @@ class Ground:
 
     def _stop(self) -> None:
         self._stack.stop()
+        for broker in self.brokers[1:]:
+            broker.stop()
+        if self.network is not None:
+            self.network.__exit__(None, None, None)
         if self.cluster is not None:
             self.cluster.stop()
         end_stack_processes(self._stack.state.id, self._stack.state.recorded_processes())

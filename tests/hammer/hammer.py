@@ -20,6 +20,7 @@ from tests.hammer.journal import Journal
 from tests.hammer.judgement import Judgement
 from tests.hammer.kinds import Fault, LedgerKind, Target
 from tests.hammer.load import Load
+from tests.hammer.onlooker import Onlooker
 from tests.hammer.pipeline import STREAM, TOPIC, records
 from tests.hammer.schedule import ScheduleOptions, make_schedule
 from tests.hammer.services import Services
@@ -36,6 +37,7 @@ _STALL_SECONDS = 600.0
 _LAST_LOAD_SECONDS = 10.0
 _ONE_JOB_SECONDS = 120.0
 _MAX_BATCHES = 100_000
+_NO_LEDGER_LINK = "a file of SQLite is not behind a network"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,17 @@ def run_hammer(options: HammerOptions, say: Callable[[str], None]) -> Judgement:
     say(f"seed {options.schedule.seed}: {len(faults)} faults in {options.schedule.minutes:g} minutes")
     for fault in faults:
         say(f"  {fault}")
-    ground = Ground(options.data, cluster=options.schedule.cluster, ledger=options.ledger, keys=options.keys)
+    ground = Ground(
+        options.data,
+        cluster=options.schedule.cluster,
+        ledger=options.ledger,
+        keys=options.keys,
+        network=options.schedule.network,
+        brokers=options.schedule.brokers,
+    )
+    if ground.network is not None and Target.LEDGER_LINK not in ground.links:
+        faults = [fault for fault in faults if fault.kind.target is not Target.LEDGER_LINK]
+        say(f"no link to the ledger: {_NO_LEDGER_LINK}")
     if ground.disk is None:
         faults = [fault for fault in faults if fault.kind.target is not Target.DISK]
         say(f"no disk will be full: {ground.no_disk}")
@@ -98,9 +110,12 @@ class _Run:
             disk=ground.disk,
             delete_ledger=ground.delete_ledger,
             journal=journal,
+            links=ground.links,
+            leader=ground.leader,
+            look=Onlooker(ground.shown_ledger_url, STREAM).look,
         )
         self._elasticsearch = ElasticsearchSide(ground.elasticsearch.url)
-        self._load = Load(ground.kafka.bootstrap_servers, TOPIC, records(self._seed), rate=options.rate)
+        self._load = Load(ground.bootstrap_servers, TOPIC, records(self._seed), rate=options.rate)
         self._watch = Watch(ledger, self._elasticsearch, self._load, journal)
 
     def to_its_end(self, faults: Sequence[Fault]) -> Judgement:
@@ -153,7 +168,7 @@ class _Run:
 
     def _settle(self) -> None:
         began = time.monotonic()
-        ends = offsets(self._ground.kafka.bootstrap_servers, TOPIC)
+        ends = offsets(self._ground.bootstrap_servers, TOPIC)
         self._watch.expect(sum(end - first for first, end in ends.values()))
         self._watch.until(lambda snapshot: snapshot.settled, stall=_STALL_SECONDS)
         deadline = time.monotonic() + _ONE_JOB_SECONDS
@@ -164,7 +179,7 @@ class _Run:
 
     def _judge(self, faults: Sequence[Fault]) -> Judgement:
         self._journal.say("judging")
-        servers = self._ground.kafka.bootstrap_servers
+        servers = self._ground.bootstrap_servers
         kafka, proof, keys = examine_records(
             servers, self._elasticsearch, self._load, seed=self._seed, keys=self._ground.keys
         )

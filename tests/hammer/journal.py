@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.hammer.kinds import Fault
+from tests.hammer.kinds import BY_NAME, Fault
+
+_AFTERMATH_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -28,6 +30,15 @@ class Injection:
     missed: str | None = None
     ended: float | None = None
     notes: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    """What a person was shown of the stream while it lasted, each text once."""
+    unnamed: str | None = None
+    """What is missing in ``shown``: the part that was hit, though the fault lasted long enough to be seen."""
+
+    @property
+    def of_link(self) -> bool:
+        """Whether it is of a link of the network."""
+        return BY_NAME[self.kind].target.is_link
 
     @property
     def hit(self) -> bool:
@@ -63,11 +74,26 @@ class Journal:
             self.injections.append(injection)
         return injection
 
-    def injected(self, injection: Injection, pids: Sequence[int]) -> None:
-        """Record that the fault hit these processes."""
+    def injected(self, injection: Injection, pids: Sequence[int] = ()) -> None:
+        """Record that the fault hit, and which processes; a fault of a link hits none."""
         injection.injected, injection.pids = self.now(), tuple(pids)
         some = ", ".join(map(str, pids[:4])) + (", …" if len(pids) > 4 else "")
-        self.say(f"fault #{injection.fault}: {injection.kind} (pid {some})")
+        self.say(f"fault #{injection.fault}: {injection.kind}" + (f" (pid {some})" if some else ""))
+
+    def others_at(self, injection: Injection) -> list[str]:
+        """The names of other faults that could hide what this one, which still lasts, would have a person shown.
+
+        A killed part is away for longer than its fault lasts.
+        """
+        since = self.now() if injection.injected is None else injection.injected
+        with self._lock:
+            return [
+                f"#{other.fault} ({other.kind})"
+                for other in self.injections
+                if other is not injection
+                and other.hit
+                and (other.ended is None or other.ended + (0 if other.of_link else _AFTERMATH_SECONDS) > since)
+            ]
 
     def missed(self, injection: Injection, why: str) -> None:
         """Record that the fault missed, and why."""

@@ -113,6 +113,11 @@ class Judgement:
             yield f"headrace streams fsck ended with {self.fsck.exit_code}: {self.fsck.output.strip()[-2_000:]}"
         yield from (f"the ledger breaks a rule: {broken}" for broken in self.broken_rules)
         yield from self._unproved()
+        yield from (
+            f"fault #{injection.fault} ({injection.kind}) was not seen: {injection.unnamed}"
+            for injection in self.injections
+            if injection.unnamed
+        )
 
     def _unproved(self) -> Iterator[str]:
         """Faults that did not happen prove nothing."""

@@ -43,11 +43,24 @@ class Target(StrEnum):
     """An executor's JVM of the cluster, with its Python workers."""
     WORKER = "spark-worker"
     """A worker of the cluster, with its executors."""
+    KAFKA_LINK = "kafka-link"
+    """The network between the receivers, and all that headrace does with Kafka, and the brokers."""
+    LEDGER_LINK = "ledger-link"
+    """The network between the ledger's Postgres and the receiver job, Airflow's tasks and its pages."""
+    SEARCH_LINK = "search-link"
+    """The network between batches and the search server."""
+    LEADER = "leader"
+    """The broker that leads the topic's first partition, of three."""
 
     @property
     def is_server(self) -> bool:
         """Whether the service manager restarts it, not headrace or Spark."""
         return self in _SERVERS
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a link of the network between two parts."""
+        return self in PART_BEHIND
 
 
 class Action(StrEnum):
@@ -63,6 +76,20 @@ class Action(StrEnum):
     """No byte is free for a while."""
     DELETE = "deleted"
     """Nothing of it is left."""
+    CUT = "cut"
+    """Connections are reset, and new ones refused."""
+    RESET = "reset"
+    """All connections are reset once; new ones work."""
+    BLACKHOLE = "blackhole"
+    """Connections stay open, and nothing passes."""
+    LOSE_ANSWERS = "lost answers"
+    """Requests pass, and are carried out; their answers are lost."""
+    DELAY = "delay"
+    """Every piece of data comes late."""
+    TRICKLE = "trickle"
+    """Data passes by a few bytes at a time."""
+    FLAP = "flapping"
+    """Cut and healed in turn, every second or so."""
 
 
 _SERVERS = frozenset(
@@ -75,8 +102,16 @@ _SERVERS = frozenset(
         Target.ELASTICSEARCH,
         Target.POSTGRES,
         Target.WORKER,
+        Target.LEADER,
     }
 )
+
+PART_BEHIND: Mapping[Target, tuple[str, ...]] = {
+    Target.KAFKA_LINK: ("Kafka",),
+    Target.LEDGER_LINK: ("ledger", "Postgres"),
+    Target.SEARCH_LINK: ("Elasticsearch", "search server", "elasticsearch_default"),
+}
+"""The part behind each link, by the names that a person may be shown for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +130,8 @@ class Kind:
     action: Action
     holds: tuple[Seconds, ...] = (Seconds(0, 0),)
     cluster_only: bool = False
+    visible: bool = False
+    """Whether a stream that suffers from it for `VISIBLE_SECONDS` has to name the part and a remedy."""
 
     @property
     def name(self) -> str:
@@ -102,11 +139,22 @@ class Kind:
         return f"{self.target} {self.action}"
 
 
+VISIBLE_SECONDS = 45.0
+"""A fault that lasts longer is one that a person sees: a lease of 30 s ends within it, and a batch of 30 s is due."""
 _DOWN = (Seconds(1, 5), Seconds(5, 25))
 _HUNG = (Seconds(2, 6), Seconds(15, 35))
 # Leases: a receiver's has 10 s, those of a receiver job and of an attempt at a batch 30 s. A zombie comes back later.
 _PAST_A_RECEIVERS_LEASE = (Seconds(2, 5), Seconds(13, 22))
 _PAST_A_JOBS_LEASE = (Seconds(3, 8), Seconds(35, 50))
+_IN_A_LINK = (Seconds(2, 8), Seconds(50, 65))
+_LINK_FAULTS = (
+    (Action.CUT, True),
+    (Action.BLACKHOLE, True),
+    (Action.LOSE_ANSWERS, True),
+    (Action.DELAY, False),
+    (Action.TRICKLE, False),
+    (Action.FLAP, False),
+)
 
 KINDS: tuple[Kind, ...] = (
     Kind(Target.RECEIVER_TASK, Action.KILL),
@@ -145,6 +193,14 @@ KINDS: tuple[Kind, ...] = (
     Kind(Target.EXECUTOR, Action.HANG, _PAST_A_RECEIVERS_LEASE, cluster_only=True),
     Kind(Target.WORKER, Action.KILL, _DOWN, cluster_only=True),
     Kind(Target.WORKER, Action.RESTART, _DOWN, cluster_only=True),
+    *(
+        Kind(link, action, _IN_A_LINK, visible=visible)
+        for link in (Target.KAFKA_LINK, Target.LEDGER_LINK, Target.SEARCH_LINK)
+        for action, visible in _LINK_FAULTS
+    ),
+    *(Kind(link, Action.RESET) for link in (Target.KAFKA_LINK, Target.LEDGER_LINK, Target.SEARCH_LINK)),
+    Kind(Target.LEADER, Action.KILL, _DOWN),
+    Kind(Target.LEADER, Action.HANG, _HUNG),
 )
 
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}

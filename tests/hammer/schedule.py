@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.hammer.kinds import KINDS, Fault, Kind, Target
@@ -15,12 +15,17 @@ _FIRST_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """``pace`` is the mean number of seconds between two faults; ``only`` the targets to hit, all if empty."""
+    """``pace`` is the mean number of seconds between two faults; ``only`` the targets to hit, all if empty.
+
+    ``network`` adds the faults of the links, several ``brokers`` those of a leader.
+    """
 
     seed: int
     minutes: float
     pace: float = 20.0
     cluster: bool = False
+    network: bool = False
+    brokers: int = 1
     only: frozenset[Target] = frozenset()
 
 
@@ -30,7 +35,7 @@ def make_schedule(options: ScheduleOptions) -> list[Fault]:
     Every kind comes once before any comes twice, so a long run has all kinds about equally often.
     """
     chance = random.Random(options.seed)
-    kinds = kinds_of(options.cluster, options.only)
+    kinds = kinds_of(options)
     faults: list[Fault] = []
     deck: list[Kind] = []
     at = _FIRST_SECONDS
@@ -54,6 +59,14 @@ def make_schedule(options: ScheduleOptions) -> list[Fault]:
     return faults
 
 
-def kinds_of(cluster: bool, only: Collection[Target] = ()) -> Sequence[Kind]:
-    """The kinds of faults with these targets (all if empty), for one machine or for a cluster."""
-    return [kind for kind in KINDS if (cluster or not kind.cluster_only) and (not only or kind.target in only)]
+def kinds_of(options: ScheduleOptions) -> Sequence[Kind]:
+    """The kinds of faults that a run with these options has."""
+    return [kind for kind in KINDS if _possible(kind, options) and (not options.only or kind.target in options.only)]
+
+
+def _possible(kind: Kind, options: ScheduleOptions) -> bool:
+    if kind.target.is_link:
+        return options.network
+    if kind.target is Target.LEADER:
+        return options.brokers > 1
+    return options.cluster or not kind.cluster_only

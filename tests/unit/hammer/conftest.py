@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.hammer.journal import Journal
+from tests.hammer.link import Link
 
 from headrace.devstack.guarded_process import ProcessSpec, child_environment
 from headrace.devstack.server import Server
@@ -34,6 +38,53 @@ class Sleeper(Server):
     def probe(self) -> None:
         if not self.ready.exists():
             raise OSError("not yet")
+
+
+class Echo:
+    """A server that sends back what it gets. ``got`` is all that it got."""
+
+    def __init__(self) -> None:
+        self.got = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(client,), daemon=True).start()
+
+    def _answer(self, client: socket.socket) -> None:
+        with client:
+            try:
+                while data := client.recv(4096):
+                    self.got += data
+                    client.sendall(data)
+            except OSError:
+                return
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    """Running."""
+    server = Echo()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def link(echo: Echo) -> Iterator[Link]:
+    """To the echo."""
+    with Link(echo.port) as link:
+        yield link
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -14,9 +16,12 @@ import psutil
 import pytest
 from tests.hammer import fault_injector
 from tests.hammer import services as services_module
+from tests.hammer.errors import TargetMissedError
 from tests.hammer.fault_injector import FaultInjector
 from tests.hammer.journal import Journal
-from tests.hammer.kinds import BY_NAME, Fault, Target
+from tests.hammer.kinds import BY_NAME, KINDS, Fault, Kind, Target
+from tests.hammer.link import Link
+from tests.hammer.onlooker import Shown
 from tests.hammer.services import Services
 from tests.hammer.target_processes import Group, TargetProcesses
 from tests.unit.hammer.conftest import Sleeper, wait_until
@@ -198,3 +203,156 @@ def test_a_target_that_others_end_while_it_hangs_is_reported(
 
 def test_without_a_small_disk_a_full_one_is_a_miss(injector: FaultInjector) -> None:
     assert not injector.inject(fault("disk full")).hit
+
+
+class Pages:
+    """Shows one text."""
+
+    def __init__(self, shown: Shown) -> None:
+        self.shown = shown
+        self.looks = 0
+
+    def look(self) -> Shown:
+        self.looks += 1
+        return self.shown
+
+
+@pytest.fixture
+def pages() -> Pages:
+    """All is well."""
+    return Pages(Shown("well", "All is well.", None))
+
+
+@pytest.fixture
+def of_links(
+    targets: Found, journal: Journal, link: Link, pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> FaultInjector:
+    """With a link to Kafka."""
+    monkeypatch.setattr(fault_injector, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(fault_injector, "VISIBLE_SECONDS", 0.1)
+    return FaultInjector(
+        targets=targets,
+        services=Services({}, journal),
+        disk=None,
+        delete_ledger=lambda: None,
+        journal=journal,
+        links={Target.KAFKA_LINK: [link]},
+        look=pages.look,
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.target is Target.KAFKA_LINK], ids=lambda kind: kind.name
+)
+def test_each_fault_of_a_link_hits_what_goes_through_it_and_ends(
+    kind: Kind, of_links: FaultInjector, link: Link, journal: Journal
+) -> None:
+    with socket.create_connection(("127.0.0.1", link.port), 30) as client:
+        wait_until(lambda: len(link.open) == 1)
+        thread = threading.Thread(target=of_links.inject, args=(fault(kind.name, hold=0.05),))
+        thread.start()
+        while thread.is_alive() and not (journal.injections and journal.injections[0].hit):
+            # A connection that is cut, or on which something is sent, is one that a fault hits.
+            with contextlib.suppress(OSError):
+                client.sendall(b"x" * 100)
+            thread.join(0.01)
+        thread.join(60)
+    (injection,) = journal.injections
+    assert injection.hit
+    assert link.affected
+    assert link.fault is None
+
+
+def test_a_link_that_nothing_goes_through_is_a_miss(of_links: FaultInjector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_injector, "_TIMEOUT_SECONDS", 0.1)
+    injection = of_links.inject(fault("kafka-link cut"))
+    assert not injection.hit
+    assert "nothing went through" in str(injection.missed)
+
+
+def test_a_link_that_a_run_has_not_is_a_miss(of_links: FaultInjector) -> None:
+    assert "no such link" in str(of_links.inject(fault("search-link cut")).missed)
+
+
+@pytest.mark.parametrize(
+    ("shown", "seen"),
+    [
+        (Shown("failing", "Kafka at 127.0.0.1:1 cannot be asked.", "Start the broker."), True),
+        (Shown("failing", "Kafka at 127.0.0.1:1 cannot be asked.", None), False),
+        (Shown("failing", "An executor is slow.", "Give it more cores."), False),
+        (Shown("well", "All is well.", None), False),
+    ],
+)
+def test_a_fault_that_lasts_has_to_be_shown_with_its_part_and_a_remedy(
+    shown: Shown, seen: bool, of_links: FaultInjector, link: Link, pages: Pages
+) -> None:
+    pages.shown = shown
+    with socket.create_connection(("127.0.0.1", link.port), 30):
+        wait_until(lambda: len(link.open) == 1)
+        injection = of_links.inject(fault("kafka-link cut", hold=0.2))
+    assert injection.shown == [str(shown)]
+    assert (injection.unnamed is None) is seen
+
+
+@pytest.mark.parametrize(
+    ("other", "ended", "counts"),
+    [
+        ("batch kill -9", True, False),
+        ("kafka SIGSTOP", False, False),
+        ("ledger-link cut", False, False),
+        ("ledger-link cut", True, True),
+    ],
+)
+def test_another_fault_may_hide_what_a_link_would_show(
+    *, other: str, ended: bool, counts: bool, of_links: FaultInjector, link: Link, journal: Journal
+) -> None:
+    opened = journal.open(fault(other))
+    journal.injected(opened)
+    if ended:
+        journal.close(opened)
+        wait_until(lambda: journal.now() > float(str(opened.ended)))
+    with socket.create_connection(("127.0.0.1", link.port), 30):
+        wait_until(lambda: len(link.open) == 1)
+        injection = of_links.inject(fault("kafka-link cut", hold=0.2))
+    assert (injection.unnamed is not None) is counts
+
+
+def test_a_short_or_a_slow_fault_need_not_be_shown(of_links: FaultInjector, link: Link) -> None:
+    for kind, hold in (("kafka-link cut", 0.05), ("kafka-link flapping", 0.2)):
+        with socket.create_connection(("127.0.0.1", link.port), 30):
+            wait_until(lambda: len(link.open) == 1)
+            assert of_links.inject(fault(kind, hold=hold)).unnamed is None
+
+
+def test_release_ends_the_faults_of_links(of_links: FaultInjector, link: Link, journal: Journal) -> None:
+    with socket.create_connection(("127.0.0.1", link.port), 30):
+        wait_until(lambda: len(link.open) == 1)
+        thread = threading.Thread(target=of_links.inject, args=(fault("kafka-link cut", hold=600),))
+        thread.start()
+        wait_until(lambda: bool(journal.injections) and journal.injections[0].hit)
+        of_links.release()
+        thread.join(60)
+    assert link.fault is None
+
+
+def test_the_leader_is_the_broker_that_leads_when_it_is_hit(
+    injector: FaultInjector, server: Sleeper, journal: Journal
+) -> None:
+    answers: list[str | None] = [None, None, server.name]
+
+    def leader() -> str:
+        name = answers.pop(0)
+        if name is None:
+            raise TargetMissedError("nobody leads")
+        return name
+
+    injector._leader = leader
+    before = server.process.pid
+    injection = injector.inject(fault("leader kill -9", hold=0.1))
+    assert injection.hit
+    assert injection.pids == (before,)
+    assert not answers
+
+
+def test_without_further_brokers_a_leader_is_a_miss(injector: FaultInjector) -> None:
+    assert "one broker" in str(injector.inject(fault("leader SIGSTOP")).missed)

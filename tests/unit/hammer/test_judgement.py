@@ -61,6 +61,10 @@ def test_a_run_without_a_flaw_holds(judgement: Judgement) -> None:
 @pytest.mark.parametrize(
     ("changes", "reported"),
     [
+        (
+            {"injections": [replace(injected(fault), unnamed="nothing named Kafka") for fault in FAULTS]},
+            "was not seen: nothing named Kafka",
+        ),
         ({"kafka": KafkaAgainstReceipts(10, missing=[PLACE])}, "1 acknowledged records are not in Kafka: hammer+0+1"),
         ({"kafka": KafkaAgainstReceipts(10, other=[PLACE])}, "are others in Kafka"),
         ({"kafka": KafkaAgainstReceipts(10, unasked=[PLACE])}, "knows nothing of"),

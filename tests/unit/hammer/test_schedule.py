@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
-from tests.hammer.kinds import KINDS, Action, Target
+from tests.hammer.kinds import KINDS, PART_BEHIND, VISIBLE_SECONDS, Action, Target
 from tests.hammer.schedule import ScheduleOptions, kinds_of, make_schedule
 
 
@@ -21,10 +22,11 @@ def test_a_longer_run_begins_like_a_shorter_one() -> None:
     assert make_schedule(ScheduleOptions(seed=3, minutes=60))[: len(short)] == short
 
 
-@pytest.mark.parametrize("cluster", [False, True])
-def test_each_kind_comes_once_before_one_comes_twice(cluster: bool) -> None:
-    faults = make_schedule(ScheduleOptions(seed=1, minutes=120, cluster=cluster))
-    kinds = kinds_of(cluster)
+@pytest.mark.parametrize("more", [{}, {"cluster": True}, {"network": True}, {"network": True, "brokers": 3}])
+def test_each_kind_comes_once_before_one_comes_twice(more: dict[str, Any]) -> None:
+    options = ScheduleOptions(seed=1, minutes=120, **more)
+    faults = make_schedule(options)
+    kinds = kinds_of(options)
     dealt = [fault.kind for fault in faults]
     for start in range(0, len(dealt) - len(kinds), len(kinds)):
         assert Counter(dealt[start : start + len(kinds)]) == Counter(kinds)
@@ -73,3 +75,30 @@ def test_everything_that_the_issue_names_is_hit() -> None:
     assert {(target, action) for target in (*processes, *servers) for action in (Action.KILL, Action.HANG)} <= kinds
     assert {(target, Action.RESTART) for target in servers} <= kinds
     assert (Target.DISK, Action.FILL) in kinds
+
+
+def test_links_are_hit_by_each_fault_of_a_network_and_only_where_a_run_asks_for_it() -> None:
+    faults = {
+        Action.CUT,
+        Action.RESET,
+        Action.BLACKHOLE,
+        Action.LOSE_ANSWERS,
+        Action.DELAY,
+        Action.TRICKLE,
+        Action.FLAP,
+    }
+    for link in PART_BEHIND:
+        options = ScheduleOptions(seed=5, minutes=60, network=True, only=frozenset({link}))
+        assert {fault.kind.action for fault in make_schedule(options)} == faults
+    assert not any(fault.kind.target.is_link for fault in make_schedule(ScheduleOptions(seed=5, minutes=60)))
+
+
+def test_a_leader_is_hit_only_among_several_brokers() -> None:
+    assert not any(kind.target is Target.LEADER for kind in kinds_of(ScheduleOptions(seed=5, minutes=60)))
+    three = kinds_of(ScheduleOptions(seed=5, minutes=60, brokers=3))
+    assert {kind.action for kind in three if kind.target is Target.LEADER} == {Action.KILL, Action.HANG}
+
+
+def test_each_fault_that_has_to_be_seen_lasts_long_enough_at_times() -> None:
+    for kind in KINDS:
+        assert not kind.visible or any(held.least > VISIBLE_SECONDS for held in kind.holds)
