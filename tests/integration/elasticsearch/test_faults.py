@@ -144,7 +144,6 @@ PASSING: dict[str, Step] = {
     "the connection is closed": hang_up,
     "half an answer": half_an_answer,
     "a queue is full": says(429, "es_rejected_execution_exception"),
-    "a circuit breaker": says(429, "circuit_breaking_exception"),
     "the disk is full": says(429, "cluster_block_exception"),
     "a proxy's limit": empty(429, **{"retry-after": "1"}),
     "no master": says(503, "master_not_discovered_exception"),
@@ -155,6 +154,10 @@ PASSING: dict[str, Step] = {
     "a gateway": says(502, content_type="text/html"),
     "a gateway's retry_budget": empty(504),
     "a request's": empty(408),
+}
+# Of a request's size, or of one of its documents: at its second failure it is halved.
+PERHAPS_ITS_OWN: dict[str, Step] = {
+    "a circuit breaker": says(429, "circuit_breaking_exception"),
     "an error within": says(500, "null_pointer_exception"),
 }
 
@@ -165,6 +168,16 @@ def test_a_request_is_sent_again_after_a_temporary_fault(server: Server, rows: A
     counts = index(rows([b'{"n": 1}', b'{"n": 2}']), server.node)
     assert (counts.created, counts.retries) == (2, 2)
     assert len(server.seen) == 3
+
+
+@pytest.mark.parametrize("fault", PERHAPS_ITS_OWN.values(), ids=PERHAPS_ITS_OWN)
+def test_a_request_that_may_have_failed_by_itself_is_sent_again_in_halves(
+    server: Server, rows: Any, fault: Step
+) -> None:
+    server.script = [fault, fault]
+    counts = index(rows([b'{"n": 1}', b'{"n": 2}']), server.node)
+    assert (counts.created, counts.dead_lettered, counts.retries) == (2, 0, 1)
+    assert len(server.seen) == 4
 
 
 def test_a_timed_out_request_may_have_been_carried_out(server: Server, rows: Any) -> None:

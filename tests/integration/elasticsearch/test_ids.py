@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from headrace.elasticsearch.errors import UnsuitableRowsError, UnsuitableTargetError
+from headrace.elasticsearch.errors import ElasticsearchRefusedError, UnsuitableRowsError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.transport import Response, Transport
 from headrace.ledger.receiving_tables import TopicRow
@@ -115,15 +115,17 @@ class TestATopicCreatedAgain:
 
 def test_a_replay_after_a_rollover_would_be_two_documents_and_is_refused(real: Any) -> None:
     """What the refusal of rollover aliases is for: the id is unique within an index, not behind the alias."""
-    batch = records((0, 0, b"k", {"n": 1}))
     real.ask("PUT", f"/{real.name}-000001", {"aliases": {real.name: {"is_write_index": True}}})
-    real.index(batch)
+    real.ask("PUT", f"/{real.name}/_doc/t+0+0", {"n": 1})
     real.ask("POST", f"/{real.name}/_rollover", {})
-    real.index(batch)
+    real.ask("PUT", f"/{real.name}/_doc/t+0+0", {"n": 1})
     real.ask("POST", f"/{real.name}/_refresh")
     assert real.ask("GET", f"/{real.name}/_count")["count"] == 2
     with pytest.raises(UnsuitableTargetError, match=r"rolls over|2 indices"):
         real.target().concrete()
+    # Also by the answer to the first document, if the alias came after that question.
+    with pytest.raises(ElasticsearchRefusedError, match=r"rolls over|2 indices"):
+        real.index(records((0, 1, b"k", {"n": 2})))
 
 
 class TestSupersededAndRepeated:
