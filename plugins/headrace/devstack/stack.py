@@ -192,7 +192,7 @@ class Stack:
             }
         if self.postgres is not None:
             connections[LEDGER_CONNECTION] = {
-                "conn_type": "postgres",
+                "conn_type": "headrace_ledger",
                 "host": LOOPBACK,
                 "port": self.postgres.port,
                 "login": "headrace",

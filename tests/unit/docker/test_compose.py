@@ -255,7 +255,7 @@ def test_volumes_are_declared() -> None:
 def test_the_connections_are_connections(name: str) -> None:
     text = SERVICES["airflow-scheduler"]["environment"][f"AIRFLOW_CONN_{name}"]
     connection = from_text(name.lower(), re.sub(r"\$\{(\w+)[^}]*\}", r"secret", text))
-    assert connection.conn_type in ("kafka", "elasticsearch", "postgres")
+    assert connection.conn_type in ("kafka", "elasticsearch", "headrace_ledger")
     host = connection.host or connection.extra["bootstrap.servers"].split(":")[0]
     assert host in SERVICES
 
