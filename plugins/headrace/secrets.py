@@ -80,7 +80,7 @@ _KEYS = (
     r"|\bSG\.[\w-]{10,}\.[\w-]{10,}|\bnpm_\w{30,}|\bpypi-[\w-]{30,}|\bhv[sb]\.[\w-]{20,}|\bdapi[0-9a-f]{30,}|\bdop_v1_\w{30,}"
     r"|\bNRAK-\w{20,}|\bhf_[A-Za-z]{30,}|\b\d{8,10}:AA[\w-]{30,}"
 )
-# Addresses that are secrets themselves: whoever has one can post.
+# Addresses that are secrets themselves: who has one can post.
 _WEBHOOKS = (
     r"\bhooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/|\bdiscord(?:app)?\.com/api/(?:v\d+/)?webhooks/"
     r"|\bwebhook\.office\.com/|\boutlook\.office(?:365)?\.com/webhook/|\blogic\.azure\.com[:\d]*/workflows/"
@@ -175,11 +175,7 @@ def remember(values: Iterable[object]) -> None:
     Words are left out: "airflow" as a password of a test would make every text unreadable.
     """
     for value in values:
-        if (
-            isinstance(value, str)
-            and len(value) >= _LEAST_KNOWN
-            and not re.fullmatch(r"[a-z]{1,11}|[A-Z]{1,11}", value)
-        ):
+        if isinstance(value, str) and len(value) >= _LEAST_KNOWN and not _WORD.fullmatch(value):
             _known.update({value, quote(value, safe="")})
 
 

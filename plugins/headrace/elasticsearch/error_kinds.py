@@ -19,9 +19,9 @@ class ErrorKind(StrEnum):
     PASSING = "passing"
     """Nobody: the same request may succeed later."""
     CREDENTIAL = "credential"
-    """Whoever gives rights to the connection's user: the batch fails."""
+    """A person who gives rights to the connection's user: the batch fails."""
     INDEX = "index"
-    """Whoever administers the index: the batch fails."""
+    """A person who administers the index: the batch fails."""
 
 
 VERSION_CONFLICTS = frozenset({"version_conflict_engine_exception", "document_already_exists_exception"})

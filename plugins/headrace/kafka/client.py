@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import difflib
 import functools
 import logging
 import math
@@ -295,6 +294,9 @@ def _leave_aside(conn_id: str, names: frozenset[str]) -> None:
             remedy="Remove it: a connection is data.",
         )
     if unknown := sorted(name for name in names if not _is_known(name)):
+        # Not for each worker of Spark.
+        import difflib
+
         near = {name: difflib.get_close_matches(name, _TAKEN, n=1, cutoff=0.75) for name in unknown}
         meant = [f"{found[0]} in place of {name}" for name, found in near.items() if found]
         raise ClientSettingError(
