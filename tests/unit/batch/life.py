@@ -72,6 +72,7 @@ class Life:
         self.receivers: dict[ReceiverId, Receiver] = {}
         self.topic_ids = {("clicks", "clicks"): 1, ("clicks", "taps"): 1, ("orders", "orders"): 1}
         self.sizes = {key: 2 for key in self.topic_ids}
+        self.written_until: dict[TopicPartition, int] = {}
         self.start_job()
 
     @property
@@ -156,6 +157,9 @@ class Life:
         number = 1 if of else self.random.choice((1, 1, 2, 3))
         blocks = [self._block(at, now_ms, of_all=of is not None) for _ in range(number)]
         frames = receiver.writer.write_all(blocks, last_accepted_sequence=receiver.accepted)
+        for written_range in (written_range for block in blocks for written_range in block.ranges):
+            until = self.written_until.get(written_range.partition, 0)
+            self.written_until[written_range.partition] = max(until, written_range.until_offset)
         if not add:
             return
         self.clock.advance(self.random.choice((0, 0, 0, 1, 3_000)))
@@ -225,6 +229,9 @@ class Life:
         if row.receiver_index is not None and row.state is PartitionState.ACTIVE:
             lease = self.receivers[ReceiverId(NAME, row.input_id, row.receiver_index)].lease
             gap = self.random.choice((None, "retention"))
+            # The log may hold records from there on that the ledger has not accepted: these are no control records.
+            if self.written_until.get(row.partition, 0) > row.next_offset:
+                gap = "retention"
             self.ledger.positions.advance(lease, row.partition, row.next_offset, row.next_offset + 3, gap=gap)
 
     def fail_partition(self) -> None:

@@ -105,11 +105,12 @@ def test_an_older_copy_of_a_ledger_is_refused_by_the_epochs_in_the_log(
 def test_an_older_copy_of_a_ledger_is_refused_by_the_checkpoint(
     live: Callable[..., Life], copy: Callable[[Life], Ledger]
 ) -> None:
-    """The log since then has been deleted."""
+    """The log since then has been deleted, and a stream of an earlier version has no mark."""
     life = live(24, 30)
     older = copy(life)
     life.restart_job()
     life.checkpoint()
+    life.context.storage.delete(MARK_PATH)
     with pytest.raises(LedgerSetBackError, match=r"shop/checkpoints/.*it knows receiver job 2, and the ledger 1"):
         refuse_if_set_back(life.context_in(older))
 
