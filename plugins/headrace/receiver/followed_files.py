@@ -190,6 +190,13 @@ class Listing:
         listing.files = dict(sorted(listing.files.items()))
         return listing
 
+    @property
+    def inodes(self) -> dict[str, int]:
+        """The inode of each name."""
+        return {name: stat.st_ino for name, stat in self.files.items()} | {
+            name: inode for inode, name in self.others.items()
+        }
+
     def _walk(self, folder: str, parts: tuple[str, ...], above: str, known: Collection[str]) -> None:
         if not parts:
             return

@@ -51,6 +51,7 @@ _MAX_POSITION_BYTES = 60 << 10
 # A receiver counts as well ten seconds after its last error.
 _REPORT_SECONDS = 5.0
 _COPY_SECONDS = 10.0
+_LISTINGS = 10
 
 _DECISION = (
     "It is not read any more until you give it another name, and is then read from its beginning; or delete it; or let "
@@ -100,6 +101,7 @@ class TextFiles(Receiver):
         self._finished: dict[str, _Signature] = {}
         self._waiting: dict[str, tuple[_Signature, float]] = {}
         self._copies: dict[str, float] = {}
+        self._listed: dict[str, int] = {}
         # Size and time of change at the last look.
         self._seen: dict[str, tuple[int, int]] = {}
         # What a person is to know: of this look, and of files that are not read until they change.
@@ -120,7 +122,7 @@ class TextFiles(Receiver):
     def _follow(self) -> None:
         self._read = {name: FileProgress.of(stored) for name, stored in (self.position or {}).items()}
         while not self.is_stopped:
-            listing = Listing.of(self._directory, self._pattern, self._read)
+            listing = self._list()
             self._problems = {name: f"{self._directory / name}: {error}" for name, error in listing.errors.items()}
             self._recognise(listing)
             self._make_room(listing)
@@ -130,6 +132,17 @@ class TextFiles(Receiver):
                 time.sleep(self._look_seconds)
 
     # -- which files there are -------------------------------------------------------------------------------------
+
+    def _list(self) -> Listing:
+        """The directory's files. While files are renamed, a listing may have one of them under no name, or under two: one
+        that differs from the listing before it is made again."""
+        listing = Listing.of(self._directory, self._pattern, self._read)
+        for _ in range(_LISTINGS):
+            if listing.inodes == self._listed:
+                break
+            self._listed = listing.inodes
+            listing = Listing.of(self._directory, self._pattern, self._read)
+        return listing
 
     def _is_own(self, name: str) -> bool:
         return zlib.crc32(os.fsencode(name)) % self.receivers == self.index
@@ -150,6 +163,7 @@ class TextFiles(Receiver):
         names = {stat.st_ino: name for name, stat in listing.files.items()}
         everywhere = listing.others | names
         moved: dict[str, str] = {}
+        gone: dict[str, FileProgress] = {}
         for name, progress in list(self._read.items()):
             stat = listing.files.get(name)
             if progress.is_cut:
@@ -164,7 +178,9 @@ class TextFiles(Receiver):
                 if new is not None and new != name and self._was_renamed(name, new, progress):
                     moved[name] = new
                 elif new != name:
-                    self._is_gone(name, progress, listing)
+                    gone[name] = progress
+        for name, progress in gone.items():
+            self._is_gone(name, progress, None if name in moved.values() else listing.files.get(name))
         self._move(moved, listing)
         self._find_copies(listing)
 
@@ -193,15 +209,15 @@ class TextFiles(Receiver):
             if self._position_bytes() > _MAX_POSITION_BYTES:
                 self._read[name] = former
 
-    def _is_gone(self, name: str, progress: FileProgress, listing: Listing) -> None:
-        """A file is under no name any more; another one may have its own."""
+    def _is_gone(self, name: str, progress: FileProgress, stat: os.stat_result | None) -> None:
+        """A file is under no name any more. ``stat``: of the one that has its name now, unless that is known by another
+        name, as when the oldest file of a rotation is replaced."""
         (size, _), byte = self._seen.pop(name, (0, 0)), progress.byte
         if size > byte and not is_compressed(name):
             self.report_error(
                 f"{self._directory / name} was deleted or moved out of the directory when {byte} of its {size} bytes "
                 "were read; the others are not in the stream"
             )
-        stat = listing.files.get(name)
         if stat is None:
             return
         if is_of(self._directory / name, progress):
@@ -342,8 +358,11 @@ class TextFiles(Receiver):
                 "files that are read, or move them away"
             )
         elif (opened := open_file(path, progress)) is not None:
-            return opened
-        else:
+            if opened.stat.st_ino == stat.st_ino:
+                return opened
+            # Another file got the name since the directory was listed: the next look says which.
+            opened.file.close()
+        elif path.stat().st_ino == stat.st_ino:
             self._cut(path, name, stat, progress)
         return None
 

@@ -25,7 +25,7 @@ def lines(tmp_path: Path) -> Make:
     """Makes what makes a receiver of the lines of ``tmp_path``."""
 
     def make(pattern: str = "*", **given: Any) -> Callable[[], Receiver]:
-        return lambda: TextFiles(str(tmp_path), pattern, 0.01, **given)
+        return lambda: TextFiles(str(tmp_path), pattern, **{"look_seconds": 0.01, **given})
 
     return make
 
@@ -438,3 +438,20 @@ def test_patterns_find_what_a_shell_finds(tmp_path: Path) -> None:
 )
 def test_names_that_rotation_makes(name: str, is_rotated: bool) -> None:
     assert is_rotated_name(name, "app.log") is is_rotated
+
+
+def test_files_that_are_rotated_all_the_time_are_read_once_and_without_an_error(lines: Make, tmp_path: Path) -> None:
+    """Some of the looks fall between two renames, or between the listing and the reading."""
+    log = tmp_path / "app.log"
+    with run_receiver(lines("*", look_seconds=0)) as running:
+        for number in range(300):
+            write(log, f"{number:06}", mode="a")
+            for older in (2, 1):
+                if (file := tmp_path / f"app.log.{older}").exists():
+                    file.rename(tmp_path / f"app.log.{older + 1}")
+            log.rename(tmp_path / "app.log.1")
+            write(log, f"late {number:06}")
+            running.wait_for(2 * number + 2)
+    expected = [text for number in range(300) for text in (f"{number:06}", f"late {number:06}")]
+    assert sorted(values(running)) == sorted(expected)
+    assert running.errors == []
