@@ -134,8 +134,8 @@ class TextFiles(Receiver):
     # -- which files there are -------------------------------------------------------------------------------------
 
     def _list(self) -> Listing:
-        """The directory's files. While files are renamed, a listing may have one of them under no name, or under two: one
-        that differs from the listing before it is made again."""
+        """The directory's files. While files are renamed, a listing may have one of them under no name, or under two.
+        So one that differs from the listing before is made again."""
         listing = Listing.of(self._directory, self._pattern, self._read)
         for _ in range(_LISTINGS):
             if listing.inodes == self._listed:
