@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from headrace.connections import Connection
 from headrace.elasticsearch.errors import IndexingOptionsError
+from headrace.time_limit import within
 
 AWS_EXTRA = frozenset({"aws_region", "aws_service", "aws_profile", "aws_session_token"})
 """The keys of a connection's extra by which requests to an Amazon OpenSearch Service domain are signed."""
@@ -58,6 +60,13 @@ class AwsIdentity:
         )
 
 
+_SECONDS = 30.0
+
+
+class KeysUnavailableError(Exception):
+    """Temporary keys could not be renewed. It may pass."""
+
+
 class RequestSigner:
     """Makes the headers of requests that are signed by AWS Signature Version 4. Temporary keys are renewed by botocore.
 
@@ -80,8 +89,10 @@ class RequestSigner:
             self._credentials: Any = Credentials(identity.access_key, identity.secret_key, identity.session_token)
         else:
             try:
-                self._credentials = Session(profile=identity.profile).get_credentials()
-            except BotoCoreError as error:
+                self._credentials = within(
+                    _SECONDS, identity, lambda: Session(profile=identity.profile).get_credentials()
+                )
+            except (BotoCoreError, TimeoutError) as error:
                 raise IndexingOptionsError(f"botocore cannot look for AWS keys: {error}.") from error
         if self._credentials is None:
             raise IndexingOptionsError(
@@ -92,11 +103,23 @@ class RequestSigner:
         self._identity = identity
 
     def headers(self, method: str, url: str, body: bytes | None) -> dict[str, str]:
-        """The headers that sign this request. ``body`` is as sent, so compressed if it is."""
+        """The headers that sign this request. ``body`` is as sent, so compressed if it is. Raises
+        KeysUnavailableError."""
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import BotoCoreError, ClientError
 
         request = AWSRequest(method, url, data=body)
-        frozen = self._credentials.get_frozen_credentials()
+        try:
+            # Temporary keys are asked for again before they end; for that STS has a minute, several times.
+            frozen = (
+                self._credentials.get_frozen_credentials()
+                if self._identity.access_key
+                else within(_SECONDS, self._identity, self._credentials.get_frozen_credentials)
+            )
+        except (BotoCoreError, ClientError, TimeoutError) as error:
+            raise KeysUnavailableError(
+                f"on host {socket.gethostname()} the AWS keys were not renewed: {error}"
+            ) from error
         SigV4Auth(frozen, self._identity.service, self._identity.region).add_auth(request)
         return dict(request.headers.items())

@@ -28,7 +28,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, ProtocolError
 
 from headrace.connections import Connection, resolve
-from headrace.elasticsearch.aws_signature import AWS_EXTRA, AwsIdentity, RequestSigner
+from headrace.elasticsearch.aws_signature import AWS_EXTRA, AwsIdentity, KeysUnavailableError, RequestSigner
 from headrace.elasticsearch.deadline import BYTES_PER_SECOND, Deadline, watched
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexingOptionsError
 from headrace.elasticsearch.tls import (
@@ -419,7 +419,10 @@ class ElasticsearchTransport:
         chosen = self._nodes.choose()
         node = chosen.node
         if self._signer is not None:
-            headers |= self._signer.headers(method, f"{node}{path}", body)
+            try:
+                headers |= self._signer.headers(method, f"{node}{path}", body)
+            except KeysUnavailableError as error:
+                raise NoAnswerError(f"nothing was sent to {node}: {error}") from error
         # A proxy needs the whole URL; through a tunnel it does not see the request.
         target = f"{node}{path}" if self._by_proxy and node.scheme == "http" else node.path_prefix + path
         with Deadline(self._timeout_seconds, len(body or b"")) as deadline:

@@ -16,6 +16,7 @@ import pytest
 from tests.support.fake_elasticsearch import FakeElasticsearch
 
 from headrace.connections import Connection
+from headrace.elasticsearch import aws_signature
 from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexingOptionsError
 from headrace.elasticsearch.transport import Cluster, ElasticsearchTransport, NoAnswerError, Node
@@ -221,6 +222,32 @@ def test_aws_keys_are_found_where_botocore_looks_for_them(server: Server, monkey
     monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
     with pytest.raises(IndexingOptionsError, match="botocore cannot look for AWS keys"):
         find_index(cluster(server.address, aws_region="us-east-1"))
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_temporary_aws_keys_that_cannot_be_renewed_are_a_server_that_does_not_answer(
+    server: Server, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    pytest.importorskip("botocore", reason="the extra aws is not installed")
+    from botocore.credentials import Credentials
+    from botocore.exceptions import ConnectTimeoutError
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDOFHOST")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "aws-secret")
+    monkeypatch.setattr(aws_signature, "_SECONDS", 0.2 if hangs else 30.0)
+    stopped = threading.Event()
+
+    def renew(_: Any) -> None:
+        stopped.wait(60 if hangs else 0)
+        raise ConnectTimeoutError(endpoint_url="https://sts.example")
+
+    transport = ElasticsearchTransport(
+        cluster(server.address, aws_region="us-east-1"), connections=1, timeout_seconds=5
+    )
+    monkeypatch.setattr(Credentials, "get_frozen_credentials", renew)
+    with pytest.raises(NoAnswerError, match=r"AWS keys were not renewed: .*(did not end within|Connect timeout)"):
+        transport.request("GET", "/")
+    stopped.set()
 
 
 def test_the_connections_of_the_documentation_are_accepted() -> None:

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 import headrace
 from headrace.connections import ALLOWLIST_VARIABLE, Connection
+from headrace.kafka import tokens
 from headrace.kafka.client import admin_config, connection_config, open_admin, open_consumer
 from headrace.kafka.errors import ClientSettingError, TokenError
 from headrace.kafka.tokens import TokenSource, with_tokens
@@ -45,6 +46,8 @@ def token(config: str | None) -> Any:
     outcome = outcomes.pop(0) if outcomes else ("a.b.c", time.time() + 300)
     if isinstance(outcome, Exception):
         raise outcome
+    if isinstance(outcome, threading.Event):
+        outcome.wait(60)
     return outcome
 
 
@@ -135,6 +138,22 @@ def test_no_client_is_made_without_a_token_and_the_reason_names_connection_and_h
     assert time.monotonic() - began < 5
     assert "'brokers'" in str(refused.value) and socket.gethostname() in str(refused.value)
     assert HERE in str(refused.value)
+
+
+def test_a_function_that_hangs_has_an_end_and_is_not_called_a_second_time_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokens, "_SECONDS", 0.2)
+    hangs = threading.Event()
+    outcomes[:] = [hangs]
+    with pytest.raises(TokenError, match=r"it did not end within 0\.2 s"):
+        source({"oauth_cb": HERE}).token(None)
+    with pytest.raises(TokenError, match="an earlier call has not ended"):
+        source({"oauth_cb": HERE}).token(None)
+    assert len(made) == 1
+    hangs.set()
+    monkeypatch.setattr(tokens, "_SECONDS", 30.0)
+    assert source({"oauth_cb": HERE}).token(None)[0] == "a.b.c"
 
 
 def test_a_client_begins_with_the_token_that_was_fetched_and_renews_it() -> None:
