@@ -21,8 +21,24 @@ if TYPE_CHECKING:
 OutputId = Annotated[
     str | None, typer.Option(help="The id of the Elasticsearch output; needed if the stream has several.")
 ]
+
+
+def _checked_index(name: str | None) -> str | None:
+    if name is not None:
+        from headrace.stream.place_names import check_index_name
+
+        try:
+            check_index_name(name)
+        except ValueError as error:
+            raise typer.BadParameter(f"{name!r} {error}") from error
+    return name
+
+
 IndexName = Annotated[
-    str | None, typer.Option("--index", help="Letters for this index, which a replay of the stream wrote.")
+    str | None,
+    typer.Option(
+        "--index", help="Letters for this index, which a replay of the stream wrote.", callback=_checked_index
+    ),
 ]
 Batch = Annotated[str | None, typer.Option(help="Only this batch time, in ISO 8601.")]
 Since = Annotated[

@@ -22,15 +22,16 @@ _PLACEHOLDER = re.compile(
 )
 
 
-def check_no_placeholder(name: str, what: str) -> str:
+def check_no_placeholder(name: str, what: str, *, of_output: bool = True) -> str:
     """Return the name of ``what`` ("index") if no part of it looks like another tool's placeholder.
 
     It would be taken literally, and all records would go to one place of that very name. Raises ValueError.
     """
     if found := _PLACEHOLDER.search(str(name)):
+        several = ". For several, declare an output for each, whose transform keeps its rows" if of_output else ""
         raise ValueError(
             f"has {found[0]!r}, as a placeholder or date mathematics; nothing is filled in: write the name of one "
-            f"{what}. For several, declare an output for each, whose transform keeps its rows"
+            f"{what}{several}"
         )
     return name
 

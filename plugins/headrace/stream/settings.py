@@ -21,6 +21,7 @@ from pydantic import (
 
 from headrace.secrets import url_holds_secret
 from headrace.stream.model import CalledClass, Duration, Identifier, Part, Reference
+from headrace.stream.place_names import check_no_placeholder
 from headrace.stream.secrets import settings_with_secrets
 
 MIB = 1024 * 1024
@@ -147,7 +148,7 @@ class Storage(Part):
     @field_validator("url")
     @classmethod
     def _is_absolute(cls, value: str) -> str:
-        return check_storage_url(value)
+        return check_no_placeholder(check_storage_url(value), "folder", of_output=False)
 
     @model_validator(mode="after")
     def _copies_are_of_a_remote_log(self) -> Self:

@@ -102,6 +102,12 @@ class ObjectStorage:
         return joined(self._root, checked_path(path))
 
 
+_CALL_SECONDS = 300.0
+_LISTING_SECONDS = 900.0
+# The slowest link on which a read may take longer.
+_BYTES_PER_SECOND = 16 * 1024
+
+
 class ObjectFile:
     """An object, read by byte ranges."""
 
@@ -135,7 +141,7 @@ class FsspecClient:
 
     A `put` has ``write_timeout_s`` seconds, with the driver's own retries. These alone may take minutes: s3fs waits
     15 s for an answer and tries five times, and botocore tries each of them again. None: no bound of ours. A driver
-    without asyncio (memory) cannot be interrupted.
+    without asyncio (memory) cannot be interrupted. Other calls have `_CALL_SECONDS`, and what their bytes take.
     """
 
     def __init__(self, filesystem: Any, write_timeout_s: float | None = None) -> None:
@@ -176,13 +182,18 @@ class FsspecClient:
         return lambda: {"timeout": max(0.1, until - time.monotonic())}
 
     def get(self, path: str, offset: int, length: int, **limit: float) -> Data:
+        # The timeout of a read begins again with each byte.
+        limit = limit or self._in_all(_CALL_SECONDS + length / _BYTES_PER_SECOND)
         data: bytes = self._fs.cat_file(path, start=offset, end=offset + length, **limit)
         return data
+
+    def _in_all(self, seconds: float) -> dict[str, float]:
+        return {"timeout": seconds} if self._fs.async_impl else {}
 
     def size(self, path: str, **limit: float) -> int | None:
         self._fs.invalidate_cache()
         try:
-            info = self._fs.info(path, **limit)
+            info = self._fs.info(path, **(limit or self._in_all(_CALL_SECONDS)))
         except FileNotFoundError:
             return None
         return int(info["size"]) if info["type"] == "file" else None
@@ -190,12 +201,12 @@ class FsspecClient:
     def paths(self, path: str) -> list[str]:
         self._fs.invalidate_cache()
         try:
-            return list(self._fs.find(path))
+            return list(self._fs.find(path, **self._in_all(_LISTING_SECONDS)))
         except FileNotFoundError:
             return []
 
     def delete(self, path: str) -> None:
-        self._fs.rm_file(path)
+        self._fs.rm_file(path, **self._in_all(_CALL_SECONDS))
 
 
 def open_object_storage(url: str, write_timeout_s: float | None = None) -> ObjectStorage:
@@ -245,5 +256,6 @@ def _reported(action: str, path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise StoredFileMissingError(f"There is no object {path!r}.") from error
     except Exception as error:
-        # Drivers raise their vendors' own exceptions.
-        raise StorageError(f"The storage cannot {action} {path!r}: {type(error).__name__}: {error}.") from error
+        # Drivers raise their vendors' own exceptions. fsspec's own timeout says nothing.
+        why = str(error) or ("no answer in its time" if isinstance(error, TimeoutError) else "it says nothing more")
+        raise StorageError(f"The storage cannot {action} {path!r}: {type(error).__name__}: {why}.") from error

@@ -50,6 +50,7 @@ def ledger_url(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("--offset 9-1", "--offset", "'9-1' ends before it begins"),
         ("--offset 9-x", "--offset", "neither an offset nor a range"),
         ("--offset -1", "--offset", "neither an offset nor a range"),
+        ("--index logs-${topic}", "--index", "'logs-${topic}' has '${topic}', as a placeholder"),
         ("--offset 9²", "--offset", "neither an offset nor a range"),
     ],
 )

@@ -214,6 +214,7 @@ def test_placeholders_of_other_tools_are_refused_in_every_place(placeholder: str
         lambda name: ElasticsearchOutput(hosts="http://h:1", index="i", dead_letter_index=name),
         lambda name: KafkaOutput(bootstrap_servers="h:1", topic=name),
         lambda name: ParquetOutput(path=f"/data/{name}"),
+        lambda name: Stream(**fields(storage=f"/data/{name}")),
     ):
         with pytest.raises(StreamDefinitionError, match="nothing is filled in"):
             make(f"logs-{placeholder}")

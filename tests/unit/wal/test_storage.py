@@ -20,6 +20,7 @@ from tests.support.records import make_block
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
+from headrace.wal import object_storage
 from headrace.wal.errors import (
     PathEscapesRootError,
     StorageError,
@@ -319,6 +320,49 @@ class HangingStore(AsyncFileSystem):  # type: ignore[misc]
 
     async def _find(self, path: str, **_: object) -> list[str]:
         return []
+
+
+class SilentStore(HangingStore):
+    """Its server does not answer reads either."""
+
+    async def _find(self, path: str, **_: object) -> list[str]:
+        await asyncio.sleep(60)
+        return []
+
+    async def _info(self, path: str, **_: object) -> dict[str, object]:
+        if path.endswith("known"):
+            return {"name": path, "size": 10, "type": "file"}
+        await asyncio.sleep(60)
+        return {}
+
+    async def _cat_file(self, path: str, **_: object) -> bytes:
+        await asyncio.sleep(60)
+        return b""
+
+    async def _rm_file(self, path: str, **_: object) -> None:
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda storage: storage.paths(),
+        lambda storage: storage.exists("a"),
+        lambda storage: storage.open("known").read_at(0, 5),
+        lambda storage: storage.delete("known"),
+    ],
+    ids=["list", "check", "read", "delete"],
+)
+def test_a_call_of_an_object_store_has_an_end(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[LogStorage], object]
+) -> None:
+    monkeypatch.setattr(object_storage, "_CALL_SECONDS", 0.2)
+    monkeypatch.setattr(object_storage, "_LISTING_SECONDS", 0.2)
+    storage = ObjectStorage(FsspecClient(SilentStore()), "bucket", "s3://bucket")
+    began = time.monotonic()
+    with pytest.raises(StorageError, match="no answer in"):
+        call(storage)
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
