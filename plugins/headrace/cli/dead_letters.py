@@ -30,7 +30,7 @@ def _checked_index(name: str | None) -> str | None:
         try:
             check_index_name(name)
         except ValueError as error:
-            raise typer.BadParameter(f"{name!r} {error}") from error
+            raise typer.BadParameter(f"{name!r} {error}", param_hint="--index") from error
     return name
 
 

@@ -24,6 +24,7 @@ from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 from headrace.errors import HeadraceError
 from headrace.fsck.connecting import Checked, topic_of
 from headrace.kafka.client import AskingAdmin, admin_config, open_consumer
+from headrace.kafka.client_errors import explained
 from headrace.kafka.errors import TopicsNotFoundError
 from headrace.kafka.tokens import OAUTH_CALLBACK, TokenSource
 from headrace.kafka.topics import TopicWatch, error_text
@@ -33,6 +34,11 @@ _SECONDS = 5.0
 _STEP_SECONDS = 1.0
 _READING = (AclOperation.DESCRIBE, AclOperation.READ)
 _WRITING = (AclOperation.DESCRIBE, AclOperation.WRITE)
+_REFUSED = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
 
 
 def check_kafka_rights(stream: Stream) -> Iterator[Checked]:
@@ -76,7 +82,7 @@ def _check(
         try:
             _await_coordinator(config, group, topics)
         except KafkaException as error:
-            yield _missing(about_group, f"group {group}", of_group, f"{error_text(error)}.")
+            yield _unanswered(about_group, f"group {group}", of_group, error)
             return
         groups = admin.describe_consumer_groups([group], include_authorized_operations=True, request_timeout=_SECONDS)
         admin.wait(groups.values(), _SECONDS)
@@ -112,7 +118,7 @@ def _compared(name: str, described: Future[Any], wanted: Collection[AclOperation
     try:
         allowed = described.result(timeout=0).authorized_operations
     except KafkaException as error:
-        return _missing(name, what, wanted, f"{error_text(error)}.")
+        return _unanswered(name, what, wanted, error)
     if allowed is None:
         return Checked(name, "the broker does not report them")
     missing = [operation for operation in wanted if operation not in allowed]
@@ -121,6 +127,15 @@ def _compared(name: str, described: Future[Any], wanted: Collection[AclOperation
             name, what, missing, f"The principal may not {' and '.join(operation.name for operation in missing)}."
         )
     return Checked(name, ", ".join(operation.name for operation in wanted))
+
+
+def _unanswered(name: str, what: str, wanted: Collection[AclOperation], error: KafkaException) -> Checked:
+    """An ACL helps only against a refusal."""
+    kafka_error: KafkaError = error.args[0]
+    if kafka_error.code() in _REFUSED:
+        return _missing(name, what, wanted, f"{error_text(error)}.")
+    why = explained(kafka_error)
+    return Checked(name, what, f"{why.text}.", why.remedy)
 
 
 def _missing(name: str, what: str, operations: Collection[AclOperation], error: str) -> Checked:

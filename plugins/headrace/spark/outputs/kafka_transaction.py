@@ -33,6 +33,7 @@ from headrace.kafka.client import (
     open_consumer,
     open_producer,
 )
+from headrace.kafka.client_errors import explained
 from headrace.spark.outputs.writer import AttemptReplacedError, OutputError
 from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import open_storage
@@ -96,12 +97,11 @@ _DENIED = {
     ),
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow it IDEMPOTENT_WRITE on the cluster.",
     KafkaError.SASL_AUTHENTICATION_FAILED: "Check the login of the output's connection.",
-    KafkaError._AUTHENTICATION: "Check the login of the output's connection.",
-    KafkaError._SSL: "Check the certificates of the output's connection.",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: (
         "Set transaction_timeout_seconds of the output below the brokers' transaction.max.timeout.ms (15 minutes)."
     ),
 }
+_AT_LOG_IN = (KafkaError._SSL, KafkaError._AUTHENTICATION)
 _REFUSED_MESSAGES = {
     KafkaError.MSG_SIZE_TOO_LARGE: "Raise the topic's max.message.bytes, or drop such rows in the transform.",
     KafkaError.INVALID_MSG_SIZE: "Raise the topic's max.message.bytes, or drop such rows in the transform.",
@@ -151,13 +151,17 @@ def reported(error: KafkaError, topic: str, *, message: str = "") -> KafkaOutput
             f"There is no topic {topic!r} in Kafka, or this client is not allowed to describe it.",
             remedy="Create it with the partitions that it should have; headrace does not create topics.",
         )
-    if code in _DENIED:
-        return KafkaRefusedError(f"Kafka refuses the producer of topic {topic!r}: {text}.", remedy=_DENIED[code])
+    if code in _DENIED or code in _AT_LOG_IN:
+        why = explained(error)
+        # Of TLS and log-ins librdkafka's text says which of the causes it is.
+        remedy = why.remedy if code in _AT_LOG_IN else _DENIED[code]
+        return KafkaRefusedError(f"Kafka refuses the producer of topic {topic!r}: {why.text}.", remedy=remedy)
     if code in _REFUSED_MESSAGES:
         return MessageRefusedError(
             f"Topic {topic!r} does not accept {message or 'a message'}: {text}.", remedy=_REFUSED_MESSAGES[code]
         )
-    return KafkaOutputError(f"Kafka did not accept the batch for topic {topic!r}: {text} ({error.name()}).")
+    why = explained(error)
+    return KafkaOutputError(f"Kafka did not accept the batch for topic {topic!r}: {why.text}.", remedy=why.remedy)
 
 
 logger = logging.getLogger(__name__)
