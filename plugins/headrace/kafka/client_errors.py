@@ -123,6 +123,7 @@ class KeptError:
         self._kept: Explained | None = None
         self._token: Explained | None = None
         self._examined: tuple[Explained, Explained] | None = None
+        self._examining: threading.Thread | None = None
         self.is_refused = False
         """Whether the log-in is refused."""
 
@@ -153,18 +154,29 @@ class KeptError:
 
     @property
     def text(self) -> str | None:
-        """The error in words; None if there is none."""
-        kept = self._kept
-        return None if kept is None else kept.text
+        """The error in words; None if there is none. Returns at once; what a TLS handshake shows is in a later one."""
+        kept, examined = self._kept, self._examined
+        if kept is None or _says_all(kept):
+            return None if kept is None else kept.text
+        if examined is not None and examined[0] == kept:
+            return examined[1].text
+        if self._examining is None or not self._examining.is_alive():
+            self._examining = threading.Thread(target=self.examined, name="kafka-error", daemon=True)
+            self._examining.start()
+        return kept.text
 
     def examined(self) -> Explained | None:
         """The error, with what a TLS handshake with the server shows. Takes up to 2 s, once for each error."""
         kept = self._kept
-        if kept is None or (kept.is_real and _UNVERIFIED not in kept.text):
+        if kept is None or _says_all(kept):
             return kept
         if self._examined is None or self._examined[0] != kept:
             self._examined = kept, _probe(self._config, kept)
         return self._examined[1]
+
+
+def _says_all(error: Explained) -> bool:
+    return error.is_real and _UNVERIFIED not in error.text
 
 
 def _probe(config: Mapping[str, Any], error: Explained) -> Explained:
