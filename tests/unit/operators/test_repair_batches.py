@@ -480,6 +480,13 @@ class TestTrigger:
         assert second
         assert runs.trigger().poll(ledger) is None
 
+    def test_a_batch_that_a_clock_ahead_allocated_is_not_left_to_its_own_run_until_then(self, runs, ledger):
+        at_ms, _ = runs.next()
+        allocated_ms = ledger.batches.get("flights", at_ms).allocated_at_ms
+        trigger = runs.trigger()
+        assert trigger._first_due(ledger, allocated_ms + 1, checks_code=True) is None
+        assert trigger._first_due(ledger, allocated_ms - 60_000, checks_code=True).batch.batch_time_ms == at_ms
+
     def test_a_stream_that_never_ran_is_no_error(self, stream, ledger):
         other = RepairDueTrigger(ledger=stream.ledger, stream="other", retry_for_ms=30_000)
         assert other.poll(ledger) is None

@@ -208,6 +208,16 @@ def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_lat
         assert known.appeared("weather", "another id", 0)
 
 
+def test_a_receiver_that_was_seen_by_a_clock_ahead_keeps_its_partitions_no_longer(setting: Setting) -> None:
+    partitioning = Partitioning(
+        StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=10_000
+    )
+    now_ms = setting.ledger.now_ms()
+    assert partitioning._receivers({0, 1}, now_ms + 3_600_000) == {0, 1}
+    assert partitioning._receivers({0}, now_ms) == {0, 1}
+    assert partitioning._receivers({0}, now_ms + 10_000) == {0}
+
+
 def test_what_comes_after_a_first_look_at_nothing_has_appeared(setting: Setting) -> None:
     partitioning = Partitioning(
         StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=1
