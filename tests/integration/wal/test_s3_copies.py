@@ -92,8 +92,10 @@ def receive(setting: Setting, proxy: LosingProxy) -> list[str]:
     while setting.ledger.now_ms() < max(times):
         time.sleep(0.1)
     context = StreamContext(setting.stream, setting.ledger)
+    manifests = [allocate(context, each).batch.manifest_uri for each in times]
+    # The first allocation in a folder without a mark looks at the newest segments.
     proxy.requests.clear()
-    return [allocate(context, each).batch.manifest_uri for each in times]
+    return manifests
 
 
 def spark_reads(manifests: list[str], folder: Path) -> tuple[list[bytes], str]:
