@@ -5,6 +5,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -72,19 +73,25 @@ def test_a_process_is_known_by_id_and_start() -> None:
 
 
 @pytest.fixture
-def sleeper() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(100)"],
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    started = subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(100)"],
         env=os.environ | {STACK_VARIABLE: "test-stack-1"},
         start_new_session=True,
+        stdout=subprocess.PIPE,
     )
+    # Popen returns in the middle of execve(), when /proc may not have the environment yet.
+    with started:
+        assert started.stdout is not None and started.stdout.readline()
+        yield started
+        started.kill()
 
 
 def test_a_stacks_processes_are_found_and_ended_by_their_environment(sleeper: subprocess.Popen[bytes]) -> None:
     try:
         assert [process.pid for process in processes_of_stack("test-stack-1")] == [sleeper.pid]
         assert processes_of_stack("test-stack") == []
-        command = f"{sleeper.pid} {sys.executable} -c import time; time.sleep(100)"
+        command = f"{sleeper.pid} {sys.executable} -c import time; print(flush=True); time.sleep(100)"
         assert end_stack_processes("test-stack-1") == [command]
         assert sleeper.wait(10) is not None
         assert end_stack_processes("test-stack-1") == []
