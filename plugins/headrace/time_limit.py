@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -29,20 +30,19 @@ def within(seconds: float, purpose: Hashable, call: Callable[[], _T]) -> _T:
         except BaseException as error:
             results.put((False, error))
 
-    thread = threading.Thread(target=run, name="time-limit", daemon=True)
-    with _LOCK:
-        former = _RUNNING.get(purpose)
-        if former is None or not former.is_alive():
-            _RUNNING[purpose] = thread
-            thread.start()
-            former = None
-    if former is not None:
-        former.join(seconds)
+    until = time.monotonic() + seconds
+    while True:
+        with _LOCK:
+            former = _RUNNING.get(purpose)
+            if former is None or not former.is_alive():
+                _RUNNING[purpose] = threading.Thread(target=run, name="time-limit", daemon=True)
+                _RUNNING[purpose].start()
+                break
+        former.join(max(0.0, until - time.monotonic()))
         if former.is_alive():
             raise TimeoutError(f"an earlier call has not ended; this one waited {seconds:g} s for it")
-        return within(seconds, purpose, call)
     try:
-        succeeded, result = results.get(timeout=seconds)
+        succeeded, result = results.get(timeout=max(0.0, until - time.monotonic()))
     except queue.Empty:
         raise TimeoutError(f"it did not end within {seconds:g} s") from None
     if succeeded:

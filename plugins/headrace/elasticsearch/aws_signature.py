@@ -112,11 +112,9 @@ class RequestSigner:
         request = AWSRequest(method, url, data=body)
         try:
             # Temporary keys are asked for again before they end; for that STS has a minute, several times.
-            frozen = (
-                self._credentials.get_frozen_credentials()
-                if self._identity.access_key
-                else within(_SECONDS, self._identity, self._credentials.get_frozen_credentials)
-            )
+            is_due = getattr(self._credentials, "refresh_needed", lambda: False)()
+            get = self._credentials.get_frozen_credentials
+            frozen = within(_SECONDS, self._identity, get) if is_due else get()
         except (BotoCoreError, ClientError, TimeoutError) as error:
             raise KeysUnavailableError(
                 f"on host {socket.gethostname()} the AWS keys were not renewed: {error}"
