@@ -156,11 +156,11 @@ class KeptError:
     def text(self) -> str | None:
         """The error in words; None if there is none. Returns at once; what a TLS handshake shows is in a later one."""
         kept, examined = self._kept, self._examined
-        if kept is None or _says_all(kept):
-            return None if kept is None else kept.text
+        if kept is None:
+            return None
         if examined is not None and examined[0] == kept:
             return examined[1].text
-        if self._examining is None or not self._examining.is_alive():
+        if not _says_all(kept) and (self._examining is None or not self._examining.is_alive()):
             self._examining = threading.Thread(target=self.examined, name="kafka-error", daemon=True)
             self._examining.start()
         return kept.text

@@ -191,11 +191,9 @@ class Listing:
         return listing
 
     @property
-    def inodes(self) -> dict[str, int]:
-        """The inode of each name."""
-        return {name: stat.st_ino for name, stat in self.files.items()} | {
-            name: inode for inode, name in self.others.items()
-        }
+    def names(self) -> dict[int, str]:
+        """The name of each inode, one that matches if there is one."""
+        return self.others | {stat.st_ino: name for name, stat in self.files.items()}
 
     def _walk(self, folder: str, parts: tuple[str, ...], above: str, known: Collection[str]) -> None:
         if not parts:

@@ -101,7 +101,7 @@ class TextFiles(Receiver):
         self._finished: dict[str, _Signature] = {}
         self._waiting: dict[str, tuple[_Signature, float]] = {}
         self._copies: dict[str, float] = {}
-        self._listed: dict[str, int] = {}
+        self._listed: dict[int, str] = {}
         # Size and time of change at the last look.
         self._seen: dict[str, tuple[int, int]] = {}
         # What a person is to know: of this look, and of files that are not read until they change.
@@ -138,9 +138,9 @@ class TextFiles(Receiver):
         So one that differs from the listing before is made again."""
         listing = Listing.of(self._directory, self._pattern, self._read)
         for _ in range(_LISTINGS):
-            if listing.inodes == self._listed:
+            if (names := listing.names) == self._listed:
                 break
-            self._listed = listing.inodes
+            self._listed = names
             listing = Listing.of(self._directory, self._pattern, self._read)
         return listing
 
@@ -160,8 +160,7 @@ class TextFiles(Receiver):
 
     def _recognise(self, listing: Listing) -> None:
         """Find the files whose names, contents or inodes have changed since they were read."""
-        names = {stat.st_ino: name for name, stat in listing.files.items()}
-        everywhere = listing.others | names
+        names = listing.names
         moved: dict[str, str] = {}
         gone: dict[str, FileProgress] = {}
         for name, progress in list(self._read.items()):
@@ -174,7 +173,7 @@ class TextFiles(Receiver):
             elif progress.inode is None:
                 self._upgrade(name, stat)
             elif stat is None or stat.st_ino != progress.inode:
-                new = everywhere.get(progress.inode)
+                new = names.get(progress.inode)
                 if new is not None and new != name and self._was_renamed(name, new, progress):
                     moved[name] = new
                 elif new != name:

@@ -141,7 +141,8 @@ class FsspecClient:
 
     A `put` has ``write_timeout_s`` seconds, with the driver's own retries. These alone may take minutes: s3fs waits
     15 s for an answer and tries five times, and botocore tries each of them again. None: no bound of ours. A driver
-    without asyncio (memory) cannot be interrupted. Other calls have `_CALL_SECONDS`, and what their bytes take.
+    without asyncio (memory) cannot be interrupted. Other calls have `_CALL_SECONDS`, or
+    `_LISTING_SECONDS`, and what their bytes take.
     """
 
     def __init__(self, filesystem: Any, write_timeout_s: float | None = None) -> None:
@@ -181,14 +182,14 @@ class FsspecClient:
         # fsspec takes 0 for no limit.
         return lambda: {"timeout": max(0.1, until - time.monotonic())}
 
+    def _in_all(self, seconds: float) -> dict[str, float]:
+        return {"timeout": seconds} if self._fs.async_impl else {}
+
     def get(self, path: str, offset: int, length: int, **limit: float) -> Data:
         # The timeout of a read begins again with each byte.
         limit = limit or self._in_all(_CALL_SECONDS + length / _BYTES_PER_SECOND)
         data: bytes = self._fs.cat_file(path, start=offset, end=offset + length, **limit)
         return data
-
-    def _in_all(self, seconds: float) -> dict[str, float]:
-        return {"timeout": seconds} if self._fs.async_impl else {}
 
     def size(self, path: str, **limit: float) -> int | None:
         self._fs.invalidate_cache()

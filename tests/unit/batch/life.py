@@ -157,9 +157,9 @@ class Life:
         number = 1 if of else self.random.choice((1, 1, 2, 3))
         blocks = [self._block(at, now_ms, of_all=of is not None) for _ in range(number)]
         frames = receiver.writer.write_all(blocks, last_accepted_sequence=receiver.accepted)
-        for written_range in (written_range for block in blocks for written_range in block.ranges):
-            until = self.written_until.get(written_range.partition, 0)
-            self.written_until[written_range.partition] = max(until, written_range.until_offset)
+        for block in blocks:
+            for r in block.ranges:
+                self.written_until[r.partition] = max(self.written_until.get(r.partition, 0), r.until_offset)
         if not add:
             return
         self.clock.advance(self.random.choice((0, 0, 0, 1, 3_000)))

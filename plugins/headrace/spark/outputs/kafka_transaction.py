@@ -151,16 +151,15 @@ def reported(error: KafkaError, topic: str, *, message: str = "") -> KafkaOutput
             f"There is no topic {topic!r} in Kafka, or this client is not allowed to describe it.",
             remedy="Create it with the partitions that it should have; headrace does not create topics.",
         )
+    why = explained(error)
     if code in _DENIED or code in _AT_LOG_IN:
-        why = explained(error)
         # Of TLS and log-ins librdkafka's text says which of the causes it is.
-        remedy = why.remedy if code in _AT_LOG_IN else _DENIED[code]
+        remedy = _DENIED.get(code, why.remedy)
         return KafkaRefusedError(f"Kafka refuses the producer of topic {topic!r}: {why.text}.", remedy=remedy)
     if code in _REFUSED_MESSAGES:
         return MessageRefusedError(
             f"Topic {topic!r} does not accept {message or 'a message'}: {text}.", remedy=_REFUSED_MESSAGES[code]
         )
-    why = explained(error)
     return KafkaOutputError(f"Kafka did not accept the batch for topic {topic!r}: {why.text}.", remedy=why.remedy)
 
 
